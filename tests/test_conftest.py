@@ -1,0 +1,19 @@
+"""What a missing thing does to a test that asks for it, with CORDWOOD_REQUIRE and without."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize("required", ["", "jre", "nats,jre"])
+def test_what_is_not_required_is_skipped(required, require, monkeypatch):
+    monkeypatch.setenv("CORDWOOD_REQUIRE", required)
+    with pytest.raises(pytest.skip.Exception, match="zookeeper: not installed"):
+        require("zookeeper", "not installed")
+
+
+@pytest.mark.parametrize("required", ["zookeeper", "nats, zookeeper", "zookeeper nats"])
+def test_what_is_required_fails(required, require, monkeypatch):
+    monkeypatch.setenv("CORDWOOD_REQUIRE", required)
+    with pytest.raises(pytest.fail.Exception, match="asks for zookeeper: not installed"):
+        require("zookeeper", "not installed")
