@@ -1,0 +1,161 @@
+"""The block: records appended together, the unit of everything below the client.
+
+A block is a run of consecutive LSNs `[first, last]` of one epoch of one log. It
+has an immutable header, a mutable envelope and a body that only clients open.
+Hole plugs and bridges are blocks without a body.
+
+Source: design.md §2.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cordwood.lsn import Lsn
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes that are passed on and not copied."""
+
+
+class BlockKind(enum.IntEnum):
+    """What a block stands for."""
+
+    DATA = 0
+    HOLE = 1
+    """Recovery's mark: nothing was acknowledged at these LSNs."""
+    BRIDGE = 2
+    """Recovery's mark: the epoch ends here; covers up to the epoch's ESN_MAX."""
+
+
+class Codec(enum.IntEnum):
+    """How a body is compressed as a whole."""
+
+    NONE = 0
+    ZSTD = 1
+    LZ4 = 2
+
+
+class GapKind(enum.Enum):
+    """Why a range has no records."""
+
+    BRIDGE = "bridge"
+    """An epoch ended here; concluded only from a bridge record."""
+    HOLE = "hole"
+    """Never acknowledged; plugged by recovery."""
+    TRIM = "trim"
+    DATA_LOSS = "data_loss"
+    """Acknowledged once, and no intact copy is left."""
+    ACCESS = "access"
+    NOT_IN_CONFIG = "not_in_config"
+
+
+class EnvelopeFlag(enum.IntFlag):
+    """Bits of an envelope."""
+
+    BY_RECOVERY = 1
+    """Written by log recovery, so it beats what a sequencer wrote."""
+    DRAINED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """What never changes about a block.
+
+    Attributes:
+        log: the log's number.
+        first: LSN of its first record.
+        count: records (or LSNs, for a hole or bridge), at least 1.
+        append_time_us: the sequencer's clock, µs since 1970 UTC, never falling along a log.
+        kind: data, hole or bridge.
+        codec: how the body is compressed.
+        producer: producer id, 0 for none; then its epoch and the sequence of the first record.
+        group_first, group_last: the atomic group `[first, last]`, a lone block's own range.
+        stored_bytes, raw_bytes: body as stored, and uncompressed.
+        stored_crc, raw_crc: CRC32C of the same two.
+    """
+
+    log: int
+    first: int
+    count: int
+    append_time_us: int
+    kind: BlockKind = BlockKind.DATA
+    codec: Codec = Codec.NONE
+    producer: int = 0
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+    group_first: int = 0
+    group_last: int = 0
+    stored_bytes: int = 0
+    raw_bytes: int = 0
+    stored_crc: int = 0
+    raw_crc: int = 0
+
+    @property
+    def last(self) -> int:
+        """LSN of the last record."""
+        return self.first + self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What recovery and rebuilding may rewrite about a block.
+
+    Attributes:
+        copyset: nodes that hold this block, in the order chosen.
+        wave: 1 for the first try to store it, more for each retry.
+        seal_epoch: epoch of the recovery that wrote it, 0 if a sequencer did.
+        lng: last known good of the epoch when it was sent: all up to it is fully stored.
+        flags: bits of EnvelopeFlag.
+    """
+
+    copyset: tuple[int, ...]
+    wave: int = 1
+    seal_epoch: int = 0
+    lng: int = 0
+    flags: int = 0
+
+    @property
+    def precedence(self) -> tuple[bool, int, int]:
+        """Order among copies of one range; the highest counts (design.md §2)."""
+        return (bool(self.flags & EnvelopeFlag.BY_RECOVERY), self.seal_epoch, self.wave)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A header, an envelope and the body as stored (possibly compressed)."""
+
+    header: BlockHeader
+    envelope: Envelope
+    body: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as a reader gets it.
+
+    Attributes:
+        lsn: its place in the log.
+        value: the payload.
+        key: optional key.
+        timestamp_us: the record's own time, µs since 1970 UTC.
+        headers: name and value pairs, in the order given.
+        append_time_us: when the sequencer took its block, µs since 1970 UTC.
+    """
+
+    lsn: Lsn
+    value: bytes
+    key: bytes | None = None
+    timestamp_us: int = 0
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    append_time_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A range `[first, last]`, both ends included, that has no records, and why."""
+
+    first: Lsn
+    last: Lsn
+    kind: GapKind

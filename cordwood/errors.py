@@ -1,0 +1,117 @@
+"""Every error that Cordwood raises on purpose, by what the caller does next.
+
+::
+
+    CordwoodError
+      Retryable        nothing was stored; the same call may be made again
+        NoSequencer      no node can take appends for this log just now
+        TooFewNodes      too few nodes are up to keep the replication promise
+        Overloaded       a buffer, window or WAL is full; slow down
+        Unreachable      a node or the cluster did not answer
+      Fenced           another epoch rules: find the new sequencer
+      OutcomeUnknown   it may or may not be stored (an append in flight)
+      Rejected         the request is wrong, and will be wrong again
+        RecordTooLarge   over the record or block limit
+        UnknownLog       no log of this name
+        LogExists        a log of this name is there already
+        BadSetting       an option, setting or argument is out of its range
+        NotOurCluster    the other side is another cluster, node or version
+        StoreInUse       another process owns this data directory
+        Closed           the client, reader or node was closed
+      Corrupt          bytes failed a check
+        Malformed        a frame, message or layout that no sender of ours makes
+        ChecksumMismatch stored or sent bytes are not what was written
+        TornBlock        a write that a crash cut short
+
+Data loss is not an exception: a reader is given a `Gap`, in order.
+"""
+
+from __future__ import annotations
+
+
+class CordwoodError(Exception):
+    """The root: whatever Cordwood raises on purpose is one of these."""
+
+
+class Retryable(CordwoodError):
+    """Nothing was stored; the same call may be made again."""
+
+
+class NoSequencer(Retryable):
+    """No node can take appends for this log just now."""
+
+
+class TooFewNodes(Retryable):
+    """Too few nodes are up to keep the log's replication promise."""
+
+
+class Overloaded(Retryable):
+    """A buffer, a window or a WAL is full: slow down and try again."""
+
+
+class Unreachable(Retryable):
+    """A node, or every node of the cluster, did not answer."""
+
+
+class Fenced(CordwoodError):
+    """Another epoch rules: find the new sequencer.
+
+    Attributes:
+        epoch: the epoch that won, 0 where it is not known.
+    """
+
+    def __init__(self, message: str, epoch: int = 0) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
+class OutcomeUnknown(CordwoodError):
+    """It may or may not be stored; read the log to find out."""
+
+
+class Rejected(CordwoodError):
+    """The request is wrong, and will be wrong again."""
+
+
+class RecordTooLarge(Rejected):
+    """Over the record or block limit."""
+
+
+class UnknownLog(Rejected):
+    """No log of this name."""
+
+
+class LogExists(Rejected):
+    """A log of this name is there already."""
+
+
+class BadSetting(Rejected, ValueError):
+    """An option, a setting or an argument is out of its range."""
+
+
+class NotOurCluster(Rejected):
+    """The other side is another cluster, another node or another version."""
+
+
+class StoreInUse(Rejected):
+    """Another process owns this data directory."""
+
+
+class Closed(Rejected):
+    """The client, reader or node was closed."""
+
+
+class Corrupt(CordwoodError):
+    """Bytes failed a check."""
+
+
+class Malformed(Corrupt):
+    """A frame, a message or a layout that no sender of ours makes."""
+
+
+class ChecksumMismatch(Corrupt):
+    """Stored or sent bytes are not what was written."""
+
+
+class TornBlock(Corrupt):
+    """A write that a crash cut short."""

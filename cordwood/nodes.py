@@ -1,0 +1,119 @@
+"""Nodes, where they stand, and how many copies a log asks for.
+
+A location is `region.dc.cluster.row.rack`, any suffix of it left out: `rack1`
+alone is a rack. A replication property says how many copies a record has and
+over how many racks (or other scopes) they must be spread, as LogDevice's
+`replicate_across` does: `{node: 3, rack: 2}` is three copies over two racks or
+more.
+
+Source: LogDevice digest, "replicate_across"; design.md §3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+from cordwood.errors import BadSetting
+
+NodeId = NewType("NodeId", int)
+"""A node's number, 1 to 2**32 - 1; 0 stands for a client in a hello."""
+
+SCOPES = ("node", "rack", "row", "cluster", "dc", "region")
+"""Failure domains, narrowest first."""
+
+COPIES_MAX = 16
+"""More copies than this is a typing error, and the envelope reserves one byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node as the metadata store knows it.
+
+    Attributes:
+        node: its number.
+        address: `host:port` where it listens.
+        location: its failure domains, narrowest last, joined by dots; `""` is
+            no location, and such a node is a rack of its own.
+        incarnation: grows by one each time the node starts.
+        weight: share of new records it should get; 0 takes none.
+    """
+
+    node: NodeId
+    address: str
+    location: str = ""
+    incarnation: int = 0
+    weight: float = 1.0
+
+    def domain(self, scope: str) -> str:
+        """Name the failure domain this node is in at `scope`, unique in the cluster.
+
+        Raises:
+            BadSetting: `scope` is not one of SCOPES.
+        """
+        if scope not in SCOPES:
+            raise BadSetting(f"no scope {scope!r}; scopes are {', '.join(SCOPES)}")
+        labels = self.location.split(".") if self.location else []
+        above_rack = SCOPES.index(scope) - 1
+        if above_rack < 0 or len(labels) <= above_rack:
+            return f"node:{self.node}"
+        return ".".join(labels[: len(labels) - above_rack])
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """How many copies a record has, and over how many racks.
+
+    Attributes:
+        copies: copies of each record, 1 to COPIES_MAX.
+        racks: racks these copies span at least, 1 to `copies`.
+    """
+
+    copies: int = 3
+    racks: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.copies <= COPIES_MAX:
+            raise BadSetting(f"copies is {self.copies}; it goes from 1 to {COPIES_MAX}")
+        if not 1 <= self.racks <= self.copies:
+            raise BadSetting(f"racks is {self.racks}; it goes from 1 to copies ({self.copies})")
+
+    def __str__(self) -> str:
+        racks = f" over {self.racks} racks" if self.racks > 1 else ""
+        return f"{self.copies} {'copies' if self.copies > 1 else 'copy'}{racks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Nodeset:
+    """The nodes that may hold an epoch's records, in node order.
+
+    Attributes:
+        members: the nodes, sorted by number; never empty, no number twice.
+    """
+
+    members: tuple[Member, ...]
+    _by_node: dict[NodeId, Member] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.members, key=lambda member: member.node))
+        if not ordered:
+            raise BadSetting("a nodeset needs at least one node")
+        by_node = {member.node: member for member in ordered}
+        if len(by_node) != len(ordered):
+            raise BadSetting("a nodeset names a node twice")
+        object.__setattr__(self, "members", ordered)
+        object.__setattr__(self, "_by_node", by_node)
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The node numbers, ascending."""
+        return tuple(member.node for member in self.members)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._by_node
+
+    def __getitem__(self, node: NodeId) -> Member:
+        return self._by_node[node]
+
+    def __len__(self) -> int:
+        return len(self.members)

@@ -1,0 +1,153 @@
+"""Every setting, a branch a room, units in the names, the reason beside the default.
+
+Read once, in `node.py`; a room is handed its branch and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from cordwood.errors import BadSetting
+from cordwood.lsn import ESN_ISSUED_MAX
+from cordwood.nodes import NodeId, Replication
+
+MIB = 1 << 20
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise BadSetting(f"{name} is {value}; it goes from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class SequencerSettings:
+    """The write path.
+
+    Attributes:
+        window_bytes: bodies in flight over all logs of a node. 64 MiB is 30 ms of the
+            fastest disk measured, and no client has more in flight by default.
+        run_bytes: bytes stored as one run: LogDevice's and Kafka's megabyte. A small WAL
+            lowers it, and the next, see `fitted_to`.
+        block_bytes_max: the largest body taken: the 4 MiB of records that a client may put
+            into one, and up to 21 bytes of offsets and times beside each of 65,536.
+        store_timeout_s: first wait for a wave. LogDevice starts at 10 ms on its own
+            disks; shared disks stall for tens of ms, and a needless wave costs three
+            stores. Doubles each wave.
+        store_timeout_max_s: where doubling stops: how long after a partition heals an
+            append that was stuck in it may go on waiting.
+        esns: esns a sequencer issues in one epoch; lowered only by tests.
+    """
+
+    window_bytes: int = 64 * MIB
+    run_bytes: int = MIB
+    block_bytes_max: int = 6 * MIB
+    store_timeout_s: float = 0.5
+    store_timeout_max_s: float = 2.0
+    esns: int = ESN_ISSUED_MAX
+
+    def __post_init__(self) -> None:
+        _check("sequencer.window_bytes", self.window_bytes, MIB, 4096 * MIB)
+        _check("sequencer.block_bytes_max", self.block_bytes_max, 1024, 6 * MIB)
+        _check("sequencer.run_bytes", self.run_bytes, 1024, 2 * MIB)
+        _check("sequencer.store_timeout_s", self.store_timeout_s, 0.001, 60)
+        _check("sequencer.store_timeout_max_s", self.store_timeout_max_s, 0.001, 600)
+        _check("sequencer.esns", self.esns, 1, ESN_ISSUED_MAX)
+        if self.store_timeout_max_s < self.store_timeout_s:
+            raise BadSetting("sequencer.store_timeout_max_s is below store_timeout_s")
+
+    def fitted_to(self, record_bytes_max: int) -> SequencerSettings:
+        """These, with runs and blocks that a WAL record of so many bytes can hold.
+
+        A run has up to `run_bytes`, or is one block; recovery stores a run and one block.
+        A record has up to half of the ring, so that a run has a sixteenth, half of what
+        nodes keep for later waves.
+        """
+        return replace(
+            self,
+            run_bytes=min(self.run_bytes, record_bytes_max // 8),
+            block_bytes_max=min(self.block_bytes_max, record_bytes_max * 5 // 8),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """The storage node.
+
+    Attributes:
+        wal_bytes: the ring. 2 GiB in a server, as the Delta WAL has; `cordwood up` and
+            the embedded store take 128 MiB, so that they start in a second.
+    """
+
+    wal_bytes: int = 2048 * MIB
+
+    def __post_init__(self) -> None:
+        _check("storage.wal_bytes", self.wal_bytes, MIB, 1 << 44)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """One node.
+
+    Attributes:
+        node: its number.
+        directory: holds `identity` and `wal`.
+        metadata_path: the cluster's SQLite file, shared by the nodes of one machine.
+        listen: `host:port`; loopback by default, port 0 takes a free one.
+        location: its failure domains, see `nodes.Member`.
+        weight: its share of new records.
+        default_replication: for logs made without saying.
+        create_logs: whether looking up a log that is not there makes it.
+        refresh_s: how often the member list is read again; a new node is used after
+            that long. One small read of a local file.
+    """
+
+    node: NodeId
+    directory: str
+    metadata_path: str
+    listen: str = "127.0.0.1:4440"
+    location: str = ""
+    weight: float = 1.0
+    default_replication: Replication = field(default_factory=Replication)
+    create_logs: bool = False
+    refresh_s: float = 1.0
+    sequencer: SequencerSettings = field(default_factory=SequencerSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
+
+    def __post_init__(self) -> None:
+        _check("node", self.node, 1, 2**32 - 1)
+        _check("refresh_s", self.refresh_s, 0.05, 3600)
+        _check("weight", self.weight, 0, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """A client.
+
+    Attributes:
+        timeout_s: how long an append or a call may take, retries included. Kafka waits
+            120 s and LogDevice 10; 30 covers a restart of a node and is still felt.
+        window_bytes: bodies in flight from one client.
+        window_records: records in flight from one client.
+        block_bytes: a block is cut when its records reach this.
+        block_records: likewise in records.
+        codec: `none`, `lz4` or `zstd`: how bodies are compressed.
+        read_bytes: what each node may send ahead of the reader, for each stream.
+    """
+
+    timeout_s: float = 30.0
+    window_bytes: int = 32 * MIB
+    window_records: int = 262_144
+    block_bytes: int = MIB
+    block_records: int = 16_384
+    codec: str = "none"
+    read_bytes: int = 8 * MIB
+
+    def __post_init__(self) -> None:
+        _check("client.timeout_s", self.timeout_s, 0.001, 3600)
+        _check("client.window_bytes", self.window_bytes, 1024, 1024 * MIB)
+        _check("client.window_records", self.window_records, 1, 1 << 24)
+        _check("client.block_bytes", self.block_bytes, 1, 4 * MIB)
+        _check("client.block_records", self.block_records, 1, 65_536)
+        _check("client.read_bytes", self.read_bytes, 4096, 1024 * MIB)
+        if self.codec not in ("none", "lz4", "zstd"):
+            raise BadSetting(f"client.codec is {self.codec!r}; it is none, lz4 or zstd")

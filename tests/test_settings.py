@@ -1,0 +1,61 @@
+"""Settings: relations between numbers are checked when they are made."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordwood.errors import BadSetting
+from cordwood.local_cluster import ClusterShape
+from cordwood.nodes import NodeId
+from cordwood.settings import (
+    MIB,
+    ClientSettings,
+    NodeSettings,
+    SequencerSettings,
+    StorageSettings,
+)
+
+
+def node(**changes: object) -> NodeSettings:
+    return NodeSettings(NodeId(1), "data", "metadata", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("record_bytes_max", [400_000, 2 * MIB, 33 * MIB])
+def test_a_run_and_a_block_fit_a_wal_record_together(record_bytes_max: int) -> None:
+    """In a WAL of 8 MiB a mended tail did not, and the nodes that refused it were dead."""
+    fitted = SequencerSettings().fitted_to(record_bytes_max)
+    assert fitted.run_bytes + fitted.block_bytes_max <= record_bytes_max * 7 // 8
+    roomy = SequencerSettings().fitted_to(64 * MIB)
+    assert roomy == SequencerSettings()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: node(refresh_s=0),
+        lambda: node(weight=-1),
+        lambda: NodeSettings(NodeId(0), "", ""),
+        lambda: NodeSettings(NodeId(2**32), "", ""),
+        lambda: StorageSettings(MIB - 1),
+        lambda: SequencerSettings(esns=0),
+        lambda: SequencerSettings(block_bytes_max=6 * MIB + 1),
+        lambda: SequencerSettings(store_timeout_s=9, store_timeout_max_s=8),
+        lambda: ClientSettings(timeout_s=0),
+        lambda: ClientSettings(codec="gzip"),
+        lambda: ClientSettings(block_records=65_537),
+        lambda: ClientSettings(block_bytes=0),
+        lambda: ClusterShape(nodes=0),
+        lambda: ClusterShape(nodes=3, racks=4),
+        lambda: ClusterShape(nodes=2, racks=2),
+        lambda: ClusterShape(nodes=3, racks=1),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_by_name(make) -> None:
+    with pytest.raises(BadSetting, match=r"\w"):
+        make()
+
+
+def test_the_defaults_agree_with_one_another() -> None:
+    node()
+    ClientSettings()
+    ClusterShape()
