@@ -1,0 +1,1 @@
+"""Who must answer: nodesets, copysets and the sets of nodes that decide."""

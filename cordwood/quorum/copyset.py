@@ -1,0 +1,80 @@
+"""Copysets: which nodes hold a block, chosen at random by weight, never against the rule.
+
+Nodes are drawn one by one, each with a chance in proportion to its weight among those
+that may still be drawn. All members may, until as many draws are left as racks are
+still wanted: from then on only members of racks not used yet. That can never fail half
+way, so whether a copyset exists is one count made before the first draw, and a copyset
+short of copies or racks is never the answer (LogDevice, too, fails instead).
+
+Drawing without replacement flattens large differences of weight, and a rack smaller than
+the others gets more than its share when racks are asked for; both are the price of the rule.
+
+One stream of chance gives one sequence of copysets: members are walked in node order,
+and nothing is drawn when there is no choice to give.
+
+Source: LogDevice digest 2.5, 2.6; design.md §3 ("spread").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Protocol
+
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+
+
+class Chance(Protocol):
+    """Where draws come from; `random.Random` fits it."""
+
+    def random(self) -> float:
+        """The next draw, uniform in [0, 1)."""
+
+
+def can_replicate(nodes: Set[NodeId], nodeset: Nodeset, replication: Replication) -> bool:
+    """Say whether some of `nodes` could be a copyset, in every scope.
+
+    Weight and reachability are not asked: what this says holds for old records too.
+
+    Args:
+        nodes: candidates; those outside the nodeset do not count.
+    Source: LogDevice digest 2.6, "canReplicate".
+    """
+    racks = [member.domain("rack") for member in nodeset.members if member.node in nodes]
+    return len(racks) >= replication.copies and len(set(racks)) >= replication.racks
+
+
+def choose_copyset(
+    nodeset: Nodeset, replication: Replication, available: Set[NodeId], random: Chance
+) -> tuple[NodeId, ...] | None:
+    """Draw a copyset for new blocks.
+
+    Args:
+        available: nodes worth sending to; those outside the nodeset do not count.
+        random: draws exactly `replication.copies` numbers, or none for None.
+    Returns:
+        Exactly `replication.copies` distinct members of positive weight, over at least
+        `replication.racks` racks, in the order drawn; None if `available` allows none.
+    """
+    left = [(m, m.domain("rack")) for m in nodeset.members if m.node in available and m.weight > 0]
+    if not can_replicate({member.node for member, _ in left}, nodeset, replication):
+        return None
+    drawn: list[NodeId] = []
+    used: set[str] = set()
+    for draws_left in range(replication.copies, 0, -1):
+        if replication.racks - len(used) >= draws_left:
+            left = [(member, rack) for member, rack in left if rack not in used]
+        member, rack = left.pop(_draw([member for member, _ in left], random))
+        drawn.append(member.node)
+        used.add(rack)
+    return tuple(drawn)
+
+
+def _draw(members: Sequence[Member], random: Chance) -> int:
+    """Index of one member, by weight."""
+    point = random.random() * sum(member.weight for member in members)
+    for index, member in enumerate(members):
+        point -= member.weight
+        if point < 0:
+            return index
+    # Rounding can leave a point just past the last weight.
+    return len(members) - 1

@@ -1,0 +1,156 @@
+"""F-majority: tables as a protocol page would print them, and a twin that tries every copyset."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.quorum.copyset import can_replicate
+from cordwood.quorum.f_majority import f_majority
+
+FIVE_NODES = "1 2 3 4 5"
+THREE_RACKS = "a:1 a:2 b:3 b:4 c:5"
+LOPSIDED = "a:1 b:2 c:3 c:4 c:5 c:6"
+
+
+def nodeset(picture: str) -> Nodeset:
+    """`a:1 b:2 3` is node 1 in rack a, node 2 in rack b, node 3 without a location."""
+    members = []
+    for word in picture.split():
+        rack, _, number = word.rpartition(":")
+        members.append(Member(NodeId(int(number)), f"host:{number}", rack))
+    return Nodeset(tuple(members))
+
+
+def nodes(text: str) -> frozenset[NodeId]:
+    return frozenset(NodeId(int(number)) for number in text.split())
+
+
+class TestTables:
+    @pytest.mark.parametrize(
+        ("members", "copies", "racks", "heard", "reached"),
+        [
+            # One rack wanted: N - R + 1 of N nodes.
+            (FIVE_NODES, 3, 1, "1 2", False),
+            (FIVE_NODES, 3, 1, "1 2 3", True),
+            (FIVE_NODES, 3, 1, "3 4 5", True),
+            (FIVE_NODES, 1, 1, "1 2 3 4", False),
+            (FIVE_NODES, 1, 1, "1 2 3 4 5", True),
+            (FIVE_NODES, 5, 1, "4", True),
+            (FIVE_NODES, 5, 1, "", False),
+            # Two of three racks wanted: any two full racks, or three nodes.
+            (THREE_RACKS, 3, 2, "1 2", False),
+            (THREE_RACKS, 3, 2, "3 5", False),
+            (THREE_RACKS, 3, 2, "1 2 5", True),
+            (THREE_RACKS, 3, 2, "1 3 5", True),
+            (THREE_RACKS, 3, 2, "1 2 3", True),
+            # Two copies over two racks: one full rack is not enough, two are.
+            (THREE_RACKS, 2, 2, "1 2", False),
+            (THREE_RACKS, 2, 2, "1 2 3", False),
+            (THREE_RACKS, 2, 2, "1 2 5", True),
+            (THREE_RACKS, 2, 2, "1 2 3 4", True),
+            # All three racks wanted: any one full rack.
+            (THREE_RACKS, 3, 3, "5", True),
+            (THREE_RACKS, 3, 3, "1", False),
+            (THREE_RACKS, 3, 3, "1 2", True),
+            # A large rack: its four nodes alone cannot be a copyset over two racks.
+            (LOPSIDED, 3, 2, "1 2", True),
+            (LOPSIDED, 3, 2, "1", False),
+            (LOPSIDED, 3, 2, "3 4 5", False),
+            (LOPSIDED, 3, 2, "3 4 5 6", True),
+            (LOPSIDED, 3, 1, "1 2", False),
+            # Nodes outside the nodeset say nothing.
+            (FIVE_NODES, 3, 1, "1 2 8 9", False),
+            # A nodeset that allows no copyset: everyone, never nobody.
+            ("1 2", 3, 1, "", False),
+            ("1 2", 3, 1, "1", False),
+            ("1 2", 3, 1, "1 2", True),
+            ("a:1 a:2 a:3", 3, 2, "1 2", False),
+            ("a:1 a:2 a:3", 3, 2, "1 2 3", True),
+        ],
+    )
+    def test_who_must_be_heard(self, members, copies, racks, heard, reached):
+        verdict = f_majority(nodes(heard), nodeset(members), Replication(copies, racks))
+        assert verdict.reached is reached
+        assert verdict.missing == tuple(sorted(nodes(members_only(members)) - nodes(heard)))
+
+    @pytest.mark.parametrize(
+        ("members", "copies", "racks", "candidates", "can"),
+        [
+            (FIVE_NODES, 3, 1, "1 2", False),
+            (FIVE_NODES, 3, 1, "1 2 3", True),
+            (FIVE_NODES, 3, 3, "1 2 3", True),
+            (THREE_RACKS, 3, 2, "1 2 3", True),
+            (THREE_RACKS, 3, 3, "1 2 3", False),
+            (THREE_RACKS, 2, 2, "1 2", False),
+            (LOPSIDED, 3, 2, "3 4 5 6", False),
+            (LOPSIDED, 3, 2, "2 5 6", True),
+            (FIVE_NODES, 3, 1, "1 2 9", False),
+        ],
+    )
+    def test_what_can_hold_a_record(self, members, copies, racks, candidates, can):
+        found = can_replicate(nodes(candidates), nodeset(members), Replication(copies, racks))
+        assert found is can
+
+    def test_a_member_that_takes_no_new_records_still_has_old_ones(self):
+        three = Nodeset(tuple(Member(NodeId(n), "", weight=float(n > 1)) for n in (1, 2, 3)))
+        assert not f_majority(nodes("2 3"), three, Replication(1)).reached
+
+    def test_complete_is_more_than_reached(self):
+        assert not f_majority(nodes("1 2 3"), nodeset(FIVE_NODES), Replication(3)).complete
+        assert f_majority(nodes("1 2 3 4 5"), nodeset(FIVE_NODES), Replication(3)).complete
+
+
+def members_only(picture: str) -> str:
+    return " ".join(word.rpartition(":")[2] for word in picture.split())
+
+
+# The twin: write down every copyset, and look.
+
+
+def copysets(candidates: frozenset[NodeId], members: Nodeset, wanted: Replication):
+    for chosen in itertools.combinations(sorted(candidates), wanted.copies):
+        if len({members[node].domain("rack") for node in chosen}) >= wanted.racks:
+            yield frozenset(chosen)
+
+
+@st.composite
+def situations(draw):
+    count = draw(st.integers(1, 6))
+    place = st.sampled_from(["", "a", "b", "c", "x.a"])
+    places = draw(st.lists(place, min_size=count, max_size=count))
+    members = Nodeset(tuple(Member(NodeId(n), "", at) for n, at in enumerate(places, start=1)))
+    copies = draw(st.integers(1, count + 1))
+    wanted = Replication(copies, draw(st.integers(1, copies)))
+    some = draw(st.frozensets(st.integers(1, count + 1).map(NodeId)))
+    return members, wanted, some
+
+
+@given(situations())
+@example((nodeset(LOPSIDED), Replication(3, 2), nodes("1 2")))
+def test_reached_means_that_every_copyset_is_met(situation):
+    members, wanted, heard = situation
+    every = list(copysets(frozenset(members.nodes), members, wanted))
+    expected = all(heard & copyset for copyset in every)
+    if not every:
+        expected = heard >= set(members.nodes)
+    assert f_majority(heard, members, wanted).reached is expected
+
+
+@given(situations())
+def test_can_replicate_means_that_a_copyset_is_among_them(situation):
+    members, wanted, candidates = situation
+    inside = frozenset(candidates) & frozenset(members.nodes)
+    expected = any(True for _ in copysets(inside, members, wanted))
+    assert can_replicate(candidates, members, wanted) is expected
+
+
+@given(situations(), st.frozensets(st.integers(1, 6).map(NodeId)))
+def test_hearing_more_never_takes_the_verdict_back(situation, more):
+    members, wanted, heard = situation
+    if f_majority(heard, members, wanted).reached:
+        assert f_majority(heard | more, members, wanted).reached
