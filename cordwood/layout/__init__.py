@@ -1,0 +1,1 @@
+"""Every byte that crosses a wire or lies on a disk."""

@@ -1,0 +1,176 @@
+"""Frames: what every connection carries.
+
+Little-endian, 20 bytes of header, then the payload::
+
+    offset width field
+    0      4     payload length in bytes
+    4      1     kind, see Kind
+    5      1     flags, 0
+    6      2     reserved, 0
+    8      8     request: pairs a reply with its call, or numbers a wave
+    16     4     CRC32C over the payload, then over bytes [0, 16)
+
+The payload comes first into the checksum so that a payload sent to several
+peers is summed once. Lengths are checked against the kind's limit before a byte
+of the payload is kept. Until the hello is done only a hello is read.
+
+Source: design.md §4; hotpath digest §3; reliability digest §7 (4, 5).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from cordwood.block import Buffer
+from cordwood.errors import ChecksumMismatch, Malformed
+
+_HEADER = struct.Struct("<IBBHQI")
+_SUMMED = struct.Struct("<IBBHQ")
+FRAME_HEADER_BYTES = _HEADER.size
+
+HELLO_BYTES_MAX = 1024
+"""A peer that has not said who it is may make us keep this much."""
+
+CONTROL_BYTES_MAX = 4 << 20
+"""Room for a listing of tens of thousands of logs; far above any single answer."""
+
+DATA_BYTES_MAX = 72 << 20
+"""Two blocks of the hard body limit (32 MiB) with their headers."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame's payload is."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSAL = 3
+    APPEND = 16
+    APPENDED = 17
+    APPEND_FAULTS = 18
+    STORE = 32
+    STORED = 33
+    RELEASE = 34
+    READ = 48
+    READING = 49
+    BLOCKS = 50
+    WINDOW = 51
+    STOP = 52
+    CALL = 64
+    REPLY = 65
+    FAULT = 66
+
+
+_GREETINGS = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSAL})
+_DATA = frozenset({Kind.APPEND, Kind.STORE, Kind.BLOCKS})
+_LIMITS: dict[int, int] = {
+    kind: HELLO_BYTES_MAX
+    if kind in _GREETINGS
+    else DATA_BYTES_MAX
+    if kind in _DATA
+    else CONTROL_BYTES_MAX
+    for kind in Kind
+}
+
+
+@dataclass(slots=True)
+class Frame:
+    """One frame as it arrived; `payload` points into the bytes received."""
+
+    kind: int
+    request: int
+    payload: memoryview
+
+
+def checksum(parts: Sequence[Buffer]) -> int:
+    """CRC32C of `parts` back to back."""
+    crc = 0
+    for part in parts:
+        crc = crc32c(part, crc)
+    return crc
+
+
+def frame_header(kind: int, request: int, length: int, payload_crc: int) -> bytes:
+    """The 20 bytes that go before a payload of `length` bytes and CRC32C `payload_crc`."""
+    summed = _SUMMED.pack(length, kind, 0, 0, request)
+    return summed + crc32c(summed, payload_crc).to_bytes(4, "little")
+
+
+def frame(kind: int, request: int, payload: Buffer) -> tuple[bytes, Buffer]:
+    """One frame as two parts for `writelines`."""
+    return frame_header(kind, request, len(payload), crc32c(payload)), payload
+
+
+class FrameParser:
+    """Cuts a byte stream into frames; a rule, fed with whatever arrived.
+
+    `greeted` starts False: then only one greeting passes, and what follows it
+    waits. Whoever sets it True feeds `b""` once, for what has waited.
+    """
+
+    __slots__ = ("_have", "_need", "_parts", "greeted")
+
+    def __init__(self) -> None:
+        self.greeted = False
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = FRAME_HEADER_BYTES
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take bytes, give the frames that they complete, in order.
+
+        Raises:
+            Malformed: unknown kind, set reserved bits, too long, or not a hello
+                while greetings are due. The parser is of no use afterwards.
+            ChecksumMismatch: a frame's CRC is wrong; likewise.
+        """
+        if self._parts:
+            self._parts.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._parts)
+            self._parts = []
+        frames: list[Frame] = []
+        view = memoryview(data)
+        at, end = 0, len(data)
+        while end - at >= FRAME_HEADER_BYTES:
+            length, kind, flags, reserved, request, crc = _HEADER.unpack_from(data, at)
+            self._check(length, kind, flags, reserved)
+            stop = at + FRAME_HEADER_BYTES + length
+            if stop > end:
+                break
+            payload = view[at + FRAME_HEADER_BYTES : stop]
+            if crc32c(view[at : at + 16], crc32c(payload)) != crc:
+                raise ChecksumMismatch(f"a frame of kind {kind} failed its CRC32C")
+            frames.append(Frame(kind, request, payload))
+            at = stop
+            if not self.greeted and at < end:
+                self._keep(bytes(view[at:]), checked=False)
+                return frames
+        if at < end:
+            self._keep(data if at == 0 else bytes(view[at:]), checked=True)
+        return frames
+
+    def _keep(self, rest: bytes, *, checked: bool) -> None:
+        """Hold an unfinished frame; only a checked length may be waited for."""
+        self._parts = [rest]
+        self._have = len(rest)
+        self._need = FRAME_HEADER_BYTES
+        if checked and self._have >= FRAME_HEADER_BYTES:
+            self._need += _HEADER.unpack_from(rest)[0]
+
+    def _check(self, length: int, kind: int, flags: int, reserved: int) -> None:
+        limit = _LIMITS.get(kind)
+        if limit is None:
+            raise Malformed(f"no frame has kind {kind}")
+        if flags or reserved:
+            raise Malformed("a frame sets bits that this version keeps at 0")
+        if not self.greeted and kind not in _GREETINGS:
+            raise Malformed(f"a frame of kind {kind} came before the hello")
+        if length > limit:
+            raise Malformed(f"a frame of kind {kind} claims {length} bytes; the limit is {limit}")

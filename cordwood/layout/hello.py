@@ -1,0 +1,106 @@
+"""The greeting: who is calling, in a fixed shape that is safe to read from anyone.
+
+Little-endian, 48 bytes for HELLO and WELCOME alike::
+
+    offset width field
+    0      8     magic, b"CORDWOOD"
+    8      2     lowest protocol version spoken (in WELCOME: the one chosen)
+    10     2     highest protocol version spoken (in WELCOME: the one chosen)
+    12     4     node of the sender, 0 for a client
+    16     16    cluster id, zeros where the sender does not know it yet
+    32     8     incarnation of the sender, 0 for a client
+    40     4     node that is wanted, 0 for any
+    44     4     reserved, 0
+
+A REFUSAL is a UTF-8 sentence of at most 512 bytes.
+
+Source: reliability digest §7 (4); LogDevice digest 2.14.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from cordwood.block import Buffer
+from cordwood.errors import Malformed, NotOurCluster
+
+_LAYOUT = struct.Struct("<8sHHI16sQII")
+_MAGIC = b"CORDWOOD"
+HELLO_BYTES = _LAYOUT.size
+VERSION = 1
+ANY_CLUSTER = bytes(16)
+REFUSAL_BYTES_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A side of a greeting.
+
+    Attributes:
+        node: the sender's node number, 0 for a client.
+        cluster: 16 bytes, ANY_CLUSTER where not known yet.
+        incarnation: grows each time a node starts; 0 for a client.
+        wanted: the node that the sender means to reach, 0 for any.
+        low, high: versions spoken.
+    """
+
+    node: int
+    cluster: bytes
+    incarnation: int = 0
+    wanted: int = 0
+    low: int = VERSION
+    high: int = VERSION
+
+
+def pack_hello(hello: Hello) -> bytes:
+    """The 48 bytes of a HELLO or WELCOME."""
+    return _LAYOUT.pack(
+        _MAGIC,
+        hello.low,
+        hello.high,
+        hello.node,
+        hello.cluster,
+        hello.incarnation,
+        hello.wanted,
+        0,
+    )
+
+
+def unpack_hello(payload: Buffer) -> Hello:
+    """Read a HELLO or WELCOME.
+
+    Raises:
+        Malformed: not of this shape.
+    """
+    if len(payload) != HELLO_BYTES:
+        raise Malformed(f"a hello has {HELLO_BYTES} bytes, this one {len(payload)}")
+    magic, low, high, node, cluster, incarnation, wanted, reserved = _LAYOUT.unpack(payload)
+    if magic != _MAGIC:
+        raise Malformed("the other side does not speak Cordwood")
+    if reserved or low > high:
+        raise Malformed("a hello sets bits that this version keeps at 0")
+    return Hello(node, cluster, incarnation, wanted, low, high)
+
+
+def check_hello(ours: Hello, theirs: Hello) -> None:
+    """Refuse a peer that is not the one meant.
+
+    Raises:
+        NotOurCluster: other versions, another cluster, or another node than wanted.
+    """
+    if theirs.high < ours.low or theirs.low > ours.high:
+        raise NotOurCluster(
+            f"the other side speaks protocol {theirs.low} to {theirs.high}, "
+            f"this one {ours.low} to {ours.high}: upgrade the older one"
+        )
+    known = ANY_CLUSTER not in (ours.cluster, theirs.cluster)
+    if known and ours.cluster != theirs.cluster:
+        raise NotOurCluster(
+            f"the other side is cluster {theirs.cluster.hex()}, this one {ours.cluster.hex()}: "
+            "check the address"
+        )
+    if theirs.wanted and ours.node and theirs.wanted != ours.node:
+        raise NotOurCluster(f"node {theirs.wanted} was wanted, this is node {ours.node}")
+    if ours.wanted and theirs.node != ours.wanted:
+        raise NotOurCluster(f"node {ours.wanted} was wanted, node {theirs.node} answered")

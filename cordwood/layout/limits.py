@@ -1,0 +1,50 @@
+"""How large records, bodies and blocks may be, and why.
+
+Hard limits are part of the format: every decoder refuses what is over them
+before it allocates, so raising one needs a new format version. Soft limits are
+defaults that a client's settings may move, below the hard ones.
+
+Source: design.md §2 ("a block is bounded in bytes and records", "a decoder bounds
+what it will inflate").
+"""
+
+from __future__ import annotations
+
+BODY_BYTES_MAX = 32 << 20
+"""Hard: bytes of a body, both as stored and uncompressed.
+
+A node keeps a body whole in a frame, in its WAL and in its cache, and a reader inflates
+it whole. 32 MiB is LogDevice's hard cap for a payload, a 64th of what int32 offsets
+reach, and a quarter of the WAL that `cordwood up` gives a node.
+"""
+
+BLOCK_RECORDS_MAX = 65_536
+"""Hard: records of a data block.
+
+Past some thousand records the cost per record no longer falls, while a reader that
+clips one record out of a block still checks all of its offsets. At 65,536 the
+offsets are 256 KiB.
+"""
+
+BLOCK_BYTES_DEFAULT = 1 << 20
+"""Soft: uncompressed bytes at which a client starts the next block.
+
+Batched appends of 256 B ran at 502 MB/s in blocks of 64 KiB and at 504 in blocks of
+256 KiB: past that a block only grows the memory that a window holds and the time for
+which its frame blocks a connection. 1 MiB holds the largest record a client takes.
+"""
+
+RECORD_BYTES_DEFAULT = 1 << 20
+"""Soft: bytes of one record (value, key and headers) that a client takes.
+
+The default of LogDevice and of Kafka too, so that an application moves over without a
+setting.
+"""
+
+RECORD_BYTES_MAX = BODY_BYTES_MAX - (64 << 10)
+"""Hard: bytes of one record; a record never spans blocks.
+
+64 KiB below the body's limit leaves room for the fixed fields and for the 8⅛ bytes
+of offsets and validity that each header of a record takes, up to 8,000 headers. Beyond
+that, `encode_body` still refuses a body over BODY_BYTES_MAX.
+"""

@@ -1,0 +1,334 @@
+"""Control messages: calls, replies and faults, as MessagePack with fixed schemas.
+
+A CALL frame holds one of `Call`, its REPLY one of `Reply`, its FAULT a `Fault`.
+Unknown fields are ignored, unknown tags are refused. Nothing here is on the
+path of an append.
+
+Source: design.md §4 ("msgspec (control messages only)"); reliability digest §7 (7).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from cordwood import errors
+from cordwood.block import Buffer
+from cordwood.errors import CordwoodError, Fenced, Malformed
+
+Message = TypeVar("Message")
+
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U62 = Annotated[int, Meta(ge=1, le=2**62 - 1)]
+AnyLsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Name = Annotated[str, Meta(max_length=255)]
+Sentence = Annotated[str, Meta(max_length=4096)]
+
+
+class MemberInfo(Struct, frozen=True):
+    """A node for the wire; see `nodes.Member`."""
+
+    node: U32
+    address: Name
+    location: Name
+    incarnation: int
+    weight: float
+
+
+class EpochNodes(Struct, frozen=True):
+    """From epoch `since` on, these nodes may hold records, with this replication."""
+
+    since: U32
+    nodes: list[U32]
+    copies: U32
+    racks: U32
+
+
+class LogReply(Struct, frozen=True, tag="log"):
+    """A log and where its records may be.
+
+    Attributes:
+        history: nodesets by epoch, oldest first.
+        members: the cluster's nodes, as far as the answering node knows.
+    """
+
+    log: U62
+    name: Name
+    copies: U32
+    racks: U32
+    created_us: int
+    history: list[EpochNodes]
+    members: list[MemberInfo]
+
+
+class MembersReply(Struct, frozen=True, tag="members"):
+    """The cluster's id (16 bytes) and its nodes."""
+
+    cluster: bytes
+    members: list[MemberInfo]
+
+
+class LogsReply(Struct, frozen=True, tag="logs"):
+    """Logs by name; histories and members are left empty."""
+
+    logs: list[LogReply]
+
+
+class LogState(Struct, frozen=True):
+    """One log on one node, for status pages."""
+
+    log: U62
+    sequencing: bool
+    epoch: U32
+    lng: AnyLsn
+    released: AnyLsn
+    blocks: int
+    bytes: int
+    sealed: U32
+
+
+class StatusReply(Struct, frozen=True, tag="status"):
+    """A node's own view of itself and of its cluster.
+
+    Attributes:
+        uptime_s: seconds since it started.
+        wal_used_bytes, wal_capacity_bytes: the ring, as of now.
+        cache_bytes: bytes in the log cache.
+        connections: open connections.
+        appended_records, stored_blocks: since it started.
+        failed: why the node cannot store, "" if it can.
+    """
+
+    node: U32
+    cluster: bytes
+    version: Name
+    uptime_s: float
+    wal_used_bytes: int
+    wal_capacity_bytes: int
+    cache_bytes: int
+    connections: int
+    appended_records: int
+    stored_blocks: int
+    failed: Sentence
+    members: list[MemberInfo]
+    logs: list[LogState]
+
+
+class TailReply(Struct, frozen=True, tag="tail"):
+    """`released` is the last LSN that readers may see; (E, 0) if epoch E is empty so far."""
+
+    epoch: U32
+    released: AnyLsn
+    node: U32
+
+
+class SealReply(Struct, frozen=True, tag="sealed"):
+    """A node's answer to a seal.
+
+    Attributes:
+        lngs: per epoch asked, the LNG it knows, (E, 0) for none.
+        append_time_us: the latest append time it holds for this log, 0 for none.
+    """
+
+    lngs: dict[int, int]
+    append_time_us: int
+
+
+class DoneReply(Struct, frozen=True, tag="done"):
+    """Nothing more to say."""
+
+
+class FindLog(Struct, frozen=True, tag="find_log"):
+    """Look a log up by name; `create` makes it where the cluster allows that."""
+
+    name: Name
+    create: bool
+
+
+class CreateLog(Struct, frozen=True, tag="create_log"):
+    """Make a log; 0 copies takes the cluster's default replication."""
+
+    name: Name
+    copies: U32
+    racks: U32
+
+
+class ListLogs(Struct, frozen=True, tag="list_logs"):
+    """All logs below a path."""
+
+    prefix: Name
+
+
+class AskMembers(Struct, frozen=True, tag="ask_members"):
+    """Who is in the cluster."""
+
+
+class AskStatus(Struct, frozen=True, tag="ask_status"):
+    """A node's own view."""
+
+
+class AskTail(Struct, frozen=True, tag="ask_tail"):
+    """Ask a log's sequencer for the tail; starts one where none runs.
+
+    Attributes:
+        activate_here: the log's own node did not answer.
+    """
+
+    log: U62
+    activate_here: bool
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """Are you there?"""
+
+
+class Seal(Struct, frozen=True, tag="seal"):
+    """Refuse stores into epochs below `epoch`, for good; asks the LNG of [clean+1, epoch)."""
+
+    log: U62
+    epoch: U32
+    clean: U32
+
+
+class Clean(Struct, frozen=True, tag="clean"):
+    """Epoch `epoch` is mended and over.
+
+    Attributes:
+        seal: the recovery's own epoch; what it wrote carries it.
+        lng: above this only what that recovery wrote counts.
+    """
+
+    log: U62
+    epoch: U32
+    seal: U32
+    lng: AnyLsn
+
+
+class AskEpoch(Struct, frozen=True, tag="ask_epoch"):
+    """What do you know of the end of an epoch?"""
+
+    log: U62
+    epoch: U32
+
+
+class EpochReply(Struct, frozen=True, tag="epoch"):
+    """How an epoch was recovered; `known` False where this node was not told."""
+
+    known: bool
+    seal: U32
+    lng: AnyLsn
+
+
+Call = (
+    AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
+    | Seal | Clean
+)  # fmt: skip
+Reply = (
+    MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
+    | DoneReply
+)  # fmt: skip
+
+
+class Fault(Struct, frozen=True, tag="fault"):
+    """A typed error on its way to the caller.
+
+    Attributes:
+        error: name of a class in `errors`.
+        epoch: for Fenced, the epoch that rules.
+    """
+
+    error: Name
+    text: Sentence
+    epoch: U32 = 0
+
+
+class AppendFault(Struct, frozen=True):
+    """One append entry that was not acknowledged.
+
+    Attributes:
+        token: the entry's.
+        node: where to send it instead, 0 for nowhere in particular.
+    """
+
+    token: int
+    fault: Fault
+    node: U32 = 0
+
+
+_ERRORS: dict[str, type[CordwoodError]] = {
+    name: value
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, CordwoodError)
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_calls: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_faults = msgspec.msgpack.Decoder(Fault)
+_append_faults = msgspec.msgpack.Decoder(list[AppendFault])
+
+
+def pack(message: Call | Reply | Fault | list[AppendFault]) -> bytes:
+    """Any control message as MessagePack."""
+    return _encoder.encode(message)
+
+
+def read_call(payload: Buffer) -> Call:
+    """A CALL payload.
+
+    Raises:
+        Malformed: not one of `Call`.
+    """
+    return _decode(_calls, payload, "a call")
+
+
+def read_reply(payload: Buffer) -> Reply:
+    """A REPLY payload.
+
+    Raises:
+        Malformed: not one of `Reply`.
+    """
+    return _decode(_replies, payload, "a reply")
+
+
+def read_fault(payload: Buffer) -> Fault:
+    """A FAULT payload.
+
+    Raises:
+        Malformed: not a fault.
+    """
+    return _decode(_faults, payload, "a fault")
+
+
+def read_append_faults(payload: Buffer) -> list[AppendFault]:
+    """An APPEND_FAULTS payload.
+
+    Raises:
+        Malformed: not a list of append faults.
+    """
+    return _decode(_append_faults, payload, "append faults")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Message], payload: Buffer, what: str) -> Message:
+    # RecursionError: arrays nested a thousand deep in a field that is only skipped.
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"{what} that this version does not know: {error}") from None
+
+
+def to_fault(error: CordwoodError) -> Fault:
+    """An error for the wire; a class of a room's own goes as its nearest public parent."""
+    public = next(kind for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
+    epoch = error.epoch if isinstance(error, Fenced) else 0
+    return Fault(public.__name__, str(error)[:4096], epoch)
+
+
+def to_error(fault: Fault) -> CordwoodError:
+    """The error a fault stands for; an unknown name is a plain CordwoodError."""
+    kind = _ERRORS.get(fault.error, CordwoodError)
+    if issubclass(kind, Fenced):
+        return kind(fault.text, fault.epoch)
+    return kind(fault.text)

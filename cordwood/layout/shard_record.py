@@ -1,0 +1,91 @@
+"""What a storage node writes into its WAL: one byte of kind, then::
+
+    STORE  the payload of a STORE frame, as it came
+    SEAL   u64 log, u32 epoch
+    CLEAN  u64 log, u32 epoch, u32 seal, u64 lng: the epoch is over; above the LNG only
+           what was stored under this seal counts, and the rest is dropped here. Seal 0:
+           nothing of it was held.
+
+Little-endian. The WAL's own record header around it has the checksum.
+
+Source: design.md §5; LogDevice digest 2.7, 2.13.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from cordwood.errors import Malformed
+from cordwood.layout.waves import StoredBlock, read_store
+
+_SEAL = struct.Struct("<BQI")
+_CLEAN = struct.Struct("<BQIIQ")
+
+
+class RecordKind(enum.IntEnum):
+    """First byte of a WAL record."""
+
+    STORE = 1
+    SEAL = 2
+    CLEAN = 3
+
+
+STORE_KIND = bytes([RecordKind.STORE])
+"""What goes before the payload of a STORE frame."""
+
+
+class StoreRecord(NamedTuple):
+    """Blocks that were stored; `seal_epoch` is 0 from a sequencer."""
+
+    seal_epoch: int
+    blocks: list[StoredBlock]
+
+
+class SealRecord(NamedTuple):
+    """`epoch` refuses what lower epochs store."""
+
+    log: int
+    epoch: int
+
+
+class CleanRecord(NamedTuple):
+    """`epoch` is over; see the module for `seal` and `lng`."""
+
+    log: int
+    epoch: int
+    seal: int
+    lng: int
+
+
+ShardRecord = StoreRecord | SealRecord | CleanRecord
+
+
+def pack_seal(record: SealRecord) -> bytes:
+    """A SEAL record."""
+    return _SEAL.pack(RecordKind.SEAL, *record)
+
+
+def pack_clean(record: CleanRecord) -> bytes:
+    """A CLEAN record."""
+    return _CLEAN.pack(RecordKind.CLEAN, *record)
+
+
+def read_shard_record(body: memoryview) -> ShardRecord:
+    """What a WAL record holds; blocks point into it and their bodies are not summed.
+
+    Raises:
+        Malformed, ChecksumMismatch: it is none of ours.
+    """
+    kind = body[0] if body else 0
+    if kind == RecordKind.STORE:
+        return StoreRecord(*read_store(body[1:]))
+    if kind == RecordKind.SEAL and len(body) == _SEAL.size:
+        return SealRecord(*_SEAL.unpack(body)[1:])
+    if kind == RecordKind.CLEAN and len(body) == _CLEAN.size:
+        return CleanRecord(*_CLEAN.unpack(body)[1:])
+    raise Malformed(
+        f"the WAL holds a record of kind {kind} with {len(body)} bytes, which this "
+        "version does not know: was it written by a newer one?"
+    )

@@ -1,0 +1,306 @@
+"""Payloads of the write path: APPEND, APPENDED, STORE, STORED, RELEASE.
+
+All little-endian.
+
+APPEND, client to sequencer: `u32 entries, u32 reserved 0`, then per entry 64
+bytes and the body as stored::
+
+    offset width field
+    0      8     log
+    8      8     token: the client's number for this block on this connection
+    16     4     records
+    20     1     codec
+    21     1     flags: 1 activate here, the log's own node did not answer
+    22     2     reserved, 0
+    24     8     producer id, 0 for none
+    32     4     producer epoch
+    36     4     reserved, 0
+    40     8     producer sequence of the first record
+    48     4     body bytes as stored
+    52     4     body bytes uncompressed
+    56     4     CRC32C of the stored body
+    60     4     CRC32C of the uncompressed body
+
+APPENDED, sequencer to client: pairs of `u64 token, u64 first lsn`.
+
+STORE, to a storage node: `u32 blocks, u32 reserved 0, u64 seal epoch` (0 from a
+sequencer, the recovering epoch from recovery), then per block its header, its
+envelope and its body. The frame's request number counts up by one on each
+connection, and the node keeps the payload as one WAL record.
+
+STORED, back: `u64 wave` (all STORE frames up to this number are settled: what
+was not refused is on stable storage), `u32 refusals, u32 room` (units of 4 KiB that
+the node's WAL takes in first waves, as of now), then per refusal 24 bytes: `u64 wave,
+u64 log, u8 reason, 3 reserved, u32 epoch`. One that settles nothing new may be sent to
+tell of room that came back.
+
+RELEASE, sequencer to storage node: pairs of `u64 log, u64 lsn`.
+
+Source: design.md §4; hotpath digest, "Recommended design".
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cordwood.block import BlockHeader, Buffer, Codec, Envelope
+from cordwood.errors import Malformed
+from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
+from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
+from cordwood.lsn import EPOCH_MAX, LSN_MAX
+
+_APPEND_HEAD = struct.Struct("<II")
+_ENTRY = struct.Struct("<QQIBBHQIIQIIII")
+ENTRY_BYTES = _ENTRY.size
+_STORE_HEAD = struct.Struct("<IIQ")
+STORE_HEAD_BYTES = _STORE_HEAD.size
+_STORED_HEAD = struct.Struct("<QII")
+_REFUSAL = struct.Struct("<QQB3xI")
+_PAIR = struct.Struct("<QQ")
+
+ENTRIES_MAX = 65_536
+"""Entries, blocks or refusals in one frame: far more than one turn brings."""
+
+ROOM_UNIT_BYTES = 4096
+"""Room is told in the blocks that a WAL writes."""
+
+_CODECS = frozenset(int(codec) for codec in Codec)
+
+
+class AppendFlag(enum.IntFlag):
+    """Bits of an append entry."""
+
+    ACTIVATE_HERE = 1
+
+
+class Refusal(enum.IntEnum):
+    """Why a storage node did not take a run of blocks."""
+
+    SEALED = 1
+    """The epoch is sealed, by the epoch given."""
+    FULL = 2
+    """The WAL is full."""
+    FAILED = 3
+    """The WAL failed for good."""
+    CORRUPT = 4
+    """The blocks arrived damaged."""
+
+
+@dataclass(slots=True)
+class AppendEntry:
+    """One block as a client sends it; fields in the order of the layout above."""
+
+    log: int
+    token: int
+    count: int
+    codec: int
+    flags: int
+    reserved: int
+    producer: int
+    producer_epoch: int
+    reserved2: int
+    producer_sequence: int
+    stored_bytes: int
+    raw_bytes: int
+    stored_crc: int
+    raw_crc: int
+    body: Buffer = b""
+
+
+def append_head(entries: int) -> bytes:
+    """What goes before the entries."""
+    return _APPEND_HEAD.pack(entries, 0)
+
+
+def append_entry(entry: AppendEntry) -> bytes:
+    """The 64 bytes before an entry's body."""
+    return _ENTRY.pack(
+        entry.log,
+        entry.token,
+        entry.count,
+        entry.codec,
+        entry.flags,
+        0,
+        entry.producer,
+        entry.producer_epoch,
+        0,
+        entry.producer_sequence,
+        entry.stored_bytes,
+        entry.raw_bytes,
+        entry.stored_crc,
+        entry.raw_crc,
+    )
+
+
+def read_append(payload: memoryview) -> list[AppendEntry]:
+    """Cut an APPEND payload; bodies point into it.
+
+    Raises:
+        Malformed: short, too many entries, or a field out of its range.
+    """
+    end = len(payload)
+    if end < _APPEND_HEAD.size:
+        raise Malformed("an APPEND frame is too short for its count")
+    count, reserved = _APPEND_HEAD.unpack_from(payload)
+    at = _APPEND_HEAD.size
+    if reserved or not 1 <= count <= ENTRIES_MAX or count * ENTRY_BYTES > end - at:
+        raise Malformed(f"an APPEND frame of {end} bytes claims {count} entries")
+    entries: list[AppendEntry] = []
+    for _ in range(count):
+        if end - at < ENTRY_BYTES:
+            raise Malformed("an APPEND frame ends inside an entry")
+        entry = AppendEntry(*_ENTRY.unpack_from(payload, at))
+        at += ENTRY_BYTES
+        stored = entry.stored_bytes
+        if entry.reserved or entry.reserved2 or entry.flags > 1 or entry.codec not in _CODECS:
+            raise Malformed("an APPEND entry sets bits that this version keeps at 0")
+        if not 1 <= entry.count <= BLOCK_RECORDS_MAX or not 1 <= entry.log < 1 << 62:
+            raise Malformed("an APPEND entry has a field out of its range")
+        # What a header may not say must not be numbered: every storage node would refuse
+        # the sequencer's frame, and the sequencer would send it for ever.
+        if stored > BODY_BYTES_MAX or entry.raw_bytes > BODY_BYTES_MAX:
+            raise Malformed(f"an APPEND entry claims a body of over {BODY_BYTES_MAX} bytes")
+        if stored > end - at:
+            raise Malformed("an APPEND entry claims more body than its frame has")
+        entry.body = payload[at : at + stored]
+        entries.append(entry)
+        at += stored
+    if at != end:
+        raise Malformed("an APPEND frame is longer than its entries")
+    return entries
+
+
+def pack_pairs(numbers: Sequence[int]) -> bytes:
+    """APPENDED and RELEASE: `numbers` is token, lsn, token, lsn, …."""
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def read_pairs(payload: memoryview) -> Iterator[tuple[int, int]]:
+    """Pairs of an APPENDED or RELEASE payload.
+
+    Raises:
+        Malformed: not a whole number of pairs, or a second half that is no LSN.
+    """
+    if len(payload) % _PAIR.size:
+        raise Malformed("a list of pairs has a broken end")
+    pairs = list(_PAIR.iter_unpack(payload))
+    if any(lsn > LSN_MAX for _, lsn in pairs):
+        raise Malformed("a list of pairs holds a number that is no LSN")
+    return iter(pairs)
+
+
+def store_head(blocks: int, seal_epoch: int = 0) -> bytes:
+    """What goes before the blocks of a STORE payload."""
+    return _STORE_HEAD.pack(blocks, 0, seal_epoch)
+
+
+@dataclass(slots=True)
+class StoredBlock:
+    """A block as a node keeps it: fields to act on, bytes to pass on.
+
+    Attributes:
+        header, envelope: the same as in the bytes.
+        wire: header and envelope bytes back to back, as they travel.
+        body: the body as stored.
+    """
+
+    header: BlockHeader
+    envelope: Envelope
+    wire: Buffer
+    body: Buffer
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes this block takes in a frame."""
+        return len(self.wire) + len(self.body)
+
+
+def read_blocks(payload: memoryview, at: int, count: int) -> list[StoredBlock]:
+    """Cut `count` blocks that fill `payload` from `at` to its end.
+
+    Raises:
+        Malformed, ChecksumMismatch: as the headers and envelopes say, or the
+            payload does not end where the blocks do. Bodies are not summed here.
+    """
+    end = len(payload)
+    if count > ENTRIES_MAX or count * HEADER_BYTES > end - at:
+        raise Malformed(f"a frame of {end} bytes claims {count} blocks")
+    blocks: list[StoredBlock] = []
+    for _ in range(count):
+        header = unpack_header(payload, at)
+        envelope, body_at = unpack_envelope(payload, at + HEADER_BYTES)
+        stop = body_at + header.stored_bytes
+        if stop > end:
+            raise Malformed("a block claims more body than its frame has")
+        blocks.append(StoredBlock(header, envelope, payload[at:body_at], payload[body_at:stop]))
+        at = stop
+    if at != end:
+        raise Malformed("a frame is longer than its blocks")
+    return blocks
+
+
+def read_store(payload: memoryview) -> tuple[int, list[StoredBlock]]:
+    """The seal epoch and the blocks of a STORE payload.
+
+    Raises:
+        Malformed, ChecksumMismatch: see `read_blocks`.
+    """
+    if len(payload) < STORE_HEAD_BYTES:
+        raise Malformed("a STORE frame is too short for its count")
+    count, reserved, seal_epoch = _STORE_HEAD.unpack_from(payload)
+    if reserved or count == 0 or seal_epoch > EPOCH_MAX:
+        raise Malformed("a STORE frame has a field out of its range")
+    return seal_epoch, read_blocks(payload, STORE_HEAD_BYTES, count)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRefusal:
+    """A run of blocks of `log` in STORE frame `wave` that was not taken.
+
+    Attributes:
+        epoch: who sealed, for SEALED; else 0.
+    """
+
+    wave: int
+    log: int
+    reason: Refusal
+    epoch: int = 0
+
+
+def pack_stored(wave: int, refusals: Sequence[StoreRefusal], room_bytes: int = 0) -> bytes:
+    """A STORED payload."""
+    room = min(room_bytes // ROOM_UNIT_BYTES, 0xFFFF_FFFF)
+    head = _STORED_HEAD.pack(wave, len(refusals), room)
+    if not refusals:
+        return head
+    return head + b"".join(
+        _REFUSAL.pack(each.wave, each.log, each.reason, each.epoch) for each in refusals
+    )
+
+
+def read_stored(payload: memoryview) -> tuple[int, list[StoreRefusal]]:
+    """The wave that is settled, and what was refused.
+
+    Raises:
+        Malformed: short, long, or a reason that is not known.
+    """
+    if len(payload) < _STORED_HEAD.size:
+        raise Malformed("a STORED frame is too short")
+    wave, count, _ = _STORED_HEAD.unpack_from(payload)
+    if len(payload) != _STORED_HEAD.size + count * _REFUSAL.size:
+        raise Malformed("a STORED frame has the wrong length for its refusals")
+    refusals: list[StoreRefusal] = []
+    for refused, log, reason, epoch in _REFUSAL.iter_unpack(payload[_STORED_HEAD.size :]):
+        if not 1 <= reason <= len(Refusal):
+            raise Malformed(f"a STORED frame gives reason {reason}")
+        refusals.append(StoreRefusal(refused, log, Refusal(reason), epoch))
+    return wave, refusals
+
+
+def stored_room(payload: memoryview) -> int:
+    """The room in bytes that a STORED payload, checked by `read_stored`, tells of."""
+    room: int = _STORED_HEAD.unpack_from(payload)[2]
+    return room * ROOM_UNIT_BYTES

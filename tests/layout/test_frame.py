@@ -1,0 +1,248 @@
+"""Frames: golden bytes, any chunking, and refusal of all that is damaged or too long."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_damage import bit_flips, truncations
+
+from cordwood.errors import ChecksumMismatch, Corrupt, Malformed
+from cordwood.layout.frame import (
+    CONTROL_BYTES_MAX,
+    DATA_BYTES_MAX,
+    FRAME_HEADER_BYTES,
+    HELLO_BYTES_MAX,
+    FrameParser,
+    Kind,
+    checksum,
+    frame,
+    frame_header,
+)
+
+GOLDEN = bytes.fromhex(
+    "03000000" "40" "00" "0000" "0807060504030201" "739ba4d0" "616263"
+)  # fmt: skip
+
+GREETINGS = (Kind.HELLO, Kind.WELCOME, Kind.REFUSAL)
+DATA = (Kind.APPEND, Kind.STORE, Kind.BLOCKS)
+LIMITS = {
+    kind: HELLO_BYTES_MAX
+    if kind in GREETINGS
+    else DATA_BYTES_MAX
+    if kind in DATA
+    else CONTROL_BYTES_MAX
+    for kind in Kind
+}
+
+Seen = list[tuple[int, int, bytes]]
+frames = st.lists(
+    st.tuples(st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.binary(max_size=80)), max_size=8
+)
+
+
+def greeted() -> FrameParser:
+    parser = FrameParser()
+    parser.greeted = True
+    return parser
+
+
+def whole(kind: int, request: int, payload: bytes) -> bytes:
+    return b"".join(frame(kind, request, payload))
+
+
+def header(length: int, kind: int, flags: int = 0, reserved: int = 0) -> bytes:
+    """A header whose checksum is right for no payload at all."""
+    summed = struct.pack("<IBBHQ", length, kind, flags, reserved, 1)
+    return summed + struct.pack("<I", crc32c(summed))
+
+
+def feed(parser: FrameParser, *chunks: bytes) -> Seen:
+    return [
+        (each.kind, each.request, bytes(each.payload))
+        for chunk in chunks
+        for each in parser.feed(chunk)
+    ]
+
+
+def test_golden_bytes() -> None:
+    assert whole(Kind.CALL, 0x0102030405060708, b"abc") == GOLDEN
+    assert feed(greeted(), GOLDEN) == [(Kind.CALL, 0x0102030405060708, b"abc")]
+    assert FRAME_HEADER_BYTES == 20
+
+
+def test_a_payload_in_parts_is_summed_as_one() -> None:
+    assert checksum([b"ab", b"", memoryview(b"c")]) == crc32c(b"abc") == checksum([b"abc"])
+    assert frame_header(Kind.CALL, 0x0102030405060708, 3, checksum([b"a", b"bc"])) == GOLDEN[:20]
+
+
+@given(frames, st.lists(st.integers(0, 60), max_size=30))
+def test_any_chunking_gives_the_same_frames(sent: Seen, cuts: list[int]) -> None:
+    stream = b"".join(whole(*each) for each in sent)
+    chunks, at = [], 0
+    for cut in cuts:
+        chunks.append(stream[at : at + cut])
+        at += cut
+    assert feed(greeted(), *chunks, stream[at:]) == sent
+
+
+@given(frames)
+def test_byte_by_byte_each_frame_comes_with_its_last_byte(sent: Seen) -> None:
+    parser = greeted()
+    for each in sent:
+        data = whole(*each)
+        assert feed(parser, *(data[at : at + 1] for at in range(len(data) - 1))) == []
+        assert feed(parser, data[-1:]) == [each]
+
+
+def test_a_payload_points_into_what_arrived() -> None:
+    data = whole(Kind.STORE, 1, bytes(1000))
+    (found,) = greeted().feed(data)
+    assert found.payload.obj is data
+
+
+@pytest.mark.parametrize("data", [GOLDEN, whole(Kind.STOP, 9, b"")])
+def test_every_bit_flip_is_refused(data: bytes) -> None:
+    """A longer length is waited for; whatever comes next then fails the sum."""
+    for damaged in bit_flips(data):
+        parser = greeted()
+        with pytest.raises(Corrupt):
+            feed(parser, damaged, bytes(CONTROL_BYTES_MAX + 64))
+
+
+@pytest.mark.parametrize("kind", [Kind.APPEND, Kind.STORE, Kind.BLOCKS])
+def test_every_bit_flip_of_a_long_kind_gives_no_frame(kind: Kind) -> None:
+    data = whole(kind, 3, b"some blocks")
+    for damaged in bit_flips(data):
+        parser = greeted()
+        try:
+            assert feed(parser, damaged) == []
+        except Corrupt:
+            continue
+        assert struct.unpack_from("<I", damaged)[0] > len(b"some blocks")
+
+
+def test_a_truncation_gives_nothing_and_what_follows_it_is_refused() -> None:
+    for part in truncations(GOLDEN):
+        parser = greeted()
+        assert feed(parser, part) == []
+        if part:
+            with pytest.raises(Corrupt):
+                feed(parser, GOLDEN, GOLDEN, GOLDEN)
+
+
+@given(frames, st.data())
+def test_after_one_flipped_bit_only_what_came_before_it_was_given(
+    sent: Seen, data: st.DataObject
+) -> None:
+    sent = [*sent, (Kind.CALL, 1, b"last")]
+    stream = b"".join(whole(*each) for each in sent)
+    bit = data.draw(st.integers(0, 8 * len(stream) - 1))
+    damaged = bytearray(stream)
+    damaged[bit >> 3] ^= 1 << (bit & 7)
+    parser, seen = greeted(), []
+    try:
+        for at in range(0, len(damaged), 7):
+            seen += feed(parser, bytes(damaged[at : at + 7]))
+    except Corrupt:
+        pass
+    assert seen == sent[: len(seen)]
+    assert len(seen) < len(sent)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_length_is_checked_before_anything_of_it_is_kept(kind: Kind) -> None:
+    assert feed(greeted(), header(LIMITS[kind], kind)) == []
+    for length in (LIMITS[kind] + 1, 2**32 - 1):
+        with pytest.raises(Malformed, match=f"claims {length} bytes"):
+            feed(greeted(), header(length, kind))
+
+
+@pytest.mark.parametrize("cut", range(1, 20))
+def test_four_gib_are_refused_with_the_last_byte_of_their_header(cut: int) -> None:
+    data = header(2**32 - 1, Kind.STORE)
+    parser = greeted()
+    assert feed(parser, data[:cut]) == []
+    with pytest.raises(Malformed, match="the limit is"):
+        feed(parser, data[cut:])
+
+
+def test_four_gib_behind_the_hello_in_one_chunk_are_refused_once_it_was_read() -> None:
+    parser = FrameParser()
+    data = whole(Kind.HELLO, 0, b"it is me") + header(2**32 - 1, Kind.STORE)
+    assert feed(parser, data) == [(Kind.HELLO, 0, b"it is me")]
+    parser.greeted = True
+    with pytest.raises(Malformed, match="the limit is"):
+        feed(parser, b"")
+
+
+def test_a_damaged_frame_in_one_chunk_with_good_ones_gives_none_of_those_after_it() -> None:
+    bad = bytearray(GOLDEN)
+    bad[-1] ^= 1
+    with pytest.raises(ChecksumMismatch, match="kind 64"):
+        greeted().feed(GOLDEN + bytes(bad) + GOLDEN)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (header(0, 0), "no frame has kind 0"),
+        (header(0, 255), "no frame has kind 255"),
+        (header(0, Kind.CALL, flags=1), "keeps at 0"),
+        (header(0, Kind.CALL, flags=128), "keeps at 0"),
+        (header(0, Kind.CALL, reserved=0x8000), "keeps at 0"),
+    ],
+)
+def test_what_no_sender_of_ours_makes(bad: bytes, why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        greeted().feed(bad)
+
+
+class TestBeforeTheGreeting:
+    @pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in GREETINGS])
+    def test_nothing_but_a_greeting_passes(self, kind: Kind) -> None:
+        with pytest.raises(Malformed, match="before the hello"):
+            FrameParser().feed(whole(kind, 1, b"x"))
+        with pytest.raises(Malformed, match="before the hello"):
+            FrameParser().feed(header(2**32 - 1, kind))
+
+    @pytest.mark.parametrize("kind", GREETINGS)
+    def test_a_greeting_has_a_kilobyte_at_most(self, kind: Kind) -> None:
+        most = whole(kind, 0, bytes(HELLO_BYTES_MAX))
+        assert len(FrameParser().feed(most)) == 1
+        with pytest.raises(Malformed, match="the limit is 1024"):
+            FrameParser().feed(header(HELLO_BYTES_MAX + 1, kind))
+
+    def test_what_follows_in_the_chunk_waits_unread(self) -> None:
+        """It may be what only a greeted peer may send, or noise: nobody looked at it yet."""
+        hello = whole(Kind.HELLO, 0, b"hi")
+        rest = [(Kind.CALL, 1, b"a"), (Kind.STORE, 2, b"b" * 50), (Kind.STOP, 3, b"")]
+        stream = b"".join(whole(*each) for each in rest)
+        for cut in range(len(stream) + 1):
+            parser = FrameParser()
+            assert feed(parser, hello + stream[:cut]) == [(Kind.HELLO, 0, b"hi")]
+            parser.greeted = True
+            assert feed(parser, b"", stream[cut:]) == rest
+        parser = FrameParser()
+        assert feed(parser, hello + b"\xff" * 100) == [(Kind.HELLO, 0, b"hi")]
+
+    def test_a_second_greeting_is_given_and_not_taken_for_the_first(self) -> None:
+        parser = FrameParser()
+        hello = whole(Kind.HELLO, 0, b"hi")
+        assert feed(parser, hello + hello) == [(Kind.HELLO, 0, b"hi")]
+        parser.greeted = True
+        assert feed(parser, b"") == [(Kind.HELLO, 0, b"hi")]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.binary(max_size=200), max_size=6), st.booleans())
+def test_noise_raises_what_is_ours(chunks: list[bytes], after_hello: bool) -> None:
+    parser = FrameParser()
+    parser.greeted = after_hello
+    with contextlib.suppress(Corrupt):
+        for chunk in chunks:
+            assert parser.feed(chunk) == []

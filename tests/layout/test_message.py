@@ -1,0 +1,253 @@
+"""Control messages: golden bytes, every message there and back, hostile MessagePack refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from layout_damage import bit_flips, damaged, only_ours, truncations
+
+from cordwood import errors
+from cordwood.errors import (
+    CordwoodError,
+    Fenced,
+    Malformed,
+    NoSequencer,
+    Overloaded,
+    RecordTooLarge,
+)
+from cordwood.layout import message
+from cordwood.layout.message import (
+    AppendFault,
+    AskEpoch,
+    AskMembers,
+    AskStatus,
+    AskTail,
+    Call,
+    Clean,
+    CreateLog,
+    DoneReply,
+    EpochNodes,
+    EpochReply,
+    Fault,
+    FindLog,
+    ListLogs,
+    LogReply,
+    LogsReply,
+    LogState,
+    MemberInfo,
+    MembersReply,
+    Ping,
+    Reply,
+    Seal,
+    SealReply,
+    StatusReply,
+    TailReply,
+    pack,
+    read_append_faults,
+    read_call,
+    read_fault,
+    read_reply,
+    to_error,
+    to_fault,
+)
+from cordwood.lsn import LSN_MAX
+
+
+def lsn(epoch: int, esn: int) -> int:
+    """A plain integer: what is on its way into a message is one, never an `Lsn`."""
+    return epoch << 32 | esn
+
+
+MEMBER = MemberInfo(3, "127.0.0.1:4442", "rack1", 7, 1.0)
+LOG = LogReply(
+    9, "/orders/eu", 3, 2, 1_700_000_000_000_000, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]
+)
+CALLS: list[Call] = [
+    AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
+    AskTail(9, False), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
+    AskEpoch(9, 4),
+]  # fmt: skip
+REPLIES: list[Reply] = [
+    MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
+    SealReply({4: lsn(4, 16), 5: lsn(5, 0)}, 1_700_000_000_000_000), DoneReply(),
+    EpochReply(True, 5, lsn(4, 16)),
+    StatusReply(
+        1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],
+        [LogState(9, True, 5, lsn(5, 1), lsn(5, 1), 4, 400, 5)],
+    ),
+]  # fmt: skip
+FAULT = Fault("Fenced", "epoch 7 rules", 7)
+APPEND_FAULTS = [AppendFault(2**63, FAULT, 4), AppendFault(1, Fault("Overloaded", "full"))]
+
+GOLDEN_SEAL = bytes.fromhex(
+    "84" "a474797065" "a47365616c" "a36c6f67" "09" "a565706f6368" "05" "a5636c65616e" "03"
+)  # fmt: skip
+
+
+def nested(opening: bytes, depth: int) -> bytes:
+    """A ping with a field nobody knows, in which containers lie in one another."""
+    return b"\x82\xa4type\xa4ping\xa1x" + opening * depth + b"\xc0"
+
+
+def test_golden_bytes() -> None:
+    assert pack(Seal(9, 5, 3)) == GOLDEN_SEAL
+    assert read_call(GOLDEN_SEAL) == Seal(9, 5, 3)
+
+
+def test_the_lists_above_are_complete() -> None:
+    assert {type(call) for call in CALLS} == set(typing.get_args(message.Call))
+    assert {type(reply) for reply in REPLIES} == set(typing.get_args(message.Reply))
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
+def test_every_call_comes_back_and_is_no_reply(call: Call) -> None:
+    assert read_call(memoryview(pack(call))) == call
+    with pytest.raises(Malformed):
+        read_reply(pack(call))
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: type(reply).__name__)
+def test_every_reply_comes_back_and_is_no_call(reply: Reply) -> None:
+    assert read_reply(memoryview(pack(reply))) == reply
+    with pytest.raises(Malformed):
+        read_call(pack(reply))
+
+
+def test_faults_come_back() -> None:
+    assert read_fault(memoryview(pack(FAULT))) == FAULT
+    assert read_append_faults(memoryview(pack(APPEND_FAULTS))) == APPEND_FAULTS
+
+
+def test_a_field_that_a_newer_version_adds_is_passed_over() -> None:
+    newer = b"\x85" + GOLDEN_SEAL[1:] + b"\xa5extra\x93\x01\xa1x\xc4\x02ab"
+    assert read_call(newer) == Seal(9, 5, 3)
+
+
+DECODERS = [
+    (read_call, tuple(map(pack, CALLS))),
+    (read_reply, tuple(map(pack, REPLIES))),
+    (read_fault, (pack(FAULT),)),
+    (read_append_faults, (pack(APPEND_FAULTS),)),
+]
+ALL = tuple(data for _, valid in DECODERS for data in valid)
+
+
+@pytest.mark.parametrize(("decode", "valid"), DECODERS)
+def test_every_truncation_and_every_extension_is_refused(decode, valid) -> None:
+    for data in valid:
+        for part in (*truncations(data), data + b"\xc0"):
+            with pytest.raises(Malformed):
+                decode(part)
+
+
+@pytest.mark.parametrize(("decode", "valid"), DECODERS)
+def test_a_flipped_bit_raises_what_is_ours(decode, valid) -> None:
+    """The frame's checksum is what refuses it; here it must only not break anything."""
+    for data in valid:
+        for flipped in bit_flips(data):
+            only_ours(decode, flipped)
+
+
+@settings(max_examples=500)
+@given(damaged(ALL))
+def test_damage_raises_what_is_ours(data: bytes) -> None:
+    for decode, _ in DECODERS:
+        only_ours(decode, data)
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\xdd\x00\x00\x00\x01"])
+@pytest.mark.parametrize("depth", [900, 1_000_000])
+def test_containers_nested_deep_do_not_end_the_stack(opening: bytes, depth: int) -> None:
+    """A million arrays in one another raised RecursionError, past everyone who catches ours."""
+    only_ours(read_call, nested(opening, depth))
+    with pytest.raises(Malformed):
+        read_call(nested(opening, 1_000_000))
+
+
+@pytest.mark.parametrize(
+    ("decode", "data"),
+    [
+        (read_append_faults, b"\xdd\xff\xff\xff\xff"),
+        (read_reply, b"\x82\xa4type\xa4logs\xa4logs\xdd\xff\xff\xff\xff"),
+        (read_reply, b"\x83\xa4type\xa7members\xa7cluster\xc6\xff\xff\xff\xff"),
+        (read_reply, b"\x83\xa4type\xa6sealed\xa4lngs\xdf\xff\xff\xff\xff"),
+        (read_call, b"\x82\xa4type\xa8find_log\xa4name\xdb\xff\xff\xff\xff"),
+        (read_call, b"\xdf\xff\xff\xff\xff"),
+    ],
+)
+def test_a_claim_of_four_billion_is_no_allocation(decode, data) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(Malformed):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "seal", "log": 0, "epoch": 1, "clean": 0},
+        {"type": "seal", "log": 2**62, "epoch": 1, "clean": 0},
+        {"type": "seal", "log": 1, "epoch": 2**32, "clean": 0},
+        {"type": "seal", "log": 1, "epoch": -1, "clean": 0},
+        {"type": "seal", "log": 1, "epoch": 1.0, "clean": 0},
+        {"type": "seal", "log": 1, "epoch": 1},
+        {"type": "clean", "log": 1, "epoch": 1, "seal": 2, "tail": 2**63},
+        {"type": "find_log", "name": "x" * 256, "create": True},
+        {"type": "find_log", "name": b"x", "create": True},
+        {"type": "find_log", "name": "x", "create": 1},
+        {"type": "no such call"},
+        {"log": 1},
+        [],
+        "ping",
+    ],
+)
+def test_a_call_of_another_shape_is_refused(wrong) -> None:
+    with pytest.raises(Malformed, match="does not know"):
+        read_call(msgspec.msgpack.encode(wrong))
+
+
+PUBLIC_ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, CordwoodError)
+]
+
+
+class TestErrors:
+    @pytest.mark.parametrize("kind", PUBLIC_ERRORS, ids=lambda kind: kind.__name__)
+    def test_every_error_comes_out_as_it_went_in(self, kind: type[CordwoodError]) -> None:
+        error = to_error(read_fault(pack(to_fault(kind("why it is so")))))
+        assert type(error) is kind
+        assert str(error) == "why it is so"
+
+    def test_the_epoch_that_rules_is_told(self) -> None:
+        error = to_error(read_fault(pack(to_fault(Fenced("no", 7)))))
+        assert isinstance(error, Fenced)
+        assert error.epoch == 7
+
+    def test_a_class_of_a_room_s_own_goes_as_its_public_parent(self) -> None:
+        class WalVeryFull(Overloaded):
+            pass
+
+        assert type(to_error(to_fault(WalVeryFull("full")))) is Overloaded
+
+    @pytest.mark.parametrize("name", ["KeyError", "Exception", "CordwoodErro", "errors", "", "_"])
+    def test_a_name_that_is_none_of_ours_is_a_plain_error(self, name: str) -> None:
+        assert type(to_error(Fault(name, "?"))) is CordwoodError
+
+    def test_a_long_text_is_cut_so_that_it_can_be_read(self) -> None:
+        fault = read_fault(pack(to_fault(NoSequencer("x" * 10_000))))
+        assert len(fault.text) == 4096
+        assert isinstance(to_error(fault), NoSequencer)
+
+    def test_a_text_longer_than_any_we_write_is_refused(self) -> None:
+        with pytest.raises(Malformed):
+            read_fault(pack(Fault("Overloaded", "x" * 4097)))
+        assert isinstance(to_error(to_fault(RecordTooLarge(""))), RecordTooLarge)

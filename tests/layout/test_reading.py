@@ -1,0 +1,164 @@
+"""Payloads of the read path: golden bytes, round trips, and refusal of all that is damaged."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_damage import damaged, only_ours, truncations
+
+from cordwood.block import BlockHeader, Envelope
+from cordwood.errors import Malformed
+from cordwood.layout.block_header import pack_envelope, pack_header
+from cordwood.layout.reading import (
+    BLOCKS_HEAD_BYTES,
+    BlocksHead,
+    ReadRequest,
+    ReadStatus,
+    blocks_head,
+    pack_read,
+    pack_reading,
+    pack_stop,
+    pack_window,
+    read_blocks_frame,
+    read_read,
+    read_reading,
+    read_stop,
+    read_window,
+)
+from cordwood.lsn import LSN_MAX, make_lsn
+
+REQUEST = ReadRequest(
+    stream=0x01020304,
+    log=0x1112131415161718,
+    start=make_lsn(1, 2),
+    until=make_lsn(3, 4),
+    window_high=make_lsn(5, 6),
+    bytes_limit=0x2122232425262728,
+    digest=True,
+)
+GOLDEN_READ = bytes.fromhex(
+    "04030201" "01000000" "1817161514131211" "0200000001000000" "0400000003000000"
+    "0600000005000000" "2827262524232221"
+)  # fmt: skip
+GOLDEN_READING = bytes.fromhex("04030201020000000200000001000000")
+GOLDEN_WINDOW = bytes.fromhex("040302010000000006000000050000002827262524232221")
+GOLDEN_STOP = bytes.fromhex("0403020100000000")
+GOLDEN_HEAD = bytes.fromhex("040302010100000004000000030000000200000001000000")
+
+BLOCK = (
+    pack_header(
+        BlockHeader(
+            5, make_lsn(1, 1), 1, 0, stored_bytes=4, raw_bytes=4,
+            stored_crc=crc32c(b"body"), raw_crc=crc32c(b"body"),
+        )
+    )
+    + pack_envelope(Envelope((1, 2)))
+    + b"body"
+)  # fmt: skip
+BLOCKS = GOLDEN_HEAD + BLOCK
+
+lsns = st.integers(0, LSN_MAX)
+numbers = st.integers(0, 2**32 - 1)
+
+
+def test_golden_bytes() -> None:
+    assert pack_read(REQUEST) == GOLDEN_READ
+    assert read_read(memoryview(GOLDEN_READ)) == REQUEST
+    assert pack_reading(0x01020304, ReadStatus.DAMAGED, make_lsn(1, 2)) == GOLDEN_READING
+    assert read_reading(memoryview(GOLDEN_READING)) == (
+        0x01020304, ReadStatus.DAMAGED, make_lsn(1, 2),
+    )  # fmt: skip
+    assert pack_window(0x01020304, make_lsn(5, 6), 0x2122232425262728) == GOLDEN_WINDOW
+    assert read_window(memoryview(GOLDEN_WINDOW)) == (
+        0x01020304, make_lsn(5, 6), 0x2122232425262728,
+    )  # fmt: skip
+    assert pack_stop(0x01020304) == GOLDEN_STOP
+    assert read_stop(memoryview(GOLDEN_STOP)) == 0x01020304
+    head = BlocksHead(0x01020304, 1, make_lsn(3, 4), make_lsn(1, 2))
+    assert blocks_head(head) == GOLDEN_HEAD
+    assert len(GOLDEN_HEAD) == BLOCKS_HEAD_BYTES
+
+
+@given(
+    st.builds(
+        ReadRequest,
+        stream=numbers,
+        log=st.integers(1, 2**62 - 1),
+        start=lsns,
+        until=lsns,
+        window_high=lsns,
+        bytes_limit=st.integers(0, 2**64 - 1),
+        digest=st.booleans(),
+    )
+)
+def test_a_read_comes_back(request: ReadRequest) -> None:
+    assert read_read(memoryview(pack_read(request))) == request
+
+
+@given(numbers, st.sampled_from(ReadStatus), lsns)
+def test_an_answer_comes_back(stream: int, status: ReadStatus, released: int) -> None:
+    assert read_reading(memoryview(pack_reading(stream, status, released))) == (
+        stream, status, released,
+    )  # fmt: skip
+
+
+def test_blocks_come_back_as_they_travelled() -> None:
+    head, (block,) = read_blocks_frame(memoryview(BLOCKS))
+    assert head == BlocksHead(0x01020304, 1, make_lsn(3, 4), make_lsn(1, 2))
+    assert bytes(block.wire) + bytes(block.body) == BLOCK
+    empty = BlocksHead(3, 0, LSN_MAX + 1, LSN_MAX)
+    assert read_blocks_frame(memoryview(blocks_head(empty))) == (empty, [])
+
+
+DECODERS = [
+    (read_read, GOLDEN_READ),
+    (read_reading, GOLDEN_READING),
+    (read_window, GOLDEN_WINDOW),
+    (read_stop, GOLDEN_STOP),
+    (read_blocks_frame, BLOCKS),
+]
+
+
+@pytest.mark.parametrize(("decode", "data"), DECODERS)
+def test_another_length_is_refused(decode, data) -> None:
+    for part in (*truncations(data), data + b"\0"):
+        with pytest.raises(Malformed):
+            decode(memoryview(part))
+
+
+@pytest.mark.parametrize(
+    ("decode", "data", "offset", "layout", "value"),
+    [
+        (read_read, GOLDEN_READ, 4, "<I", 2),  # flags
+        (read_read, GOLDEN_READ, 8, "<Q", 0),  # log
+        (read_read, GOLDEN_READ, 8, "<Q", 2**62),
+        (read_read, GOLDEN_READ, 16, "<Q", LSN_MAX + 1),
+        (read_read, GOLDEN_READ, 24, "<Q", LSN_MAX + 1),
+        (read_read, GOLDEN_READ, 32, "<Q", LSN_MAX + 1),
+        (read_reading, GOLDEN_READING, 4, "<I", 3),  # status
+        (read_reading, GOLDEN_READING, 8, "<Q", LSN_MAX + 1),
+        (read_window, GOLDEN_WINDOW, 4, "<I", 1),  # reserved
+        (read_window, GOLDEN_WINDOW, 8, "<Q", LSN_MAX + 1),
+        (read_stop, GOLDEN_STOP, 4, "<I", 1),  # reserved
+        (read_blocks_frame, BLOCKS, 4, "<I", 0),  # blocks
+        (read_blocks_frame, BLOCKS, 4, "<I", 2),
+        (read_blocks_frame, BLOCKS, 4, "<I", 2**32 - 1),
+        (read_blocks_frame, BLOCKS, 8, "<Q", LSN_MAX + 2),
+        (read_blocks_frame, BLOCKS, 16, "<Q", LSN_MAX + 1),
+    ],
+)
+def test_a_field_out_of_its_range_is_refused(decode, data, offset, layout, value) -> None:
+    wrong = bytearray(data)
+    struct.pack_into(layout, wrong, offset, value)
+    with pytest.raises(Malformed):
+        decode(memoryview(bytes(wrong)))
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(DECODERS), damaged(tuple(data for _, data in DECODERS)))
+def test_damage_raises_what_is_ours(decoder, data: bytes) -> None:
+    only_ours(decoder[0], data)

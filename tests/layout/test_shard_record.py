@@ -1,0 +1,48 @@
+"""What a node writes into its WAL: golden bytes, round trips, and what is none of ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordwood.errors import Malformed
+from cordwood.layout.shard_record import (
+    STORE_KIND,
+    CleanRecord,
+    SealRecord,
+    pack_clean,
+    pack_seal,
+    read_shard_record,
+)
+from cordwood.layout.waves import store_head
+
+SEAL = SealRecord(log=0x0102, epoch=7)
+CLEAN = CleanRecord(log=0x0102, epoch=6, seal=7, lng=(6 << 32) | 0x99)
+
+
+def test_golden_bytes() -> None:
+    assert pack_seal(SEAL).hex() == "02020100000000000007000000"
+    assert pack_clean(CLEAN).hex() == "03020100000000000006000000070000009900000006000000"
+
+
+def test_marks_come_back() -> None:
+    assert read_shard_record(memoryview(pack_seal(SEAL))) == SEAL
+    assert read_shard_record(memoryview(pack_clean(CLEAN))) == CLEAN
+
+
+def test_a_store_is_checked_as_its_frame_was() -> None:
+    with pytest.raises(Malformed, match="field out of its range"):
+        read_shard_record(memoryview(STORE_KIND + store_head(0)))
+    with pytest.raises(Malformed, match="too short"):
+        read_shard_record(memoryview(STORE_KIND))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"\0", b"\4" + bytes(12),
+        pack_seal(SEAL)[:-1], pack_seal(SEAL) + b"\0", pack_clean(CLEAN)[:-1],
+    ],
+)  # fmt: skip
+def test_what_is_none_of_ours_is_refused(body: bytes) -> None:
+    with pytest.raises(Malformed, match=r"kind \d with \d+ bytes"):
+        read_shard_record(memoryview(body))
