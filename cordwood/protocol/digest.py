@@ -1,0 +1,121 @@
+"""What recovery decides about an epoch's tail, from what an f-majority holds.
+
+Fed with the copies above the LNG, the digest names for each range one outcome:
+the copy with the highest precedence (written by recovery, seal epoch, wave), or
+a hole where no member heard holds anything: what was acknowledged is on a full
+copyset, and an f-majority meets every one. A bridge follows the last record. What an
+earlier recovery wrote counts like any copy, so recoveries that follow one
+another reach the same end.
+
+Copies of one block never differ in content, whatever their waves; what can
+overlap a block is a hole or a bridge of an earlier recovery. Boundaries are
+those of blocks, so the decision is taken per elementary interval, and a block
+stands or falls as a whole.
+
+Producer blocks above the first hole become holes: a producer's later block must
+not survive an earlier one that did not (design.md §3).
+
+Source: LogDevice digest 2.7 (5); design.md §2, §3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cordwood.block import BlockHeader, BlockKind, Envelope
+from cordwood.lsn import ESN_MAX, format_lsn
+
+Body = TypeVar("Body")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Generic[Body]):
+    """One node's copy of a block, with whatever the shell needs to store it again."""
+
+    header: BlockHeader
+    envelope: Envelope
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Mend(Generic[Body]):
+    """What an epoch becomes above its LNG.
+
+    Attributes:
+        blocks: blocks to keep, in LSN order; each goes to a full copyset again.
+        holes: ranges `(first, last)` to plug, in LSN order.
+        bridge: the LSN from which on the epoch is over.
+    """
+
+    blocks: tuple[Copy[Body], ...]
+    holes: tuple[tuple[int, int], ...]
+    bridge: int
+
+
+class Digest(Generic[Body]):
+    """Copies above `lng` of one epoch, from an f-majority of its nodeset."""
+
+    def __init__(self, epoch: int, lng: int) -> None:
+        assert lng >> 32 == epoch, f"{format_lsn(lng)} is no LNG of epoch {epoch}"
+        self._epoch = epoch
+        self._lng = lng
+        self._best: dict[tuple[int, int, BlockKind], Copy[Body]] = {}
+
+    def add(self, copies: Iterable[Copy[Body]]) -> None:
+        """Take copies from one node; what ends at or below the LNG is settled already."""
+        for copy in copies:
+            header = copy.header
+            assert header.first >> 32 == self._epoch, "a digest is of one epoch"
+            if header.last <= self._lng:
+                continue
+            key = (header.first, header.last, header.kind)
+            best = self._best.get(key)
+            if best is None or copy.envelope.precedence > best.envelope.precedence:
+                self._best[key] = copy
+
+    def mend(self) -> Mend[Body]:
+        """Decide."""
+        kept: list[Copy[Body]] = []
+        holes: list[tuple[int, int]] = []
+        expected = self._lng + 1
+        for block in self._winners():
+            if block.header.first > expected:
+                holes.append((expected, block.header.first - 1))
+            if holes and block.header.producer:
+                holes.append((block.header.first, block.header.last))
+            else:
+                kept.append(block)
+            expected = block.header.last + 1
+        end = kept[-1].header.last if kept else self._lng
+        holes = [(first, last) for first, last in holes if first < end]
+        assert end & ESN_MAX < ESN_MAX, "sequencers leave the last esn to the bridge"
+        return Mend(tuple(kept), tuple(_joined(holes)), end + 1)
+
+    def _winners(self) -> list[Copy[Body]]:
+        """Data blocks that no hole or bridge of higher precedence covers, in LSN order."""
+        plugs = [copy for copy in self._best.values() if copy.header.kind != BlockKind.DATA]
+        blocks = [copy for copy in self._best.values() if copy.header.kind == BlockKind.DATA]
+        blocks.sort(key=lambda copy: copy.header.first)
+        return [
+            block
+            for block in blocks
+            if not any(
+                plug.header.first <= block.header.last
+                and block.header.first <= plug.header.last
+                and plug.envelope.precedence > block.envelope.precedence
+                for plug in plugs
+            )
+        ]
+
+
+def _joined(holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Holes that touch become one: a missing run is one hole between its neighbours."""
+    joined: list[tuple[int, int]] = []
+    for first, last in holes:
+        if joined and joined[-1][1] + 1 == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return joined

@@ -1,0 +1,94 @@
+"""Seals: how a storage node refuses an older sequencer, and who must have sealed.
+
+A node keeps one number a log: the highest epoch that sealed it. A sequencer's
+store into a lower epoch is refused. Recovery works under its own epoch's seal,
+and every store of it names that seal: it is taken only while no higher seal has
+come, so that two recoveries never both mend.
+
+The history that breaks a weaker rule: a recoverer that checks its seal only once
+can be overtaken after that check, and plug a hole over a record that the higher
+epoch has already kept (BookKeeper issue 2614).
+
+A seal needs an f-majority: the members that have not sealed cannot hold a copyset
+between them, so no older store can be acknowledged any more.
+
+Source: LogDevice digest 2.7; design.md §3; reliability digest §0 (4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cordwood.lsn import format_lsn
+from cordwood.nodes import NodeId, Nodeset, Replication
+from cordwood.quorum.f_majority import Verdict, f_majority
+
+
+class SealTable:
+    """The seals of one storage node, by log."""
+
+    def __init__(self) -> None:
+        self._seals: dict[int, int] = {}
+
+    def of(self, log: int) -> int:
+        """The epoch that sealed `log`; 0 if none did."""
+        return self._seals.get(log, 0)
+
+    def seal(self, log: int, epoch: int) -> bool:
+        """Refuse epochs below `epoch` from now on; False if a higher seal is there."""
+        if self.of(log) > epoch:
+            return False
+        self._seals[log] = epoch
+        return True
+
+    def admits(self, log: int, epoch: int, seal_epoch: int) -> bool:
+        """Whether a store into `epoch` may be taken.
+
+        Args:
+            seal_epoch: 0 for a sequencer's store; a recovery's own epoch otherwise.
+        """
+        if seal_epoch:
+            return self.of(log) == seal_epoch
+        return epoch >= self.of(log)
+
+
+class SealTally:
+    """Answers to one seal, on the recovering side."""
+
+    def __init__(self, nodeset: Nodeset, replication: Replication) -> None:
+        self._nodeset = nodeset
+        self._replication = replication
+        self._lngs: dict[NodeId, Mapping[int, int]] = {}
+        self._append_time_us = 0
+
+    def on_sealed(self, node: NodeId, lngs: Mapping[int, int], append_time_us: int) -> None:
+        """`node` sealed, and knows these LNGs by epoch."""
+        assert node in self._nodeset, "a seal is asked of members only"
+        self._lngs[node] = lngs
+        self._append_time_us = max(self._append_time_us, append_time_us)
+
+    @property
+    def sealed(self) -> tuple[NodeId, ...]:
+        """Members that have sealed, in node order."""
+        return tuple(node for node in self._nodeset.nodes if node in self._lngs)
+
+    def verdict(self) -> Verdict:
+        """Whether those that sealed are an f-majority, and who is missing."""
+        return f_majority(self._lngs.keys(), self._nodeset, self._replication)
+
+    def lng(self, epoch: int) -> int:
+        """The consensus LNG of `epoch`: the highest that any member heard knows.
+
+        A member that was not heard may know a higher one; all up to that is on a full
+        copyset, which the members heard meet, so their digest still finds it.
+        """
+        assert self.verdict().reached, "the LNG is decided once an f-majority sealed"
+        known = max((lngs.get(epoch, 0) for lngs in self._lngs.values()), default=0)
+        lng = max(known, epoch << 32)
+        assert lng >> 32 == epoch, f"{format_lsn(lng)} is no LNG of epoch {epoch}"
+        return lng
+
+    @property
+    def append_time_us(self) -> int:
+        """The latest append time that any member holds."""
+        return self._append_time_us

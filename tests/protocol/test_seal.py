@@ -1,0 +1,62 @@
+"""Seals: what a node refuses afterwards, and what a recovery learns from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordwood.lsn import make_lsn
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol.seal import SealTable, SealTally
+
+NODESET = Nodeset(tuple(Member(NodeId(n), f"n{n}:1") for n in (1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("sealed", "epoch", "by_recovery_of", "admitted"),
+    [
+        (0, 1, 0, True),
+        (5, 5, 0, True),  # the epoch that sealed is the one that writes now
+        (5, 6, 0, True),
+        (5, 4, 0, False),
+        (5, 4, 5, True),  # recovery mends below its own seal
+        (5, 4, 4, False),  # an older recovery was overtaken
+        (5, 4, 6, False),  # a recovery that has not sealed here may not store here
+    ],
+)
+def test_what_a_sealed_node_admits(sealed, epoch, by_recovery_of, admitted) -> None:
+    table = SealTable()
+    assert table.seal(1, sealed)
+    assert table.admits(1, epoch, by_recovery_of) is admitted
+
+
+def test_a_seal_never_goes_back_and_is_per_log() -> None:
+    table = SealTable()
+    assert table.seal(1, 5)
+    assert not table.seal(1, 4)
+    assert table.seal(1, 5), "sealing again with the same epoch is fine"
+    assert (table.of(1), table.of(2)) == (5, 0)
+
+
+def tally(copies: int = 3) -> SealTally:
+    return SealTally(NODESET, Replication(copies))
+
+
+def test_the_lng_is_the_highest_that_any_member_heard_knows() -> None:
+    heard = tally()
+    heard.on_sealed(NodeId(2), {4: make_lsn(4, 7)}, 30)
+    heard.on_sealed(NodeId(1), {4: make_lsn(4, 0)}, 10)
+    assert heard.sealed == (1, 2)
+    assert heard.lng(4) == make_lsn(4, 7)
+    assert heard.lng(3) == make_lsn(3, 0)
+    assert heard.append_time_us == 30
+
+
+@pytest.mark.parametrize(
+    ("copies", "sealed", "enough"),
+    [(3, (), False), (3, (2,), True), (2, (2,), False), (2, (1, 3), True), (1, (1, 2), False)],
+)
+def test_a_seal_holds_once_the_silent_cannot_hold_a_copyset(copies, sealed, enough) -> None:
+    heard = tally(copies)
+    for node in sealed:
+        heard.on_sealed(NodeId(node), {}, 0)
+    assert heard.verdict().reached is enough
