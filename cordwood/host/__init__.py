@@ -1,0 +1,1 @@
+"""The three seams between Cordwood and the machine."""

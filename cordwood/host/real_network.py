@@ -1,0 +1,131 @@
+"""The network seam on asyncio's (or uvloop's) TCP.
+
+Both loops set TCP_NODELAY on every stream, which the contract suite checks:
+shells cork their own writes, so Nagle's wait would only add latency.
+
+Source: research digest of the hot path, §3; style.md §1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from cordwood.block import Buffer
+from cordwood.errors import BadSetting, Unreachable
+from cordwood.host.address import join_address, split_address
+from cordwood.host.seams import StreamHandler
+
+ACCEPT_BACKLOG = 512
+"""Connections the kernel holds for us; clients of a restarted node come all at once."""
+
+LISTEN_TIMEOUT_S = 10.0
+"""Binding asks a name server at most, and that must not hang a start."""
+
+
+class RealTransport(asyncio.Transport):
+    """A `Transport` over one of the loop's.
+
+    The loops differ once a connection is going: asyncio still sends what is
+    written after a `close` with bytes queued, uvloop raises after the last call.
+    Here it does nothing, whichever loop.
+    """
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        super().__init__()
+        self._inner = inner
+        self.get_write_buffer_size = inner.get_write_buffer_size  # type: ignore[method-assign]
+        self.is_closing = inner.is_closing  # type: ignore[method-assign]
+        self.pause_reading = inner.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = inner.resume_reading  # type: ignore[method-assign]
+        self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
+
+    def writelines(self, parts: Iterable[Buffer]) -> None:
+        if not self._inner.is_closing():
+            self._inner.writelines(parts)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+
+class _Introduction(asyncio.Protocol):
+    """Stands between a loop and a handler for as long as it takes to pass a `RealTransport`.
+
+    Every other call goes from the loop to the handler's own method, so this costs
+    nothing per chunk.
+    """
+
+    def __init__(self, handler: StreamHandler) -> None:
+        self.handler = handler
+        self.data_received = handler.data_received  # type: ignore[method-assign]
+        self.eof_received = handler.eof_received  # type: ignore[method-assign]
+        self.connection_lost = handler.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.handler.connection_made(RealTransport(cast(asyncio.Transport, transport)))
+
+
+class RealListener:
+    """A `Listener` over an asyncio server."""
+
+    def __init__(self, server: asyncio.Server, host: str) -> None:
+        self._server = server
+        self._address = join_address(host, server.sockets[0].getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    async def close(self) -> None:
+        # No wait_closed: from Python 3.12 on it waits for the connections as well.
+        self._server.close()
+
+
+class RealNetwork:
+    """A `Network` of TCP streams on the running loop."""
+
+    async def listen(self, address: str, accept: Callable[[], StreamHandler]) -> RealListener:
+        host, port = split_address(address)
+        try:
+            async with asyncio.timeout(LISTEN_TIMEOUT_S):
+                server = await _bind(host, port, accept)
+        except OSError as error:  # TimeoutError is one too
+            reason = error.strerror or type(error).__name__
+            raise BadSetting(f"cannot listen on {address}: {reason}") from error
+        return RealListener(server, host)
+
+    async def connect(
+        self, address: str, make: Callable[[], StreamHandler], *, timeout_s: float
+    ) -> StreamHandler:
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, introduction = await loop.create_connection(
+                    lambda: _Introduction(make()), host, port
+                )
+        except TimeoutError as error:
+            raise Unreachable(f"{address} did not answer within {timeout_s:g} s") from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Unreachable(f"cannot reach {address}: {reason}") from error
+        return introduction.handler
+
+
+async def _bind(host: str, port: int, accept: Callable[[], StreamHandler]) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # The first only: with port 0, `localhost` would get one free port for each of
+    # 127.0.0.1 and ::1, and a listener has one address. IPv4 first, as it is what
+    # people type.
+    first = min(found, key=lambda info: info[0] != socket.AF_INET)
+    return await loop.create_server(
+        lambda: _Introduction(accept()), str(first[4][0]), port, backlog=ACCEPT_BACKLOG
+    )
