@@ -1,0 +1,1 @@
+"""Connections: hello, framed streams, corking, deadlines."""

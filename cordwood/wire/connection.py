@@ -1,0 +1,317 @@
+"""One connection: hello, frames in, corked frames out, calls with deadlines.
+
+Everything sent in one turn of the loop leaves in one `writelines`, because
+uvloop makes a system call of every write; nothing waits on a timer for that. A
+damaged frame closes this connection with a logged reason and nothing else.
+
+Source: design.md §4; hotpath digest §3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+from cordwood.block import Buffer
+from cordwood.errors import Closed, CordwoodError, Corrupt, Malformed, NotOurCluster, Unreachable
+from cordwood.host.seams import Network, Transport
+from cordwood.layout.frame import Frame, FrameParser, Kind, checksum, frame_header
+from cordwood.layout.hello import (
+    ANY_CLUSTER,
+    REFUSAL_BYTES_MAX,
+    Hello,
+    check_hello,
+    pack_hello,
+    unpack_hello,
+)
+from cordwood.layout.message import Call, Reply, pack, read_fault, read_reply, to_error
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+"""Long enough for a busy peer, short enough that silent callers do not pile up."""
+
+BACKLOG_BYTES_MAX = 256 << 20
+"""A peer that lets this much pile up is not reading: it is cut off, not fed."""
+
+CALLS_MAX = 4096
+"""Calls in flight on one connection; every caller of ours has far fewer."""
+
+
+class FrameHandler(Protocol):
+    """Whoever a connection's frames are for; called on the loop, must not block."""
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """A frame that is not a greeting, a reply or a fault.
+
+        Raises:
+            CordwoodError: the frame is wrong; the connection is closed.
+        """
+
+    def on_lost(self, connection: Connection, error: CordwoodError) -> None:
+        """The connection is gone, with why; called once, and only if it was greeted."""
+
+
+class Connection:
+    """See the module. Made by `dial` or by `wire.server.Server`.
+
+    Attributes:
+        peer: what the other side said of itself; None until greeted.
+    """
+
+    def __init__(self, ours: Hello, handler: FrameHandler, *, dialled: bool) -> None:
+        self.peer: Hello | None = None
+        self._ours = ours
+        self._handler = handler
+        self._dialled = dialled
+        self._parser = FrameParser()
+        self._loop = asyncio.get_running_loop()
+        self._transport: Transport | None = None
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._flush_due = False
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._next_request = 1
+        self._error: CordwoodError | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.on_closed: Callable[[Connection], None] | None = None
+        self.on_writable: Callable[[Connection], None] | None = None
+
+    def __str__(self) -> str:
+        if self.peer is None:
+            return "a peer not greeted yet"
+        return f"node {self.peer.node}" if self.peer.node else "a client"
+
+    # What a transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(Transport, transport)
+        if self._error is not None:
+            # The machine makes a connection a turn after it asked for its handler; a
+            # server may have refused it in between.
+            self._transport.abort()
+        elif self._dialled:
+            self.send(Kind.HELLO, 0, (pack_hello(self._ours),))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._parser.feed(data):
+                self._on_frame(frame)
+        except CordwoodError as error:
+            self.fail(error)
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        error = self._error or Unreachable(f"the connection to {self} was lost: {exc or 'closed'}")
+        self._error = error
+        self._transport = None
+        self._out.clear()
+        self._out_bytes = 0
+        self._writable.set()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+        self._calls.clear()
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()
+        elif self.peer is not None:
+            self._handler.on_lost(self, error)
+        if self.on_closed is not None:
+            self.on_closed(self)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self.on_writable is not None:
+            self.on_writable(self)
+
+    # What a room calls.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames may still be sent."""
+        return self._error is None and self._transport is not None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the machine takes more; `on_writable` is called when that comes back."""
+        return self._writable.is_set()
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes accepted by `send` and not yet handed to the machine."""
+        if self._transport is None:
+            return 0
+        return self._out_bytes + self._transport.get_write_buffer_size()
+
+    def send(
+        self, kind: int, request: int, parts: Sequence[Buffer], payload_crc: int | None = None
+    ) -> None:
+        """Cork one frame; it leaves at the end of this turn. Dropped if closed.
+
+        `payload_crc` is `checksum(parts)` where the caller has it already.
+        """
+        if self._error is not None:
+            return
+        length = 0
+        for part in parts:
+            length += len(part)
+        crc = checksum(parts) if payload_crc is None else payload_crc
+        self._out.append(frame_header(kind, request, length, crc))
+        self._out.extend(parts)
+        self._out_bytes += length
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    async def call(self, message: Call, *, timeout_s: float) -> Reply:
+        """Ask and wait for the answer.
+
+        Raises:
+            Unreachable: no answer in time, or the connection went away.
+            CordwoodError: what the other side answered.
+        """
+        if self._error is not None:
+            raise self._error
+        if len(self._calls) >= CALLS_MAX:
+            raise Unreachable(f"{CALLS_MAX} calls to {self} are unanswered")
+        request = self._next_request
+        self._next_request += 1
+        answer: asyncio.Future[Reply] = self._loop.create_future()
+        self._calls[request] = answer
+        self.send(Kind.CALL, request, (pack(message),))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise Unreachable(
+                f"{self} did not answer {type(message).__name__} within {timeout_s:g} s"
+            ) from None
+        finally:
+            self._calls.pop(request, None)
+
+    async def wait_writable(self) -> None:
+        """Wait until the machine takes more; returns at once on a closed connection."""
+        await self._writable.wait()
+
+    def pause_reading(self) -> None:
+        """Take nothing more from the peer until `resume_reading`."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Undo `pause_reading`."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Send what is corked, then close."""
+        if self._error is None:
+            self._flush()
+            self._error = Closed(f"the connection to {self} was closed here")
+        if self._transport is not None:
+            self._transport.close()
+
+    def fail(self, error: CordwoodError) -> None:
+        """Close at once because of `error`."""
+        if self._error is not None:
+            return
+        level = logging.WARNING if isinstance(error, (Corrupt, NotOurCluster)) else logging.DEBUG
+        logger.log(level, "closing the connection to %s: %s", self, error)
+        self._error = error
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Inside.
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._transport is None or self._error is not None or not self._out:
+            return
+        parts, self._out, self._out_bytes = self._out, [], 0
+        self._transport.writelines(parts)
+        if self._transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
+            self.fail(Unreachable(f"{self} does not read: {BACKLOG_BYTES_MAX} bytes wait for it"))
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self._error is not None:
+            return
+        kind = frame.kind
+        if self.peer is None:
+            self._on_greeting(kind, frame.payload)
+        elif kind == Kind.REPLY or kind == Kind.FAULT:
+            call = self._calls.get(frame.request)
+            if call is None or call.done():
+                return  # its caller gave up; the answer comes too late for anyone
+            if kind == Kind.REPLY:
+                call.set_result(read_reply(frame.payload))
+            else:
+                call.set_exception(to_error(read_fault(frame.payload)))
+        else:
+            self._handler.on_frame(self, frame)
+
+    def _on_greeting(self, kind: int, payload: memoryview) -> None:
+        if self._dialled and kind == Kind.REFUSAL:
+            text = bytes(payload[:REFUSAL_BYTES_MAX]).decode("utf-8", "replace")
+            raise NotOurCluster(text)
+        if kind != (Kind.WELCOME if self._dialled else Kind.HELLO):
+            raise Malformed("a greeting of the wrong kind")
+        theirs = unpack_hello(payload)
+        try:
+            check_hello(self._ours, theirs)
+        except NotOurCluster as error:
+            if not self._dialled:
+                self._refuse(error)
+            raise
+        self.peer = theirs
+        if not self._dialled:
+            self.send(Kind.WELCOME, 0, (pack_hello(self._ours),))
+        self._parser.greeted = True
+        self.ready.set_result(None)
+        for frame in self._parser.feed(b""):
+            self._on_frame(frame)
+
+    def _refuse(self, error: NotOurCluster) -> None:
+        self.send(Kind.REFUSAL, 0, (str(error).encode()[:REFUSAL_BYTES_MAX],))
+        self._flush()
+        logger.warning("refused a caller: %s", error)
+        self._error = error
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def dial(
+    network: Network, address: str, ours: Hello, handler: FrameHandler, *, timeout_s: float
+) -> Connection:
+    """Connect and greet.
+
+    Raises:
+        Unreachable: refused, or not greeted within `timeout_s`.
+        NotOurCluster: the other side is another cluster, node or version.
+    """
+    made = await network.connect(
+        address, lambda: Connection(ours, handler, dialled=True), timeout_s=timeout_s
+    )
+    connection = cast(Connection, made)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(connection.ready)
+    except TimeoutError:
+        connection.fail(Unreachable(f"{address} did not greet within {timeout_s:g} s"))
+        raise Unreachable(f"{address} did not greet within {timeout_s:g} s") from None
+    except asyncio.CancelledError:
+        connection.close()
+        raise
+    return connection
+
+
+__all__ = ["ANY_CLUSTER", "Connection", "FrameHandler", "Hello", "dial"]

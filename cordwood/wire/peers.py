@@ -1,0 +1,226 @@
+"""Connections to other nodes, kept up as long as somebody wants them.
+
+A keeper per wanted node dials, greets, watches for silence and dials again with
+a growing pause. Who uses a peer is told when it comes and goes, and sends only
+while it is there.
+
+Source: style.md §1 ("ask, feed the answer to the rule"); LogDevice digest 2.14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from cordwood.errors import CordwoodError, Retryable, Unreachable
+from cordwood.host.seams import Host
+from cordwood.layout.frame import Frame
+from cordwood.layout.hello import Hello
+from cordwood.layout.message import Call, Ping, Reply
+from cordwood.nodes import NodeId
+from cordwood.wire.connection import Connection, dial
+
+logger = logging.getLogger(__name__)
+
+DIAL_TIMEOUT_S = 2.0
+"""A loaded loopback answers in milliseconds, a continent in 300; two seconds is silence."""
+
+REDIAL_FIRST_S = 0.05
+REDIAL_MAX_S = 1.0
+"""A node that restarts is found within a second, and a dead one costs a packet a second."""
+
+PING_EVERY_S = 3.0
+PING_TIMEOUT_S = 3.0
+"""A peer cut off without a word, or stopped, is noticed within six seconds."""
+
+
+class PeerListener(Protocol):
+    """Who is told of peers; called on the loop, must not block."""
+
+    def on_peer_up(self, node: NodeId, connection: Connection) -> None:
+        """A connection to `node` is ready."""
+
+    def on_peer_down(self, node: NodeId, connection: Connection) -> None:
+        """That connection is gone; what was sent on it may or may not have arrived."""
+
+    def on_peer_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
+        """A data frame from `node`.
+
+        Raises:
+            CordwoodError: the frame is wrong; the connection is closed.
+        """
+
+
+class Peers:
+    """See the module."""
+
+    def __init__(
+        self,
+        host: Host,
+        ours: Callable[[NodeId], Hello],
+        tasks: asyncio.TaskGroup,
+        listener: PeerListener,
+    ) -> None:
+        self._host = host
+        self._ours = ours
+        self._tasks = tasks
+        self._listener = listener
+        self._addresses: dict[NodeId, str] = {}
+        self._keepers: dict[NodeId, asyncio.Task[None]] = {}
+        self._up: dict[NodeId, Connection] = {}
+        self._moved: dict[NodeId, asyncio.Event] = {}
+        self._failed: dict[NodeId, int] = {}
+        self._changed = asyncio.Event()
+
+    def want(self, addresses: Mapping[NodeId, str]) -> None:
+        """Keep connections to these nodes from now on; a new address is dialled at once."""
+        for node in sorted(addresses):
+            if self._addresses.get(node) != addresses[node]:
+                self._addresses[node] = addresses[node]
+                if node in self._moved:
+                    self._moved[node].set()
+            if node not in self._keepers:
+                self._moved[node] = asyncio.Event()
+                self._keepers[node] = self._tasks.create_task(self._keep(node))
+
+    def get(self, node: NodeId) -> Connection | None:
+        """The connection to `node`, if one is up."""
+        return self._up.get(node)
+
+    @property
+    def up(self) -> tuple[NodeId, ...]:
+        """Nodes with a connection now, in node order."""
+        return tuple(sorted(self._up))
+
+    async def wait_for(
+        self, node: NodeId, *, timeout_s: float, dials: int | None = None
+    ) -> Connection:
+        """Wait for a connection to a wanted node.
+
+        Args:
+            dials: give up sooner, once this many more dials have failed: a machine that
+                refuses is known to be without its node at once.
+        Raises:
+            Unreachable: none came within `timeout_s`, or `dials` failed.
+        """
+        last = None if dials is None else self._failed.get(node, 0) + dials
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (connection := self._up.get(node)) is None:
+                    if last is not None and self._failed.get(node, 0) >= last:
+                        break
+                    changed = self._changed
+                    await changed.wait()
+        except TimeoutError:
+            connection = None
+        if connection is None:
+            address = self._addresses.get(node, "no address")
+            raise Unreachable(f"node {node} at {address} cannot be reached")
+        return connection
+
+    async def call(self, node: NodeId, message: Call, *, timeout_s: float) -> Reply:
+        """Wait for the node, then ask it, all within `timeout_s`.
+
+        Raises:
+            Unreachable: no connection or no answer in time.
+            CordwoodError: what it answered.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        connection = await self.wait_for(node, timeout_s=timeout_s)
+        return await connection.call(message, timeout_s=max(0.001, deadline - loop.time()))
+
+    async def close(self) -> None:
+        """Stop every keeper and close every connection."""
+        keepers = list(self._keepers.values())
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        for connection in list(self._up.values()):
+            connection.close()
+
+    async def _keep(self, node: NodeId) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = REDIAL_FIRST_S
+        while True:
+            moved = self._moved[node]
+            moved.clear()
+            try:
+                connection = await self._dial(node)
+            except CordwoodError as error:
+                self._failed[node] = self._failed.get(node, 0) + 1
+                self._announce()
+                level = logging.DEBUG if isinstance(error, Retryable) else logging.WARNING
+                logger.log(level, "no connection to node %d: %s", node, error)
+            else:
+                up_at = loop.time()
+                await self._watch(connection)
+                if loop.time() - up_at > REDIAL_MAX_S:
+                    pause_s = REDIAL_FIRST_S
+                    continue
+                # A peer that greets and then refuses what it is sent is no better than one
+                # that does not answer: without a pause that was a dial for each store.
+            await _wait_at_most(moved, pause_s * self._host.random.uniform(0.5, 1.0))
+            pause_s = min(REDIAL_MAX_S, pause_s * 2)
+
+    async def _dial(self, node: NodeId) -> Connection:
+        connection = await dial(
+            self._host.network,
+            self._addresses[node],
+            self._ours(node),
+            _PeerFrames(self, node),
+            timeout_s=DIAL_TIMEOUT_S,
+        )
+        if not connection.is_open:
+            raise Unreachable(f"node {node} closed the connection at once")
+        self._up[node] = connection
+        self._announce()
+        self._listener.on_peer_up(node, connection)
+        return connection
+
+    async def _watch(self, connection: Connection) -> None:
+        gone = asyncio.Event()
+        connection.on_closed = lambda _: gone.set()
+        while connection.is_open:
+            await _wait_at_most(gone, PING_EVERY_S)
+            try:
+                await connection.call(Ping(), timeout_s=PING_TIMEOUT_S)
+            except CordwoodError as error:
+                connection.fail(error)
+        connection.close()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _lost(self, node: NodeId, connection: Connection) -> None:
+        if self._up.get(node) is not connection:
+            return  # lost before it was announced: nobody used it
+        del self._up[node]
+        self._announce()
+        self._listener.on_peer_down(node, connection)
+
+
+class _PeerFrames:
+    """Tells the listener which node a frame or a loss belongs to."""
+
+    def __init__(self, peers: Peers, node: NodeId) -> None:
+        self._peers = peers
+        self._node = node
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        self._peers._listener.on_peer_frame(self._node, connection, frame)
+
+    def on_lost(self, connection: Connection, error: CordwoodError) -> None:
+        self._peers._lost(self._node, connection)
+
+
+async def _wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for `event`, but not longer than `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,142 @@
+"""The listening side: greets, bounds strangers, runs calls with a deadline.
+
+Source: reliability digest §7 (1, 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Protocol
+
+from cordwood.errors import CordwoodError, Overloaded, Unreachable
+from cordwood.host.seams import Listener, Network
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.hello import Hello
+from cordwood.layout.message import Call, Reply, pack, read_call, to_fault
+from cordwood.wire.connection import HELLO_TIMEOUT_S, Connection
+
+logger = logging.getLogger(__name__)
+
+STRANGERS_MAX = 256
+"""Connections that have not greeted yet; more than that is an attack or a bug."""
+
+CONNECTIONS_MAX = 4096
+"""Well under the usual limit of open files, which the WAL and peers share."""
+
+CALLS_RUNNING_MAX = 1024
+"""Calls that run at once on one node; control calls are rare and short."""
+
+CALL_TIMEOUT_S = 30.0
+"""The longest any call may run; the callers' own deadlines are shorter."""
+
+
+class Service(Protocol):
+    """What a node offers to its connections."""
+
+    def on_data(self, connection: Connection, frame: Frame) -> None:
+        """A data frame; see `FrameHandler.on_frame`."""
+
+    def on_call(self, connection: Connection, call: Call) -> Awaitable[Reply]:
+        """Answer a call; raises CordwoodError for a fault."""
+
+    def on_lost(self, connection: Connection, error: CordwoodError) -> None:
+        """A greeted connection is gone."""
+
+
+class Server:
+    """Accepts connections for a service until closed."""
+
+    def __init__(
+        self, network: Network, ours: Hello, service: Service, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._network = network
+        self._ours = ours
+        self._service = service
+        self._tasks = tasks
+        self._connections: dict[Connection, None] = {}
+        self._running: dict[asyncio.Task[None], None] = {}
+        self._strangers = 0
+        self._listener: Listener | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` really bound."""
+        assert self._listener is not None, "not listening yet"
+        return self._listener.address
+
+    @property
+    def connections(self) -> int:
+        """Connections now open, greeted or not."""
+        return len(self._connections)
+
+    async def listen(self, address: str) -> None:
+        """Start to accept.
+
+        Raises:
+            BadSetting: the address is wrong or taken.
+        """
+        self._listener = await self._network.listen(address, self._accept)
+
+    async def close(self) -> None:
+        """Stop accepting and close every connection."""
+        if self._listener is not None:
+            await self._listener.close()
+        for connection in list(self._connections):
+            connection.close()
+        for task in list(self._running):
+            task.cancel()
+
+    def _accept(self) -> Connection:
+        connection = Connection(self._ours, self, dialled=False)
+        self._connections[connection] = None
+        connection.on_closed = self._forget
+        self._strangers += 1
+        connection.ready.add_done_callback(self._greeted)
+        if self._strangers > STRANGERS_MAX or len(self._connections) > CONNECTIONS_MAX:
+            self._loop_soon(connection, Overloaded("too many connections"))
+        else:
+            asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._expire, connection)
+        return connection
+
+    def _loop_soon(self, connection: Connection, error: CordwoodError) -> None:
+        asyncio.get_running_loop().call_soon(connection.fail, error)
+
+    def _greeted(self, _: asyncio.Future[None]) -> None:
+        self._strangers -= 1
+
+    def _expire(self, connection: Connection) -> None:
+        if connection.peer is None and connection.is_open:
+            connection.fail(Unreachable(f"no hello within {HELLO_TIMEOUT_S:g} s"))
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        if frame.kind != Kind.CALL:
+            self._service.on_data(connection, frame)
+            return
+        call = read_call(frame.payload)
+        if len(self._running) >= CALLS_RUNNING_MAX:
+            fault = to_fault(Overloaded(f"{CALLS_RUNNING_MAX} calls are running on this node"))
+            connection.send(Kind.FAULT, frame.request, (pack(fault),))
+            return
+        task = self._tasks.create_task(self._answer(connection, frame.request, call))
+        self._running[task] = None
+        task.add_done_callback(lambda done: self._running.pop(done, None))
+
+    def on_lost(self, connection: Connection, error: CordwoodError) -> None:
+        self._service.on_lost(connection, error)
+
+    async def _answer(self, connection: Connection, request: int, call: Call) -> None:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                reply = await self._service.on_call(connection, call)
+        except TimeoutError:
+            text = f"{type(call).__name__} took longer than {CALL_TIMEOUT_S:g} s"
+            connection.send(Kind.FAULT, request, (pack(to_fault(Unreachable(text))),))
+        except CordwoodError as error:
+            connection.send(Kind.FAULT, request, (pack(to_fault(error)),))
+        else:
+            connection.send(Kind.REPLY, request, (pack(reply),))

@@ -1,0 +1,321 @@
+"""The listening side: answers, deadlines, and bounds on strangers and on calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from wire_ends import (
+    ADDRESS,
+    CLIENT,
+    NODE_1,
+    Ends,
+    Offering,
+    RawEnd,
+    dial_in,
+    memory_ends,
+    now,
+    raw_dial,
+    run,
+    simulated_ends,
+    until,
+)
+
+from cordwood.errors import (
+    BadSetting,
+    CordwoodError,
+    Fenced,
+    NoSequencer,
+    Overloaded,
+    Unreachable,
+)
+from cordwood.host.real_network import RealNetwork
+from cordwood.layout.frame import Kind, frame
+from cordwood.layout.hello import pack_hello
+from cordwood.layout.message import AskStatus, Call, DoneReply, Ping, Reply
+from cordwood.wire import server as server_module
+from cordwood.wire.connection import HELLO_TIMEOUT_S
+from cordwood.wire.server import CALL_TIMEOUT_S, Server
+
+
+@asynccontextmanager
+async def serving(ends: Ends, service: Offering, address: str = ADDRESS) -> AsyncIterator[Server]:
+    async with asyncio.TaskGroup() as tasks:
+        server = Server(ends.server, NODE_1, service, tasks)
+        await server.listen(address)
+        try:
+            yield server
+        finally:
+            await server.close()
+
+
+async def settle() -> None:
+    await asyncio.sleep(0.2)
+
+
+class TestCalls:
+    def test_a_call_is_answered_and_an_error_comes_out_as_itself(self) -> None:
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            async with serving(ends, service):
+                connection = await dial_in(ends.client)
+                assert await connection.call(Ping(), timeout_s=1) == DoneReply()
+
+                async def refuse(call: Call) -> Reply:
+                    raise Fenced("a higher epoch rules", 9)
+
+                service.answer = refuse
+                with pytest.raises(Fenced, match="higher epoch") as fenced:
+                    await connection.call(AskStatus(), timeout_s=1)
+                assert fenced.value.epoch == 9
+                assert service.calls == [Ping(), AskStatus()]
+
+        run(scenario)
+
+    def test_a_slow_call_stops_no_other_and_ends_at_the_limit(self) -> None:
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+
+            async def slow(call: Call) -> Reply:
+                await asyncio.sleep(0 if isinstance(call, Ping) else 1000)
+                return DoneReply()
+
+            service.answer = slow
+            async with serving(ends, service):
+                connection = await dial_in(ends.client)
+                asking = asyncio.create_task(connection.call(AskStatus(), timeout_s=100))
+                await connection.call(Ping(), timeout_s=1)
+                assert not asking.done()
+                with pytest.raises(Unreachable, match="AskStatus took longer than 30 s"):
+                    await asking
+                assert now() == pytest.approx(CALL_TIMEOUT_S, abs=0.01)
+
+        run(scenario)
+
+    def test_calls_that_run_at_once_are_bounded(self, monkeypatch) -> None:
+        monkeypatch.setattr(server_module, "CALLS_RUNNING_MAX", 3)
+
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            release = asyncio.Event()
+
+            async def wait(call: Call) -> Reply:
+                await release.wait()
+                return DoneReply()
+
+            service.answer = wait
+            async with serving(ends, service):
+                connection = await dial_in(ends.client)
+                calls = [asyncio.create_task(connection.call(Ping(), timeout_s=9)) for _ in "1234"]
+                with pytest.raises(Overloaded, match="3 calls are running"):
+                    await calls.pop()
+                release.set()
+                assert await asyncio.gather(*calls) == [DoneReply()] * 3
+                assert await connection.call(Ping(), timeout_s=1) == DoneReply()
+
+        run(scenario)
+
+    def test_a_call_that_cannot_be_read_closes_its_connection_only(self, caplog) -> None:
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            async with serving(ends, service):
+                good, bad = await dial_in(ends.client), await raw_dial(ends.client)
+                bad.greet()
+                bad.say_frame(Kind.CALL, 1, b"\x91" * 5000)
+                await settle()
+                assert bad.is_lost
+                assert await good.call(Ping(), timeout_s=1) == DoneReply()
+                assert len(service.kept.lost) == 1
+
+        run(scenario)
+        assert "a call that this version does not know" in caplog.text
+
+    def test_data_goes_to_the_service(self) -> None:
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            async with serving(ends, service):
+                connection = await dial_in(ends.client)
+                connection.send(Kind.STORE, 4, (b"blocks",))
+                await settle()
+                assert service.kept.frames == [(Kind.STORE, 4, b"blocks")]
+
+        run(scenario)
+
+
+class TestStrangers:
+    @pytest.mark.parametrize("ends", [memory_ends, simulated_ends])
+    @pytest.mark.parametrize("trickle", [b"", b"\x30"])
+    def test_who_says_no_hello_in_time_is_cut_off(self, ends, trickle: bytes) -> None:
+        """A byte now and then is no hello either."""
+
+        async def scenario() -> None:
+            between = ends()
+            async with serving(between, Offering()) as server:
+                stranger = await raw_dial(between.client)
+                start = now()
+                for _ in range(4):
+                    stranger.say(trickle)
+                    await asyncio.sleep(HELLO_TIMEOUT_S / 4 - 0.01)
+                assert not stranger.is_lost
+                await asyncio.sleep(0.3)
+                assert stranger.is_lost
+                assert now() - start < HELLO_TIMEOUT_S + 0.3
+                assert server.connections == 0
+
+        run(scenario)
+
+    def test_who_greeted_stays(self) -> None:
+        async def scenario() -> None:
+            ends = memory_ends()
+            async with serving(ends, Offering()):
+                connection = await dial_in(ends.client)
+                await asyncio.sleep(10 * HELLO_TIMEOUT_S)
+                assert connection.is_open
+
+        run(scenario)
+
+    @pytest.mark.parametrize("ends", [memory_ends, simulated_ends])
+    def test_strangers_are_bounded_and_those_who_greeted_are_none(self, ends, monkeypatch) -> None:
+        monkeypatch.setattr(server_module, "STRANGERS_MAX", 3)
+
+        async def scenario() -> None:
+            between = ends()
+            async with serving(between, Offering()) as server:
+                greeted = [await dial_in(between.client) for _ in range(5)]
+                strangers = [await raw_dial(between.client) for _ in range(3)]
+                assert await is_turned_away(between)
+                assert not any(each.is_lost for each in strangers)
+                assert server.connections == 8
+                strangers[0].transport.close()
+                await settle()
+                greeted.append(await dial_in(between.client))
+                assert all(each.is_open for each in greeted)
+
+        run(scenario)
+
+    def test_connections_are_bounded(self, monkeypatch) -> None:
+        monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 2)
+
+        async def scenario() -> None:
+            ends = memory_ends()
+            async with serving(ends, Offering()):
+                first, _ = await dial_in(ends.client), await dial_in(ends.client)
+                with pytest.raises(Unreachable):
+                    await dial_in(ends.client)
+                first.close()
+                await settle()
+                assert (await dial_in(ends.client)).is_open
+
+        run(scenario)
+
+    def test_on_real_sockets_those_over_the_limit_are_closed_and_counted_off(
+        self, monkeypatch
+    ) -> None:
+        monkeypatch.setattr(server_module, "STRANGERS_MAX", 2)
+
+        async def scenario() -> None:
+            ends = Ends(RealNetwork(), RealNetwork())
+            async with serving(ends, Offering(), "127.0.0.1:0") as server:
+                strangers = [await raw_dial(ends.client, server.address) for _ in range(6)]
+                await until(lambda: sum(each.is_lost for each in strangers) == 4)
+                assert server.connections == 2
+                for each in strangers:
+                    each.transport.close()
+                await until(lambda: server.connections == 0)
+                late = await raw_dial(ends.client, server.address)
+                late.greet()
+                await until(lambda: bool(late.frames))
+                assert late.frames[0].kind == Kind.WELCOME
+
+        asyncio.run(scenario())
+
+
+async def is_turned_away(ends: Ends) -> bool:
+    """Whether a stranger is not let in, or cut off at once."""
+    try:
+        stranger = await raw_dial(ends.client)
+    except Unreachable:
+        return True
+    await settle()
+    return stranger.is_lost
+
+
+class TestLife:
+    def test_an_address_is_taken_once_and_free_after_the_close(self) -> None:
+        async def scenario() -> None:
+            ends = memory_ends()
+            async with serving(ends, Offering()) as server:
+                assert server.address == ADDRESS
+                with pytest.raises(BadSetting, match=ADDRESS):
+                    await Server(ends.server, NODE_1, Offering(), asyncio.TaskGroup()).listen(
+                        ADDRESS
+                    )
+            async with serving(ends, Offering()):
+                assert await (await dial_in(ends.client)).call(Ping(), timeout_s=1) == DoneReply()
+
+        run(scenario)
+
+    def test_a_close_ends_connections_and_calls_and_takes_no_one_new(self) -> None:
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+
+            async def never(call: Call) -> Reply:
+                await asyncio.sleep(1000)
+                raise AssertionError
+
+            service.answer = never
+            async with serving(ends, service):
+                connection, stranger = await dial_in(ends.client), await raw_dial(ends.client)
+                asking = asyncio.create_task(connection.call(Ping(), timeout_s=100))
+                await settle()
+            with pytest.raises(CordwoodError):
+                await asking
+            assert now() < 1
+            await settle()
+            assert not connection.is_open
+            assert stranger.is_lost
+            with pytest.raises(Unreachable):
+                await dial_in(ends.client)
+
+        run(scenario)
+
+    def test_the_service_hears_of_losses_of_those_who_greeted_only(self) -> None:
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            async with serving(ends, service):
+                stranger, connection = await raw_dial(ends.client), await dial_in(ends.client)
+                stranger.transport.close()
+                await settle()
+                assert service.kept.lost == []
+                connection.close()
+                await settle()
+                assert [type(error) for error in service.kept.lost] == [Unreachable]
+
+        run(scenario)
+
+    def test_an_answer_to_who_has_gone_is_dropped(self) -> None:
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            release = asyncio.Event()
+
+            async def wait(call: Call) -> Reply:
+                await release.wait()
+                raise NoSequencer("nobody hears this")
+
+            service.answer = wait
+            async with serving(ends, service):
+                end = RawEnd()
+                await ends.client.connect(ADDRESS, lambda: end, timeout_s=1)
+                end.say(*frame(Kind.HELLO, 0, pack_hello(CLIENT)))
+                await settle()
+                end.transport.close()
+                await settle()
+                release.set()
+                await settle()
+                service.answer = service.done
+                connection = await dial_in(ends.client)
+                assert await connection.call(Ping(), timeout_s=1) == DoneReply()
+
+        run(scenario)
