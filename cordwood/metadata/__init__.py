@@ -1,0 +1,1 @@
+"""The metadata store: epochs, logs and members, by versioned compare-and-set."""

@@ -1,0 +1,72 @@
+"""Changing one entry of the metadata store: read, decide, compare-and-set, again if raced.
+
+What a change decides must be harmless to decide and to write again: a write of
+unknown outcome is settled by reading anew and deciding anew, from whatever is there
+by then. Should the lost write come late, in between, then its version is the one
+expected, so ours is refused, and the next try reads what it left.
+
+Source: LogDevice digest 2.1 (read-modify-write with an updater); design.md §6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cordwood.errors import OutcomeUnknown, Overloaded, Unreachable
+from cordwood.metadata.store import MetadataStore
+
+RACES_MAX = 64
+"""Lost races in a row. Each is somebody else's success, so this many callers at one entry
+means that something takes what it should take once over and over."""
+
+UNKNOWN_MAX = 3
+"""Writes of unknown outcome in one change; each took a whole deadline of the store's."""
+
+Decide = Callable[[bytes | None], bytes | None]
+"""From the value found (None: not there) to the one to write (None: leave it)."""
+
+
+async def change(store: MetadataStore, key: str, decide: Decide) -> bytes | None:
+    """Change `key` to what `decide` makes of it.
+
+    Args:
+        decide: called once for each try; what it raises ends the change.
+    Returns:
+        The value now stored, as written or as left; None if the entry is not there.
+    Raises:
+        Unreachable: the store did not answer; nothing was written.
+        Overloaded: RACES_MAX others came first, or the store is full; nothing was written.
+        OutcomeUnknown: the store does not say whether it wrote.
+    """
+    unknown: OutcomeUnknown | None = None
+    races = unknowns = 0
+    while races < RACES_MAX and unknowns < UNKNOWN_MAX:
+        try:
+            found = await store.get(key)
+            wanted = decide(found.value if found else None)
+            if wanted is None:
+                return found.value if found else None
+            if await store.compare_and_set(key, wanted, found.version if found else 0):
+                return wanted
+            races += 1
+        except OutcomeUnknown as error:
+            unknown, unknowns = error, unknowns + 1
+        except (Unreachable, Overloaded) as error:
+            # Of this try nothing was written; of an earlier one something may have been.
+            if unknown is None:
+                raise
+            raise unknown from error
+    raise unknown or Overloaded(f"{key}: {RACES_MAX} other writers in a row came first")
+
+
+async def change_repeatably(store: MetadataStore, key: str, decide: Decide) -> bytes | None:
+    """As `change`, for a caller that may ask again whatever came of it.
+
+    Raises:
+        Unreachable: the store did not answer; if it wrote all the same, no harm is done.
+        Overloaded: as `change`.
+    """
+    try:
+        return await change(store, key, decide)
+    except OutcomeUnknown as error:
+        raise Unreachable(f"{error}; it may be asked again") from error

@@ -1,0 +1,248 @@
+"""The epoch store: which epoch comes next, which are clean, who may hold what.
+
+One record a log, changed by compare-and-set only. Taking an epoch is a read and a
+conditional write: two round trips when nobody races. Every epoch is won by one write
+that its taker saw succeed, so no epoch has two takers. A write of unknown outcome is
+settled by taking a higher epoch: if it did happen, that epoch has no taker, and its
+recovery finds it empty. (A nonce in the record could save such an epoch, at the price
+of a second way to win one; epochs are plenty, so there is none.)
+
+A nodeset changes only with an epoch, and none is ever forgotten: what an epoch may
+have stored where is known for as long as the log lives. Moving that history to the
+log's metadata log comes later.
+
+Source: LogDevice digest 2.1; design.md §3, §6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from cordwood.errors import BadSetting, Malformed, Rejected, UnknownLog
+from cordwood.lsn import EPOCH_MAX, LSN_MAX, format_lsn
+from cordwood.metadata.change import Decide, change_repeatably
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import COPIES_MAX, NodeId, Replication
+
+NODESET_NODES_MAX = 128
+"""LogDevice's nodesets have 20 to 30; with HISTORY_MAX of these a record stays under 1 MiB."""
+
+HISTORY_MAX = 512
+"""Nodesets that one log can have had: one a day for more than a year."""
+
+NODE_MAX = (1 << 32) - 1
+
+_Node = Annotated[int, msgspec.Meta(ge=1, le=NODE_MAX)]
+_Copies = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
+
+
+class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From epoch `since` on, `nodes` may hold records, `copies` each over `racks` racks."""
+
+    since: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
+    nodes: Annotated[tuple[_Node, ...], msgspec.Meta(min_length=1, max_length=NODESET_NODES_MAX)]
+    copies: _Copies
+    racks: _Copies
+
+    @property
+    def replication(self) -> Replication:
+        """The replication property."""
+        return Replication(self.copies, self.racks)
+
+
+class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the epoch store knows of one log.
+
+    An unknown field is refused: a version that does not know it would drop it.
+
+    Attributes:
+        next_epoch: the next epoch to hand out; EPOCH_MAX + 1 when all are used up.
+        clean_epoch: all epochs up to this one are recovered; 0 for none.
+        clean_tail: LSN of the last record (or `(E, 0)`) up to there; 0 for none.
+        owner: node that took the newest epoch, 0 where it did not say. A hint.
+        history: nodesets, by the epoch from which on they hold, ascending.
+    """
+
+    next_epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX + 1)]
+    clean_epoch: Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
+    clean_tail: Annotated[int, msgspec.Meta(ge=0, le=LSN_MAX)]
+    history: Annotated[tuple[NodesetSince, ...], msgspec.Meta(min_length=1, max_length=HISTORY_MAX)]
+    owner: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
+
+    def configuration(self, epoch: int) -> tuple[tuple[NodeId, ...], Replication]:
+        """The nodeset and replication property of an epoch that was handed out.
+
+        Raises:
+            BadSetting: it was not.
+        """
+        if not 1 <= epoch < self.next_epoch:
+            raise BadSetting(f"epoch {epoch} was not handed out; the next is {self.next_epoch}")
+        found = next(entry for entry in reversed(self.history) if entry.since <= epoch)
+        return tuple(NodeId(node) for node in found.nodes), found.replication
+
+
+class EpochStore:
+    """The epoch records of all logs in one metadata store.
+
+    What every call may raise beside its own: Unreachable and Overloaded (ask again; a
+    call that did change something is harmless to repeat) and Malformed (the record
+    cannot be read, or a newer version wrote it).
+    """
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def read(self, log_id: int) -> EpochRecord | None:
+        """A log's record, None if it has none. One round trip."""
+        found = await self._store.get(_key(log_id))
+        return None if found is None else _decode(log_id, found.value)
+
+    async def create(
+        self, log_id: int, nodes: Sequence[NodeId], replication: Replication
+    ) -> EpochRecord:
+        """Give a log its first nodeset; the first caller's counts, whoever asks again.
+
+        Returns:
+            The record as stored.
+        Raises:
+            BadSetting: the nodes cannot be a nodeset of this replication.
+        """
+        first = EpochRecord(1, 0, 0, (_nodeset_since(1, nodes, replication),))
+
+        def decide(found: bytes | None) -> bytes | None:
+            return msgspec.json.encode(first) if found is None else None
+
+        return await self._change(log_id, decide)
+
+    async def take_epoch(
+        self,
+        log_id: int,
+        *,
+        owner: int = 0,
+        nodes: Sequence[NodeId] | None = None,
+        replication: Replication | None = None,
+    ) -> tuple[int, EpochRecord]:
+        """Take the next epoch. Nobody else ever gets it.
+
+        Args:
+            owner: this node, for those who look.
+            nodes, replication: in force from this epoch on; None leaves them.
+        Returns:
+            The epoch, and the record as stored then (its `next_epoch` is one more).
+        Raises:
+            UnknownLog: the log has no record.
+            BadSetting: the nodes cannot be a nodeset of this replication.
+            Rejected: all epochs up to EPOCH_MAX, or HISTORY_MAX nodesets, are used up.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            record = _known(log_id, found)
+            _check_epochs_left(log_id, record)
+            return msgspec.json.encode(
+                msgspec.structs.replace(
+                    record,
+                    next_epoch=record.next_epoch + 1,
+                    owner=owner,
+                    history=_extended(log_id, record, nodes, replication),
+                )
+            )
+
+        record = await self._change(log_id, decide)
+        return record.next_epoch - 1, record
+
+    async def set_clean(self, log_id: int, epoch: int, tail: int) -> EpochRecord:
+        """Record that every epoch up to `epoch` is recovered. Never goes back.
+
+        Args:
+            tail: LSN of the last record up to there, or `(E, 0)` with E up to `epoch`.
+        Returns:
+            The record as stored: what was there, if that is as clean already.
+        Raises:
+            UnknownLog: the log has no record.
+            BadSetting: the epoch was not handed out, the tail lies above it, or below the
+                tail of an epoch before it.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            record = _known(log_id, found)
+            if epoch <= record.clean_epoch:
+                return None
+            _check_clean(log_id, record, epoch, tail)
+            # An Lsn is an int to Python and not to msgspec, which encodes no subclasses.
+            return msgspec.json.encode(
+                msgspec.structs.replace(record, clean_epoch=epoch, clean_tail=int(tail))
+            )
+
+        return await self._change(log_id, decide)
+
+    async def _change(self, log_id: int, decide: Decide) -> EpochRecord:
+        return _known(log_id, await change_repeatably(self._store, _key(log_id), decide))
+
+
+def _key(log_id: int) -> str:
+    return f"epochs/{log_id}"
+
+
+def _decode(log_id: int, value: bytes) -> EpochRecord:
+    try:
+        return msgspec.json.decode(value, type=EpochRecord)
+    except msgspec.DecodeError as error:
+        raise Malformed(f"the epoch record of log {log_id} cannot be read: {error}") from error
+
+
+def _known(log_id: int, found: bytes | None) -> EpochRecord:
+    if found is None:
+        raise UnknownLog(f"the epoch store knows no log {log_id}")
+    return _decode(log_id, found)
+
+
+def _nodeset_since(since: int, nodes: Sequence[NodeId], replication: Replication) -> NodesetSince:
+    ordered = tuple(sorted(set(nodes)))
+    if len(ordered) != len(nodes) or not all(1 <= node <= NODE_MAX for node in ordered):
+        raise BadSetting(f"nodes {list(nodes)} are no nodeset: distinct numbers from 1 on")
+    if not replication.copies <= len(ordered) <= NODESET_NODES_MAX:
+        raise BadSetting(
+            f"{replication} needs {replication.copies} to {NODESET_NODES_MAX} nodes, "
+            f"and there are {len(ordered)}"
+        )
+    return NodesetSince(since, ordered, replication.copies, replication.racks)
+
+
+def _extended(
+    log_id: int,
+    record: EpochRecord,
+    nodes: Sequence[NodeId] | None,
+    replication: Replication | None,
+) -> tuple[NodesetSince, ...]:
+    """The history with what is new from `next_epoch` on, if anything is."""
+    *before, newest = record.history
+    wanted = _nodeset_since(
+        record.next_epoch,
+        [NodeId(node) for node in newest.nodes] if nodes is None else nodes,
+        newest.replication if replication is None else replication,
+    )
+    if msgspec.structs.replace(wanted, since=newest.since) == newest:
+        return record.history
+    if newest.since == wanted.since:
+        return (*before, wanted)
+    if len(record.history) >= HISTORY_MAX:
+        raise Rejected(f"log {log_id} has had {HISTORY_MAX} nodesets; it cannot have another")
+    return (*record.history, wanted)
+
+
+def _check_epochs_left(log_id: int, record: EpochRecord) -> None:
+    if record.next_epoch > EPOCH_MAX:
+        raise Rejected(f"log {log_id} has used up all {EPOCH_MAX} epochs: make a new log")
+
+
+def _check_clean(log_id: int, record: EpochRecord, epoch: int, tail: int) -> None:
+    if epoch >= record.next_epoch:
+        raise BadSetting(f"log {log_id}: epoch {epoch} was not handed out, so it is not clean")
+    if not (record.clean_tail <= tail and tail >> 32 <= epoch):
+        raise BadSetting(
+            f"log {log_id}: epoch {epoch} cannot end at {format_lsn(tail)}, "
+            f"after {format_lsn(record.clean_tail)}"
+        )

@@ -1,0 +1,159 @@
+"""Who is in the cluster: its identity, and its nodes with their addresses.
+
+A node registers each time it starts, and its incarnation grows by one: two processes
+that believe to be the same node are told apart, and what an older one says is not
+taken for the newer's. The cluster's identity is drawn once, by whoever comes first;
+a data directory of another cluster is never mistaken for ours.
+
+Members are never removed yet: shrinking a cluster comes with rebuilding.
+
+Source: design.md §5, §6; reliability digest §3 (S17).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Protocol
+
+import msgspec
+
+from cordwood.errors import BadSetting, Malformed
+from cordwood.host.address import split_address
+from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import SCOPES, Member, NodeId
+
+CLUSTER_BYTES = 16
+
+NODE_MAX = (1 << 32) - 1
+
+ADDRESS_BYTES_MAX = 255
+"""A DNS name has at most 253."""
+
+WEIGHT_MAX = 1_000_000.0
+"""Sums of weights stay far from where a float loses the small ones."""
+
+_CLUSTER = "cluster"
+_NODES = "nodes/"
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class RandomBytes(Protocol):
+    """Where an identity comes from; `random.Random` fits it."""
+
+    def randbytes(self, n: int) -> bytes:
+        """`n` random bytes."""
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`nodes/<number>`."""
+
+    address: str
+    location: str
+    incarnation: Annotated[int, msgspec.Meta(ge=1)]
+    weight: Annotated[float, msgspec.Meta(ge=0, le=WEIGHT_MAX)]
+
+
+class Membership:
+    """The members of the cluster of one metadata store.
+
+    Every call may also raise Unreachable or Overloaded (ask again), and Malformed (an
+    entry cannot be read, or a newer version wrote it).
+    """
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def ensure_cluster(self, random: RandomBytes) -> bytes:
+        """The cluster's identity, CLUSTER_BYTES long; drawn and kept if there is none."""
+        drawn = random.randbytes(CLUSTER_BYTES).hex().encode("ascii")
+        stored = await change_repeatably(
+            self._store, _CLUSTER, lambda found: drawn if found is None else None
+        )
+        assert stored is not None, "an identity is written or was there"
+        return _decode_cluster(stored)
+
+    async def cluster(self) -> bytes | None:
+        """The cluster's identity, None if nobody has drawn it."""
+        found = await self._store.get(_CLUSTER)
+        return None if found is None else _decode_cluster(found.value)
+
+    async def register(
+        self, node_id: NodeId, address: str, location: str = "", weight: float = 1.0
+    ) -> Member:
+        """Say that a node starts, and where.
+
+        Args:
+            address: `host:port` where the others reach it.
+            location: as `Member.location`.
+            weight: share of new records, 0 to WEIGHT_MAX; 0 takes none.
+        Returns:
+            The member; its incarnation is higher than any that it had.
+        Raises:
+            BadSetting: an argument is out of its range.
+        """
+        _check(node_id, address, location, weight)
+
+        def decide(found: bytes | None) -> bytes:
+            before = _decode(node_id, found).incarnation if found else 0
+            return msgspec.json.encode(_Entry(address, location, before + 1, weight))
+
+        stored = await change_repeatably(self._store, _key(node_id), decide)
+        assert stored is not None, "an entry was written"
+        return _member(node_id, stored)
+
+    async def members(self) -> tuple[Member, ...]:
+        """Every node that ever registered, in node order."""
+        listed = await self._store.list(_NODES)
+        return tuple(_member(_node_of(key), found.value) for key, found in listed)
+
+
+def _check(node_id: int, address: str, location: str, weight: float) -> None:
+    if not 1 <= node_id <= NODE_MAX:
+        raise BadSetting(f"node {node_id} is no node number: 1 to {NODE_MAX}")
+    if len(address.encode()) > ADDRESS_BYTES_MAX:
+        raise BadSetting(f"the address of node {node_id} is over {ADDRESS_BYTES_MAX} bytes")
+    split_address(address)
+    labels = location.split(".") if location else []
+    if len(labels) >= len(SCOPES) or not all(map(_LABEL.fullmatch, labels)):
+        raise BadSetting(
+            f"{location[:64]!r} is no location: up to {len(SCOPES) - 1} labels joined by dots, "
+            "region.dc.cluster.row.rack, the rack last"
+        )
+    if not (math.isfinite(weight) and 0 <= weight <= WEIGHT_MAX):
+        raise BadSetting(f"weight {weight} of node {node_id}: it goes from 0 to {WEIGHT_MAX:g}")
+
+
+def _key(node_id: int) -> str:
+    # Padded, so that keys sort as numbers do.
+    return f"{_NODES}{node_id:010}"
+
+
+def _node_of(key: str) -> NodeId:
+    digits = key.removeprefix(_NODES)
+    if not (digits.isascii() and digits.isdigit()):
+        raise Malformed(f"{key} in the metadata store is no node's entry")
+    return NodeId(int(digits))
+
+
+def _member(node_id: NodeId, value: bytes) -> Member:
+    entry = _decode(node_id, value)
+    return Member(node_id, entry.address, entry.location, entry.incarnation, entry.weight)
+
+
+def _decode(node_id: int, value: bytes) -> _Entry:
+    try:
+        return msgspec.json.decode(value, type=_Entry)
+    except msgspec.DecodeError as error:
+        raise Malformed(f"the entry of node {node_id} cannot be read: {error}") from error
+
+
+def _decode_cluster(value: bytes) -> bytes:
+    try:
+        cluster = bytes.fromhex(value.decode("ascii"))
+    except ValueError as error:
+        raise Malformed(f"the cluster's identity cannot be read: {error}") from error
+    if len(cluster) != CLUSTER_BYTES:
+        raise Malformed(f"the cluster's identity has {len(cluster)} bytes, not {CLUSTER_BYTES}")
+    return cluster

@@ -1,0 +1,199 @@
+"""The metadata store's twin in memory, for the simulator.
+
+`MemoryData` is what lasts: it outlives simulated crashes, as a metadata store
+outlives its users. `MemoryMetadata` is a way to it, with that way's delay, outage
+and loss of answers; all nodes may share one, or each have its own to the same data.
+
+A compare-and-set whose answer is lost was never done, was done, or is done later,
+after its caller was told OutcomeUnknown and perhaps tried again: the case that
+careless callers do not survive. Later writes wait in a list and are applied, in the
+order of their times, by the first call that could tell the difference; no task
+waits for them.
+
+Waiting is `asyncio.sleep` and chance is the caller's, so one seed gives one run.
+
+Source: design.md §6, §10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from dataclasses import dataclass, field
+
+from cordwood.errors import Closed, OutcomeUnknown, Unreachable
+from cordwood.metadata.store import (
+    Versioned,
+    check_key,
+    check_listed,
+    check_prefix,
+    check_write,
+)
+
+DELAY_S = (0.0005, 0.003)
+"""Shortest and longest call: about what SQLite with a sync takes."""
+
+OUTAGE_S = 1.0
+"""How long a call waits for an answer that does not come. Less than on SQLite, so that
+simulated nodes try again often enough to meet an outage from every side."""
+
+LATE_S_MAX = 10.0
+"""How long after its caller gave up a write may still come: time for many more tries."""
+
+LATE_WRITES_MAX = 1_000
+"""Writes that may be under way to nobody; further ones are dropped, as a store would."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateWrite:
+    """A compare-and-set that comes to the store at `due_s` of the loop's clock.
+
+    Attributes:
+        context: its writer's, for whoever asks who wrote.
+    """
+
+    due_s: float
+    key: str
+    value: bytes | None
+    expected: int
+    context: contextvars.Context = field(default_factory=contextvars.copy_context, compare=False)
+
+
+class MemoryData:
+    """What a store holds. Its methods are instants: no call comes between.
+
+    Attributes:
+        values: by key.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Versioned] = {}
+        self._last_version = 0
+        self._late: list[LateWrite] = []
+
+    def listed(self, prefix: str) -> list[tuple[str, Versioned]]:
+        """Keys that begin with `prefix`, sorted."""
+        return [(key, self.values[key]) for key in sorted(self.values) if key.startswith(prefix)]
+
+    def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        """The new version, or None where the version is not `expected`."""
+        found = self.values.get(key)
+        if (found.version if found else 0) != expected:
+            return None
+        self._last_version += 1
+        if value is None:
+            del self.values[key]
+        else:
+            self.values[key] = Versioned(value, self._last_version)
+        return self._last_version
+
+    def put_off(self, write: LateWrite) -> None:
+        """Have `write` come when it is due."""
+        if len(self._late) < LATE_WRITES_MAX:
+            self._late.append(write)
+
+    def take_due(self, now_s: float) -> list[LateWrite]:
+        """The late writes that are due by now, in order; each is given once."""
+        due = [write for write in self._late if write.due_s <= now_s]
+        self._late = [write for write in self._late if write.due_s > now_s]
+        return sorted(due, key=lambda write: write.due_s)
+
+
+class MemoryMetadata:
+    """A `MetadataStore` on a `MemoryData`.
+
+    Attributes:
+        data: what is stored; hand it to others to share it.
+        delay_s: shortest and longest time of a call, in s; drawn for each.
+        is_out: while set, no call is answered. Reads end as Unreachable, and writes so or
+            as OutcomeUnknown.
+        answer_loss: share of writes, 0 to 1, whose answer is lost though nothing is out.
+    """
+
+    def __init__(
+        self,
+        chance: random.Random,
+        data: MemoryData | None = None,
+        *,
+        deadline_s: float = OUTAGE_S,
+    ) -> None:
+        self.data = data if data is not None else MemoryData()
+        self.delay_s = DELAY_S
+        self.is_out = False
+        self.answer_loss = 0.0
+        self._values = self.data.values
+        self._chance = chance
+        self._deadline_s = deadline_s
+        self._closed = False
+
+    async def get(self, key: str) -> Versioned | None:
+        """See `MetadataStore`."""
+        check_key(key)
+        back_s = await self._go()
+        found = self._values.get(key)
+        await asyncio.sleep(back_s)
+        return found
+
+    async def list(self, prefix: str) -> list[tuple[str, Versioned]]:
+        """See `MetadataStore`."""
+        check_prefix(prefix)
+        back_s = await self._go()
+        found = self.data.listed(prefix)
+        await asyncio.sleep(back_s)
+        check_listed(prefix, len(found))
+        return found
+
+    async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        """See `MetadataStore`."""
+        check_write(key, value, expected)
+        loss = 0.5 if self.is_out else self.answer_loss
+        if not self._closed and self._chance.random() < loss:
+            await self._lose(key, value, expected)
+        back_s = await self._go()
+        version = self._set(key, value, expected)
+        await asyncio.sleep(back_s)
+        return version
+
+    async def close(self) -> None:
+        """See `MetadataStore`; what is stored stays."""
+        self._closed = True
+
+    def _set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        """The instant at which a write takes effect, whoever is told of it."""
+        return self.data.compare_and_set(key, value, expected)
+
+    async def _go(self) -> float:
+        """Travel to the store; the seconds that the way back takes.
+
+        Raises:
+            Unreachable: it is out.
+            Closed: this way to it was closed.
+        """
+        if self._closed:
+            raise Closed("the metadata store was closed")
+        if self.is_out:
+            await asyncio.sleep(self._deadline_s)
+            raise Unreachable(f"the metadata store did not answer within {self._deadline_s:g} s")
+        there_s, back_s = (self._chance.uniform(*self.delay_s) / 2 for _ in range(2))
+        await asyncio.sleep(there_s)
+        self._settle()
+        return back_s
+
+    def _settle(self) -> None:
+        """Let the late writes that are due come."""
+        for write in self.data.take_due(asyncio.get_running_loop().time()):
+            write.context.run(self._set, write.key, write.value, write.expected)
+
+    async def _lose(self, key: str, value: bytes | None, expected: int) -> None:
+        """Do a write now, later or never, and tell nobody which."""
+        fate = self._chance.choice(("now", "later", "never"))
+        if fate == "now":
+            self._settle()
+            self._set(key, value, expected)
+        elif fate == "later":
+            given_up_s = asyncio.get_running_loop().time() + self._deadline_s
+            due_s = given_up_s + self._chance.uniform(0, LATE_S_MAX)
+            self.data.put_off(LateWrite(due_s, key, value, expected))
+        await asyncio.sleep(self._deadline_s)
+        raise OutcomeUnknown(f"the metadata store did not answer a write of {key}")

@@ -1,0 +1,343 @@
+"""The metadata store on SQLite: one file, shared by the processes of one machine.
+
+A compare-and-set is one `BEGIN IMMEDIATE` transaction in WAL mode under
+`synchronous=FULL`: what was answered is on stable storage, and two of them never
+both win, whichever processes they come from.
+
+sqlite3 blocks, so every call runs in the host's threads. One connection is kept,
+because closing a file's last connection checkpoints it with syncs of its own; one
+lock lets one thread use it at a time. Nothing waits past its deadline: not for that
+lock, and not for other processes. A wait ends a little before the call's deadline,
+so that a busy file is told as Unreachable (nothing was written), and only a write
+that is with the disk can end as OutcomeUnknown.
+
+The file is one of Cordwood's if its `application_id` says so; `user_version` is the
+version of the tables. An empty file is a new one.
+
+Source: design.md §6; sqlite.org, "WAL", "PRAGMA", "Result and Error Codes".
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    CordwoodError,
+    Corrupt,
+    OutcomeUnknown,
+    Overloaded,
+    Unreachable,
+)
+from cordwood.host.seams import Host
+from cordwood.metadata.store import (
+    DEADLINE_S,
+    LIST_KEYS_MAX,
+    Versioned,
+    check_key,
+    check_listed,
+    check_prefix,
+    check_write,
+)
+
+Result = TypeVar("Result")
+
+APPLICATION_ID = 0x43574D44
+"""`CWMD`, in the file's header: tells our files from other programs' databases."""
+
+SCHEMA = 1
+"""Version of the tables; a file with a higher one is left alone."""
+
+FILE_BYTES_MAX = 4 << 30
+"""A store of this size is a leak, and must not take the node's disk with it."""
+
+PAGE_BYTES = 4096
+
+DATABASE_BYTES_MIN = 512
+"""SQLite's smallest page. It takes a shorter file for an empty one, and would write over it."""
+
+WAIT_SHARE = 0.8
+"""Part of the deadline that may go by waiting; the rest is for the disk."""
+
+SWITCH_PAUSE_S = 0.005
+"""Between tries to switch a new file to WAL mode: others do the same, for milliseconds."""
+
+_TABLES = (
+    "CREATE TABLE entry (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL)",
+    "CREATE TABLE counter (last_version INTEGER NOT NULL)",
+    "INSERT INTO counter VALUES (0)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA}",
+)
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_NOT_OURS = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
+_NOT_ALLOWED = {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+}
+
+
+class SqliteMetadata:
+    """A `MetadataStore` in one file, made on first use; its directory must be there.
+
+    Beside what the interface says, the first call raises BadSetting if the file cannot
+    be made or opened, belongs to another program or to a newer Cordwood, and every call
+    raises Corrupt if the file is no database or is damaged.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        host: Host,
+        *,
+        deadline_s: float = DEADLINE_S,
+        bytes_max: int = FILE_BYTES_MAX,
+    ) -> None:
+        # An absolute path is never one of SQLite's own names, as ":memory:" is.
+        self._path = os.path.abspath(path)
+        self._host = host
+        self._deadline_s = deadline_s
+        self._pages_max = bytes_max // PAGE_BYTES
+        self._lock = threading.Lock()
+        # Guarded by the lock.
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+
+    async def get(self, key: str) -> Versioned | None:
+        """See `MetadataStore`."""
+        check_key(key)
+        return await self._read(lambda db: _get(db, key))
+
+    async def list(self, prefix: str) -> list[tuple[str, Versioned]]:
+        """See `MetadataStore`."""
+        check_prefix(prefix)
+        found = await self._read(lambda db: _list(db, prefix))
+        check_listed(prefix, len(found))
+        return found
+
+    async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        """See `MetadataStore`."""
+        check_write(key, value, expected)
+        try:
+            return await self._run(lambda db: _compare_and_set(db, key, value, expected))
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"{self._path}: a write of {key} did not return within {self._deadline_s:g} s"
+            ) from None
+
+    async def close(self) -> None:
+        """See `MetadataStore`."""
+        try:
+            await self._host.run_blocking(self._close, timeout_s=self._deadline_s)
+        except TimeoutError:
+            raise self._no_answer() from None
+
+    async def _read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        try:
+            return await self._run(work)
+        except TimeoutError:
+            raise self._no_answer() from None
+
+    async def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        # Counted from the call, not from when a thread was free for it.
+        wait_until = time.monotonic() + WAIT_SHARE * self._deadline_s
+        return await self._host.run_blocking(
+            lambda: self._use(wait_until, work), timeout_s=self._deadline_s
+        )
+
+    def _no_answer(self) -> Unreachable:
+        return Unreachable(f"{self._path} did not answer within {self._deadline_s:g} s")
+
+    # Below: in a host thread.
+
+    def _use(self, wait_until: float, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Do `work` on the connection, alone; its errors become ours."""
+        if not self._lock.acquire(timeout=max(0.0, wait_until - time.monotonic())):
+            raise Unreachable(f"{self._path}: calls before this one have not returned")
+        try:
+            db = self._connection or self._open(wait_until)
+            _wait_for_others(db, wait_until)
+            return work(db)
+        except BaseException as error:
+            # Whatever went wrong, no transaction may stay open: it locks the file for all.
+            self._drop()
+            if isinstance(error, sqlite3.Error):
+                raise _translate(error, self._path) from error
+            raise
+        finally:
+            self._lock.release()
+
+    def _open(self, wait_until: float) -> sqlite3.Connection:
+        if self._closed:
+            raise Closed(f"the metadata store {self._path} was closed")
+        if os.path.isfile(self._path) and 0 < os.path.getsize(self._path) < DATABASE_BYTES_MIN:
+            raise Corrupt(f"{self._path} is no metadata store, or was cut short")
+        try:
+            db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(db, wait_until)
+            except BaseException:
+                db.close()
+                raise
+        except sqlite3.Error as error:
+            if _code(error) in _NOT_ALLOWED:
+                raise BadSetting(
+                    f"{self._path} cannot be opened ({error}): it must be a file, in a directory "
+                    "that is there and that this user may write"
+                ) from error
+            raise
+        self._connection = db
+        return db
+
+    def _prepare(self, db: sqlite3.Connection, wait_until: float) -> None:
+        _wait_for_others(db, wait_until)
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA max_page_count = {self._pages_max}")
+        # Looked at in one transaction: another process may be making the tables.
+        db.execute("BEGIN")
+        is_made = _is_made(db, self._path)
+        db.execute("COMMIT")
+        if not is_made:
+            _make(db, self._path)
+        _switch_to_wal(db, self._path, wait_until)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    def _drop(self) -> None:
+        """Close the connection, which rolls back what was not committed."""
+        db, self._connection = self._connection, None
+        if db is not None:
+            db.close()
+
+
+def _get(db: sqlite3.Connection, key: str) -> Versioned | None:
+    row = db.execute("SELECT value, version FROM entry WHERE key = ?", (key,)).fetchone()
+    return None if row is None else Versioned(row[0], row[1])
+
+
+def _list(db: sqlite3.Connection, prefix: str) -> list[tuple[str, Versioned]]:
+    # Keys are ASCII, so DEL sorts after any of them that has the prefix.
+    rows = db.execute(
+        "SELECT key, value, version FROM entry WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
+        (prefix, prefix + "\x7f", LIST_KEYS_MAX + 1),
+    )
+    return [(key, Versioned(value, version)) for key, value, version in rows]
+
+
+def _compare_and_set(
+    db: sqlite3.Connection, key: str, value: bytes | None, expected: int
+) -> int | None:
+    db.execute("BEGIN IMMEDIATE")
+    row = db.execute("SELECT version FROM entry WHERE key = ?", (key,)).fetchone()
+    if (row[0] if row else 0) != expected:
+        db.execute("ROLLBACK")
+        return None
+    db.execute("UPDATE counter SET last_version = last_version + 1")
+    (version,) = db.execute("SELECT last_version FROM counter").fetchone()
+    if value is None:
+        db.execute("DELETE FROM entry WHERE key = ?", (key,))
+    else:
+        db.execute("INSERT OR REPLACE INTO entry VALUES (?, ?, ?)", (key, value, version))
+    _commit(db, key)
+    assert isinstance(version, int), "the counter is an integer"
+    return version
+
+
+def _commit(db: sqlite3.Connection, key: str) -> None:
+    """Commit; an error that leaves the outcome open is told so.
+
+    A full disk cuts the WAL short of its commit frame, so nothing was written. After
+    any other error the frame may lie in the file, for the next recovery to find.
+    """
+    try:
+        db.execute("COMMIT")
+    except sqlite3.Error as error:
+        if _code(error) == sqlite3.SQLITE_FULL:
+            raise
+        raise OutcomeUnknown(f"the commit of {key} failed: {error}") from error
+
+
+def _wait_for_others(db: sqlite3.Connection, wait_until: float) -> None:
+    """Let SQLite wait for other processes' locks until then."""
+    wait_ms = max(0, round(1000 * (wait_until - time.monotonic())))
+    db.execute(f"PRAGMA busy_timeout = {wait_ms}")
+
+
+def _is_made(db: sqlite3.Connection, path: str) -> bool:
+    """Whether our tables are there; False for an empty file.
+
+    Raises:
+        BadSetting: the file is another program's, or a newer Cordwood's.
+    """
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (schema,) = db.execute("PRAGMA user_version").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if (application, schema, tables) == (0, 0, 0):
+        return False
+    if application != APPLICATION_ID:
+        raise BadSetting(f"{path} is a database of another program, no metadata store")
+    if schema > SCHEMA:
+        raise BadSetting(
+            f"{path} has tables of version {schema} and this Cordwood knows {SCHEMA}: "
+            "use the version that wrote it, or a newer one"
+        )
+    return True
+
+
+def _make(db: sqlite3.Connection, path: str) -> None:
+    """Make the tables, unless another process did since we looked."""
+    db.execute("BEGIN IMMEDIATE")
+    if not _is_made(db, path):
+        for statement in _TABLES:
+            db.execute(statement)
+    db.execute("COMMIT")
+
+
+def _switch_to_wal(db: sqlite3.Connection, path: str, wait_until: float) -> None:
+    """Put the file in WAL mode, which it keeps.
+
+    SQLite does not wait here when several processes switch a new file at once, since
+    each holds what the other wants; so we do, and try again.
+    """
+    while True:
+        try:
+            (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+            break
+        except sqlite3.OperationalError as error:
+            if _code(error) not in _BUSY or time.monotonic() > wait_until:
+                raise
+        time.sleep(SWITCH_PAUSE_S)
+    if mode != "wal":
+        raise BadSetting(
+            f"{path} stays in {mode} mode: its file system cannot share memory between "
+            "processes (a network mount?), so use a local disk"
+        )
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code; -1 for an error of the Python module's own."""
+    return getattr(error, "sqlite_errorcode", -1) & 0xFF
+
+
+def _translate(error: sqlite3.Error, path: str) -> CordwoodError:
+    """Ours for an error of SQLite's before any commit: nothing was written."""
+    code = _code(error)
+    if code in _BUSY:
+        return Unreachable(f"{path} is locked by another process")
+    if code in _NOT_OURS:
+        return Corrupt(f"{path} is no metadata store, or is damaged: {error}")
+    if code == sqlite3.SQLITE_FULL:
+        return Overloaded(f"{path}: the disk is full, or the file is at its limit")
+    return Unreachable(f"{path} cannot be used: {error}")

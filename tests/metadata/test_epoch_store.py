@@ -1,0 +1,374 @@
+"""The epoch store: every epoch has one taker, clean never goes back, no nodeset is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metadata_play import run_patiently
+
+from cordwood.errors import BadSetting, Malformed, Rejected, UnknownLog, Unreachable
+from cordwood.lsn import EPOCH_MAX, make_lsn
+from cordwood.metadata.epoch_store import (
+    HISTORY_MAX,
+    NODE_MAX,
+    NODESET_NODES_MAX,
+    EpochRecord,
+    EpochStore,
+    NodesetSince,
+)
+from cordwood.metadata.memory import MemoryMetadata
+from cordwood.metadata.store import VALUE_BYTES_MAX
+from cordwood.nodes import COPIES_MAX, NodeId, Replication
+
+LOG = 7
+THREE = (NodeId(1), NodeId(2), NodeId(3))
+FOUR = (*THREE, NodeId(4))
+
+
+async def put(store: MemoryMetadata, record: EpochRecord) -> None:
+    found = await store.get(f"epochs/{LOG}")
+    value = msgspec.json.encode(record)
+    assert await store.compare_and_set(f"epochs/{LOG}", value, found.version if found else 0)
+
+
+class TestCreating:
+    def test_a_new_record(self, play):
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            assert await epochs.read(LOG) is None
+            record = await epochs.create(LOG, (NodeId(3), NodeId(1), NodeId(2)), Replication(3, 2))
+            assert record == EpochRecord(1, 0, 0, (NodesetSince(1, (1, 2, 3), 3, 2),))
+            assert await epochs.read(LOG) == record
+            assert await epochs.read(LOG + 1) is None
+
+        play(act)
+
+    def test_the_first_caller_decides(self, play):
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            first = await epochs.create(LOG, THREE, Replication(3))
+            await epochs.take_epoch(LOG)
+            again = await epochs.create(LOG, FOUR, Replication(2))
+            assert again.history == first.history
+            assert again.next_epoch == 2
+
+        play(act)
+
+    @pytest.mark.parametrize(
+        ("nodes", "replication"),
+        [
+            ((1, 2), Replication(3)),
+            ((1, 1, 2), Replication(2)),
+            ((0, 1), Replication(1)),
+            ((NODE_MAX + 1,), Replication(1)),
+            ((), Replication(1)),
+            (range(1, NODESET_NODES_MAX + 2), Replication(1)),
+        ],
+    )
+    def test_what_is_no_nodeset(self, memory, nodes, replication):
+        async def main() -> None:
+            with pytest.raises(BadSetting):
+                await EpochStore(memory).create(LOG, tuple(map(NodeId, nodes)), replication)
+            assert await EpochStore(memory).read(LOG) is None
+
+        run_patiently(main())
+
+
+class TestTakingEpochs:
+    def test_epochs_count_from_one_and_the_record_is_the_one_stored(self, play):
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE, Replication(3))
+            for wanted in (1, 2, 3):
+                epoch, record = await epochs.take_epoch(LOG, owner=9)
+                assert epoch == wanted
+                assert record == await epochs.read(LOG)
+                assert (record.next_epoch, record.owner) == (wanted + 1, 9)
+
+        play(act)
+
+    def test_racers_get_epochs_of_their_own(self, play):
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE, Replication(3))
+            taken = await asyncio.gather(*(epochs.take_epoch(LOG) for _ in range(12)))
+            assert sorted(epoch for epoch, _ in taken) == list(range(1, 13))
+            assert all(record.next_epoch == epoch + 1 for epoch, record in taken)
+
+        play(act)
+
+    def test_two_round_trips_when_nobody_races(self, memory):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            await epochs.create(LOG, THREE, Replication(3))
+            memory.delay_s = (1.0, 1.0)
+            start_s = asyncio.get_running_loop().time()
+            await epochs.take_epoch(LOG)
+            assert asyncio.get_running_loop().time() - start_s == pytest.approx(2.0)
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize("seed", range(40))
+    def test_no_epoch_has_two_takers_however_answers_are_lost(self, seed):
+        """Lost writes are done, done late (after the retry read the record), or never done."""
+
+        async def main() -> None:
+            chance = random.Random(seed)
+            data = MemoryMetadata(chance).data
+            await EpochStore(MemoryMetadata(chance, data)).create(LOG, THREE, Replication(3))
+
+            async def sequencer() -> list[int]:
+                store = MemoryMetadata(chance, data)
+                store.answer_loss = 0.4
+                taken = []
+                for _ in range(6):
+                    try:
+                        taken.append((await EpochStore(store).take_epoch(LOG))[0])
+                    except Unreachable:
+                        continue
+                return taken
+
+            each = await asyncio.gather(*(sequencer() for _ in range(4)))
+            taken = [epoch for one in each for epoch in one]
+            assert len(taken) == len(set(taken))
+            assert all(one == sorted(one) for one in each)
+            record = await EpochStore(MemoryMetadata(chance, data)).read(LOG)
+            assert record is not None
+            assert record.next_epoch > max(taken)
+
+        run_patiently(main())
+
+    def test_a_log_that_nobody_made(self, memory):
+        async def main() -> None:
+            with pytest.raises(UnknownLog):
+                await EpochStore(memory).take_epoch(LOG)
+            with pytest.raises(UnknownLog):
+                await EpochStore(memory).set_clean(LOG, 1, 0)
+
+        run_patiently(main())
+
+    def test_the_last_epoch_is_handed_out_and_none_after_it(self, memory):
+        async def main() -> None:
+            since = (NodesetSince(1, THREE, 3, 1),)
+            await put(memory, EpochRecord(EPOCH_MAX, 0, 0, since))
+            epoch, record = await EpochStore(memory).take_epoch(LOG)
+            assert epoch == EPOCH_MAX
+            assert record.configuration(EPOCH_MAX) == (THREE, Replication(3))
+            for _ in range(2):
+                with pytest.raises(Rejected, match="used up"):
+                    await EpochStore(memory).take_epoch(LOG)
+            assert await EpochStore(memory).read(LOG) == record
+
+        run_patiently(main())
+
+
+class TestConfiguration:
+    def test_a_change_holds_from_its_epoch_on(self, play):
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE, Replication(3))
+            await epochs.take_epoch(LOG)
+            await epochs.take_epoch(LOG, nodes=FOUR)
+            await epochs.take_epoch(LOG)
+            _, record = await epochs.take_epoch(LOG, replication=Replication(2, 2))
+            three, four = (THREE, Replication(3)), (FOUR, Replication(3))
+            used = [record.configuration(epoch) for epoch in range(1, record.next_epoch)]
+            assert used == [three, four, four, (FOUR, Replication(2, 2))]
+            assert [entry.since for entry in record.history] == [1, 2, 4]
+
+        play(act)
+
+    def test_an_epoch_that_was_not_handed_out_has_none(self, memory):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            record = await epochs.create(LOG, THREE, Replication(3))
+            with pytest.raises(BadSetting):
+                record.configuration(1)
+            _, record = await epochs.take_epoch(LOG)
+            assert record.configuration(1) == (THREE, Replication(3))
+            for epoch in (-1, 0, 2):
+                with pytest.raises(BadSetting):
+                    record.configuration(epoch)
+
+        run_patiently(main())
+
+    def test_what_was_never_used_leaves_no_trace(self, memory):
+        """The first taker may change what the maker wrote: epoch 1 had no other nodeset."""
+
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            await epochs.create(LOG, THREE, Replication(3))
+            _, record = await epochs.take_epoch(LOG, nodes=FOUR)
+            assert record.history == (NodesetSince(1, FOUR, 3, 1),)
+
+        run_patiently(main())
+
+    def test_the_same_nodes_again_are_no_change(self, memory):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            await epochs.create(LOG, THREE, Replication(3))
+            await epochs.take_epoch(LOG)
+            _, record = await epochs.take_epoch(LOG, nodes=THREE[::-1], replication=Replication(3))
+            assert len(record.history) == 1
+
+        run_patiently(main())
+
+    def test_a_bad_change_takes_no_epoch(self, memory):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            record = await epochs.create(LOG, THREE, Replication(3))
+            with pytest.raises(BadSetting):
+                await epochs.take_epoch(LOG, nodes=(NodeId(1),))
+            with pytest.raises(BadSetting):
+                await epochs.take_epoch(LOG, replication=Replication(4))
+            assert await epochs.read(LOG) == record
+
+        run_patiently(main())
+
+    def test_a_record_at_every_limit_fits_the_store_and_changes_no_more(self, memory):
+        async def main() -> None:
+            nodes = tuple(NodeId(NODE_MAX - n) for n in range(NODESET_NODES_MAX))
+            first = EPOCH_MAX - 1 - HISTORY_MAX
+            history = tuple(
+                NodesetSince(first + n, nodes[::-1], COPIES_MAX, COPIES_MAX)
+                for n in range(HISTORY_MAX)
+            )
+            tail = int(make_lsn(first, 1))
+            record = EpochRecord(EPOCH_MAX - 1, first, tail, history, owner=NODE_MAX)
+            assert len(msgspec.json.encode(record)) < VALUE_BYTES_MAX
+            await put(memory, record)
+            epochs = EpochStore(memory)
+            with pytest.raises(Rejected, match="nodesets"):
+                await epochs.take_epoch(LOG, nodes=THREE, replication=Replication(3))
+            epoch, _ = await epochs.take_epoch(LOG)
+            assert epoch == EPOCH_MAX - 1
+
+        run_patiently(main())
+
+
+class TestClean:
+    def test_it_rises_and_never_falls(self, play):
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE, Replication(3))
+            for _ in range(4):
+                await epochs.take_epoch(LOG)
+            second = await epochs.set_clean(LOG, 2, make_lsn(2, 9))
+            assert (second.clean_epoch, second.clean_tail) == (2, make_lsn(2, 9))
+            for epoch, tail in ((1, make_lsn(1, 5)), (2, make_lsn(2, 8)), (2, make_lsn(2, 10))):
+                assert await epochs.set_clean(LOG, epoch, tail) == second
+            third = await epochs.set_clean(LOG, 3, make_lsn(3, 0))
+            assert (third.clean_epoch, third.clean_tail) == (3, make_lsn(3, 0))
+            assert await epochs.read(LOG) == third
+
+        play(act)
+
+    def test_a_run_of_empty_epochs_may_keep_the_old_tail(self, memory):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            await epochs.create(LOG, THREE, Replication(3))
+            for _ in range(3):
+                await epochs.take_epoch(LOG)
+            await epochs.set_clean(LOG, 1, make_lsn(1, 4))
+            record = await epochs.set_clean(LOG, 2, make_lsn(1, 4))
+            assert (record.clean_epoch, record.clean_tail) == (2, make_lsn(1, 4))
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize(
+        ("epoch", "tail"),
+        [
+            (3, make_lsn(2, 1)),  # epoch 3 was not handed out
+            (2, make_lsn(3, 1)),  # ends in an epoch above it
+            (2, make_lsn(1, 3)),  # ends before epoch 1 did
+            (2, 0),
+        ],
+    )
+    def test_what_cannot_be(self, memory, epoch, tail):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            await epochs.create(LOG, THREE, Replication(3))
+            await epochs.take_epoch(LOG)
+            await epochs.take_epoch(LOG)
+            before = await epochs.set_clean(LOG, 1, make_lsn(1, 4))
+            with pytest.raises(BadSetting):
+                await epochs.set_clean(LOG, epoch, tail)
+            assert await epochs.read(LOG) == before
+
+        run_patiently(main())
+
+    @settings(max_examples=40)
+    @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 2**32))
+    def test_racing_recoveries_leave_the_highest(self, cleaned, seed):
+        async def main() -> None:
+            store = MemoryMetadata(random.Random(seed))
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE, Replication(3))
+            for _ in range(10):
+                await epochs.take_epoch(LOG)
+            store.answer_loss = 0.2
+            told = await asyncio.gather(
+                *(epochs.set_clean(LOG, epoch, make_lsn(epoch, epoch)) for epoch in cleaned),
+                return_exceptions=True,
+            )
+            store.answer_loss = 0.0
+            record = await epochs.read(LOG)
+            assert record is not None
+            for epoch, answer in zip(cleaned, told, strict=True):
+                if isinstance(answer, BaseException):
+                    assert isinstance(answer, Unreachable)
+                else:
+                    assert epoch <= answer.clean_epoch <= record.clean_epoch
+            if record.clean_epoch:
+                assert record.clean_tail == make_lsn(record.clean_epoch, record.clean_epoch)
+
+        run_patiently(main())
+
+    def test_taking_and_cleaning_at_once_loses_neither(self, memory):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            await epochs.create(LOG, THREE, Replication(3))
+            await epochs.take_epoch(LOG)
+            takes = [epochs.take_epoch(LOG) for _ in range(4)]
+            await asyncio.gather(*takes, epochs.set_clean(LOG, 1, make_lsn(1, 2)))
+            record = await epochs.read(LOG)
+            assert record is not None
+            assert (record.next_epoch, record.clean_epoch) == (6, 1)
+
+        run_patiently(main())
+
+
+class TestForeignRecords:
+    @pytest.mark.parametrize(
+        "value",
+        [
+            b"",
+            b"{}",
+            b"not json",
+            b'{"next_epoch":0,"clean_epoch":0,"clean_tail":0,"history":[]}',
+            b'{"next_epoch":2,"clean_epoch":0,"clean_tail":0,"history":'
+            b'[{"since":1,"nodes":[1],"copies":1,"racks":1}],"from_the_future":1}',
+        ],
+    )
+    def test_what_cannot_be_read_is_never_written_over(self, memory, value):
+        async def main() -> None:
+            await memory.compare_and_set(f"epochs/{LOG}", value, 0)
+            epochs = EpochStore(memory)
+            with pytest.raises(Malformed):
+                await epochs.read(LOG)
+            with pytest.raises(Malformed):
+                await epochs.create(LOG, THREE, Replication(3))
+            with pytest.raises(Malformed):
+                await epochs.take_epoch(LOG)
+            with pytest.raises(Malformed):
+                await epochs.set_clean(LOG, 1, 0)
+            found = await memory.get(f"epochs/{LOG}")
+            assert found is not None
+            assert found.value == value
+
+        run_patiently(main())

@@ -1,0 +1,248 @@
+"""Logs: names, numbers that are never used twice, and makers that stop half way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from metadata_play import run_patiently
+
+from cordwood.errors import BadSetting, LogExists, Malformed, OutcomeUnknown, Rejected, Unreachable
+from cordwood.metadata.log_tree import LOG_ID_MAX, NAME_BYTES_MAX, LogInfo, LogTree, normalise_name
+from cordwood.metadata.memory import MemoryMetadata
+from cordwood.metadata.store import check_key
+from cordwood.nodes import Replication
+
+THREE = Replication(3, 2)
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("text", "name"),
+        [
+            ("orders", "/orders"),
+            ("/orders", "/orders"),
+            ("orders/eu", "/orders/eu"),
+            ("/Orders/EU-west_1/v2.0", "/Orders/EU-west_1/v2.0"),
+            ("_internal", "/_internal"),
+            ("a" * (NAME_BYTES_MAX - 1), "/" + "a" * (NAME_BYTES_MAX - 1)),
+        ],
+    )
+    def test_how_a_name_is_kept(self, text, name):
+        assert normalise_name(text) == name
+        assert normalise_name(name) == name
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "/", "//", "//a", "a/", "a//b", ".", "..", "/a/../b", "a/.", ".hidden", "-flag",
+         "a/-b", "a b", "a\n", "\na", "naïve", "a%2e", "a\x00", "a*", "a:b",
+         "a" * NAME_BYTES_MAX, "/" + "a" * NAME_BYTES_MAX],
+    )  # fmt: skip
+    def test_what_is_no_name(self, text):
+        with pytest.raises(BadSetting, match="no log name"):
+            normalise_name(text)
+
+    @given(st.text(st.sampled_from("ab/.-_ \n"), max_size=12))
+    def test_a_name_is_kept_once_and_for_all_and_makes_a_key(self, text):
+        try:
+            name = normalise_name(text)
+        except BadSetting:
+            return
+        assert normalise_name(name) == name == "/" + text.removeprefix("/")
+        check_key(f"logs{name}")
+
+
+class TestCreating:
+    def test_a_log_is_found_by_name_and_by_number(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            made = await tree.create("orders/eu", THREE, created_us=5)
+            assert made == LogInfo(made.log_id, "/orders/eu", THREE, 5)
+            assert await tree.get("orders/eu") == await tree.get("/orders/eu") == made
+            assert await tree.by_id(made.log_id) == made
+            assert await tree.get("orders") is None
+
+        play(act)
+
+    def test_numbers_count_from_one_and_differ(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            made = [await tree.create(name, THREE) for name in ("a", "b", "a/b")]
+            assert [log.log_id for log in made] == [1, 2, 3]
+
+        play(act)
+
+    def test_a_taken_name_costs_no_number(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            first = await tree.create("a", THREE)
+            for name in ("a", "/a"):
+                with pytest.raises(LogExists, match="/a"):
+                    await tree.create(name, Replication(1))
+            assert await tree.get("a") == first
+            assert (await tree.create("b", THREE)).log_id == 2
+
+        play(act)
+
+    def test_of_those_who_race_for_a_name_one_makes_it(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            ends = await asyncio.gather(
+                *(tree.create("a", THREE, created_us=n) for n in range(6)), return_exceptions=True
+            )
+            made = [end for end in ends if isinstance(end, LogInfo)]
+            assert len(made) == 1
+            assert sum(isinstance(end, LogExists) for end in ends) == 5
+            assert await tree.get("a") == made[0]
+            found = [await tree.by_id(number) for number in range(1, 8)]
+            assert [log for log in found if log] == made
+
+        play(act)
+
+    def test_the_numbers_end(self, memory):
+        async def main() -> None:
+            value = b'{"next_id":%d}' % (LOG_ID_MAX - 1)
+            await memory.compare_and_set("next_log_id", value, 0)
+            assert (await LogTree(memory).create("a", THREE)).log_id == LOG_ID_MAX - 1
+            with pytest.raises(Rejected, match="used up"):
+                await LogTree(memory).create("b", THREE)
+
+        run_patiently(main())
+
+
+class Stopping(MemoryMetadata):
+    """A way to the store on which the maker stops after so many writes."""
+
+    writes_left = 0
+
+    async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        if not self.writes_left:
+            raise asyncio.CancelledError
+        self.writes_left -= 1
+        return await super().compare_and_set(key, value, expected)
+
+
+class TestMakersThatStop:
+    @pytest.mark.parametrize("writes", [0, 1, 2])
+    def test_there_is_no_log_and_the_next_maker_gets_the_name(self, writes):
+        async def main() -> None:
+            store = Stopping(random.Random(1))
+            store.writes_left = writes
+            with pytest.raises(asyncio.CancelledError):
+                await LogTree(store).create("a", THREE)
+            tree = LogTree(MemoryMetadata(random.Random(1), store.data))
+            assert await tree.get("a") is None
+            assert await tree.by_id(1) is None
+            assert await tree.list() == []
+            made = await tree.create("a", Replication(1))
+            assert made.log_id == (1 if writes == 0 else 2)
+            # The number that was left behind leads to the name, and still to no log.
+            assert await tree.by_id(made.log_id) == made
+            assert [await tree.by_id(n) for n in range(1, made.log_id)] == [None] * (
+                made.log_id - 1
+            )
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize("seed", range(40))
+    def test_however_answers_are_lost_a_log_said_to_be_made_is_there_and_alone(self, seed):
+        async def main() -> None:
+            chance = random.Random(seed)
+            data = MemoryMetadata(chance).data
+
+            async def maker(number: int) -> LogInfo | None:
+                store = MemoryMetadata(chance, data)
+                store.answer_loss = 0.3
+                try:
+                    return await LogTree(store).create("a", THREE, created_us=number)
+                except (LogExists, OutcomeUnknown, Unreachable):
+                    return None
+
+            ends = await asyncio.gather(*(maker(number) for number in range(5)))
+            await asyncio.sleep(60)
+            tree = LogTree(MemoryMetadata(chance, data))
+            found = await tree.get("a")
+            said = [end for end in ends if end is not None]
+            assert said in ([], [found])
+            listed = await tree.list()
+            assert listed == ([found] if found else [])
+            if found:
+                assert await tree.by_id(found.log_id) == found
+
+        run_patiently(main())
+
+    def test_a_maker_whose_own_write_was_lost_and_done_is_not_told_that_it_exists(self):
+        """Its number is in the entry it finds, so it knows its own work."""
+
+        async def outcome(seed: int) -> str:
+            store = MemoryMetadata(random.Random(seed))
+            tree = LogTree(store)
+            claim = store.compare_and_set
+
+            async def lossy(key: str, value: bytes | None, expected: int) -> int | None:
+                store.answer_loss = float(key == "logs/a" and await store.get(key) is None)
+                return await claim(key, value, expected)
+
+            store.compare_and_set = lossy  # type: ignore[method-assign]
+            try:
+                return f"made {(await tree.create('a', THREE)).log_id}"
+            except OutcomeUnknown:
+                return "unknown"
+
+        async def main() -> set[str]:
+            return {await outcome(seed) for seed in range(20)}
+
+        assert run_patiently(main()) == {"made 1", "unknown"}
+
+
+class TestListing:
+    def test_a_path_and_what_is_below_it(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            for name in ("orders", "orders/eu", "orders/eu/west", "orders-old", "orders.x", "a"):
+                await tree.create(name, THREE)
+
+            async def names(*prefix: str) -> list[str]:
+                return [log.name for log in await tree.list(*prefix)]
+
+            everything = ["/a", "/orders", "/orders-old", "/orders.x", "/orders/eu",
+                          "/orders/eu/west"]  # fmt: skip
+            assert await names() == await names("/") == await names("") == everything
+            below = ["/orders", "/orders/eu", "/orders/eu/west"]
+            assert (
+                await names("orders") == await names("/orders") == await names("/orders/") == below
+            )
+            assert await names("orders/e") == []
+            with pytest.raises(BadSetting):
+                await tree.list("no such/*")
+
+        play(act)
+
+    def test_the_trees_own_entries_are_not_logs(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            await tree.create("next_log_id", THREE)
+            await tree.create("log_ids/1", THREE)
+            assert [log.name for log in await tree.list()] == ["/log_ids/1", "/next_log_id"]
+            assert await tree.by_id(0) is None
+            assert await tree.by_id(-1) is None
+            assert await tree.by_id(2**70) is None
+
+        play(act)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"[]", b'{"log_id":1,"copies":1,"racks":2,"created_us":0}', b'{"log_id":0}']
+)
+def test_an_entry_that_cannot_be_read_names_the_log(memory, value):
+    async def main() -> None:
+        await memory.compare_and_set("logs/a", value, 0)
+        with pytest.raises(Malformed, match="/a"):
+            await LogTree(memory).get("a")
+        with pytest.raises(Malformed, match="/a"):
+            await LogTree(memory).list()
+
+    run_patiently(main())

@@ -1,0 +1,165 @@
+"""Membership: one identity for a cluster, an incarnation for each start of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from metadata_play import run_patiently
+
+from cordwood.errors import BadSetting, Malformed, Unreachable
+from cordwood.metadata.membership import CLUSTER_BYTES, NODE_MAX, WEIGHT_MAX, Membership
+from cordwood.metadata.memory import MemoryMetadata
+from cordwood.nodes import Member, NodeId
+
+
+class TestCluster:
+    def test_it_is_drawn_once(self, play):
+        async def act(store) -> None:
+            membership = Membership(store)
+            assert await membership.cluster() is None
+            first = await membership.ensure_cluster(random.Random(1))
+            assert len(first) == CLUSTER_BYTES
+            assert await membership.ensure_cluster(random.Random(2)) == first
+            assert await membership.cluster() == first
+
+        play(act)
+
+    def test_those_who_race_agree(self, play):
+        async def act(store) -> None:
+            calls = (Membership(store).ensure_cluster(random.Random(n)) for n in range(8))
+            assert len(set(await asyncio.gather(*calls))) == 1
+
+        play(act)
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_those_who_were_told_agree_however_answers_are_lost(self, seed):
+        async def main() -> None:
+            chance = random.Random(seed)
+            data = MemoryMetadata(chance).data
+
+            async def one() -> bytes | None:
+                store = MemoryMetadata(chance, data)
+                store.answer_loss = 0.5
+                try:
+                    return await Membership(store).ensure_cluster(chance)
+                except Unreachable:
+                    return None
+
+            told = await asyncio.gather(*(one() for _ in range(5)))
+            await asyncio.sleep(60)
+            final = await Membership(MemoryMetadata(chance, data)).cluster()
+            assert {cluster for cluster in told if cluster} <= {final}
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize("value", [b"", b"xyz", b"00" * 15, b"\xff" * 32])
+    def test_one_that_cannot_be_read(self, memory, value):
+        async def main() -> None:
+            await memory.compare_and_set("cluster", value, 0)
+            with pytest.raises(Malformed):
+                await Membership(memory).cluster()
+            with pytest.raises(Malformed):
+                await Membership(memory).ensure_cluster(random.Random(1))
+
+        run_patiently(main())
+
+
+class TestMembers:
+    def test_a_node_that_starts_again_has_a_higher_incarnation(self, play):
+        async def act(store) -> None:
+            membership = Membership(store)
+            first = await membership.register(NodeId(3), "host:1", "eu.rack1", 2.5)
+            assert first == Member(NodeId(3), "host:1", "eu.rack1", 1, 2.5)
+            second = await membership.register(NodeId(3), "[::1]:2")
+            assert second == Member(NodeId(3), "[::1]:2", "", 2, 1.0)
+            assert await membership.members() == (second,)
+
+        play(act)
+
+    def test_members_come_in_node_order(self, play):
+        async def act(store) -> None:
+            membership = Membership(store)
+            assert await membership.members() == ()
+            for node in (10, 9, 100, NODE_MAX, 1):
+                await membership.register(NodeId(node), f"host:{node % 60_000}")
+            members = await membership.members()
+            assert [member.node for member in members] == [1, 9, 10, 100, NODE_MAX]
+
+        play(act)
+
+    def test_starts_that_race_get_incarnations_of_their_own(self, play):
+        async def act(store) -> None:
+            starts = (Membership(store).register(NodeId(1), f"host:{n}") for n in range(1, 7))
+            members = await asyncio.gather(*starts)
+            assert sorted(member.incarnation for member in members) == [1, 2, 3, 4, 5, 6]
+            newest = max(members, key=lambda member: member.incarnation)
+            assert await Membership(store).members() == (newest,)
+
+        play(act)
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_no_incarnation_is_told_twice_however_answers_are_lost(self, seed):
+        async def main() -> None:
+            store = MemoryMetadata(random.Random(seed))
+            store.answer_loss = 0.4
+            told = []
+            for _ in range(10):
+                try:
+                    told.append((await Membership(store).register(NodeId(1), "host:1")).incarnation)
+                except Unreachable:
+                    continue
+            assert told == sorted(set(told))
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            (0, "host:1"),
+            (NODE_MAX + 1, "host:1"),
+            (1, ""),
+            (1, "host"),
+            (1, "h" * 300 + ":1"),
+            (1, "host:1", "a..b"),
+            (1, "host:1", ".a"),
+            (1, "host:1", "a.b.c.d.e.f"),
+            (1, "host:1", "räck"),
+            (1, "host:1", "a", -1.0),
+            (1, "host:1", "a", float("nan")),
+            (1, "host:1", "a", float("inf")),
+            (1, "host:1", "a", WEIGHT_MAX * 2),
+        ],
+    )
+    def test_what_is_refused(self, memory, arguments):
+        async def main() -> None:
+            with pytest.raises(BadSetting):
+                await Membership(memory).register(*arguments)
+            assert await Membership(memory).members() == ()
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize("weight", [0, 0.0, WEIGHT_MAX])
+    def test_weights_at_the_ends(self, memory, weight):
+        async def main() -> None:
+            await Membership(memory).register(NodeId(1), "host:1", "a.b.c.d.e", weight)
+            (member,) = await Membership(memory).members()
+            assert (member.weight, member.location) == (weight, "a.b.c.d.e")
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("nodes/0000000001", b"{}"),
+            ("nodes/x", b'{"address":"host:1","location":"","incarnation":1,"weight":1}'),
+        ],
+    )
+    def test_an_entry_that_cannot_be_read(self, memory, key, value):
+        async def main() -> None:
+            await memory.compare_and_set(key, value, 0)
+            with pytest.raises(Malformed):
+                await Membership(memory).members()
+
+        run_patiently(main())

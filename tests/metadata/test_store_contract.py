@@ -1,0 +1,239 @@
+"""One contract suite for the metadata store: what `store.py` says, on SQLite and in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metadata_play import run_on_sqlite, run_patiently
+
+from cordwood.errors import BadSetting, Closed
+from cordwood.metadata.memory import MemoryMetadata
+from cordwood.metadata.store import KEY_BYTES_MAX, VALUE_BYTES_MAX, MetadataStore, Versioned
+
+
+class TestValues:
+    def test_a_new_store_is_empty(self, play):
+        async def act(store: MetadataStore) -> None:
+            assert await store.get("a") is None
+            assert await store.list("") == []
+
+        play(act)
+
+    def test_what_was_set_is_got_with_its_version(self, play):
+        async def act(store: MetadataStore) -> None:
+            version = await store.compare_and_set("a/b", b"one", 0)
+            assert version
+            assert await store.get("a/b") == Versioned(b"one", version)
+            assert await store.get("a") is None
+
+        play(act)
+
+    def test_what_was_set_outlives_its_writer(self, play):
+        async def write(store: MetadataStore) -> int | None:
+            return await store.compare_and_set("a", b"\x00\xff", 0)
+
+        async def read(store: MetadataStore) -> Versioned | None:
+            return await store.get("a")
+
+        version = play(write)
+        assert play(read) == Versioned(b"\x00\xff", version)
+
+    @pytest.mark.parametrize("value", [b"", b"\x00" * VALUE_BYTES_MAX])
+    def test_values_from_nothing_to_the_limit(self, play, value):
+        async def act(store: MetadataStore) -> None:
+            version = await store.compare_and_set("a", value, 0)
+            assert version
+            assert await store.get("a") == Versioned(value, version)
+
+        play(act)
+
+
+class TestCompareAndSet:
+    def test_only_the_version_that_is_there_is_replaced(self, play):
+        async def act(store: MetadataStore) -> None:
+            first = await store.compare_and_set("a", b"1", 0)
+            assert first
+            assert await store.compare_and_set("a", b"x", 0) is None
+            assert await store.compare_and_set("a", b"x", first + 1) is None
+            assert await store.get("a") == Versioned(b"1", first)
+            second = await store.compare_and_set("a", b"2", first)
+            assert second
+            assert second > first
+            assert await store.compare_and_set("a", b"x", first) is None
+            assert await store.get("a") == Versioned(b"2", second)
+
+        play(act)
+
+    def test_nothing_is_set_where_something_was_expected(self, play):
+        async def act(store: MetadataStore) -> None:
+            assert await store.compare_and_set("a", b"1", 7) is None
+            assert await store.get("a") is None
+
+        play(act)
+
+    def test_deleting_takes_the_version_too(self, play):
+        async def act(store: MetadataStore) -> None:
+            version = await store.compare_and_set("a", b"1", 0)
+            assert version
+            assert await store.compare_and_set("a", None, version + 1) is None
+            assert await store.get("a")
+            assert await store.compare_and_set("a", None, version)
+            assert await store.get("a") is None
+            assert await store.compare_and_set("a", None, version) is None
+
+        play(act)
+
+    def test_versions_never_repeat_even_after_a_delete(self, play):
+        """Or a compare-and-set from before the delete would hit what was made after it."""
+
+        async def act(store: MetadataStore) -> list[int]:
+            seen: list[int] = []
+            for value in (b"1", None, b"1", None, b"1"):
+                found = await store.get("a")
+                version = await store.compare_and_set("a", value, found.version if found else 0)
+                assert version
+                seen.append(version)
+                other = await store.get("b")
+                version = await store.compare_and_set("b", b"", other.version if other else 0)
+                assert version
+                seen.append(version)
+            return seen
+
+        seen = play(act)
+        assert seen == sorted(set(seen))
+        assert 0 not in seen
+
+    def test_of_those_who_race_for_one_version_one_wins(self, play):
+        async def act(store: MetadataStore) -> None:
+            version = 0
+            for turn in range(5):
+                tries = [store.compare_and_set("a", b"%d" % n, version) for n in range(8)]
+                won = [found for found in await asyncio.gather(*tries) if found is not None]
+                assert len(won) == 1, f"turn {turn}"
+                (version,) = won
+
+        play(act)
+
+
+class TestList:
+    def test_keys_with_the_prefix_sorted(self, play):
+        async def act(store: MetadataStore) -> None:
+            versions = {}
+            for key in ("b/2", "b/10", "ba", "b", "B", "c/1", "a_"):
+                versions[key] = await store.compare_and_set(key, key.encode(), 0)
+            keys = {p: [k for k, _ in await store.list(p)] for p in ("", "b", "b/", "b/1", "x")}
+            assert keys[""] == sorted(versions)
+            assert keys["b"] == ["b", "b/10", "b/2", "ba"]
+            assert keys["b/"] == ["b/10", "b/2"]
+            assert keys["b/1"] == ["b/10"]
+            assert keys["x"] == []
+            assert await store.list("c") == [("c/1", Versioned(b"c/1", versions["c/1"]))]
+
+        play(act)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "key",
+        ["", "/a", "a/", "a//b", ".", "..", "a/../b", "-a", "a/.b", "a b", "ä", "a\n", "a%",
+         "a" * (KEY_BYTES_MAX + 1)],
+    )  # fmt: skip
+    def test_keys(self, play, key):
+        async def act(store: MetadataStore) -> None:
+            with pytest.raises(BadSetting):
+                await store.get(key)
+            with pytest.raises(BadSetting):
+                await store.compare_and_set(key, b"", 0)
+
+        play(act)
+
+    def test_the_longest_key_is_fine(self, play):
+        async def act(store: MetadataStore) -> None:
+            assert await store.compare_and_set("a" * KEY_BYTES_MAX, b"", 0)
+
+        play(act)
+
+    @pytest.mark.parametrize("prefix", ["/", "a//", "-", "a/.", "%", "a\n", "a" * 5000 + "!"])
+    def test_prefixes_that_no_key_has(self, play, prefix):
+        async def act(store: MetadataStore) -> None:
+            with pytest.raises(BadSetting):
+                await store.list(prefix)
+
+        play(act)
+
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(b"\x00" * (VALUE_BYTES_MAX + 1), 0), (b"", -1), (None, 0)]
+    )
+    def test_writes(self, play, value, expected):
+        async def act(store: MetadataStore) -> None:
+            with pytest.raises(BadSetting):
+                await store.compare_and_set("a", value, expected)
+            assert await store.get("a") is None
+
+        play(act)
+
+    def test_a_closed_store(self, play):
+        async def act(store: MetadataStore) -> None:
+            assert await store.compare_and_set("a", b"", 0)
+            await store.close()
+            await store.close()
+            with pytest.raises(Closed):
+                await store.get("a")
+            with pytest.raises(Closed):
+                await store.compare_and_set("b", b"", 0)
+            with pytest.raises(Closed):
+                await store.list("")
+
+        play(act)
+
+
+# The twin: a dict and a counter.
+
+keys = st.sampled_from(["a", "a/b", "a-b", "ab", "b"])
+steps = st.lists(
+    st.tuples(keys, st.none() | st.binary(max_size=3), st.sampled_from(["right", "stale", "none"])),
+    min_size=1,
+    max_size=25,
+)
+
+
+async def same_as_a_dict(store: MetadataStore, plan) -> None:
+    model: dict[str, Versioned] = {}
+    newest = 0
+    for key, value, expecting in plan:
+        there = model.get(key)
+        right = there.version if there else 0
+        expected = {"right": right, "stale": max(right - 1, 0), "none": 0}[expecting]
+        if value is None and expected == 0:
+            continue
+        version = await store.compare_and_set(key, value, expected)
+        assert (version is not None) == (expected == right)
+        if version is not None:
+            assert version > newest
+            newest = version
+            model.pop(key, None)
+            if value is not None:
+                model[key] = Versioned(value, version)
+        assert await store.get(key) == model.get(key)
+    for prefix in ("", "a", "a/", "b"):
+        assert await store.list(prefix) == sorted(
+            (item for item in model.items() if item[0].startswith(prefix)), key=lambda i: i[0]
+        )
+
+
+@given(steps)
+def test_memory_does_as_a_dict_would(plan):
+    run_patiently(same_as_a_dict(MemoryMetadata(random.Random(1)), plan))
+
+
+@settings(max_examples=25)
+@given(steps)
+def test_sqlite_does_as_a_dict_would(plan):
+    with tempfile.TemporaryDirectory() as directory:
+        run_on_sqlite(Path(directory) / "m", lambda store: same_as_a_dict(store, plan))
