@@ -1,0 +1,1 @@
+"""The storage node: WAL, log cache, seals and read streams."""

@@ -1,0 +1,192 @@
+"""Push streams: what a reader asked of this node, sent as it becomes readable.
+
+Each stream sends the blocks it holds in order, up to what is released, to its
+window and to its byte credit, and then says how far it has come. Streams that can
+go on take turns, a batch each, and those whose connection is full wait for it, so
+a slow reader holds one batch, for all its streams together, and disturbs nobody.
+
+Source: LogDevice digest 2.10; design.md §2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from cordwood.block import Buffer
+from cordwood.errors import Overloaded
+from cordwood.layout.frame import Kind
+from cordwood.layout.reading import (
+    BlocksHead,
+    ReadRequest,
+    ReadStatus,
+    blocks_head,
+    pack_reading,
+)
+from cordwood.storage.log_cache import LogCache
+from cordwood.wire.connection import Connection
+
+BATCH_BYTES = 1 << 20
+"""Bytes a stream sends before the next one has its turn (LogDevice's 1 MB)."""
+
+BATCH_BLOCKS = 4096
+"""Blocks likewise, so that tiny blocks do not hold the loop for long."""
+
+STREAMS_MAX = 10_000
+"""Streams on one connection; a client reads far fewer logs at once."""
+
+
+class _Stream:
+    """One reader's pull; see `ReadRequest` for the fields."""
+
+    __slots__ = ("connection", "digest", "high", "limit", "log", "next", "number", "ready", "sent",
+                 "until")  # fmt: skip
+
+    def __init__(self, connection: Connection, request: ReadRequest) -> None:
+        self.connection = connection
+        self.number = request.stream
+        self.log = request.log
+        self.next = request.start
+        self.until = request.until
+        self.high = request.window_high
+        self.limit = request.bytes_limit
+        self.digest = request.digest
+        self.sent = 0
+        self.ready = False
+
+
+class ReadStreams:
+    """Every stream of one node."""
+
+    def __init__(self, cache: LogCache) -> None:
+        self._cache = cache
+        self._by_connection: dict[Connection, dict[int, _Stream]] = {}
+        self._by_log: dict[int, dict[_Stream, None]] = {}
+        # Ready, in turn: first those that may send, then by connection those that wait for it.
+        self._ready: deque[_Stream] = deque()
+        self._parked: dict[Connection, list[_Stream]] = {}
+        self._pumping = False
+
+    def start(
+        self, connection: Connection, request: ReadRequest, status: ReadStatus = ReadStatus.OK
+    ) -> None:
+        """Start a stream; one of the same number on this connection is replaced.
+
+        Raises:
+            Overloaded: too many streams on this connection.
+        """
+        self.stop(connection, request.stream)
+        streams = self._by_connection.setdefault(connection, {})
+        if len(streams) >= STREAMS_MAX:
+            raise Overloaded(f"more than {STREAMS_MAX} read streams on one connection")
+        stream = _Stream(connection, request)
+        streams[request.stream] = stream
+        self._by_log.setdefault(request.log, {})[stream] = None
+        connection.on_writable = self._on_writable
+        released = self._released(stream.log)
+        connection.send(Kind.READING, 0, (pack_reading(stream.number, status, released),))
+        self._wake(stream)
+
+    def move_window(self, connection: Connection, number: int, high: int, limit: int) -> None:
+        """A reader consumed something; windows never shrink."""
+        stream = self._by_connection.get(connection, {}).get(number)
+        if stream is not None:
+            stream.high = max(stream.high, high)
+            stream.limit = max(stream.limit, limit)
+            self._wake(stream)
+
+    def stop(self, connection: Connection, number: int) -> None:
+        """Forget a stream; one that is not there is fine."""
+        stream = self._by_connection.get(connection, {}).pop(number, None)
+        if stream is not None:
+            self._drop(stream)
+
+    def drop_connection(self, connection: Connection) -> None:
+        """Forget all streams of a connection that is gone."""
+        self._parked.pop(connection, None)
+        for stream in self._by_connection.pop(connection, {}).values():
+            self._drop(stream)
+
+    def on_change(self, log: int) -> None:
+        """The log's release moved."""
+        for stream in self._by_log.get(log, ()):
+            self._wake(stream)
+
+    def _drop(self, stream: _Stream) -> None:
+        of_log = self._by_log[stream.log]
+        del of_log[stream]
+        if not of_log:
+            del self._by_log[stream.log]
+        stream.until = -1  # if it is still in the ready queue, it has nothing to send
+
+    def _on_writable(self, connection: Connection) -> None:
+        self._ready.extend(self._parked.pop(connection, ()))
+        self._pump_soon()
+
+    def _wake(self, stream: _Stream) -> None:
+        if not stream.ready:
+            stream.ready = True
+            self._ready.append(stream)
+            self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """One batch for each stream that was ready when this turn began, and about one for
+        each connection: the next stream's leaves once this one's was taken by the machine."""
+        self._pumping = False
+        waiting: list[_Stream] = []
+        for _ in range(len(self._ready)):
+            stream = self._ready.popleft()
+            connection = stream.connection
+            if not connection.is_writable:
+                self._parked.setdefault(connection, []).append(stream)
+            elif connection.backlog_bytes >= BATCH_BYTES:
+                waiting.append(stream)
+            else:
+                stream.ready = False
+                if self._send_batch(stream):
+                    self._wake(stream)
+        if waiting:
+            self._ready.extendleft(reversed(waiting))
+            self._pump_soon()
+
+    def _released(self, log: int) -> int:
+        held = self._cache.get(log)
+        return held.released if held is not None else 0
+
+    def _send_batch(self, stream: _Stream) -> bool:
+        """Send what may be sent, at most a batch; True if there is more at once."""
+        held = self._cache.get(stream.log)
+        released = held.released if held is not None else 0
+        bound = min(stream.until, stream.high)
+        if not stream.digest:
+            bound = min(bound, held.readable if held is not None else 0)
+        if stream.next > bound:
+            return False
+        parts: list[Buffer] = []
+        blocks, sent, marker, more = 0, 0, stream.next, False
+        index = held.index_from(stream.next) if held is not None else 0
+        while held is not None and (block := held.at(index)) is not None:
+            if block.header.first > bound:
+                break
+            if sent >= BATCH_BYTES or blocks >= BATCH_BLOCKS or stream.sent + sent >= stream.limit:
+                more = stream.sent + sent < stream.limit
+                bound = marker - 1
+                break
+            parts += (block.wire, block.body)
+            blocks += 1
+            sent += block.wire_bytes
+            marker = max(marker, block.header.last + 1)
+            index += 1
+        marker = max(marker, bound + 1)
+        if marker == stream.next and not blocks:
+            return False
+        stream.next = marker
+        stream.sent += sent
+        head = blocks_head(BlocksHead(stream.number, blocks, marker, released))
+        stream.connection.send(Kind.BLOCKS, 0, (head, *parts))
+        return more

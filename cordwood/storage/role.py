@@ -1,0 +1,144 @@
+"""The storage role: frames in, shard and read streams underneath, answers out.
+
+STORED answers are cumulative and leave once a turn for each connection, however
+many waves became durable in it.
+
+Source: design.md §4, §5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+from cordwood.errors import Malformed
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Seal, SealReply
+from cordwood.layout.reading import (
+    ReadRequest,
+    ReadStatus,
+    pack_reading,
+    read_read,
+    read_stop,
+    read_window,
+)
+from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
+from cordwood.storage.read_streams import ReadStreams
+from cordwood.storage.shard import Shard
+from cordwood.wire.connection import Connection
+
+
+class _Session:
+    """Waves of one connection that are not answered yet, in order."""
+
+    __slots__ = ("answer_due", "last", "open", "refusals", "settled")
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.open: deque[list[bool]] = deque()
+        self.settled = 0
+        self.refusals: list[StoreRefusal] = []
+        self.answer_due = False
+
+
+class StorageRole:
+    """See the module."""
+
+    def __init__(self, shard: Shard, streams: ReadStreams) -> None:
+        self._shard = shard
+        self._streams = streams
+        self._sessions: dict[Connection, _Session] = {}
+
+    @property
+    def shard(self) -> Shard:
+        """The store underneath."""
+        return self._shard
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """A STORE, RELEASE, READ, WINDOW or STOP frame.
+
+        Raises:
+            Malformed: it is damaged, out of order, or of another kind.
+        """
+        kind = frame.kind
+        if kind == Kind.STORE:
+            self._on_store(connection, frame)
+        elif kind == Kind.RELEASE:
+            for log, lsn in read_pairs(frame.payload):
+                self._shard.release(log, lsn)
+        elif kind == Kind.READ:
+            self._on_read(connection, read_read(frame.payload))
+        elif kind == Kind.WINDOW:
+            self._streams.move_window(connection, *read_window(frame.payload))
+        elif kind == Kind.STOP:
+            self._streams.stop(connection, read_stop(frame.payload))
+        else:
+            raise Malformed(f"a storage node takes no frame of kind {kind}")
+
+    def on_lost(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._sessions.pop(connection, None)
+        self._streams.drop_connection(connection)
+
+    async def seal(self, call: Seal) -> SealReply:
+        """See `Shard.seal`."""
+        return await self._shard.seal(call.log, call.epoch, call.clean)
+
+    async def clean(self, call: Clean) -> DoneReply:
+        """See `Shard.clean`."""
+        await self._shard.clean(call.log, call.epoch, call.seal, call.lng)
+        return DoneReply()
+
+    def epoch_end(self, call: AskEpoch) -> EpochReply:
+        """How an epoch was recovered, if this node was told."""
+        held = self._shard.cache.get(call.log)
+        end = held.ends.get(call.epoch) if held is not None else None
+        return EpochReply(False, 0, 0) if end is None else EpochReply(True, end.seal, end.lng)
+
+    def _on_read(self, connection: Connection, request: ReadRequest) -> None:
+        status = ReadStatus.DAMAGED if self._shard.damage else ReadStatus.OK
+        if request.digest and self._shard.sealed(request.log) <= request.until >> 32:
+            status = ReadStatus.NOT_SEALED
+        if request.digest and status != ReadStatus.OK:
+            answer = pack_reading(request.stream, status, 0)
+            connection.send(Kind.READING, 0, (answer,))
+        else:
+            self._streams.start(connection, request, status)
+
+    def _on_store(self, connection: Connection, frame: Frame) -> None:
+        session = self._sessions.get(connection)
+        if session is None:
+            session = self._sessions[connection] = _Session()
+        if frame.request != session.last + 1:
+            raise Malformed(f"wave {frame.request} came after wave {session.last}")
+        session.last = frame.request
+        wave = [False]
+        session.open.append(wave)
+        self._shard.store(
+            frame.request, frame.payload, partial(self._on_settled, connection, session, wave)
+        )
+
+    def _on_settled(
+        self,
+        connection: Connection,
+        session: _Session,
+        wave: list[bool],
+        refusals: Sequence[StoreRefusal],
+    ) -> None:
+        wave[0] = True
+        session.refusals += refusals
+        while session.open and session.open[0][0]:
+            session.open.popleft()
+            session.settled += 1
+        if not session.answer_due:
+            session.answer_due = True
+            asyncio.get_running_loop().call_soon(self._answer, connection, session)
+
+    def _answer(self, connection: Connection, session: _Session) -> None:
+        session.answer_due = False
+        ready = [each for each in session.refusals if each.wave <= session.settled]
+        session.refusals = [each for each in session.refusals if each.wave > session.settled]
+        room = self._shard.room_bytes
+        connection.send(Kind.STORED, 0, (pack_stored(session.settled, ready, room),))

@@ -1,0 +1,319 @@
+"""A node's store: every change goes through the WAL, in order, then into memory.
+
+What is in memory is what is durable: a block becomes visible, to readers, to
+digests and in answers, only when its WAL record is on stable storage. Seals take
+effect at once and are answered when durable, so that stores ahead of a seal are
+visible before it is answered and stores behind it are refused.
+
+What it writes into the WAL is in `layout.shard_record`.
+
+Source: design.md §5; LogDevice digest 2.7, 2.13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from crc32c import crc32c
+
+from cordwood.block import Buffer
+from cordwood.errors import (
+    CordwoodError,
+    Fenced,
+    Overloaded,
+    RecordTooLarge,
+    Retryable,
+)
+from cordwood.layout.message import SealReply
+from cordwood.layout.shard_record import (
+    STORE_KIND,
+    CleanRecord,
+    SealRecord,
+    StoreRecord,
+    pack_clean,
+    pack_seal,
+    read_shard_record,
+)
+from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal, read_store, store_head
+from cordwood.lsn import format_lsn
+from cordwood.protocol.seal import SealTable
+from cordwood.storage.log_cache import EpochEnd, LogCache
+from cordwood.storage.wal import Wal
+
+logger = logging.getLogger(__name__)
+
+RETRY_SHARE = 1 / 8
+"""Share of the WAL kept for second waves: of 128 MiB, a few times what is in flight."""
+
+SEAL_TIMEOUT_S = 10.0
+"""A durable write takes under a millisecond; a disk this slow has stalled."""
+
+
+class Shard:
+    """See the module. Made by `Shard.open`, which replays the WAL.
+
+    Attributes:
+        cache: the durable blocks.
+        failed: why nothing can be stored any more, "" while all is well.
+        damage: what durable records were lost, "" for none. A damaged node still stores
+            and sends, but is never taken to know that something is absent.
+        stored_blocks: blocks stored since start.
+    """
+
+    def __init__(self, wal: Wal, on_change: Callable[[int], None]) -> None:
+        self.cache = LogCache()
+        self.failed = ""
+        self.damage = ""
+        self.stored_blocks = 0
+        self._wal = wal
+        self._seals = SealTable()
+        self._sealed_durably: dict[int, int] = {}
+        self._on_change = on_change
+
+    @classmethod
+    async def open(cls, wal: Wal, on_change: Callable[[int], None]) -> Shard:
+        """Replay a WAL.
+
+        Args:
+            on_change: told the log whenever its blocks or its release moved.
+        Raises:
+            Corrupt: a record passes its checksum and is not one of ours.
+        """
+        shard = cls(wal, on_change)
+        async for _, body in wal.recover():
+            shard._replay(memoryview(body))
+        found = wal.recovery
+        if found is not None and found.damage:
+            shard.damage = f"records at WAL offsets {found.damage} cannot be read any more"
+            logger.error("%s; this node's silence proves nothing from now on", shard.damage)
+        return shard
+
+    @property
+    def wal(self) -> Wal:
+        """The WAL, for status pages."""
+        return self._wal
+
+    def sealed(self, log: int) -> int:
+        """The epoch that sealed `log`, 0 for none."""
+        return self._seals.of(log)
+
+    def store(
+        self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
+    ) -> None:
+        """Take one STORE payload; `settled` is called once, with what was refused.
+
+        Raises:
+            Malformed, ChecksumMismatch: the payload is damaged; nothing was taken.
+        """
+        seal_epoch, blocks = read_store(payload)
+        taken: list[StoredBlock] = []
+        refused: dict[int, StoreRefusal] = {}
+        for block in blocks:
+            refusal = self._refusal(wave, block, seal_epoch, len(payload))
+            if refusal is None:
+                taken.append(block)
+            else:
+                refused[block.header.log] = refusal
+        if not taken:
+            settled(tuple(refused.values()))
+            return
+        parts: list[Buffer] = [STORE_KIND, payload]
+        if refused:
+            parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
+            for block in taken:
+                parts += (block.wire, block.body)
+        self._append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
+
+    def _refusal(
+        self, wave: int, block: StoredBlock, seal_epoch: int, frame_bytes: int
+    ) -> StoreRefusal | None:
+        header = block.header
+        if self.failed:
+            return StoreRefusal(wave, header.log, Refusal.FAILED)
+        epoch = header.first >> 32
+        if not self._seals.admits(header.log, epoch, seal_epoch):
+            return StoreRefusal(wave, header.log, Refusal.SEALED, self._seals.of(header.log))
+        held = self.cache.get(header.log)
+        if not seal_epoch and held is not None and epoch <= held.clean:
+            # Recovered while this node was away, so it never sealed it.
+            return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
+        if not seal_epoch and block.envelope.wave == 1 and frame_bytes > self.room_bytes:
+            return StoreRefusal(wave, header.log, Refusal.FULL)
+        if crc32c(block.body) != header.stored_crc:
+            logger.warning(
+                "log %d: the block at %s arrived damaged", header.log, format_lsn(header.first)
+            )
+            return StoreRefusal(wave, header.log, Refusal.CORRUPT)
+        return None
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes left for first waves, 0 for none.
+
+        They stop before the ring is full: what was numbered already must still find a
+        place somewhere, or its sequencer's acks would stall for good.
+        """
+        limit = int(self._wal.capacity_bytes * (1 - RETRY_SHARE))
+        return max(0, limit - self._wal.used_bytes)
+
+    def _append_store(
+        self,
+        wave: int,
+        parts: list[Buffer],
+        taken: list[StoredBlock],
+        refused: tuple[StoreRefusal, ...],
+        settled: Callable[[Sequence[StoreRefusal]], None],
+        by_recovery: bool,
+    ) -> None:
+        def give_up(reason: Refusal) -> None:
+            logs = dict.fromkeys(block.header.log for block in taken)
+            settled((*refused, *(StoreRefusal(wave, log, reason) for log in logs)))
+
+        def on_durable(done: asyncio.Future[int]) -> None:
+            if self._has_failed(done):
+                give_up(Refusal.FAILED)
+                return
+            self._insert(taken)
+            settled(refused)
+
+        try:
+            _, durable = self._wal.append(parts, reserve_ok=by_recovery)
+        except (Overloaded, RecordTooLarge) as error:
+            # Too large is a matter of settings, as full is, and no fault of the disk: to
+            # fail for it let one frame end every node that it was sent to.
+            logger.debug("a store was refused: %s", error)
+            give_up(Refusal.FULL)
+        except CordwoodError as error:
+            self._fail(error)
+            give_up(Refusal.FAILED)
+        else:
+            durable.add_done_callback(on_durable)
+
+    def _insert(self, blocks: Sequence[StoredBlock]) -> None:
+        self.stored_blocks += len(blocks)
+        changed: dict[int, None] = {}
+        for block in blocks:
+            log = self.cache.log(block.header.log)
+            released = log.released
+            log.insert(block)
+            if log.released != released:
+                changed[block.header.log] = None
+        for number in changed:
+            self._on_change(number)
+
+    def release(self, log: int, lsn: int) -> None:
+        """A sequencer says that readers may see up to `lsn`."""
+        if self.cache.log(log).release(lsn):
+            self._on_change(log)
+
+    async def seal(self, log: int, epoch: int, clean: int) -> SealReply:
+        """Refuse epochs below `epoch` for good; answered once durable.
+
+        Raises:
+            Fenced: a higher epoch sealed already.
+            Overloaded: the WAL has no room even for this.
+        """
+        if not self._seals.seal(log, epoch):
+            ruling = self._seals.of(log)
+            raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
+        if self._sealed_durably.get(log) != epoch:
+            # A recovery that is tried again and again would fill the ring with its seal.
+            await self._write_mark(
+                pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
+            )
+        held = self.cache.log(log)
+        lngs = {each: held.lngs.get(each, each << 32) for each in range(clean + 1, epoch)}
+        return SealReply(lngs, held.append_time_us)
+
+    async def clean(self, log: int, epoch: int, seal: int, lng: int) -> None:
+        """Epoch `epoch` is mended, says the recovery that sealed with `seal`.
+
+        Raises:
+            Fenced: a higher epoch sealed since.
+            Overloaded: the WAL has no room even for this.
+        """
+        if self._seals.of(log) > seal:
+            raise Fenced(f"log {log} is sealed by a higher epoch than {seal}", self._seals.of(log))
+        end = EpochEnd(seal, lng)
+        if self.cache.log(log).ends.get(epoch) != end:
+            await self._close_epoch(log, epoch, end)
+
+    def _on_sealed(self, log: int, epoch: int) -> None:
+        self._sealed_durably[log] = max(epoch, self._sealed_durably.get(log, 0))
+
+    def unclean_epochs(self, log: int) -> tuple[list[int], int]:
+        """See `recovery.purge.Store`."""
+        held = self.cache.log(log)
+        last_over = (held.released >> 32) - 1
+        return held.unclean_epochs(last_over + 1), last_over
+
+    async def purge(self, log: int, epoch: int, seal: int, lng: int) -> None:
+        """Epoch `epoch` was recovered while this node was away; drop what does not count.
+
+        Raises:
+            Overloaded: the WAL has no room even for this.
+        """
+        await self._close_epoch(log, epoch, EpochEnd(seal, lng) if seal else None)
+
+    async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
+        seal, lng = end or EpochEnd(0, 0)
+        mark = pack_clean(CleanRecord(log, epoch, seal, lng))
+
+        def apply() -> None:
+            self.cache.log(log).close_epoch(epoch, end)
+            self._on_change(log)
+
+        await self._write_mark(mark, apply)
+
+    async def _write_mark(self, mark: bytes, apply: Callable[[], None] = lambda: None) -> None:
+        """Write a mark; `apply` runs in its place among the stores that become durable."""
+
+        def on_durable(done: asyncio.Future[int]) -> None:
+            if not self._has_failed(done):
+                apply()
+
+        if self.failed:
+            raise Retryable(f"this node's WAL failed: {self.failed}")
+        try:
+            _, durable = self._wal.append([mark], reserve_ok=True)
+        except Overloaded:
+            raise
+        except CordwoodError as error:
+            self._fail(error)
+            raise Retryable(f"this node's WAL failed: {error}") from error
+        durable.add_done_callback(on_durable)
+        try:
+            async with asyncio.timeout(SEAL_TIMEOUT_S):
+                await asyncio.shield(durable)
+        except TimeoutError:
+            raise Overloaded(f"the WAL did not take a mark within {SEAL_TIMEOUT_S:g} s") from None
+        except CordwoodError as error:
+            self._fail(error)
+            raise Retryable(f"this node's WAL failed: {error}") from error
+
+    def _has_failed(self, done: asyncio.Future[int]) -> bool:
+        if done.cancelled():
+            return True
+        error = done.exception()
+        if error is None:
+            return False
+        self._fail(error)
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed:
+            self.failed = str(error) or type(error).__name__
+            logger.error("this node stores nothing any more: %s", self.failed)
+
+    def _replay(self, body: memoryview) -> None:
+        match read_shard_record(body):
+            case StoreRecord(_, blocks):
+                for block in blocks:
+                    self.cache.log(block.header.log).insert(block)
+            case SealRecord(log, epoch):
+                self._seals.seal(log, epoch)
+                self._on_sealed(log, epoch)
+            case CleanRecord(log, epoch, seal, lng):
+                self.cache.log(log).close_epoch(epoch, EpochEnd(seal, lng) if seal else None)

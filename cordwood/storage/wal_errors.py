@@ -1,0 +1,27 @@
+"""Why a WAL refuses, by what its owner does next.
+
+Overloaded ones end by themselves, or by a trim; WalFailed is for good.
+"""
+
+from __future__ import annotations
+
+from cordwood.errors import CordwoodError, Overloaded
+
+
+class WalFull(Overloaded):
+    """The ring has no room; nothing was allocated. Trim, then try again."""
+
+
+class WalStalled(Overloaded):
+    """The disk has not ended a write for too long; nothing was allocated. It may come back."""
+
+
+class WalNoSpace(Overloaded):
+    """The disk below has no space for the ring's own blocks; nothing was allocated."""
+
+
+class WalFailed(CordwoodError):
+    """A write failed, so this WAL takes nothing any more: its node must start anew.
+
+    What was in flight may or may not be stored. What was acknowledged is.
+    """
