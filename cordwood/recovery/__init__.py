@@ -1,0 +1,1 @@
+"""The procedures that mend an epoch after its sequencer is gone."""

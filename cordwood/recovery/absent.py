@@ -1,0 +1,34 @@
+"""The refusal that recovery makes when too few members answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cordwood.errors import CordwoodError, Fenced, NoSequencer
+from cordwood.nodes import NodeId
+
+
+def refuse_fenced(failures: Mapping[NodeId, CordwoodError]) -> None:
+    """Raise if a higher epoch rules.
+
+    Raises:
+        Fenced: one of the nodes obeys a higher epoch.
+    """
+    for error in failures.values():
+        if isinstance(error, Fenced):
+            raise error
+
+
+def refuse_absent(log: int, step: str, failures: Mapping[NodeId, CordwoodError]) -> None:
+    """Say who is missing.
+
+    Raises:
+        Fenced: one of them obeys a higher epoch.
+        NoSequencer: members are absent; the text names them and why.
+    """
+    refuse_fenced(failures)
+    named = "; ".join(f"node {node}: {failures[node]}" for node in sorted(failures))
+    raise NoSequencer(
+        f"log {log} cannot be recovered ({step}) while too many members are absent: {named}. "
+        "Start them again; appends go on when enough have answered."
+    )

@@ -1,0 +1,190 @@
+"""Read what the members hold of an epoch above its LNG, released or not.
+
+Frames come over the node's own peer connections; `DigestReads` hands them to the
+read that asked.
+
+Source: LogDevice digest 2.7 (3, 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from cordwood.errors import (
+    ChecksumMismatch,
+    CordwoodError,
+    Overloaded,
+    Retryable,
+    Unreachable,
+)
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.reading import (
+    ReadRequest,
+    ReadStatus,
+    pack_read,
+    pack_stop,
+    pack_window,
+    read_blocks_frame,
+    read_reading,
+)
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import ESN_MAX, format_lsn
+from cordwood.nodes import NodeId, Nodeset, Replication
+from cordwood.protocol.digest import Copy, Digest
+from cordwood.quorum.copyset import can_replicate
+from cordwood.quorum.f_majority import f_majority
+from cordwood.recovery.absent import refuse_absent
+from cordwood.recovery.ask import ask_until
+from cordwood.wire.connection import Connection
+from cordwood.wire.peers import Peers
+
+DIGEST_TIMEOUT_S = 10.0
+"""The tail above an LNG is one append window; reading it takes far less."""
+
+DIGEST_BYTES_MAX = 1 << 30
+"""What recovery will hold from one member: many times an append window."""
+
+CREDIT_BYTES = 16 << 20
+"""What a member may send before we say that it arrived."""
+
+
+class _Reading:
+    """One digest read from one member."""
+
+    def __init__(self, request: ReadRequest, connection: Connection) -> None:
+        self.request = request
+        self.connection = connection
+        self.blocks: list[StoredBlock] = []
+        self.bytes = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class DigestReads:
+    """Digest reads now open, by connection and stream number."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._open: dict[tuple[Connection, int], _Reading] = {}
+        self._next_stream = 1
+
+    def on_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
+        """A READING or BLOCKS frame from `node`.
+
+        Raises:
+            Malformed, ChecksumMismatch: it is damaged.
+        """
+        if frame.kind == Kind.READING:
+            self._on_reading(node, connection, frame)
+            return
+        head, blocks = read_blocks_frame(frame.payload)
+        reading = self._open.get((connection, head.stream))
+        if reading is None or reading.done.done():
+            return
+        for block in blocks:
+            if crc32c(block.body) != block.header.stored_crc:
+                at = format_lsn(block.header.first)
+                reading.done.set_exception(
+                    ChecksumMismatch(f"node {node} holds a damaged copy at {at}")
+                )
+                return
+            reading.bytes += block.wire_bytes
+        reading.blocks += blocks
+        if reading.bytes > DIGEST_BYTES_MAX:
+            text = f"node {node} sends more than {DIGEST_BYTES_MAX} bytes of an epoch's tail"
+            reading.done.set_exception(Overloaded(text))
+        elif head.next > reading.request.until:
+            reading.done.set_result(None)
+        else:
+            window = pack_window(head.stream, reading.request.until, reading.bytes + CREDIT_BYTES)
+            connection.send(Kind.WINDOW, 0, (window,))
+
+    def _on_reading(self, node: NodeId, connection: Connection, frame: Frame) -> None:
+        stream, status, _ = read_reading(frame.payload)
+        reading = self._open.get((connection, stream))
+        if reading is None or reading.done.done() or status == ReadStatus.OK:
+            return
+        why = "is damaged" if status == ReadStatus.DAMAGED else "has not sealed"
+        error = Retryable(f"node {node} {why}, so what it holds is not known")
+        reading.done.set_exception(error)
+
+    def on_down(self, node: NodeId, connection: Connection) -> None:
+        """The connection is gone, and with it its digest reads."""
+        for (each, _), reading in self._open.items():
+            if each is connection and not reading.done.done():
+                reading.done.set_exception(Unreachable(f"node {node} went away"))
+
+    async def read(self, node: NodeId, log: int, start: int, until: int) -> list[StoredBlock]:
+        """All that `node` holds of `[start, until]`.
+
+        Raises:
+            Unreachable: it is not there, or did not finish within DIGEST_TIMEOUT_S.
+            ChecksumMismatch: it holds a damaged copy, so what it holds is not known.
+        """
+        connection = await self._peers.wait_for(node, timeout_s=DIGEST_TIMEOUT_S)
+        stream = self._next_stream
+        self._next_stream += 1
+        request = ReadRequest(stream, log, start, until, until, CREDIT_BYTES, digest=True)
+        reading = self._open[connection, stream] = _Reading(request, connection)
+        connection.send(Kind.READ, 0, (pack_read(request),))
+        try:
+            async with asyncio.timeout(DIGEST_TIMEOUT_S):
+                await reading.done
+        except TimeoutError:
+            raise Unreachable(
+                f"node {node} did not send its tail within {DIGEST_TIMEOUT_S:g} s"
+            ) from None
+        finally:
+            del self._open[connection, stream]
+            connection.send(Kind.STOP, 0, (pack_stop(stream),))
+        return reading.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A digest, and the nodes whose copies are in it, in node order."""
+
+    digest: Digest[StoredBlock]
+    nodes: tuple[NodeId, ...]
+
+
+async def collect_digest(
+    log: int,
+    epoch: int,
+    lng: int,
+    sealed: Nodeset,
+    nodeset: Nodeset,
+    replication: Replication,
+    reads: DigestReads,
+) -> Collected:
+    """What an f-majority holds of `epoch` above `lng`; enough of it to store a tail again.
+
+    Args:
+        sealed: the members that obey this recovery's seal; only those are read.
+    Raises:
+        NoSequencer: too few members answered, or know what they hold.
+    """
+    until = (epoch << 32) | ESN_MAX
+
+    def enough(answers: Mapping[NodeId, list[StoredBlock] | CordwoodError]) -> bool:
+        heard = {node for node, answer in answers.items() if not isinstance(answer, CordwoodError)}
+        return f_majority(heard, nodeset, replication).reached and can_replicate(
+            heard, nodeset, replication
+        )
+
+    answers = await ask_until(
+        sealed.nodes, lambda node: reads.read(node, log, lng + 1, until), enough
+    )
+    if not enough(answers):
+        failures = {n: a for n, a in answers.items() if isinstance(a, CordwoodError)}
+        refuse_absent(log, f"reading the tail of epoch {epoch}", failures)
+    digest: Digest[StoredBlock] = Digest(epoch, lng)
+    heard: list[NodeId] = []
+    for node, answer in answers.items():
+        if not isinstance(answer, CordwoodError):
+            heard.append(node)
+            digest.add(Copy(block.header, block.envelope, block) for block in answer)
+    return Collected(digest, tuple(heard))

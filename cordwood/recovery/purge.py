@@ -1,0 +1,68 @@
+"""Purging: a node that missed a recovery drops what the recovery did not count.
+
+While a node was away, an epoch that it holds blocks of may have been recovered
+without it. Above that epoch's LNG it may then hold blocks that became holes, and
+none of them may be read. A peer that took part knows the LNG and the seal; one that
+knows is enough, because nodes are told that an epoch is clean only after its outcome
+is on full copysets, which every later recovery meets and keeps.
+
+Source: LogDevice digest 2.7 ("Purging").
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from cordwood.errors import CordwoodError, Unreachable
+from cordwood.layout.message import AskEpoch, EpochReply, Reply
+from cordwood.nodes import NodeId
+from cordwood.recovery.ask import ask_until
+from cordwood.wire.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 3.0
+"""A look into memory; a peer that takes longer is away."""
+
+
+class Store(Protocol):
+    """What purging needs of a storage node."""
+
+    def unclean_epochs(self, log: int) -> tuple[Sequence[int], int]:
+        """Epochs held here that are over and not known to be clean, and the last one over."""
+
+    async def purge(self, log: int, epoch: int, seal: int, lng: int) -> None:
+        """Drop what does not count of `epoch`; seal 0 where nothing of it is held."""
+
+
+async def purge_log(log: int, store: Store, others: Sequence[NodeId], peers: Peers) -> None:
+    """Bring this node's copy of `log` up to what the recoveries decided without it.
+
+    Raises:
+        Unreachable: no peer that took part answers; nothing was dropped that counts.
+        CordwoodError: the WAL takes no more.
+    """
+    epochs, last_over = store.unclean_epochs(log)
+    for epoch in epochs:
+        end = await _ask_end(log, epoch, others, peers)
+        logger.info("log %d epoch %d was recovered without this node: purging", log, epoch)
+        await store.purge(log, epoch, end.seal, end.lng)
+    if not epochs or epochs[-1] < last_over:
+        await store.purge(log, last_over, 0, 0)
+
+
+async def _ask_end(log: int, epoch: int, others: Sequence[NodeId], peers: Peers) -> EpochReply:
+    def known(answers: Mapping[NodeId, Reply | CordwoodError]) -> list[EpochReply]:
+        return [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
+
+    answers = await ask_until(
+        others,
+        lambda node: peers.call(node, AskEpoch(log, epoch), timeout_s=ASK_TIMEOUT_S),
+        lambda so_far: bool(known(so_far)),
+    )
+    ends = known(answers)
+    if not ends:
+        raise Unreachable(f"no peer knows how epoch {epoch} of log {log} ended")
+    return max(ends, key=lambda end: end.seal)

@@ -1,0 +1,106 @@
+"""Log recovery: make every epoch below a new one clean, in order.
+
+Seal, digest, mend, tell the nodes, record it: with an f-majority of the members,
+so that any R-1 of them may be away. A member that was away purges what it holds
+above the epoch's LNG before it serves any of it (`recovery.purge`). Nothing of the
+new epoch is taken before this is done; that goes when the write path is complete.
+
+Source: LogDevice digest 2.7; seed logdevice-recovery; design.md §3.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from cordwood.errors import CordwoodError
+from cordwood.host.seams import Host
+from cordwood.layout.message import Clean, DoneReply
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import format_lsn
+from cordwood.metadata.epoch_store import EpochRecord, EpochStore
+from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.protocol.digest import Mend
+from cordwood.recovery.absent import refuse_absent
+from cordwood.recovery.ask import ask_all
+from cordwood.recovery.collect_digest import DigestReads, collect_digest
+from cordwood.recovery.mend_tail import MendJob, mend_tail
+from cordwood.recovery.seal_epoch import seal_epoch
+from cordwood.wire.peers import Peers
+from cordwood.wire.store_channel import StoreChannel
+
+logger = logging.getLogger(__name__)
+
+CLEAN_TIMEOUT_S = 3.0
+"""One durable write, as for a seal."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryTools:
+    """What recovery works with; one set for each node.
+
+    Attributes:
+        run_bytes: bytes stored at once while mending; with one more block they fit a
+            WAL record.
+    """
+
+    host: Host
+    peers: Peers
+    channel: StoreChannel
+    digests: DigestReads
+    epochs: EpochStore
+    run_bytes: int
+
+
+async def recover_log(
+    log: int,
+    epoch: int,
+    record: EpochRecord,
+    members: dict[NodeId, Member],
+    tools: RecoveryTools,
+) -> int:
+    """Recover all epochs of `log` in (clean epoch, `epoch`), lowest first.
+
+    Args:
+        epoch: the new sequencer's own epoch.
+        record: the epoch store's record as it was when `epoch` was taken.
+        members: where nodes are; a node without an entry cannot be asked.
+    Returns:
+        The latest append time found, µs since 1970 UTC, 0 for none.
+    Raises:
+        Fenced: a higher epoch rules.
+        NoSequencer: too many members are absent; all named.
+    """
+    time_us = 0
+    for unclean in range(record.clean_epoch + 1, epoch):
+        nodes, replication = record.configuration(unclean)
+        nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
+        tally = await seal_epoch(log, epoch, unclean - 1, nodeset, replication, tools.peers)
+        time_us = max(time_us, tally.append_time_us)
+        sealed = Nodeset(tuple(nodeset[node] for node in tally.sealed))
+        lng = tally.lng(unclean)
+        found = await collect_digest(log, unclean, lng, sealed, nodeset, replication, tools.digests)
+        job = MendJob(log, epoch, lng, found.nodes, nodeset, replication, time_us, tools.run_bytes)
+        await _finish_epoch(unclean, job, found.digest.mend(), tools)
+    return time_us
+
+
+async def _finish_epoch(
+    unclean: int, job: MendJob, mend: Mend[StoredBlock], tools: RecoveryTools
+) -> None:
+    """Store the outcome, tell the nodes that the epoch is over, and record it."""
+    logger.info(
+        "log %d epoch %d: LNG %s, %d blocks kept, %d holes, bridge at %s, with nodes %s",
+        job.log, unclean, format_lsn(job.lng), len(mend.blocks), len(mend.holes),
+        format_lsn(mend.bridge), job.nodes,
+    )  # fmt: skip
+    await mend_tail(job, mend, tools.channel, tools.host)
+    clean = Clean(job.log, unclean, job.seal, job.lng)
+    answers = await ask_all(
+        job.nodes, lambda node: tools.peers.call(node, clean, timeout_s=CLEAN_TIMEOUT_S)
+    )
+    failures = {n: a for n, a in answers.items() if isinstance(a, CordwoodError)}
+    if failures:
+        refuse_absent(job.log, f"cleaning epoch {unclean}", failures)
+    assert all(isinstance(answer, DoneReply) for answer in answers.values()), "Clean is answered"
+    await tools.epochs.set_clean(job.log, unclean, mend.bridge - 1)

@@ -1,0 +1,62 @@
+"""Stop every older sequencer: seal an f-majority, and learn how far they know it was.
+
+Source: LogDevice digest 2.7 (2); seed logdevice-recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cordwood.errors import CordwoodError
+from cordwood.layout.message import Reply, Seal, SealReply
+from cordwood.nodes import NodeId, Nodeset, Replication
+from cordwood.protocol.seal import SealTally
+from cordwood.quorum.copyset import can_replicate
+from cordwood.quorum.f_majority import f_majority
+from cordwood.recovery.absent import refuse_absent, refuse_fenced
+from cordwood.recovery.ask import ask_until
+from cordwood.wire.peers import Peers
+
+SEAL_TIMEOUT_S = 3.0
+"""A seal is one durable write; a member that takes longer is as good as absent."""
+
+
+async def seal_epoch(
+    log: int, epoch: int, clean: int, nodeset: Nodeset, replication: Replication, peers: Peers
+) -> SealTally:
+    """Seal all epochs of `log` below `epoch`; return once no older store can be acknowledged.
+
+    Enough members have sealed when they are an f-majority and can hold a copyset: only
+    those that sealed are read, and only those that were read get the mended tail. With
+    racks an f-majority can be too few for that, and then a quick pair that answered
+    ahead of the rest, again and again, kept a log from ever being recovered.
+
+    Args:
+        clean: last clean epoch; the tally knows the LNGs of those between.
+    Raises:
+        Fenced: a higher epoch sealed.
+        NoSequencer: too few members answered; those absent are named.
+    """
+
+    def enough(answers: Mapping[NodeId, Reply | CordwoodError]) -> bool:
+        sealed = {node for node, answer in answers.items() if isinstance(answer, SealReply)}
+        reached = f_majority(sealed, nodeset, replication).reached
+        return reached and can_replicate(sealed, nodeset, replication)
+
+    answers = await ask_until(
+        nodeset.nodes,
+        lambda node: peers.call(node, Seal(log, epoch, clean), timeout_s=SEAL_TIMEOUT_S),
+        enough,
+    )
+    tally = SealTally(nodeset, replication)
+    failures: dict[NodeId, CordwoodError] = {}
+    for node, answer in answers.items():
+        if isinstance(answer, CordwoodError):
+            failures[node] = answer
+        else:
+            assert isinstance(answer, SealReply), "Seal is answered with SealReply"
+            tally.on_sealed(node, answer.lngs, answer.append_time_us)
+    refuse_fenced(failures)
+    if not enough(answers):
+        refuse_absent(log, "sealing", failures)
+    return tally
