@@ -1,0 +1,1 @@
+"""The write path: activation, numbering, waves."""

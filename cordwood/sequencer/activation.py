@@ -1,0 +1,96 @@
+"""Starting a sequencer: take an epoch, recover what is below it, begin.
+
+An epoch that was taken and could not be recovered yet (members absent) is kept
+for the next try, so that retries do not burn epochs; being fenced throws it away.
+
+Source: LogDevice digest 2.1, 2.2; seed logdevice-recovery.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from cordwood.errors import Fenced, NoSequencer
+from cordwood.metadata.epoch_store import EpochRecord
+from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.recovery.recover_log import RecoveryTools, recover_log
+from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
+
+logger = logging.getLogger(__name__)
+
+TRIES_MAX = 3
+"""Lost races for one log in a row; somebody else is then busy sequencing it."""
+
+
+class Activation:
+    """Activates sequencers on one node."""
+
+    def __init__(
+        self,
+        recovery: RecoveryTools,
+        tools: AppenderTools,
+        members: Callable[[], Mapping[NodeId, Member]],
+        refresh_members: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._recovery = recovery
+        self._tools = tools
+        self._members = members
+        self._refresh_members = refresh_members
+        self._taken: dict[int, tuple[int, EpochRecord]] = {}
+
+    async def activate(self, log: int, role: Role) -> LogAppender:
+        """Take a higher epoch and make all below it clean.
+
+        Raises:
+            NoSequencer: members are absent, or others keep winning the race.
+            UnknownLog: the epoch store knows no such log.
+            Unreachable: the metadata store does not answer.
+        """
+        for _ in range(TRIES_MAX):
+            epoch, record = self._taken.get(log) or await self._recovery.epochs.take_epoch(log)
+            self._taken[log] = (epoch, record)
+            try:
+                return await self._begin(log, epoch, record, role)
+            except Fenced as fenced:
+                logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
+                del self._taken[log]
+        raise NoSequencer(f"log {log}: other nodes took every epoch that this one tried")
+
+    async def is_newest(self, log: int, epoch: int) -> bool:
+        """Whether nobody has taken an epoch above `epoch`.
+
+        Raises:
+            Retryable: the metadata store does not say.
+        """
+        record = await self._recovery.epochs.read(log)
+        return record is not None and record.next_epoch == epoch + 1
+
+    async def _begin(self, log: int, epoch: int, record: EpochRecord, role: Role) -> LogAppender:
+        members = await self._located(log, record)
+        time_us = await recover_log(log, epoch, record, members, self._recovery)
+        nodes, replication = record.configuration(epoch)
+        nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
+        del self._taken[log]
+        logger.info("log %d: this node sequences epoch %d", log, epoch)
+        return LogAppender(log, epoch, nodeset, replication, time_us, role, self._tools)
+
+    async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:
+        """Where all nodes of a log are, so that copies can be placed.
+
+        A node without a location counts as a rack of its own, so two of one rack would
+        pass for two racks. The member list is read every so often; a young node may not
+        be in it yet.
+
+        Raises:
+            NoSequencer: some are not known even to the metadata store.
+            Unreachable: the metadata store does not answer.
+        """
+        nodes = {NodeId(node) for each in record.history for node in each.nodes}
+        if not nodes <= self._members().keys():
+            await self._refresh_members()
+        unknown = sorted(nodes - self._members().keys())
+        if unknown:
+            named = ", ".join(map(str, unknown))
+            raise NoSequencer(f"log {log}: nobody knows where nodes {named} are")
+        return dict(self._members())

@@ -1,0 +1,431 @@
+"""One log's sequencer: numbers blocks, sends them in waves, acknowledges in order.
+
+Everything that arrived for the log in one turn becomes one run (or a few, when it
+is large): one pass of numbering, one STORE frame to each member of the copyset.
+
+Source: design.md §3, §4; LogDevice digest 2.3, 2.4.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from cordwood.block import BlockKind, Buffer, Envelope
+from cordwood.errors import CordwoodError, NoSequencer, OutcomeUnknown, Overloaded, TooFewNodes
+from cordwood.layout.block_header import (
+    BLOCK_HEAD_BYTES_MAX,
+    pack_envelope,
+    pack_header_fields,
+)
+from cordwood.layout.frame import checksum
+from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, store_head
+from cordwood.nodes import NodeId, Nodeset, Replication
+from cordwood.protocol.append_window import AppendWindow, Run
+from cordwood.protocol.node_health import NodeHealth
+from cordwood.quorum.copyset import can_replicate, choose_copyset
+from cordwood.settings import SequencerSettings
+from cordwood.wire.connection import Connection
+from cordwood.wire.peers import Peers
+from cordwood.wire.store_channel import StoreChannel
+
+logger = logging.getLogger(__name__)
+
+STICKY_BYTES = 32 << 20
+"""A copyset is kept for this many bytes, as LogDevice does, so that the nodes of one
+log's recent records stay few; a wave that fails changes it at once."""
+
+
+QUICK_WAVES = 4
+"""A refused wave is followed at once by the next, this many times; then the tick's
+growing patience sets the pace, so that full nodes are not flooded with retries."""
+
+
+class Waiting:
+    """An entry and the client connection that waits for it."""
+
+    __slots__ = ("connection", "entry")
+
+    def __init__(self, connection: Connection, entry: AppendEntry) -> None:
+        self.connection = connection
+        self.entry = entry
+
+
+class Cargo:
+    """What a run carries: headers and bodies to store, and whom to answer."""
+
+    __slots__ = ("acks", "blocks", "bytes")
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[bytes, Buffer]] = []
+        self.acks: list[tuple[Connection, int, int]] = []
+        self.bytes = 0
+
+    def has_room(self, size: int, run_bytes: int) -> bool:
+        """Whether a block of so many bytes, its header among them, may join.
+
+        Headers count: without them tens of thousands of tiny blocks made a run that no
+        WAL record holds.
+        """
+        return self.bytes + len(self.blocks) * BLOCK_HEAD_BYTES_MAX + size <= run_bytes
+
+
+class Role(Protocol):
+    """What an appender needs of the sequencer role around it."""
+
+    def acknowledge(
+        self, acks: Sequence[tuple[Connection, int, int]], freed: int, records: int
+    ) -> None:
+        """Tell clients (connection, token, first lsn) that `records` are stored; `freed` bytes
+        left the window."""
+
+    def refuse(self, connection: Connection, entry: AppendEntry, error: CordwoodError) -> None:
+        """Tell a client that an entry was never numbered; its bytes leave the window."""
+
+    def unknown(self, connection: Connection, token: int, error: CordwoodError) -> None:
+        """Tell a client that nobody knows whether an entry will be stored."""
+
+    def release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
+        """Tell the nodeset that readers may see up to `lsn`."""
+
+    def on_fenced(self, log: int, epoch: int) -> None:
+        """A higher epoch rules this log; 0 if it is not known which."""
+
+    def on_drained(self, log: int) -> None:
+        """The epoch has no esns left and nothing in flight: take the next one."""
+
+    def hold(self, log: int) -> None:
+        """Entries of `log` wait for room: flush it again once something was settled."""
+
+    def on_settled(self) -> None:
+        """A store was answered: there may be room for those on hold."""
+
+
+class LogAppender:
+    """See the module.
+
+    Attributes:
+        epoch: the epoch it rules.
+    """
+
+    def __init__(
+        self,
+        log: int,
+        epoch: int,
+        nodeset: Nodeset,
+        replication: Replication,
+        append_time_us: int,
+        role: Role,
+        tools: AppenderTools,
+    ) -> None:
+        self.log = log
+        self.epoch = epoch
+        self.nodeset = nodeset
+        self._replication = replication
+        self._append_time_us = append_time_us
+        self._role = role
+        self._tools = tools
+        self._window: AppendWindow[Cargo] = AppendWindow(epoch, esn_max=tools.settings.esns)
+        self._pending: list[Waiting] = []
+        self._copyset: tuple[NodeId, ...] | None = None
+        self._sticky_bytes = 0
+        self._exhausted = False
+        self._over = False
+        self._short_of_room: Run[Cargo] | None = None
+
+    @property
+    def lng(self) -> int:
+        """Last LSN fully stored, and so released; (epoch, 0) before the first."""
+        return self._window.lng
+
+    @property
+    def in_flight(self) -> int:
+        """Runs that are not stored yet."""
+        return len(self._window)
+
+    def enqueue(self, waiting: Waiting) -> None:
+        """Take an entry; `flush` numbers it at the end of the turn."""
+        assert not self._over, "a fenced appender takes nothing"
+        self._pending.append(waiting)
+
+    def flush(self, now: float, now_us: int) -> None:
+        """Number and send what is pending.
+
+        Args:
+            now: the loop's clock, for timeouts.
+            now_us: wall time, for append times.
+        """
+        if self._exhausted or not self._pending:
+            return
+        if self._is_stuck:
+            self._refuse_pending(self._full())
+            return
+        self._append_time_us = max(self._append_time_us, now_us)
+        pending, self._pending = self._pending, []
+        cargo, count, room = Cargo(), 0, 0
+        copyset: tuple[NodeId, ...] | None = None
+        for at, waiting in enumerate(pending):
+            entry = waiting.entry
+            size = entry.stored_bytes + BLOCK_HEAD_BYTES_MAX
+            if cargo.blocks and not (size <= room and cargo.has_room(size, self._run_bytes)):
+                assert copyset is not None, "a run is loaded for a copyset"
+                self._send_new(cargo, count, copyset, now)
+                cargo, count = Cargo(), 0
+            if size > room:
+                copyset = self._roomy_copyset(size, now)
+                room = self._room_of(copyset)
+            if copyset is None or not self._window.fits(count + entry.count):
+                self._exhausted = copyset is not None
+                self._pending = pending[at:]
+                break
+            self._load(cargo, waiting, count)
+            count += entry.count
+            room -= size
+        if cargo.blocks:
+            assert copyset is not None, "a run is loaded for a copyset"
+            self._send_new(cargo, count, copyset, now)
+        self._check_drained()
+        if self._pending and not self._exhausted:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Keep what was not numbered while something in flight may make room, else refuse it.
+
+        What is numbered must be stored. So nothing is numbered that may find no room: it
+        would stay in the window, and all behind it, until its client gives up not knowing
+        what became of it.
+        """
+        if len(self._window) or self._tools.channel.is_busy:
+            self._role.hold(self.log)
+        elif self._can_replicate():
+            self._refuse_pending(self._full())
+        else:
+            self._refuse_pending(self._too_few())
+
+    def _load(self, cargo: Cargo, waiting: Waiting, offset: int) -> None:
+        """Add an entry's block to a run, `offset` LSNs after the run's first."""
+        entry = waiting.entry
+        first = self._window.next + offset
+        header = pack_header_fields(
+            BlockKind.DATA,
+            entry.codec,
+            self.log,
+            first,
+            entry.count,
+            self._append_time_us,
+            entry.producer,
+            entry.producer_epoch,
+            entry.producer_sequence,
+            first,
+            first + entry.count - 1,
+            entry.stored_bytes,
+            entry.raw_bytes,
+            entry.stored_crc,
+            entry.raw_crc,
+        )
+        cargo.blocks.append((header, entry.body))
+        cargo.acks.append((waiting.connection, entry.token, first))
+        cargo.bytes += entry.stored_bytes
+
+    def _send_new(self, cargo: Cargo, count: int, copyset: tuple[NodeId, ...], now: float) -> None:
+        self._sticky_bytes += cargo.bytes
+        self._send(self._window.number(count, cargo), copyset, now)
+
+    def _send(self, run: Run[Cargo], copyset: tuple[NodeId, ...], now: float) -> None:
+        """Start a wave of `run`: the same frame to each member."""
+        run.send_to(copyset, now)
+        envelope = pack_envelope(Envelope(copyset, run.wave, 0, self._window.lng))
+        parts: list[Buffer] = [store_head(len(run.cargo.blocks))]
+        for header, body in run.cargo.blocks:
+            parts += (header + envelope, body)
+        crc = checksum(parts)
+        for node in copyset:
+            settled = partial(self._on_settled, run, run.wave)
+            # A member that just went down leaves the wave short; the tick or its
+            # return starts another.
+            if not self._tools.channel.send(node, parts, crc, settled):
+                run.sent_at = float("-inf")
+
+    def _on_settled(
+        self, run: Run[Cargo], wave: int, node: NodeId, refusals: Sequence[StoreRefusal] | None
+    ) -> None:
+        self._role.on_settled()
+        if self._over or run.stored or wave != run.wave:
+            return
+        now = self._tools.now()
+        if refusals is None:
+            self._retry(run, now)
+            return
+        mine = [refusal for refusal in refusals if refusal.log == self.log]
+        if mine:
+            self._on_refused(run, node, mine[0], now)
+        elif run.on_stored(node, wave):
+            self._retire()
+
+    def _on_refused(self, run: Run[Cargo], node: NodeId, refusal: StoreRefusal, now: float) -> None:
+        if refusal.reason == Refusal.SEALED:
+            self._role.on_fenced(self.log, refusal.epoch)
+            return
+        if refusal.reason == Refusal.FAILED:
+            self._tools.health.on_failed(node)
+        else:
+            self._tools.health.on_full(node, now)
+        if run.wave < QUICK_WAVES:
+            self._retry(run, now)
+        else:
+            run.sent_at = now
+            self._short_of_room = run
+            self._refuse_pending(self._full())
+
+    def _retire(self) -> None:
+        retired = self._window.retire()
+        if not retired:
+            return
+        for run in retired:
+            records = run.last - run.first + 1
+            self._role.acknowledge(run.cargo.acks, run.cargo.bytes, records)
+        self._role.release(self.log, self.nodeset, self._window.lng)
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._exhausted and not len(self._window):
+            self._role.on_drained(self.log)
+
+    def tick(self, now: float) -> None:
+        """Retry the runs whose wave took too long."""
+        settings = self._tools.settings
+        for run in list(self._window):
+            doubled = settings.store_timeout_s * 2 ** min(run.wave, QUICK_WAVES * 2)
+            patience = min(settings.store_timeout_max_s, doubled / 2)
+            if run.stored or now - run.sent_at < patience:
+                continue
+            if run.sent_at > 0:
+                for node in sorted(run.waiting):
+                    self._tools.health.on_slow(NodeId(node), now)
+            self._retry(run, now)
+
+    def _retry(self, run: Run[Cargo], now: float) -> None:
+        """Send `run` to another copyset; where none can be had, the tick tries again.
+
+        Nodes with room come first; but later waves may use what nodes keep for them.
+        """
+        size = run.cargo.bytes + len(run.cargo.blocks) * BLOCK_HEAD_BYTES_MAX
+        self._copyset = None
+        copyset = self._roomy_copyset(size, now) or self._choose(now, self._up)
+        if copyset is None:
+            run.sent_at = now
+            return
+        logger.debug("log %d: run from %d goes out again as wave %d", self.log, run.first, run.wave)
+        self._send(run, copyset, now)
+
+    @property
+    def _up(self) -> frozenset[NodeId]:
+        peers = self._tools.peers
+        return frozenset(node for node in self.nodeset.nodes if peers.get(node) is not None)
+
+    def _roomy_copyset(self, size: int, now: float) -> tuple[NodeId, ...] | None:
+        """A copyset with room for `size` bytes on each node: the last one, for some while."""
+        room = self._tools.channel.room
+        roomy = frozenset(node for node in self.nodeset.nodes if room(node) >= size)
+        kept = self._copyset
+        if kept and self._sticky_bytes < STICKY_BYTES:
+            good = self._tools.health.pick_from(roomy, now)
+            if all(node in good for node in kept):
+                return kept
+        self._sticky_bytes = 0
+        self._copyset = self._choose(now, roomy)
+        return self._copyset
+
+    def _choose(self, now: float, nodes: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
+        """A copyset among `nodes`: among those nothing speaks against, if they can hold one."""
+        for available in (self._tools.health.pick_from(nodes, now), nodes):
+            copyset = choose_copyset(self.nodeset, self._replication, available, self._tools.random)
+            if copyset is not None:
+                return copyset
+        return None
+
+    def _room_of(self, copyset: tuple[NodeId, ...] | None) -> int:
+        return min(map(self._tools.channel.room, copyset)) if copyset else 0
+
+    @property
+    def _run_bytes(self) -> int:
+        return self._tools.settings.run_bytes
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether a run finds no room anywhere, so that none behind it can be acknowledged."""
+        run = self._short_of_room
+        return run is not None and not run.stored
+
+    def _can_replicate(self) -> bool:
+        return can_replicate(self._up, self.nodeset, self._replication)
+
+    def _full(self) -> Overloaded:
+        room = {node: self._tools.channel.room(node) for node in sorted(self._up)}
+        full = [node for node in room if room[node] < self._run_bytes] or list(room)
+        return Overloaded(
+            f"the WALs of nodes {', '.join(map(str, full))} are full. Until LogsDB lands the WAL "
+            "is the whole store: make the cluster with a larger WAL (`cordwood up --wal-mib`)"
+        )
+
+    def _too_few(self) -> TooFewNodes:
+        down = [n for n in self.nodeset.nodes if self._tools.peers.get(n) is None]
+        named = ", ".join(str(node) for node in down) or "none"
+        return TooFewNodes(
+            f"log {self.log} wants {self._replication}; too few nodes are up (down: {named})"
+        )
+
+    def _refuse_pending(self, error: CordwoodError) -> None:
+        pending, self._pending = self._pending, []
+        for waiting in pending:
+            self._role.refuse(waiting.connection, waiting.entry, error)
+
+    def take_pending(self) -> list[Waiting]:
+        """Entries that were never numbered, for the next epoch's appender."""
+        pending, self._pending = self._pending, []
+        return pending
+
+    def end(self, epoch: int) -> None:
+        """A higher epoch rules, or this node stops: answer everyone and do nothing more."""
+        self._over = True
+        why = f"log {self.log}: epoch {self.epoch} was fenced" + (f" by {epoch}" if epoch else "")
+        self._refuse_pending(NoSequencer(f"{why}; nothing was stored"))
+        for run in self._window:
+            error = OutcomeUnknown(f"{why} while this append was in flight: read the log to know")
+            for connection, token, _ in run.cargo.acks:
+                self._role.unknown(connection, token, error)
+            self._role.acknowledge((), run.cargo.bytes, 0)
+
+
+class AppenderTools:
+    """What all appenders of one node share."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        channel: StoreChannel,
+        health: NodeHealth,
+        settings: SequencerSettings,
+        now: Clock,
+        random: Chance,
+    ) -> None:
+        self.peers = peers
+        self.channel = channel
+        self.health = health
+        self.settings = settings
+        self.now = now
+        self.random = random
+
+
+class Clock(Protocol):
+    """The loop's clock."""
+
+    def __call__(self) -> float: ...
+
+
+class Chance(Protocol):
+    """A stream of chance; `random.Random` fits it."""
+
+    def random(self) -> float: ...

@@ -1,0 +1,419 @@
+"""The sequencer role: which logs this node sequences, and what clients hear back.
+
+Appends for a log that is not active here wait while it is activated, within a
+bound; appends for a log that another node should sequence are sent there. What
+arrived in one turn is handled at its end, over all logs and connections.
+
+Source: design.md §4; LogDevice digest 2.2, 2.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from crc32c import crc32c
+
+from cordwood.errors import (
+    ChecksumMismatch,
+    CordwoodError,
+    NoSequencer,
+    Overloaded,
+    RecordTooLarge,
+    Retryable,
+    UnknownLog,
+)
+from cordwood.host.seams import Host
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.message import AppendFault, AskTail, TailReply, pack, to_fault
+from cordwood.layout.waves import AppendEntry, AppendFlag, pack_pairs, read_append
+from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.quorum.sequencer_placement import sequencer_order
+from cordwood.sequencer.activation import Activation
+from cordwood.sequencer.appender import AppenderTools, LogAppender, Waiting
+from cordwood.wire.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""How often waves are checked for their timeout; a fifth of the first one."""
+
+RELEASE_DELAY_S = 0.002
+"""How long a release waits for others. The next wave carries the LNG anyway, to the nodes
+that it goes to; a frame to every node for each wave doubled the time of a lone append."""
+
+RELEASE_REPEAT_S = 1.0
+"""How often a release is said again; a reader behind a lost one waits this long."""
+
+RELEASE_REPEATS = 10
+"""How often it is said again after it moved; then every peer that connects hears it."""
+
+ACTIVATING_BYTES_MAX = 16 << 20
+"""Bodies that wait for one log's activation; the client keeps the rest."""
+
+TAIL_TRIES_MAX = 3
+"""Sequencers lost to others while one question for the tail is answered."""
+
+ACTIVATE_AGAIN_S = 0.5
+"""Pause after an activation that failed: each try seals nodes, and clients ask all the time."""
+
+LOGS_MAX = 100_000
+"""Logs sequenced by one node at once."""
+
+
+class _Slot:
+    """One log on this node: active, or being activated with entries waiting."""
+
+    __slots__ = ("appender", "ready", "repeats", "waiting", "waiting_bytes")
+
+    def __init__(self) -> None:
+        self.appender: LogAppender | None = None
+        self.ready: asyncio.Future[LogAppender] = asyncio.get_running_loop().create_future()
+        self.waiting: list[Waiting] = []
+        self.waiting_bytes = 0
+        self.repeats = 0
+
+
+class SequencerRole:
+    """See the module."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        host: Host,
+        activation: Activation,
+        tools: AppenderTools,
+        members: Callable[[], Mapping[NodeId, Member]],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._node = node
+        self._host = host
+        self._activation = activation
+        self._tools = tools
+        self._members = members
+        self._tasks = tasks
+        self._slots: dict[int, _Slot] = {}
+        self._activations: dict[int, asyncio.Task[None]] = {}
+        # Why a log could not be activated here when that was last tried, and when it may
+        # be tried again.
+        self._failures: dict[int, tuple[NoSequencer, float]] = {}
+        self._dirty: dict[int, None] = {}
+        self._held: dict[int, None] = {}
+        self._acks: dict[Connection, list[int]] = {}
+        self._faults: dict[Connection, list[AppendFault]] = {}
+        self._releases: dict[NodeId, dict[int, int]] = {}
+        self._turn_due = False
+        self._send_due = False
+        self._release_due = False
+        self._in_flight_bytes = 0
+        self.appended_records = 0
+
+    # What clients ask.
+
+    def on_append(self, connection: Connection, frame: Frame) -> None:
+        """An APPEND frame.
+
+        Where a block is refused that may come again, those of its log behind it are
+        refused as well: a large call comes as several blocks, and none may pass another.
+
+        Raises:
+            Malformed: it is damaged.
+        """
+        refused: dict[int, tuple[CordwoodError, NodeId]] = {}
+        for entry in read_append(frame.payload):
+            error = refused.get(entry.log) or self._admit(connection, entry)
+            if error is not None:
+                self._answer_fault(connection, entry.token, *error)
+                if isinstance(error[0], Retryable):
+                    refused[entry.log] = error
+        self._turn_soon()
+
+    async def tail(self, ask: AskTail) -> TailReply:
+        """The last released LSN, from this log's sequencer, which is started if need be.
+
+        A sequencer that another one has replaced may not have heard of it. Its tail could
+        lie below what the other one has acknowledged, so the epoch store is asked first.
+
+        Raises:
+            NoSequencer: another node should be asked, activation failed, or the epoch
+                store does not answer.
+        """
+        for _ in range(TAIL_TRIES_MAX):
+            slot = self._slots.get(ask.log)
+            if slot is None:
+                elsewhere = self._elsewhere(ask.log, ask.activate_here)
+                if elsewhere:
+                    raise NoSequencer(f"log {ask.log} is sequenced by node {elsewhere}, not here")
+                slot = self._start_if_due(ask.log)
+            if slot is None:
+                raise NoSequencer(str(self._failures[ask.log][0]))
+            appender = slot.appender
+            if appender is None:
+                appender = await asyncio.shield(slot.ready)
+            self._repeat_release(slot)
+            if await self._still_rules(ask.log, slot, appender):
+                return TailReply(appender.epoch, appender.lng, self._node)
+        raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
+
+    async def _still_rules(self, log: int, slot: _Slot, appender: LogAppender) -> bool:
+        """Whether nobody has taken a higher epoch; ends the appender if somebody has."""
+        try:
+            rules = await self._activation.is_newest(log, appender.epoch)
+        except Retryable as error:
+            raise NoSequencer(f"log {log}: who rules it is not known: {error}") from error
+        if not rules and self._slots.get(log) is slot:
+            self.on_fenced(log, 0)
+        return rules
+
+    def sequencing(self) -> dict[int, LogAppender]:
+        """Logs that are active here, for status pages."""
+        return {
+            log: slot.appender
+            for log, slot in sorted(self._slots.items())
+            if slot.appender is not None
+        }
+
+    def _admit(
+        self, connection: Connection, entry: AppendEntry
+    ) -> tuple[CordwoodError, NodeId] | None:
+        """Queue an entry, or say why not and which node to ask instead (0: none)."""
+        settings = self._tools.settings
+        if entry.stored_bytes > settings.block_bytes_max or entry.count > settings.esns:
+            text = f"a block has at most {settings.block_bytes_max} bytes as stored"
+            return RecordTooLarge(text), NodeId(0)
+        if crc32c(entry.body) != entry.stored_crc:
+            return ChecksumMismatch("the block arrived damaged; nothing was stored"), NodeId(0)
+        slot = self._slots.get(entry.log)
+        if slot is None:
+            elsewhere = self._elsewhere(entry.log, bool(entry.flags & AppendFlag.ACTIVATE_HERE))
+            if elsewhere:
+                return NoSequencer(f"node {elsewhere} sequences log {entry.log}"), elsewhere
+            if len(self._slots) >= LOGS_MAX:
+                return Overloaded(f"this node sequences {LOGS_MAX} logs already"), NodeId(0)
+            slot = self._start_if_due(entry.log)
+        if slot is None or (slot.appender is None and entry.log in self._failures):
+            # It is tried again meanwhile. A client that waited for each try would meet its
+            # deadline in one, and could not tell that from an append that was numbered.
+            return self._failures[entry.log][0], NodeId(0)
+        in_flight = self._in_flight_bytes
+        if in_flight and in_flight + entry.stored_bytes > settings.window_bytes:
+            text = f"{settings.window_bytes} bytes are in flight at this sequencer: slow down"
+            return Overloaded(text), NodeId(0)
+        waiting = Waiting(connection, entry)
+        if slot.appender is not None:
+            slot.appender.enqueue(waiting)
+            self._dirty[entry.log] = None
+        elif slot.waiting_bytes + entry.stored_bytes > ACTIVATING_BYTES_MAX:
+            return Overloaded("the log's sequencer is starting: try again in a moment"), NodeId(0)
+        else:
+            slot.waiting.append(waiting)
+            slot.waiting_bytes += entry.stored_bytes
+        self._in_flight_bytes += entry.stored_bytes
+        return None
+
+    def _elsewhere(self, log: int, activate_here: bool) -> NodeId:
+        """The node that should sequence `log`, 0 if this one may."""
+        order = sequencer_order(log, self._members().values())
+        if activate_here or not order or order[0] == self._node:
+            return NodeId(0)
+        return order[0]
+
+    # Activation.
+
+    def _start_if_due(self, log: int) -> _Slot | None:
+        """Begin to activate a log, unless that failed a moment ago."""
+        failure = self._failures.get(log)
+        if failure is not None and self._tools.now() < failure[1]:
+            return None
+        return self._start(log)
+
+    def _start(self, log: int) -> _Slot:
+        slot = self._slots[log] = _Slot()
+        self._activations[log] = self._tasks.create_task(self._activate(log, slot))
+        return slot
+
+    async def _activate(self, log: int, slot: _Slot) -> None:
+        try:
+            appender = await self._activation.activate(log, self)
+        except CordwoodError as error:
+            logger.info("log %d: not sequenced here: %s", log, error)
+            self._abandon(log, slot, error)
+            return
+        finally:
+            self._activations.pop(log, None)
+        slot.appender = appender
+        self._failures.pop(log, None)
+        waiting, slot.waiting, slot.waiting_bytes = slot.waiting, [], 0
+        for each in waiting:
+            appender.enqueue(each)
+        slot.ready.set_result(appender)
+        self._repeat_release(slot)
+        self._dirty[log] = None
+        self._turn()
+
+    def _abandon(self, log: int, slot: _Slot, error: CordwoodError) -> None:
+        if self._slots.get(log) is slot:
+            del self._slots[log]
+        told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))
+        if isinstance(told, NoSequencer):
+            self._failures[log] = told, self._tools.now() + ACTIVATE_AGAIN_S
+        for waiting in slot.waiting:
+            self.refuse(waiting.connection, waiting.entry, told)
+        slot.waiting.clear()
+        if not slot.ready.done():
+            slot.ready.set_exception(told)
+            slot.ready.exception()
+
+    # What appenders tell.
+
+    def acknowledge(
+        self, acks: Sequence[tuple[Connection, int, int]], freed: int, records: int
+    ) -> None:
+        """See `appender.Role`."""
+        self._in_flight_bytes -= freed
+        self.appended_records += records
+        for connection, token, first in acks:
+            pairs = self._acks.get(connection)
+            if pairs is None:
+                pairs = self._acks[connection] = []
+            pairs.append(token)
+            pairs.append(first)
+        self._send_soon()
+
+    def refuse(self, connection: Connection, entry: AppendEntry, error: CordwoodError) -> None:
+        """See `appender.Role`."""
+        self._in_flight_bytes -= entry.stored_bytes
+        self._answer_fault(connection, entry.token, error, NodeId(0))
+
+    def unknown(self, connection: Connection, token: int, error: CordwoodError) -> None:
+        """See `appender.Role`."""
+        self._answer_fault(connection, token, error, NodeId(0))
+
+    def release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
+        """See `appender.Role`."""
+        self._slots[log].repeats = RELEASE_REPEATS
+        self._tell_release(log, nodeset, lsn)
+
+    def on_fenced(self, log: int, epoch: int) -> None:
+        """See `appender.Role`."""
+        slot = self._slots.pop(log, None)
+        if slot is not None and slot.appender is not None:
+            logger.info("log %d: fenced by epoch %d", log, epoch)
+            slot.appender.end(epoch)
+
+    def on_drained(self, log: int) -> None:
+        """See `appender.Role`."""
+        old = self._slots.pop(log)
+        assert old.appender is not None, "only an active log drains"
+        slot = self._start(log)
+        slot.waiting = old.appender.take_pending()
+        slot.waiting_bytes = sum(each.entry.stored_bytes for each in slot.waiting)
+
+    def hold(self, log: int) -> None:
+        """See `appender.Role`."""
+        self._held[log] = None
+
+    def on_settled(self) -> None:
+        """See `appender.Role`."""
+        if self._held:
+            self._dirty.update(self._held)
+            self._held.clear()
+            self._turn_soon()
+
+    # Turns.
+
+    def _turn_soon(self) -> None:
+        if self._dirty and not self._turn_due:
+            self._turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Number and send everything that arrived since the last turn."""
+        self._turn_due = False
+        dirty, self._dirty = self._dirty, {}
+        now, now_us = self._tools.now(), self._host.clock.now_us()
+        for log in dirty:
+            slot = self._slots.get(log)
+            if slot is not None and slot.appender is not None:
+                slot.appender.flush(now, now_us)
+
+    def _answer_fault(
+        self, connection: Connection, token: int, error: CordwoodError, node: NodeId
+    ) -> None:
+        self._faults.setdefault(connection, []).append(AppendFault(token, to_fault(error), node))
+        self._send_soon()
+
+    def _tell_release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
+        for node in nodeset.nodes:
+            self._releases.setdefault(node, {})[log] = lsn
+        if not self._release_due:
+            self._release_due = True
+            asyncio.get_running_loop().call_later(RELEASE_DELAY_S, self._send_releases)
+
+    def _repeat_release(self, slot: _Slot) -> None:
+        if slot.appender is not None:
+            slot.repeats = max(slot.repeats, 1)
+            self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.lng)
+
+    def _send_soon(self) -> None:
+        if not self._send_due:
+            self._send_due = True
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        """Answer clients, a frame to each."""
+        self._send_due = False
+        acks, self._acks = self._acks, {}
+        for connection, pairs in acks.items():
+            connection.send(Kind.APPENDED, 0, (pack_pairs(pairs),))
+        faults, self._faults = self._faults, {}
+        for connection, each in faults.items():
+            connection.send(Kind.APPEND_FAULTS, 0, (pack(each),))
+
+    def _send_releases(self) -> None:
+        """Tell nodes what was released since the last time, a frame to each."""
+        self._release_due = False
+        releases, self._releases = self._releases, {}
+        for node in sorted(releases):
+            peer = self._tools.peers.get(node)
+            if peer is not None:
+                numbers = [number for pair in releases[node].items() for number in pair]
+                peer.send(Kind.RELEASE, 0, (pack_pairs(numbers),))
+
+    def on_peer_up(self, node: NodeId) -> None:
+        """A node connected: it may have missed releases, and runs may wait for it."""
+        self._tools.health.on_up(node)
+        for slot in self._slots.values():
+            if slot.appender is not None and node in slot.appender.nodeset:
+                self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.lng)
+
+    async def run(self) -> None:
+        """Check waves for timeouts, and repeat releases, until cancelled."""
+        since_release = 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._tools.now()
+            for slot in list(self._slots.values()):
+                if slot.appender is not None and slot.appender.in_flight:
+                    slot.appender.tick(now)
+            since_release += TICK_S
+            if since_release >= RELEASE_REPEAT_S:
+                since_release = 0.0
+                for slot in self._slots.values():
+                    if slot.repeats and slot.appender is not None:
+                        slot.repeats -= 1
+                        self._tell_release(
+                            slot.appender.log, slot.appender.nodeset, slot.appender.lng
+                        )
+
+    async def close(self) -> None:
+        """Stop: nothing more is taken, and what is in flight is answered as unknown."""
+        for task in list(self._activations.values()):
+            task.cancel()
+        for slot in list(self._slots.values()):
+            if slot.appender is not None:
+                slot.appender.end(0)
+        self._slots.clear()
+        self._send()
+        self._send_releases()
