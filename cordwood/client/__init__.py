@@ -1,0 +1,1 @@
+"""The client: append, read, ask; asyncio inside, blocking for callers without a loop."""

@@ -1,0 +1,512 @@
+"""A client's appends to one log: what is submitted in one turn becomes one block.
+
+A block goes to the log's sequencer and is answered with its first LSN. A refusal
+that stored nothing is tried again, elsewhere if told so, until the deadline. A
+block whose fate nobody knows (connection lost, sequencer fenced, deadline passed)
+ends as OutcomeUnknown and is never sent again, because that could store it twice.
+
+Source: design.md §4, §7; hotpath digest §6 (futures are the client's ceiling).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from cordwood.block import Buffer, Codec
+from cordwood.client.cluster import Cluster
+from cordwood.client.record_check import Headers, record_bytes
+from cordwood.client.window import Window
+from cordwood.errors import (
+    CordwoodError,
+    Fenced,
+    NoSequencer,
+    OutcomeUnknown,
+    RecordTooLarge,
+    Retryable,
+    Unreachable,
+)
+from cordwood.host.seams import Host
+from cordwood.layout.body import encode_body, seal_body
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.message import read_append_faults, to_error
+from cordwood.layout.waves import AppendEntry, AppendFlag, append_entry, append_head, read_pairs
+from cordwood.lsn import Lsn
+from cordwood.nodes import NodeId
+from cordwood.settings import ClientSettings
+from cordwood.wire.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+SEEK_DIALS = 2
+"""Dials that must fail before the next node is asked sooner: one may be a hiccup."""
+
+SEEK_ONE_S = 1.0
+"""How long a log's own node may be away before the next one is asked to activate."""
+
+RETRY_FIRST_S = 0.02
+RETRY_MAX_S = 1.0
+"""Pauses between tries: quick at first, since most refusals are a sequencer starting."""
+
+LAST_TRY_SHARE = 1 / 20
+"""Share of its timeout that an append must have left to be tried again."""
+
+SWEEP_S = 0.1
+"""How often deadlines are checked."""
+
+FRAME_BYTES = 4 << 20
+"""Bodies put into one APPEND frame."""
+
+
+class Batch:
+    """Records that become one block, and the futures that wait for it."""
+
+    __slots__ = ("bytes", "count", "deadline", "entry", "futures", "headers", "keys", "refused",
+                 "times", "values")  # fmt: skip
+
+    def __init__(self, deadline: float) -> None:
+        self.values: list[Buffer] = []
+        self.keys: list[bytes | None] | None = None
+        self.times: list[int] | None = None
+        self.headers: list[Headers] | None = None
+        # (future, offset, count): a count of 0 wants one Lsn, else a range of them.
+        self.futures: list[tuple[asyncio.Future[Lsn], int]] = []
+        self.count = 0
+        self.bytes = 0
+        self.deadline = deadline
+        self.entry: AppendEntry | None = None
+        self.refused: CordwoodError | None = None
+
+    def resolve(self, first: int) -> None:
+        """All records are stored, from `first` on."""
+        for future, offset in self.futures:
+            if not future.done():
+                future.set_result(Lsn(first + offset))
+
+    def fail(self, error: CordwoodError) -> None:
+        """None of the records is acknowledged."""
+        for future, _ in self.futures:
+            if not future.done():
+                future.set_exception(error)
+                # A caller that went away must not leave a warning about this.
+                future.exception()
+
+
+class LogAppends:
+    """Appends of one client to one log; see the module."""
+
+    def __init__(
+        self, log: int, cluster: Cluster, host: Host, settings: ClientSettings, owner: Appends
+    ) -> None:
+        self.log = log
+        self._cluster = cluster
+        self._host = host
+        self._settings = settings
+        self._owner = owner
+        self._codec = Codec[settings.codec.upper()]
+        self._batch: Batch | None = None
+        self._queue: deque[Batch] = deque()
+        self._sent: dict[int, tuple[Batch, Connection]] = {}
+        self._target: Connection | None = None
+        self._activate_here = False
+        self._hint = NodeId(0)
+        self._pause_s = 0.0
+        self._seeking: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending, queued or sent."""
+        return not (self._sent or self._queue or self._batch)
+
+    # Submitting.
+
+    def add(
+        self,
+        value: Buffer,
+        key: bytes | None,
+        time_us: int | None,
+        headers: Headers | None,
+        size: int,
+    ) -> asyncio.Future[Lsn]:
+        """Put one record, of `size` bytes by `check_record`, into this turn's block."""
+        batch = self._room_for(size)
+        future: asyncio.Future[Lsn] = self._owner.loop.create_future()
+        batch.futures.append((future, batch.count))
+        self._put(batch, value, key, time_us, headers, size)
+        return future
+
+    def add_many(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        times_us: Sequence[int] | int | None,
+        headers: Sequence[Headers] | None,
+        sizes: Sequence[int],
+    ) -> list[tuple[asyncio.Future[Lsn], int]]:
+        """Put records, of these sizes by `check_record`, into blocks, in order; a future
+        and a count for each run of LSNs."""
+        runs: list[tuple[asyncio.Future[Lsn], int]] = []
+        open_batch: Batch | None = None
+        for at, value in enumerate(values):
+            key = keys[at] if keys is not None else None
+            batch = self._room_for(sizes[at])
+            if batch is not open_batch:
+                open_batch = batch
+                future: asyncio.Future[Lsn] = self._owner.loop.create_future()
+                batch.futures.append((future, batch.count))
+                runs.append((future, 0))
+            time_us = times_us if times_us is None or isinstance(times_us, int) else times_us[at]
+            pairs = headers[at] if headers is not None else None
+            self._put(batch, value, key, time_us, pairs, sizes[at])
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        return runs
+
+    def _room_for(self, size: int) -> Batch:
+        """This turn's batch, or a new one where the old one is full."""
+        batch = self._batch
+        settings = self._settings
+        if batch is not None and (
+            batch.count >= settings.block_records
+            or (batch.count and batch.bytes + size > settings.block_bytes)
+        ):
+            self._cut()
+            batch = None
+        if batch is None:
+            batch = self._batch = Batch(self._owner.loop.time() + settings.timeout_s)
+            self._owner.mark_dirty(self)
+        return batch
+
+    def _put(
+        self,
+        batch: Batch,
+        value: Buffer,
+        key: bytes | None,
+        time_us: int | None,
+        headers: Headers | None,
+        size: int,
+    ) -> None:
+        count = batch.count
+        if key is not None and batch.keys is None:
+            batch.keys = [None] * count
+        if time_us is not None and batch.times is None:
+            batch.times = [self._host.clock.now_us()] * count
+        if headers is not None and batch.headers is None:
+            batch.headers = [()] * count
+        if batch.keys is not None:
+            batch.keys.append(key)
+        if batch.times is not None:
+            batch.times.append(self._host.clock.now_us() if time_us is None else time_us)
+        if batch.headers is not None:
+            batch.headers.append(headers or ())
+        batch.values.append(value)
+        batch.bytes += size
+        batch.count = count + 1
+        self._owner.window.take(1, size)
+
+    # Sending.
+
+    def flush(self) -> None:
+        """The turn ends: cut its batch and send."""
+        self._cut()
+        self._pump()
+
+    def _cut(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        times: Sequence[int] | int = (
+            self._host.clock.now_us() if batch.times is None else batch.times
+        )
+        raw = encode_body(batch.values, timestamps_us=times, keys=batch.keys, headers=batch.headers)
+        stored, stored_crc, raw_crc = seal_body(raw, self._codec)
+        batch.entry = AppendEntry(
+            self.log, 0, batch.count, self._codec, 0, 0, 0, 0, 0, 0,
+            len(stored), len(raw), stored_crc, raw_crc, stored,
+        )  # fmt: skip
+        batch.values = []
+        batch.keys = batch.times = batch.headers = None
+        self._queue.append(batch)
+
+    def _pump(self) -> None:
+        """Send what is queued to the sequencer, or look for it."""
+        self._give_up_late(self._owner.loop.time())
+        if not self._queue:
+            return
+        target = self._target
+        if self._seeking is not None:
+            return
+        if target is None or not target.is_open:
+            self._seeking = self._owner.spawn(self._seek())
+            return
+        while self._queue:
+            parts: list[Buffer] = []
+            count = size = 0
+            while self._queue and size < FRAME_BYTES and count < 4096:
+                batch = self._queue.popleft()
+                entry = batch.entry
+                assert entry is not None, "a queued batch was cut"
+                entry.token = self._owner.next_token()
+                entry.flags = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
+                self._sent[entry.token] = (batch, target)
+                self._owner.sent[entry.token] = self
+                parts += (append_entry(entry), entry.body)
+                count += 1
+                size += entry.stored_bytes
+            target.send(Kind.APPEND, 0, [append_head(count), *parts])
+
+    async def _seek(self) -> None:
+        """Find a node to send to: where we were told, the log's own, then the others."""
+        try:
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s * self._host.random.uniform(0.5, 1.0))
+            order = self._cluster.sequencers(self.log)
+            hint, self._hint = self._hint, NodeId(0)
+            if hint in order:
+                order = (hint, *(node for node in order if node != hint))
+            for node in order:
+                try:
+                    self._target = await self._cluster.peers.wait_for(
+                        node, timeout_s=SEEK_ONE_S, dials=SEEK_DIALS
+                    )
+                except Unreachable:
+                    continue
+                self._activate_here = node != order[0]
+                break
+            else:
+                self._target = None
+                self._note_refusal(Unreachable("no node of the cluster is up"))
+        finally:
+            self._seeking = None
+        if self._target is not None:
+            self._pump()
+
+    def _note_refusal(self, error: CordwoodError) -> None:
+        self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
+        for batch in self._queue:
+            batch.refused = batch.refused or error
+        self._seeking = None
+
+    # Answers.
+
+    def on_acked(self, token: int, first: int) -> None:
+        """The sequencer stored a block."""
+        found = self._sent.pop(token, None)
+        if found is not None:
+            self._pause_s = 0.0
+            # It sequences now. Should it stop to, the log's own node takes over; a
+            # client that kept asking this one to start would fence that node for ever.
+            self._activate_here = False
+            self._finish(found[0])
+            found[0].resolve(first)
+
+    def on_fault(self, token: int, error: CordwoodError, node: NodeId) -> None:
+        """The sequencer refused a block, or does not know what became of it."""
+        found = self._sent.pop(token, None)
+        if found is None:
+            return
+        batch = found[0]
+        if not isinstance(error, Retryable):
+            if isinstance(error, (Fenced, OutcomeUnknown)):
+                self._target = None
+            self._finish(batch)
+            batch.fail(error)
+            return
+        batch.refused = error
+        self._owner.sent.pop(token, None)  # it gets another token when it is sent again
+        self._requeue(batch, token)
+        self._hint = node
+        if not node:
+            self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
+        if isinstance(error, NoSequencer):
+            self._target = None
+        if self._seeking is None:
+            self._seeking = self._owner.spawn(self._seek())
+
+    def _requeue(self, batch: Batch, token: int) -> None:
+        """Put a refused batch back where its age puts it."""
+        later: list[Batch] = []
+        while self._queue and self._age(self._queue[0]) < token:
+            later.append(self._queue.popleft())
+        self._queue.appendleft(batch)
+        self._queue.extendleft(reversed(later))
+
+    def _age(self, batch: Batch) -> int:
+        assert batch.entry is not None, "a queued batch was cut"
+        return batch.entry.token or self._owner.last_token + 1
+
+    def on_down(self, connection: Connection) -> None:
+        """A connection is gone: what was sent on it may or may not be stored."""
+        if self._target is connection:
+            self._target = None
+        lost = [token for token, (_, used) in self._sent.items() if used is connection]
+        for token in lost:
+            batch, _ = self._sent.pop(token)
+            self._finish(batch)
+            batch.fail(
+                OutcomeUnknown(
+                    f"the connection to {connection} was lost while an append to log "
+                    f"{self.log} was in flight: read the log to know whether it is stored"
+                )
+            )
+        self._pump()
+
+    def sweep(self, now: float) -> None:
+        """Give up what is past its deadline."""
+        late = [token for token, (batch, _) in self._sent.items() if batch.deadline <= now]
+        for token in late:
+            batch, _ = self._sent.pop(token)
+            self._finish(batch)
+            batch.fail(
+                OutcomeUnknown(
+                    f"no answer within {self._settings.timeout_s:g} s for an append to log "
+                    f"{self.log}: read the log to know whether it is stored"
+                )
+            )
+        self._pump()
+
+    def _give_up_late(self, now: float) -> None:
+        """Give up what is queued and has no time left.
+
+        Nothing of it is stored, and why is known. Sent once more at the very end it would
+        end as an unknown outcome instead, so a refused batch is not.
+        """
+        last_try_s = self._settings.timeout_s * LAST_TRY_SHARE
+        while self._queue:
+            batch = self._queue[0]
+            if batch.deadline - (last_try_s if batch.refused else 0.0) > now:
+                return
+            self._queue.popleft()
+            self._finish(batch)
+            batch.fail(batch.refused or Unreachable("no node took this append in time"))
+
+    def close(self, error: CordwoodError) -> None:
+        """Fail everything that is open."""
+        self._cut()
+        unknown = OutcomeUnknown(f"{error}; this append was in flight")
+        for batch, _ in self._sent.values():
+            self._finish(batch)
+            batch.fail(unknown)
+        for batch in self._queue:
+            self._finish(batch)
+            batch.fail(error)
+        self._sent.clear()
+        self._queue.clear()
+
+    def _finish(self, batch: Batch) -> None:
+        entry = batch.entry
+        assert entry is not None, "a finished batch was cut"
+        self._owner.sent.pop(entry.token, None)
+        self._owner.window.give_back(batch.count, batch.bytes)
+
+
+class Appends:
+    """All appends of one client: their turns, their answers and the window they share."""
+
+    def __init__(
+        self, cluster: Cluster, host: Host, settings: ClientSettings, tasks: asyncio.TaskGroup
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.sent: dict[int, LogAppends] = {}
+        self.last_token = 0
+        self.window = Window(settings)
+        self._cluster = cluster
+        self._host = host
+        self._settings = settings
+        self._tasks = tasks
+        self._logs: dict[int, LogAppends] = {}
+        self._dirty: dict[LogAppends, None] = {}
+        self._running: dict[asyncio.Task[None], None] = {}
+        cluster.add_listener(self)
+        self.spawn(self._sweep())
+
+    def log(self, log: int) -> LogAppends:
+        """The appends to one log."""
+        found = self._logs.get(log)
+        if found is None:
+            found = self._logs[log] = LogAppends(
+                log, self._cluster, self._host, self._settings, self
+            )
+        return found
+
+    def check_record(
+        self,
+        value: Buffer,
+        key: bytes | None,
+        time_us: int | None,
+        headers: Headers | None,
+    ) -> int:
+        """What a record counts in blocks and in the window, in bytes.
+
+        Raises:
+            BadSetting: it cannot be encoded.
+            RecordTooLarge: no block can hold it; with the limit.
+        """
+        size = record_bytes(value, key, time_us, headers)
+        if size > self._settings.block_bytes:
+            raise RecordTooLarge(
+                f"a record of {size} bytes; this client's blocks hold "
+                f"{self._settings.block_bytes} (client.block_bytes, 4 MiB at most)"
+            )
+        return size
+
+    def mark_dirty(self, log: LogAppends) -> None:
+        """`log` has a batch to cut at the end of this turn."""
+        if not self._dirty:
+            self.loop.call_soon(self._flush)
+        self._dirty[log] = None
+
+    def next_token(self) -> int:
+        """A number for a block, growing."""
+        self.last_token += 1
+        return self.last_token
+
+    def spawn(self, work: object) -> asyncio.Task[None]:
+        """Run a coroutine until it ends or the client closes."""
+        task: asyncio.Task[None] = self._tasks.create_task(work)  # type: ignore[arg-type]
+        self._running[task] = None
+        task.add_done_callback(lambda done: self._running.pop(done, None))
+        return task
+
+    async def close(self, error: CordwoodError) -> None:
+        """Fail everything that is open."""
+        for task in list(self._running):
+            task.cancel()
+        for log in self._logs.values():
+            log.close(error)
+        self.window.close(error)
+
+    def on_node_up(self, node: NodeId, connection: Connection) -> None:
+        """See `cluster.NodeListener`."""
+
+    def on_node_down(self, node: NodeId, connection: Connection) -> None:
+        """See `cluster.NodeListener`."""
+        for log in self._logs.values():
+            log.on_down(connection)
+
+    def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
+        """See `cluster.NodeListener`."""
+        if frame.kind == Kind.APPENDED:
+            for token, first in read_pairs(frame.payload):
+                log = self.sent.get(token)
+                if log is not None:
+                    log.on_acked(token, first)
+        elif frame.kind == Kind.APPEND_FAULTS:
+            for each in read_append_faults(frame.payload):
+                log = self.sent.get(each.token)
+                if log is not None:
+                    log.on_fault(each.token, to_error(each.fault), NodeId(each.node))
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        for log in dirty:
+            log.flush()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = self.loop.time()
+            for log in self._logs.values():
+                if not log.is_idle:
+                    log.sweep(now)

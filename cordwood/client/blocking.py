@@ -1,0 +1,218 @@
+"""The same client for callers without a loop: scripts, notebooks, Spark executors.
+
+The asyncio client runs in a thread; every call here waits for it. Readers fetch a
+block at a time, so that the hop between threads is paid once for many records.
+
+Source: design.md §7; hotpath digest §1 (a hand-off costs 50 µs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from cordwood.block import Buffer, Gap, Record
+from cordwood.client import aio
+from cordwood.client.cluster import LogInfo
+from cordwood.client.read_stream import HeldBlock, ReadStream
+from cordwood.client.record_check import Headers, Timestamp
+from cordwood.client.store import Position, Store
+from cordwood.errors import Closed, CordwoodError
+from cordwood.host.loop_thread import LoopThread
+from cordwood.layout.message import StatusReply
+from cordwood.lsn import Lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.settings import ClientSettings
+
+Result = TypeVar("Result")
+
+MARGIN_S = 30.0
+"""Waited beyond the client's own deadlines before its thread is given up on."""
+
+RUN_BYTES = 1 << 20
+"""What one hop brings over; at 50 µs a hop a megabyte hides it, more only takes memory."""
+
+
+class BlockingReader:
+    """Iterates `Record` and `Gap`; also a context manager that stops the reading."""
+
+    def __init__(self, thread: LoopThread, stream: ReadStream) -> None:
+        self._thread = thread
+        self._stream = stream
+
+    @property
+    def info(self) -> LogInfo:
+        """The log that is read."""
+        return self._stream.info
+
+    @property
+    def next_lsn(self) -> Lsn:
+        """The first LSN that was not given out yet."""
+        return Lsn(self._stream.next_lsn)
+
+    def __iter__(self) -> Iterator[Record | Gap]:
+        while items := self._thread.call(self._stream.next_items()):
+            yield from items
+
+    def blocks(self) -> Iterator[Delivery[HeldBlock] | Gap]:
+        """Whole blocks and gaps, bodies not opened, for those who make columns of them."""
+        while (taken := self._thread.call(self._stream.next())) is not None:
+            yield taken
+
+    def block_runs(
+        self, *, bytes_max: int = RUN_BYTES, timeout_s: float | None = None
+    ) -> Iterator[list[Delivery[HeldBlock] | Gap]]:
+        """As `blocks`, all that is known at a time, so that many small ones cost one hop.
+
+        Args:
+            bytes_max: bodies as stored after which a list ends.
+            timeout_s: how long the next list may take; None waits for good.
+        Raises:
+            Unreachable: nothing came within `timeout_s`.
+        """
+        while many := self._thread.call(self._stream.next_many(bytes_max), timeout_s=timeout_s):
+            yield many
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._thread.call(_close(self._stream))
+
+    def __enter__(self) -> BlockingReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _close(stream: ReadStream) -> None:
+    stream.close()
+
+
+class BlockingStore:
+    """A connected client; see `store.Store` for what each call does and raises."""
+
+    def __init__(self, thread: LoopThread, store: Store, timeout_s: float) -> None:
+        self._thread = thread
+        self._store = store
+        self._timeout_s = timeout_s + MARGIN_S
+
+    def append(
+        self,
+        log: str,
+        value: Buffer,
+        *,
+        key: bytes | None = None,
+        timestamp: Timestamp | None = None,
+        headers: Headers | None = None,
+    ) -> Lsn:
+        """Append one record; see `store.Store.append`."""
+        return self._call(
+            self._store.append(log, value, key=key, timestamp=timestamp, headers=headers)
+        )
+
+    def append_many(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+    ) -> list[Lsn]:
+        """Append records in order; see `store.Store.append_many`."""
+        return self._thread.call(
+            self._store.append_many(log, values, keys=keys, timestamps=timestamps, headers=headers)
+        )
+
+    def read(
+        self, log: str, start: Position = "oldest", until: Position | None = "tail"
+    ) -> BlockingReader:
+        """Read `[start, until]`; see `store.Store.read`."""
+        return BlockingReader(self._thread, self._call(self._store.read(log, start, until)))
+
+    def tail(self, log: str) -> Lsn:
+        """The last LSN that readers may see; see `store.Store.tail`."""
+        return self._call(self._store.tail(log))
+
+    def tails(self, logs: Sequence[str]) -> list[Lsn]:
+        """Tails of several logs; see `store.Store.tails`."""
+        return self._thread.call(self._store.tails(logs))
+
+    def epoch_end(self, log: str, epoch: int) -> Lsn | None:
+        """Where a closed epoch's records end; see `store.Store.epoch_end`."""
+        return self._call(self._store.epoch_end(log, epoch))
+
+    def create_log(self, log: str, *, copies: int = 0, racks: int = 0) -> LogInfo:
+        """Make a log; see `store.Store.create_log`."""
+        return self._call(self._store.create_log(log, copies=copies, racks=racks))
+
+    def log(self, log: str) -> LogInfo:
+        """One log; see `store.Store.log`."""
+        return self._call(self._store.log(log))
+
+    def logs(self, prefix: str = "/") -> list[LogInfo]:
+        """All logs below a path; see `store.Store.logs`."""
+        return self._call(self._store.logs(prefix))
+
+    def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
+        """What each node says of itself; see `store.Store.status`."""
+        return self._call(self._store.status())
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's identity; see `store.Store.cluster_id`."""
+        return self._store.cluster_id
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or ended by a failure of its own."""
+        return self._store.is_closed
+
+    @property
+    def members(self) -> dict[NodeId, str]:
+        """Addresses of the cluster's nodes."""
+        return self._store.members
+
+    def close(self) -> None:
+        """Close everything. Safe to call twice."""
+        try:
+            self._call(self._store.close())
+        except Closed:
+            return  # the thread has ended: it was closed before
+        finally:
+            self._thread.close()
+
+    def __enter__(self) -> BlockingStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return self._thread.call(work, timeout_s=self._timeout_s)
+
+
+def connect(url: str, settings: ClientSettings | None = None) -> BlockingStore:
+    """Connect to a cluster and return once it answered; see `aio.connect`."""
+    chosen = settings or ClientSettings()
+    return open_blocking(lambda: aio.connect(url, chosen), chosen)
+
+
+def open_blocking(
+    make: Callable[[], Coroutine[Any, Any, Store]], settings: ClientSettings
+) -> BlockingStore:
+    """Run a store in a thread of its own."""
+    thread = LoopThread("cordwood-client")
+    try:
+        store = thread.call(make(), timeout_s=settings.timeout_s + MARGIN_S)
+    except BaseException:
+        thread.close()
+        raise
+    return BlockingStore(thread, store, settings.timeout_s)

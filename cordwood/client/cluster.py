@@ -1,0 +1,305 @@
+"""A client's view of the cluster: members, connections, logs by name.
+
+Source: design.md §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable, Unreachable
+from cordwood.host.seams import Host
+from cordwood.layout.frame import Frame
+from cordwood.layout.hello import ANY_CLUSTER, Hello
+from cordwood.layout.message import (
+    AskMembers,
+    Call,
+    EpochNodes,
+    FindLog,
+    LogReply,
+    MemberInfo,
+    MembersReply,
+    Reply,
+)
+from cordwood.nodes import Member, NodeId, Replication
+from cordwood.quorum.sequencer_placement import sequencer_order
+from cordwood.wire.connection import Connection, dial
+from cordwood.wire.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 5.0
+"""How often the member list is read again; moves are rare, and errors refresh too."""
+
+ASK_ONE_S = 5.0
+"""How long one node may take before another one is asked."""
+
+SCHEME = "cordwood://"
+
+
+def parse_url(url: str) -> tuple[str, ...]:
+    """The addresses in `cordwood://host:port,host:port` or `host:port,host:port`.
+
+    Raises:
+        BadSetting: no address, or one without a port.
+    """
+    addresses = tuple(part.strip() for part in url.removeprefix(SCHEME).rstrip("/").split(","))
+    for address in addresses:
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and _is_port(port)):
+            raise BadSetting(
+                f"{url!r} names no cluster: write cordwood://host:port, several with commas"
+            )
+    return addresses
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """A log as a client knows it.
+
+    Attributes:
+        log_id: its number.
+        name: its path.
+        replication: for new epochs.
+        created_us: µs since 1970 UTC.
+        history: nodesets by epoch, oldest first.
+    """
+
+    log_id: int
+    name: str
+    replication: Replication
+    created_us: int
+    history: tuple[EpochNodes, ...] = ()
+
+    def nodes_of(self, epoch: int) -> tuple[NodeId, ...]:
+        """The nodes that may hold records of `epoch`; empty if that is not known."""
+        found: tuple[NodeId, ...] = ()
+        for each in self.history:
+            if each.since <= epoch:
+                found = tuple(NodeId(node) for node in each.nodes)
+        return found
+
+    @property
+    def all_nodes(self) -> tuple[NodeId, ...]:
+        """The nodes of every epoch."""
+        return tuple(sorted({NodeId(node) for each in self.history for node in each.nodes}))
+
+
+def log_info(reply: LogReply) -> LogInfo:
+    """A log from the wire."""
+    replication = Replication(reply.copies, reply.racks)
+    return LogInfo(reply.log, reply.name, replication, reply.created_us, tuple(reply.history))
+
+
+class NodeListener(Protocol):
+    """Parts of a client that want to know about nodes; see `wire.peers.PeerListener`."""
+
+    def on_node_up(self, node: NodeId, connection: Connection) -> None: ...
+    def on_node_down(self, node: NodeId, connection: Connection) -> None: ...
+    def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None: ...
+
+
+class Cluster:
+    """See the module. `start` must have returned before anything else is called.
+
+    Attributes:
+        members: nodes by number, as last heard.
+    """
+
+    def __init__(self, host: Host, addresses: Sequence[str], tasks: asyncio.TaskGroup) -> None:
+        self._host = host
+        self._addresses = addresses
+        self._tasks = tasks
+        self._cluster = ANY_CLUSTER
+        self._listeners: list[NodeListener] = []
+        self._logs: dict[str, LogInfo] = {}
+        self._asking: dict[tuple[str, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
+        self._closed = False
+        self.members: dict[NodeId, Member] = {}
+        self.peers = Peers(host, self._hello, tasks, self)
+        self._refresher: asyncio.Task[None] | None = None
+
+    def add_listener(self, listener: NodeListener) -> None:
+        """Tell `listener` of nodes from now on."""
+        self._listeners.append(listener)
+
+    async def start(self, *, timeout_s: float) -> None:
+        """Find the cluster through any of the addresses.
+
+        Raises:
+            Unreachable: none answered in time; the text says how to start one.
+            NotOurCluster: one answered that is something else.
+        """
+        failures: list[str] = []
+        for address in self._addresses:
+            try:
+                connection = await dial(
+                    self._host.network, address, self._hello(NodeId(0)), _Deaf(),
+                    timeout_s=min(timeout_s, ASK_ONE_S),
+                )  # fmt: skip
+                try:
+                    reply = await connection.call(AskMembers(), timeout_s=min(timeout_s, ASK_ONE_S))
+                finally:
+                    connection.close()
+            except Retryable as error:
+                failures.append(f"{address}: {error}")
+                continue
+            self._learn(reply)
+            self._refresher = self._tasks.create_task(self._refresh())
+            return
+        raise Unreachable(
+            f"no Cordwood node answers at {', '.join(self._addresses)} "
+            f"({'; '.join(failures)}). Start one with `cordwood up`."
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self._closed = True
+        if self._refresher is not None:
+            self._refresher.cancel()
+        await self.peers.close()
+
+    async def call_any(self, message: Call, *, timeout_s: float) -> Reply:
+        """Ask any node that is up, one after another until one answers.
+
+        Raises:
+            Unreachable: none answered in time.
+            CordwoodError: what the first one that answered said.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        failure = Unreachable("no node of the cluster is up")
+        while (left := deadline - loop.time()) > 0:
+            self.check_open()
+            for node in self.peers.up:
+                connection = self.peers.get(node)
+                if connection is None or left <= 0:
+                    continue
+                try:
+                    return await connection.call(message, timeout_s=min(left, ASK_ONE_S))
+                except Unreachable as error:
+                    failure = error
+                    left = deadline - loop.time()
+            await asyncio.sleep(min(0.05, max(0.0, deadline - loop.time())))
+        raise failure
+
+    async def find_log(
+        self, name: str, *, create: bool, timeout_s: float, fresh: bool = False
+    ) -> LogInfo:
+        """Look a log up, from memory where `fresh` does not forbid it.
+
+        Raises:
+            UnknownLog: it is not there, or may not be made by looking it up.
+            Unreachable: no node answered.
+        """
+        if fresh:
+            return await self._ask_log(name, create, timeout_s)
+        known = self._logs.get(name)
+        if known is not None:
+            return known
+        # One question for all who want the same, so that appends made at once to a log not
+        # known yet go on in the order in which they were made.
+        asking = self._asking.get((name, create))
+        if asking is None:
+            asking = self._tasks.create_task(self._ask_log_once(name, create, timeout_s))
+            self._asking[name, create] = asking
+            asking.add_done_callback(lambda _: self._asking.pop((name, create), None))
+        answer = await asyncio.shield(asking)
+        if isinstance(answer, CordwoodError):
+            raise answer
+        return answer
+
+    async def _ask_log_once(
+        self, name: str, create: bool, timeout_s: float
+    ) -> LogInfo | CordwoodError:
+        """For several who wait: an error is theirs, and none of the task's."""
+        try:
+            return await self._ask_log(name, create, timeout_s)
+        except CordwoodError as error:
+            return error
+
+    async def _ask_log(self, name: str, create: bool, timeout_s: float) -> LogInfo:
+        reply = await self.call_any(FindLog(name, create), timeout_s=timeout_s)
+        assert isinstance(reply, LogReply), "FindLog is answered with a log"
+        self._want(reply.members)
+        info = self._logs[name] = log_info(reply)
+        return info
+
+    def sequencers(self, log: int) -> tuple[NodeId, ...]:
+        """Nodes in the order in which they should sequence a log."""
+        return sequencer_order(log, self.members.values())
+
+    @property
+    def cluster_id(self) -> bytes:
+        """The cluster's identity, 16 bytes, as its nodes told it."""
+        return self._cluster
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise Closed once the client is closed."""
+        if self._closed:
+            raise Closed("this client was closed")
+
+    # What peers tell.
+
+    def on_peer_up(self, node: NodeId, connection: Connection) -> None:
+        """See `wire.peers.PeerListener`."""
+        for listener in self._listeners:
+            listener.on_node_up(node, connection)
+
+    def on_peer_down(self, node: NodeId, connection: Connection) -> None:
+        """See `wire.peers.PeerListener`."""
+        for listener in self._listeners:
+            listener.on_node_down(node, connection)
+
+    def on_peer_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
+        """See `wire.peers.PeerListener`."""
+        for listener in self._listeners:
+            listener.on_node_frame(node, connection, frame)
+
+    # Inside.
+
+    def _hello(self, wanted: NodeId) -> Hello:
+        return Hello(0, self._cluster, 0, wanted)
+
+    def _learn(self, reply: Reply) -> None:
+        assert isinstance(reply, MembersReply), "AskMembers is answered with members"
+        self._cluster = reply.cluster
+        self._want(reply.members)
+
+    def _want(self, members: Sequence[MemberInfo]) -> None:
+        self.members = {
+            NodeId(m.node): Member(NodeId(m.node), m.address, m.location, m.incarnation, m.weight)
+            for m in members
+        }
+        self.peers.want({node: member.address for node, member in self.members.items()})
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            try:
+                self._learn(await self.call_any(AskMembers(), timeout_s=REFRESH_S))
+            except CordwoodError as error:
+                logger.debug("the member list could not be read: %s", error)
+
+
+class _Deaf:
+    """The handler of a connection that only asks."""
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Nothing is expected."""
+
+    def on_lost(self, connection: Connection, error: CordwoodError) -> None:
+        """The caller sees it in its call."""

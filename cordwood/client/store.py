@@ -1,0 +1,533 @@
+"""The asyncio client: one object for a whole cluster.
+
+Source: design.md §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import TypeVar
+
+from cordwood.block import Buffer
+from cordwood.client.appends import SEEK_DIALS, Appends
+from cordwood.client.cluster import Cluster, LogInfo, log_info
+from cordwood.client.read_stream import ReadStream
+from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    CordwoodError,
+    Malformed,
+    NoSequencer,
+    OutcomeUnknown,
+    Retryable,
+    Unreachable,
+)
+from cordwood.host.seams import Host
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.message import (
+    AskStatus,
+    AskTail,
+    CreateLog,
+    ListLogs,
+    LogReply,
+    LogsReply,
+    StatusReply,
+    TailReply,
+)
+from cordwood.layout.reading import ReadStatus, read_blocks_frame, read_reading
+from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn, parse_lsn
+from cordwood.nodes import NodeId
+from cordwood.settings import ClientSettings
+from cordwood.wire.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+Position = str | int
+"""Where to read from or to: `oldest`, `tail`, an `Lsn`, or its text (`e7n123`)."""
+
+LATE_S = 0.1
+"""A call that found its log and room within this gives its block all of its deadline."""
+
+TAIL_SEEK_S = 1.0
+"""How long a log's own node may be away before the next one is asked to activate."""
+
+TAIL_CALL_S = 5.0
+"""A sequencer that has to start first recovers a log within this, if enough nodes are up."""
+
+TAIL_RETRY_S = 0.1
+"""Pause before a tail is asked again while a sequencer starts."""
+
+TAILS_AT_ONCE = 256
+"""Questions in flight in `tails`: enough to hide the round trips, few to queue at a node."""
+
+
+class Store:
+    """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`."""
+
+    def __init__(
+        self, cluster: Cluster, host: Host, settings: ClientSettings, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._appends = Appends(cluster, host, settings, tasks)
+        self._streams: dict[int, ReadStream] = {}
+        self._numbers = count(1)
+        self._stop = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        cluster.add_listener(self)
+
+    async def __aenter__(self) -> Store:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # Appending.
+
+    async def append(
+        self,
+        log: str,
+        value: Buffer,
+        *,
+        key: bytes | None = None,
+        timestamp: Timestamp | None = None,
+        headers: Headers | None = None,
+    ) -> Lsn:
+        """Append one record; return once it is on stable storage on every copy.
+
+        Raises:
+            Retryable: nothing was stored within the client's timeout.
+            OutcomeUnknown: it may or may not be stored.
+            Rejected: it is too large, or there is no such log.
+        """
+        time_us = None if timestamp is None else to_us(timestamp)
+        size = self._appends.check_record(value, key, time_us, headers)
+        deadline = self._deadline()
+        info = await self._find(log)
+        is_late = await self._wait_open_room(deadline)
+        future = self._appends.log(info.log_id).add(value, key, time_us, headers, size)
+        return await (self._by(deadline, future) if is_late else future)
+
+    async def append_many(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+    ) -> list[Lsn]:
+        """Append records in order; one Lsn each, once all are on stable storage.
+
+        They are cut into blocks of the client's block limits; each block is stored
+        whole or not at all (one atomic group for all of them comes with producers).
+
+        Raises:
+            BadSetting: columns of different lengths, or a record that cannot be encoded.
+            OutcomeUnknown: not all blocks were acknowledged; some may be stored.
+            CordwoodError: as `append`; no block was stored.
+        """
+        check_columns(len(values), keys, headers)
+        times_us = times_of(len(values), timestamps)
+        sizes = self._sizes(values, keys, headers)
+        deadline = self._deadline()
+        info = await self._find(log)
+        appends = self._appends.log(info.log_id)
+        step = self._settings.block_records
+        runs: list[tuple[asyncio.Future[Lsn], int]] = []
+        ended: list[CordwoodError] = []
+        is_late = False
+        for at in range(0, len(values), step):
+            try:
+                is_late = await self._wait_open_room(deadline)
+            except CordwoodError as error:
+                ended.append(error)
+                break
+            part = slice(at, at + step)
+            runs += appends.add_many(
+                values[part],
+                keys[part] if keys is not None else None,
+                times_us if times_us is None or isinstance(times_us, int) else times_us[part],
+                headers[part] if headers is not None else None,
+                sizes[part],
+            )
+        answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
+        firsts = await (self._by(deadline, answers) if is_late else answers)
+        failures = [first for first in firsts if isinstance(first, BaseException)]
+        stored = len(firsts) - len(failures)
+        failures += ended
+        if failures and stored:
+            raise OutcomeUnknown(
+                f"{stored} blocks are stored, the others were not acknowledged: {failures[0]}"
+            ) from failures[0]
+        if failures:
+            raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
+        return [
+            Lsn(first + offset)
+            for first, (_, records) in zip(firsts, runs, strict=True)
+            if not isinstance(first, BaseException)
+            for offset in range(records)
+        ]
+
+    def _sizes(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[Headers] | None,
+    ) -> list[int]:
+        """What each record counts; see `Appends.check_record`. Times were checked before."""
+        check = self._appends.check_record
+        return [
+            check(
+                value,
+                keys[at] if keys is not None else None,
+                None,
+                headers[at] if headers is not None else None,
+            )
+            for at, value in enumerate(values)
+        ]
+
+    def _deadline(self) -> float:
+        """When a call that begins now must have ended, on the loop's clock."""
+        return self._appends.loop.time() + self._settings.timeout_s
+
+    async def _wait_open_room(self, deadline: float) -> bool:
+        """Wait for room until `deadline`; whether the call is late by then."""
+        if not self._appends.window.has_room:
+            await self._appends.window.wait_room(deadline)
+        self._cluster.check_open()
+        left_s = deadline - self._appends.loop.time()
+        return left_s < self._settings.timeout_s - LATE_S
+
+    async def _by(self, deadline: float, answer: Awaitable[Answer]) -> Answer:
+        """What a call that had to wait, for its log or for room, is answered.
+
+        Its block has a deadline of its own, counted from when it was begun: that may be
+        most of a timeout after the call's.
+
+        Raises:
+            OutcomeUnknown: there is no answer by then.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await answer
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"no answer within {self._settings.timeout_s:g} s, some of which went by "
+                "before it was sent: read the log to know whether it is stored"
+            ) from None
+
+    async def open_log(self, log: str) -> Appending:
+        """A log for `append_nowait`, the fastest way to append one by one.
+
+        Raises:
+            UnknownLog: it is not there and may not be made.
+        """
+        info = await self._find(log)
+        return Appending(self, info.log_id)
+
+    # Reading.
+
+    async def read(
+        self,
+        log: str,
+        start: Position = "oldest",
+        until: Position | None = "tail",
+    ) -> ReadStream:
+        """Read `[start, until]`, both ends included; iterate what this returns.
+
+        Args:
+            start: the first LSN, `oldest`, or `tail` for what comes after now.
+            until: the last LSN, `tail` for what is readable now, None to follow.
+        Raises:
+            BadSetting: a position that is none.
+            UnknownLog: there is no such log.
+            Retryable: `tail` was asked for and no sequencer could be found.
+        """
+        info = await self._find(log)
+        tail = await self.tail(log) if "tail" in (start, until) else None
+        first = OLDEST if start == "oldest" else tail + 1 if start == "tail" and tail is not None \
+            else _position(start)  # fmt: skip
+        last = LSN_MAX if until is None else tail if until == "tail" and tail is not None \
+            else _position(until)  # fmt: skip
+        number = next(self._numbers) & 0xFFFF_FFFF
+        stream = ReadStream(
+            number, info, first, last, self._cluster, self._settings.read_bytes,
+            lambda: self.tail(log),
+        )  # fmt: skip
+        self._streams[number] = stream
+        stream.open()
+        return stream
+
+    async def tail(self, log: str) -> Lsn:
+        """The last LSN that readers may see; (E, 0) while epoch E is empty.
+
+        Raises:
+            UnknownLog: there is no such log.
+            Retryable: no sequencer answered within the client's timeout.
+        """
+        info = await self._find(log)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.timeout_s
+        failure: CordwoodError = NoSequencer(f"no node sequences {log}")
+        while (left := deadline - loop.time()) > 0:
+            self._cluster.check_open()
+            for rank, node in enumerate(self._cluster.sequencers(info.log_id)):
+                try:
+                    peer = await self._cluster.peers.wait_for(
+                        node, timeout_s=min(left, TAIL_SEEK_S), dials=SEEK_DIALS
+                    )
+                    reply = await peer.call(
+                        AskTail(info.log_id, rank > 0), timeout_s=min(left, TAIL_CALL_S)
+                    )
+                except Unreachable as error:
+                    failure = error
+                    continue
+                except Retryable as error:
+                    failure = error
+                    break
+                assert isinstance(reply, TailReply), "AskTail is answered with a tail"
+                return Lsn(reply.released)
+            await asyncio.sleep(TAIL_RETRY_S)
+        raise failure
+
+    async def tails(self, logs: Sequence[str]) -> list[Lsn]:
+        """The tails of several logs, in their order, asked for at the same time.
+
+        Raises:
+            CordwoodError: as `tail`, for the first that failed.
+        """
+        asking = asyncio.Semaphore(TAILS_AT_ONCE)
+
+        async def ask(log: str) -> Lsn:
+            async with asking:
+                return await self.tail(log)
+
+        answers = await asyncio.gather(*map(ask, logs), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def epoch_end(self, log: str, epoch: int) -> Lsn | None:
+        """Where the records of a closed epoch end: the LSN of its bridge.
+
+        Read from the bridge itself, so it is one round trip however long the epoch is.
+        For planning only: recovery may have left holes below it.
+
+        Args:
+            epoch: one that readers have seen the end of, so below the tail's.
+        Returns:
+            The bridge's first LSN; None if no copy of the bridge is left.
+        Raises:
+            UnknownLog: there is no such log.
+            Retryable: the nodes did not say within the client's timeout.
+        """
+        last = make_lsn(epoch, ESN_MAX)
+        stream = await self.read(log, last, last)
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await stream.next()
+        except TimeoutError:
+            raise Unreachable(f"no node says where epoch {epoch} of {log} ends") from None
+        finally:
+            stream.close()
+        return stream.bridge
+
+    # Logs and nodes.
+
+    async def create_log(self, log: str, *, copies: int = 0, racks: int = 0) -> LogInfo:
+        """Make a log; 0 takes the cluster's defaults.
+
+        Raises:
+            LogExists: it is there.
+            BadSetting: the name or the replication is wrong.
+        """
+        reply = await self._cluster.call_any(
+            CreateLog(log, copies, racks), timeout_s=self._settings.timeout_s
+        )
+        assert isinstance(reply, LogReply), "CreateLog is answered with a log"
+        return log_info(reply)
+
+    async def log(self, log: str) -> LogInfo:
+        """One log.
+
+        Raises:
+            UnknownLog: it is not there.
+        """
+        return await self._cluster.find_log(
+            log, create=False, timeout_s=self._settings.timeout_s, fresh=True
+        )
+
+    async def logs(self, prefix: str = "/") -> list[LogInfo]:
+        """All logs below a path, by name."""
+        reply = await self._cluster.call_any(ListLogs(prefix), timeout_s=self._settings.timeout_s)
+        assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        return [log_info(each) for each in reply.logs]
+
+    async def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
+        """What each node says of itself, or why it says nothing, in node order."""
+
+        async def ask(node: NodeId) -> StatusReply | CordwoodError:
+            try:
+                reply = await self._cluster.peers.call(node, AskStatus(), timeout_s=2.0)
+            except CordwoodError as error:
+                return error
+            assert isinstance(reply, StatusReply), "AskStatus is answered with a status"
+            return reply
+
+        nodes = sorted(self._cluster.members)
+        answers = await asyncio.gather(*(ask(node) for node in nodes))
+        return dict(zip(nodes, answers, strict=True))
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's identity, 32 hexadecimal digits: offsets of one mean nothing in another."""
+        return self._cluster.cluster_id.hex()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, or a failure of its own ended this client."""
+        return self._cluster.is_closed
+
+    @property
+    def members(self) -> dict[NodeId, str]:
+        """Addresses of the cluster's nodes."""
+        return {node: member.address for node, member in sorted(self._cluster.members.items())}
+
+    async def close(self) -> None:
+        """Close everything; appends still open end as errors. Safe to call twice."""
+        if self._stop.is_set():
+            return
+        error = Closed("this client was closed")
+        await self._appends.close(error)
+        for stream in list(self._streams.values()):
+            stream.fail(error)
+        self._streams.clear()
+        await self._cluster.close()
+        self._stop.set()
+        if self._runner is not None and self._runner is not asyncio.current_task():
+            await self._runner
+
+    async def wait_closed(self) -> None:
+        """Wait until `close` has done its work."""
+        await self._stop.wait()
+
+    def run_by(self, runner: asyncio.Task[None]) -> None:
+        """`close` waits for this task too: it is the one that owns the connections."""
+        self._runner = runner
+
+    async def _find(self, log: str) -> LogInfo:
+        self._cluster.check_open()
+        return await self._cluster.find_log(log, create=True, timeout_s=self._settings.timeout_s)
+
+    # What the cluster tells; see `cluster.NodeListener`.
+
+    def on_node_up(self, node: NodeId, connection: Connection) -> None:
+        """Streams read from a node that comes."""
+        for stream in self._live_streams():
+            stream.on_node_up(node, connection)
+
+    def on_node_down(self, node: NodeId, connection: Connection) -> None:
+        """Streams do without a node that goes."""
+        for stream in self._live_streams():
+            stream.on_node_down(node, connection)
+
+    def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
+        """Blocks go to the stream that they belong to."""
+        if frame.kind == Kind.BLOCKS:
+            head, blocks = read_blocks_frame(frame.payload)
+            stream = self._streams.get(head.stream)
+            if stream is not None:
+                stream.on_blocks(node, connection, head, blocks)
+        elif frame.kind == Kind.READING:
+            number, status, _ = read_reading(frame.payload)
+            stream = self._streams.get(number)
+            if stream is not None and status == ReadStatus.DAMAGED:
+                stream.on_damaged(node)
+        elif frame.kind not in (Kind.APPENDED, Kind.APPEND_FAULTS):
+            raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
+
+    def _live_streams(self) -> list[ReadStream]:
+        for number in [n for n, stream in self._streams.items() if stream.is_closed]:
+            del self._streams[number]
+        return list(self._streams.values())
+
+
+class Appending:
+    """One log, ready to append to without waiting; made by `Store.open_log`."""
+
+    def __init__(self, store: Store, log: int) -> None:
+        self._appends = store._appends
+        self._cluster = store._cluster
+        self._log = self._appends.log(log)
+
+    def append_nowait(
+        self,
+        value: Buffer,
+        key: bytes | None = None,
+        time_us: int | None = None,
+        headers: Headers | None = None,
+    ) -> asyncio.Future[Lsn]:
+        """Append one record; the future is as `Store.append`.
+
+        Raises:
+            Overloaded: the client's window is full; wait for `wait_room`.
+            RecordTooLarge: over the client's block limit.
+            BadSetting: it cannot be encoded.
+            Closed: the client was closed.
+        """
+        size = self._appends.check_record(value, key, time_us, headers)
+        self._cluster.check_open()
+        self._appends.window.check_room()
+        return self._log.add(value, key, time_us, headers, size)
+
+    async def wait_room(self) -> None:
+        """Wait until the client's window takes more.
+
+        Raises:
+            Overloaded: it did not within the client's timeout.
+            Closed: the client was closed.
+        """
+        self._cluster.check_open()
+        await self._appends.window.wait_room()
+
+
+@asynccontextmanager
+async def connected(
+    addresses: Sequence[str], host: Host, settings: ClientSettings
+) -> AsyncIterator[Store]:
+    """A store that lives for the length of the block.
+
+    Raises:
+        Unreachable: no address answered.
+        NotOurCluster: one answered that is something else.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            cluster = Cluster(host, addresses, tasks)
+            await cluster.start(timeout_s=settings.timeout_s)
+            store = Store(cluster, host, settings, tasks)
+            try:
+                yield store
+            finally:
+                await store.close()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+
+
+def _position(position: Position) -> int:
+    if isinstance(position, str):
+        return parse_lsn(position)
+    if not 0 <= position <= LSN_MAX:
+        raise BadSetting(f"{position} is no LSN: they go from 0 to e{LSN_MAX >> 32}n{ESN_MAX}")
+    return position
