@@ -1,0 +1,90 @@
+"""The embedded store: one node in this process, one copy, on a directory.
+
+The node is the one that clusters run, and the client talks to it through a
+network that lives in memory, so nothing behaves differently; durability is one
+copy's, on this disk.
+
+Source: design.md §7, §11.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from cordwood.client.aio import open_store
+from cordwood.client.blocking import BlockingStore, open_blocking
+from cordwood.client.store import Store, connected
+from cordwood.errors import BadSetting
+from cordwood.host.memory_network import MemoryNetwork
+from cordwood.host.real import real_host
+from cordwood.metadata.sqlite import SqliteMetadata
+from cordwood.node import running_node
+from cordwood.nodes import NodeId, Replication
+from cordwood.settings import MIB, ClientSettings, NodeSettings, StorageSettings
+
+ADDRESS = "embedded:1"
+
+CLUSTER_FILE = "cluster.json"
+"""What a local cluster leaves in its directory."""
+
+WAL_BYTES = 128 * MIB
+"""Written once when the store is made: a tenth of a second, and small beside most data."""
+
+
+@asynccontextmanager
+async def embedded_store(
+    directory: str, settings: ClientSettings, wal_bytes: int = WAL_BYTES
+) -> AsyncIterator[Store]:
+    """A durable single-node store for the length of the block.
+
+    Raises:
+        StoreInUse: another process has it open; the text names it.
+        BadSetting: the path is a file, or a cluster's directory.
+    """
+    path = _check_directory(directory)
+    async with AsyncExitStack() as exit_stack:
+        real = await exit_stack.enter_async_context(real_host())
+        host = dataclasses.replace(real, network=MemoryNetwork())
+        await host.disk.make_dir(path)
+        # Taken before anything is opened, so that a second process changes nothing.
+        exit_stack.callback(host.disk.lock_dir(path, f"process {os.getpid()}").release)
+        metadata = SqliteMetadata(os.path.join(path, "metadata.sqlite"), host)
+        exit_stack.push_async_callback(metadata.close)
+        node = NodeSettings(
+            node=NodeId(1),
+            directory=os.path.join(path, "node-1"),
+            metadata_path="",
+            listen=ADDRESS,
+            default_replication=Replication(1, 1),
+            create_logs=True,
+            storage=StorageSettings(wal_bytes),
+        )
+        await exit_stack.enter_async_context(running_node(node, host, metadata))
+        store = await exit_stack.enter_async_context(connected((ADDRESS,), host, settings))
+        yield store
+
+
+def _check_directory(directory: str) -> str:
+    path = os.path.abspath(directory)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise BadSetting(f"{directory} is a file; an embedded store is a directory")
+    if os.path.exists(os.path.join(path, CLUSTER_FILE)):
+        raise BadSetting(
+            f"{directory} holds a local cluster: start it with `cordwood up` and connect to "
+            "its cordwood:// address"
+        )
+    return path
+
+
+async def connect(directory: str, settings: ClientSettings | None = None) -> Store:
+    """Open an embedded store; see `embedded_store` for errors."""
+    return await open_store(embedded_store(directory, settings or ClientSettings()))
+
+
+def connect_blocking(directory: str, settings: ClientSettings | None = None) -> BlockingStore:
+    """Open an embedded store for callers without a loop; see `embedded_store` for errors."""
+    chosen = settings or ClientSettings()
+    return open_blocking(lambda: connect(directory, chosen), chosen)

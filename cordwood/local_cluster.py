@@ -1,0 +1,349 @@
+"""A cluster of real processes on this machine.
+
+One directory holds everything: `cluster.json` (what was made), `metadata.sqlite`,
+`address` (where it listens, while it runs), and `node-N/` for each node. Started
+again on the same directory it is the same cluster.
+
+Source: design.md §11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from cordwood.client.cluster import SCHEME
+from cordwood.errors import BadSetting, StoreInUse, Unreachable
+from cordwood.host.real_disk import RealDisk
+from cordwood.host.seams import DirLock
+from cordwood.node_process import encode_settings
+from cordwood.nodes import NodeId, Replication
+from cordwood.settings import MIB, NodeSettings, StorageSettings
+
+logger = logging.getLogger(__name__)
+
+CLUSTER_FILE = "cluster.json"
+ADDRESS_FILE = "address"
+PORT = 4440
+READY_TIMEOUT_S = 30.0
+"""A node is ready in a second; a large WAL to replay, or a busy machine, takes longer."""
+
+STOP_TIMEOUT_S = 10.0
+"""After SIGTERM; then it is killed, which loses nothing that was acknowledged."""
+
+
+class ClusterShape(msgspec.Struct, frozen=True):
+    """What a local cluster is made of; kept in `cluster.json`.
+
+    Attributes:
+        nodes, racks: nodes are spread over racks in turn.
+        copies, copy_racks: default replication of new logs.
+        wal_bytes: each node's ring.
+        ports: one for each node, so that a restarted node is found where it was.
+    """
+
+    nodes: int = 5
+    racks: int = 3
+    copies: int = 3
+    copy_racks: int = 2
+    wal_bytes: int = 128 * MIB
+    ports: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= 64:
+            raise BadSetting(f"{self.nodes} nodes; a local cluster has 1 to 64")
+        if not 1 <= self.racks <= self.nodes:
+            raise BadSetting(f"{self.racks} racks; there are 1 to {self.nodes} for this many nodes")
+        if self.copies > self.nodes or self.copy_racks > self.racks:
+            raise BadSetting(
+                f"{self.copies} copies over {self.copy_racks} racks do not fit on "
+                f"{self.nodes} nodes in {self.racks} racks"
+            )
+        Replication(self.copies, self.copy_racks)
+
+
+@dataclass(slots=True)
+class LocalNode:
+    """One node process.
+
+    Attributes:
+        process: None while it is not running.
+    """
+
+    node: NodeId
+    address: str
+    location: str
+    directory: str
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.returncode is None
+
+
+class LocalCluster:
+    """See the module. Made by `local_cluster`."""
+
+    def __init__(self, directory: str, shape: ClusterShape) -> None:
+        self.directory = directory
+        self.shape = shape
+        self.nodes = {
+            NodeId(number): LocalNode(
+                NodeId(number),
+                f"127.0.0.1:{shape.ports[number - 1]}",
+                f"rack{(number - 1) % shape.racks + 1}",
+                os.path.join(directory, f"node-{number}"),
+            )
+            for number in range(1, shape.nodes + 1)
+        }
+
+    @property
+    def url(self) -> str:
+        """What to connect to."""
+        return SCHEME + ",".join(node.address for node in self.nodes.values())
+
+    async def start(self) -> None:
+        """Start every node and wait until all are ready.
+
+        Raises:
+            Unreachable: one did not start; the text quotes what it said.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for node in self.nodes:
+                tasks.create_task(self.start_node(node))
+        self._write_address()
+
+    async def start_node(self, number: NodeId) -> None:
+        """Start one node and wait until it is ready.
+
+        Raises:
+            Unreachable: it did not start; the text quotes what it said.
+        """
+        node = self.nodes[number]
+        assert not node.is_running, f"node {number} runs already"
+        path, log = self._prepare_node(node)
+        try:
+            node.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "cordwood.node_process", path,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(log)
+        assert node.process.stdout is not None, "its standard output is a pipe"
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                line = await node.process.stdout.readline()
+        except TimeoutError:
+            line = b""
+        if not line.startswith(b"ready "):
+            await self._stop(node, signal.SIGKILL)
+            raise Unreachable(f"node {number} did not start: {self._last_words(node)}")
+
+    def kill(self, number: NodeId) -> None:
+        """SIGKILL a node, as a crash would."""
+        self.send_signal(number, signal.SIGKILL)
+
+    def send_signal(self, number: NodeId, what: signal.Signals) -> None:
+        """Send a signal to a node that runs."""
+        process = self.nodes[number].process
+        if process is not None and process.returncode is None:
+            process.send_signal(what)
+
+    async def stop(self) -> None:
+        """Stop every node; nothing is left running."""
+        self._remove_address()
+        async with asyncio.TaskGroup() as tasks:
+            for node in self.nodes.values():
+                tasks.create_task(self._stop(node, signal.SIGTERM))
+
+    async def _stop(self, node: LocalNode, what: signal.Signals) -> None:
+        process = node.process
+        if process is None:
+            return
+        if process.returncode is None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(what)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            logger.warning("node %d did not stop and is killed", node.node)
+            process.kill()
+            await process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        node.process = None
+
+    def _write_address(self) -> None:
+        with open(os.path.join(self.directory, ADDRESS_FILE), "w", encoding="ascii") as file:
+            file.write(self.url + "\n")
+
+    def _remove_address(self) -> None:
+        address = os.path.join(self.directory, ADDRESS_FILE)
+        if os.path.exists(address):
+            os.remove(address)
+
+    def _prepare_node(self, node: LocalNode) -> tuple[str, int]:
+        """Leave a node its settings; their path, and a descriptor of its log file."""
+        os.makedirs(node.directory, mode=0o700, exist_ok=True)
+        path = os.path.join(node.directory, "settings.json")
+        with open(path, "wb") as file:
+            file.write(encode_settings(self._settings(node)))
+        return path, os.open(self._log_path(node), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def _settings(self, node: LocalNode) -> NodeSettings:
+        return NodeSettings(
+            node=node.node,
+            directory=node.directory,
+            metadata_path=os.path.join(self.directory, "metadata.sqlite"),
+            listen=node.address,
+            location=node.location,
+            default_replication=Replication(self.shape.copies, self.shape.copy_racks),
+            create_logs=True,
+            storage=StorageSettings(self.shape.wal_bytes),
+        )
+
+    def _log_path(self, node: LocalNode) -> str:
+        return os.path.join(node.directory, "log")
+
+    def _last_words(self, node: LocalNode) -> str:
+        with open(self._log_path(node), encoding="utf-8", errors="replace") as file:
+            lines = file.read()[-4096:].strip().splitlines()
+        return lines[-1] if lines else f"it said nothing (see {self._log_path(node)})"
+
+
+@asynccontextmanager
+async def local_cluster(
+    directory: str, shape: ClusterShape | None = None, *, port: int = 0
+) -> AsyncIterator[LocalCluster]:
+    """A running cluster for the length of the block.
+
+    Args:
+        directory: made if it is not there; a cluster that is there is started again.
+        shape: of a new cluster; None takes what is there, or the defaults.
+        port: where the ports of a new cluster begin, if they are free; 0 takes any.
+    Raises:
+        StoreInUse: it is running already; the text says where.
+        BadSetting: the directory holds another shape, or something else.
+        Unreachable: a node did not start.
+    """
+    path, lock, shape = _prepare(directory, shape, port)
+    cluster = LocalCluster(path, shape)
+    try:
+        try:
+            await cluster.start()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        yield cluster
+    finally:
+        try:
+            await cluster.stop()
+        finally:
+            lock.release()
+
+
+def find_address(directory: str) -> str:
+    """The URL of the cluster that runs on a directory.
+
+    Raises:
+        Unreachable: none does; the text says how to start one.
+    """
+    path = os.path.join(directory, ADDRESS_FILE)
+    if not os.path.exists(path):
+        raise Unreachable(
+            f"no cluster runs on {directory}: start one with `cordwood up`, or name one with "
+            "--cluster cordwood://host:port"
+        )
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _prepare(
+    directory: str, shape: ClusterShape | None, port: int
+) -> tuple[str, DirLock, ClusterShape]:
+    """Lock the directory; read the shape that is there, or leave one."""
+    path = os.path.abspath(directory)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    try:
+        lock = RealDisk().lock_dir(path, f"process {os.getpid()}")
+    except StoreInUse as error:
+        raise StoreInUse(f"{error}. A cluster runs on it already; use `cordwood status`.") from None
+    try:
+        return path, lock, _read_or_make_shape(path, shape, port)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _read_or_make_shape(path: str, shape: ClusterShape | None, port: int) -> ClusterShape:
+    file_path = os.path.join(path, CLUSTER_FILE)
+    if os.path.exists(file_path):
+        with open(file_path, "rb") as file:
+            try:
+                found = msgspec.json.decode(file.read(), type=ClusterShape)
+            except msgspec.DecodeError as error:
+                raise BadSetting(f"{file_path} cannot be read ({error})") from None
+        if shape is not None and msgspec.structs.replace(shape, ports=found.ports) != found:
+            raise BadSetting(
+                f"{path} holds a cluster of another shape ({found.nodes} nodes, "
+                f"{found.racks} racks, WAL {found.wal_bytes // MIB} MiB): leave the options "
+                "out, or give another --dir"
+            )
+        return found
+    if os.path.exists(os.path.join(path, "node-1", "identity")):
+        raise BadSetting(f"{path} is an embedded store, not a cluster: give another --dir")
+    chosen = shape or ClusterShape()
+    chosen = msgspec.structs.replace(chosen, ports=_free_ports(chosen.nodes, port))
+    _check_space(path, chosen)
+    with open(file_path + ".new", "wb") as file:
+        file.write(msgspec.json.encode(chosen))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file_path + ".new", file_path)
+    return chosen
+
+
+def _check_space(path: str, shape: ClusterShape) -> None:
+    needed = shape.nodes * shape.wal_bytes
+    free = shutil.disk_usage(path).free
+    if needed > free:
+        raise BadSetting(
+            f"{shape.nodes} WALs of {shape.wal_bytes // MIB} MiB do not fit: {path} has "
+            f"{free // MIB} MiB free. Give a smaller --wal-mib or another --dir."
+        )
+
+
+def _free_ports(wanted: int, first: int) -> tuple[int, ...]:
+    """Free loopback ports, from `first` on where they are free."""
+    ports: list[int] = []
+    held: list[socket.socket] = []
+    candidate = first
+    try:
+        while len(ports) < wanted:
+            probe = socket.socket()
+            held.append(probe)
+            try:
+                probe.bind(("127.0.0.1", candidate if first else 0))
+            except OSError:
+                candidate += 1
+                if candidate >= first + 200:
+                    first = 0
+                continue
+            ports.append(probe.getsockname()[1])
+            candidate += 1
+    finally:
+        for probe in held:
+            probe.close()
+    return tuple(ports)

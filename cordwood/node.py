@@ -1,0 +1,501 @@
+"""A node: settings in, roles assembled around one host, running until told to stop.
+
+A node is a storage node, may sequence any log, and answers questions about the
+cluster. Everything it needs of the machine comes through its `Host`, so the same
+assembly runs as a process, inside an application, and in the simulator.
+
+Source: style.md §2; design.md §1, §11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+
+from cordwood import __version__
+from cordwood.errors import (
+    CordwoodError,
+    Malformed,
+    NotOurCluster,
+    Rejected,
+    TooFewNodes,
+    UnknownLog,
+)
+from cordwood.host.seams import Host
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.hello import Hello
+from cordwood.layout.message import (
+    AskEpoch,
+    AskMembers,
+    AskStatus,
+    AskTail,
+    Call,
+    Clean,
+    CreateLog,
+    DoneReply,
+    EpochNodes,
+    FindLog,
+    ListLogs,
+    LogReply,
+    LogsReply,
+    LogState,
+    MemberInfo,
+    MembersReply,
+    Ping,
+    Reply,
+    Seal,
+    StatusReply,
+)
+from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.log_tree import LogInfo, LogTree
+from cordwood.metadata.membership import Membership
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol.node_health import NodeHealth
+from cordwood.quorum.copyset import can_replicate
+from cordwood.recovery.collect_digest import DigestReads
+from cordwood.recovery.purge import purge_log
+from cordwood.recovery.recover_log import RecoveryTools
+from cordwood.sequencer.activation import Activation
+from cordwood.sequencer.appender import AppenderTools
+from cordwood.sequencer.role import SequencerRole
+from cordwood.settings import NodeSettings
+from cordwood.storage.read_streams import ReadStreams
+from cordwood.storage.role import StorageRole
+from cordwood.storage.shard import Shard
+from cordwood.storage.wal import Wal
+from cordwood.storage.wal_file import WalBlank, open_wal
+from cordwood.wire.connection import Connection
+from cordwood.wire.peers import Peers
+from cordwood.wire.server import Server
+from cordwood.wire.store_channel import StoreChannel
+
+logger = logging.getLogger(__name__)
+
+PURGE_RETRY_S = 0.5
+"""Pause before a purge is tried again: peers that know are on their way."""
+
+_STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
+_NODES_ONLY = frozenset({Kind.STORE, Kind.RELEASE})
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who owns a data directory; the `identity` file holds it as JSON."""
+
+    cluster: str
+    node: int
+    wal_bytes: int
+
+
+class Node:
+    """One running node; made by `running_node`."""
+
+    def __init__(
+        self, settings: NodeSettings, host: Host, metadata: MetadataStore, tasks: asyncio.TaskGroup
+    ) -> None:
+        self.settings = settings
+        self.host = host
+        self._tasks = tasks
+        self._membership = Membership(metadata)
+        self._logs = LogTree(metadata)
+        self._epochs = EpochStore(metadata)
+        self._members: dict[NodeId, Member] = {}
+        self._started = asyncio.get_running_loop().time()
+        self._cluster = b""
+        self._incarnation = 0
+        self._exit = AsyncExitStack()
+        self._purging: dict[int, asyncio.Task[None]] = {}
+        # What `start` makes, in the order in which it does.
+        self._shard: Shard
+        self._streams: ReadStreams
+        self._storage: StorageRole
+        self._sequencer: SequencerRole
+        self._peers: Peers
+        self._channel: StoreChannel
+        self._digests: DigestReads
+        self._server: Server
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._server.address
+
+    @property
+    def shard(self) -> Shard:
+        """The store, for dumps and status pages; set once `start` replayed the WAL."""
+        return self._shard
+
+    @property
+    def sequencing(self) -> tuple[int, ...]:
+        """Logs that this node sequences now, by number."""
+        return tuple(self._sequencer.sequencing())
+
+    async def start(self) -> None:
+        """Open the store, join the cluster, listen; `close` undoes as much as was done.
+
+        Raises:
+            StoreInUse: another process owns the data directory.
+            NotOurCluster: the directory belongs to another cluster or node.
+            CordwoodError: the WAL or the metadata store cannot be used.
+        """
+        settings, host = self.settings, self.host
+        await host.disk.make_dir(settings.directory)
+        self._exit.callback(host.disk.lock_dir(settings.directory, f"node {settings.node}").release)
+        self._cluster = await self._membership.ensure_cluster(host.random)
+        wal = await self._open_wal()
+        self._exit.push_async_callback(wal.close)
+        self._shard = await Shard.open(wal, self._on_change)
+        self._streams = ReadStreams(self._shard.cache)
+        self._storage = StorageRole(self._shard, self._streams)
+        member = await self._membership.register(
+            settings.node, settings.listen, settings.location, settings.weight
+        )
+        self._incarnation = member.incarnation
+        self._assemble_sequencer()
+        self._exit.push_async_callback(self._peers.close)
+        self._exit.push_async_callback(self._sequencer.close)
+        self._server = Server(host.network, self._hello(NodeId(0)), self, self._tasks)
+        self._exit.push_async_callback(self._server.close)
+        await self._server.listen(settings.listen)
+        await self._refresh_members()
+        for work in (self._refresh(), self._sequencer.run()):
+            self._exit.callback(self._tasks.create_task(work).cancel)
+        self._exit.callback(self._stop_purging)
+        for log in sorted(self._shard.cache.logs):
+            self._on_change(log)
+        logger.info("node %d listens on %s", settings.node, self._server.address)
+
+    def _stop_purging(self) -> None:
+        for task in list(self._purging.values()):
+            task.cancel()
+
+    def _assemble_sequencer(self) -> None:
+        self._peers = Peers(self.host, self._hello, self._tasks, self)
+        self._channel = StoreChannel(self._peers)
+        self._digests = DigestReads(self._peers)
+        settings = self.settings.sequencer.fitted_to(self._shard.wal.record_bytes_max)
+        tools = AppenderTools(
+            self._peers,
+            self._channel,
+            NodeHealth(),
+            settings,
+            asyncio.get_running_loop().time,
+            self.host.random,
+        )
+        recovery = RecoveryTools(
+            self.host,
+            self._peers,
+            self._channel,
+            self._digests,
+            self._epochs,
+            settings.run_bytes,
+        )
+        activation = Activation(recovery, tools, lambda: self._members, self._refresh_members)
+        self._sequencer = SequencerRole(
+            self.settings.node, self.host, activation, tools, lambda: self._members, self._tasks
+        )
+
+    async def close(self) -> None:
+        """Stop taking work, settle the WAL, let the directory go."""
+        await self._exit.aclose()
+
+    async def _open_wal(self) -> Wal:
+        """Open this node's WAL, or format one in a directory that has none."""
+        settings, disk = self.settings, self.host.disk
+        identity_path, wal_path = f"{settings.directory}/identity", f"{settings.directory}/wal"
+        ours = Identity(self._cluster.hex(), settings.node, settings.storage.wal_bytes)
+        stored = await disk.read_file(identity_path)
+        if stored is None:
+            await self._refuse_empty_disk()
+            wal_bytes = await self._make_wal(wal_path, identity_path)
+            # Before the WAL is recovered, which makes it one that may hold something.
+            ours = msgspec.structs.replace(ours, wal_bytes=wal_bytes)
+            await disk.write_file(identity_path, msgspec.json.encode(ours))
+        else:
+            self._check_identity(stored, ours, identity_path)
+        return await Wal.open(disk, wal_path, owner=settings.node)
+
+    async def _make_wal(self, path: str, identity_path: str) -> int:
+        """Format the WAL of a directory without an identity; its capacity in bytes.
+
+        A first start that a crash cut short may have come as far as that. Its WAL was
+        never recovered, so it never held anything, and is taken as it is.
+
+        Raises:
+            NotOurCluster: the WAL was in use, so an identity was lost.
+        """
+        settings, disk = self.settings, self.host.disk
+        try:
+            file, header = await open_wal(disk, path, owner=settings.node, capacity=None)
+        except (FileNotFoundError, WalBlank):
+            wal_bytes = settings.storage.wal_bytes
+            await Wal.format(disk, path, wal_bytes, owner=settings.node, epoch=1)
+            return wal_bytes
+        await file.close()
+        if header.incarnation:
+            raise NotOurCluster(
+                f"{path} was in use, and {identity_path} is gone: bring it back, or, if this "
+                "directory holds nothing you need, remove it and start again"
+            )
+        return header.capacity
+
+    async def _refuse_empty_disk(self) -> None:
+        """A node that the cluster knows and whose disk knows nothing lost its records; its
+        silence must not be taken for their absence.
+
+        Raises:
+            NotOurCluster: this node was in the cluster before.
+        """
+        if any(m.node == self.settings.node for m in await self._membership.members()):
+            raise NotOurCluster(
+                f"node {self.settings.node} is in the cluster, but {self.settings.directory} is "
+                "empty: bring its disk back, or start it under a new number"
+            )
+
+    def _check_identity(self, stored: bytes, ours: Identity, path: str) -> None:
+        try:
+            theirs = msgspec.json.decode(stored, type=Identity)
+        except msgspec.DecodeError as error:
+            raise NotOurCluster(f"{path} cannot be read ({error}): restore it") from None
+        if (theirs.cluster, theirs.node) != (ours.cluster, ours.node):
+            raise NotOurCluster(
+                f"{path} says node {theirs.node} of cluster {theirs.cluster}; this is node "
+                f"{ours.node} of cluster {ours.cluster}: give the right directory"
+            )
+
+    def _hello(self, wanted: NodeId) -> Hello:
+        return Hello(self.settings.node, self._cluster, self._incarnation, wanted)
+
+    # Members.
+
+    async def _refresh_members(self) -> None:
+        members = await self._membership.members()
+        self._members = {member.node: member for member in members}
+        self._peers.want({member.node: member.address for member in members})
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.refresh_s)
+            try:
+                await self._refresh_members()
+            except CordwoodError as error:
+                logger.warning("the member list could not be read: %s", error)
+
+    def on_peer_up(self, node: NodeId, connection: Connection) -> None:
+        """See `wire.peers.PeerListener`."""
+        self._sequencer.on_peer_up(node)
+
+    def on_peer_down(self, node: NodeId, connection: Connection) -> None:
+        """See `wire.peers.PeerListener`."""
+        self._digests.on_down(node, connection)
+        self._channel.on_down(node, connection)
+
+    def on_peer_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
+        """See `wire.peers.PeerListener`."""
+        if frame.kind == Kind.STORED:
+            self._channel.on_stored(node, connection, frame)
+        elif frame.kind in (Kind.READING, Kind.BLOCKS):
+            self._digests.on_frame(node, connection, frame)
+        else:
+            raise Malformed(f"a node does not answer with frames of kind {frame.kind}")
+
+    # Connections.
+
+    def _on_change(self, log: int) -> None:
+        """A log's blocks or its release moved."""
+        self._streams.on_change(log)
+        if self._shard.cache.log(log).is_behind and log not in self._purging:
+            self._purging[log] = task = self._tasks.create_task(self._purge(log))
+            task.add_done_callback(lambda _: self._purging.pop(log, None))
+
+    async def _purge(self, log: int) -> None:
+        """Purge until this node may be read again."""
+        while self._shard.cache.log(log).is_behind:
+            others = [node for node in sorted(self._members) if node != self.settings.node]
+            try:
+                await purge_log(log, self._shard, others, self._peers)
+            except CordwoodError as error:
+                logger.info("log %d cannot be purged yet: %s", log, error)
+                await asyncio.sleep(PURGE_RETRY_S)
+
+    def on_data(self, connection: Connection, frame: Frame) -> None:
+        """See `wire.server.Service`."""
+        assert connection.peer is not None, "data comes after the greeting"
+        if frame.kind in _NODES_ONLY and not connection.peer.node:
+            raise Malformed(f"frames of kind {frame.kind} are for nodes, not for clients")
+        if frame.kind == Kind.APPEND:
+            self._sequencer.on_append(connection, frame)
+        elif frame.kind in _STORAGE_KINDS:
+            self._storage.on_frame(connection, frame)
+        else:
+            raise Malformed(f"a node takes no frame of kind {frame.kind}")
+
+    def on_lost(self, connection: Connection, error: CordwoodError) -> None:
+        """See `wire.server.Service`."""
+        self._storage.on_lost(connection)
+
+    async def on_call(self, connection: Connection, call: Call) -> Reply:
+        """See `wire.server.Service`."""
+        if isinstance(call, (Seal, Clean)) and not (connection.peer and connection.peer.node):
+            raise Rejected("sealing and cleaning are for nodes, not for clients")
+        match call:
+            case Ping():
+                return DoneReply()
+            case Seal():
+                return await self._storage.seal(call)
+            case Clean():
+                return await self._storage.clean(call)
+            case AskMembers():
+                return MembersReply(self._cluster, self._member_infos())
+            case AskEpoch():
+                return self._storage.epoch_end(call)
+            case AskTail():
+                return await self._sequencer.tail(call)
+            case FindLog():
+                return await self._find_log(call)
+            case CreateLog():
+                return await self._create_log(call)
+            case ListLogs():
+                return LogsReply([_brief(info) for info in await self._logs.list(call.prefix)])
+            case AskStatus():
+                return self._status()
+
+    # Logs.
+
+    async def _find_log(self, call: FindLog) -> LogReply:
+        info = await self._logs.get(call.name)
+        if info is None:
+            if not (call.create and self.settings.create_logs):
+                raise UnknownLog(
+                    f"there is no log {call.name!r}: make it with `cordwood logs create`"
+                )
+            info = await self._ensure_log(call.name, self.settings.default_replication)
+        return await self._describe(info)
+
+    async def _create_log(self, call: CreateLog) -> LogReply:
+        default = self.settings.default_replication
+        copies = call.copies or default.copies
+        replication = Replication(copies, call.racks or min(copies, default.racks))
+        return await self._describe(await self._make_log(call.name, replication))
+
+    async def _make_log(self, name: str, replication: Replication) -> LogInfo:
+        await self._refresh_members()
+        nodeset = Nodeset(tuple(self._members.values()))
+        if not can_replicate(frozenset(nodeset.nodes), nodeset, replication):
+            # Before the name is taken: a log that cannot be written would be in the way.
+            raise TooFewNodes(
+                f"{name} wants {replication}; this cluster has {len(nodeset)} nodes in "
+                f"{len({m.domain('rack') for m in nodeset.members})} racks"
+            )
+        info = await self._logs.create(name, replication, created_us=self.host.clock.now_us())
+        await self._epochs.create(info.log_id, tuple(sorted(self._members)), replication)
+        return info
+
+    async def _ensure_log(self, name: str, replication: Replication) -> LogInfo:
+        """Make a log unless another caller does so at the same time."""
+        try:
+            return await self._make_log(name, replication)
+        except Rejected:
+            info = await self._logs.get(name)
+            if info is None:
+                raise
+            return info
+
+    async def _describe(self, info: LogInfo) -> LogReply:
+        record = await self._epochs.read(info.log_id)
+        if record is None:
+            # Its maker stopped between name and epoch record; finish for it.
+            members = tuple(sorted(self._members))
+            await self._epochs.create(info.log_id, members, info.replication)
+            record = await self._epochs.read(info.log_id)
+        assert record is not None, "an epoch record is never deleted"
+        history = [
+            EpochNodes(each.since, list(each.nodes), each.copies, each.racks)
+            for each in record.history
+        ]
+        return _brief(info, history, self._member_infos())
+
+    def _member_infos(self) -> list[MemberInfo]:
+        return [
+            MemberInfo(m.node, m.address, m.location, m.incarnation, m.weight)
+            for _, m in sorted(self._members.items())
+        ]
+
+    def _status(self) -> StatusReply:
+        shard = self._shard
+        return StatusReply(
+            node=self.settings.node,
+            cluster=self._cluster,
+            version=__version__,
+            uptime_s=asyncio.get_running_loop().time() - self._started,
+            wal_used_bytes=shard.wal.used_bytes,
+            wal_capacity_bytes=shard.wal.capacity_bytes,
+            cache_bytes=shard.cache.bytes,
+            connections=self._server.connections,
+            appended_records=self._sequencer.appended_records,
+            stored_blocks=shard.stored_blocks,
+            failed=shard.failed or shard.damage,
+            members=self._member_infos(),
+            logs=self._log_states(),
+        )
+
+    def _log_states(self) -> list[LogState]:
+        active = self._sequencer.sequencing()
+        states: list[LogState] = []
+        for log in sorted(set(self._shard.cache.logs) | set(active)):
+            held = self._shard.cache.log(log)
+            appender = active.get(log)
+            states.append(
+                LogState(
+                    log=log,
+                    sequencing=appender is not None,
+                    epoch=appender.epoch if appender else held.released >> 32,
+                    lng=appender.lng if appender else 0,
+                    released=held.released,
+                    blocks=len(held),
+                    bytes=held.bytes,
+                    sealed=self._shard.sealed(log),
+                )
+            )
+        return states
+
+
+def _brief(
+    info: LogInfo, history: list[EpochNodes] | None = None, members: list[MemberInfo] | None = None
+) -> LogReply:
+    return LogReply(
+        info.log_id,
+        info.name,
+        info.replication.copies,
+        info.replication.racks,
+        info.created_us,
+        history or [],
+        members or [],
+    )
+
+
+@asynccontextmanager
+async def running_node(
+    settings: NodeSettings, host: Host, metadata: MetadataStore
+) -> AsyncIterator[Node]:
+    """A node that runs for the length of the block.
+
+    Raises:
+        CordwoodError: see `Node.start`.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            node = Node(settings, host, metadata, tasks)
+            try:
+                await node.start()
+                yield node
+            finally:
+                await node.close()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise

@@ -1,0 +1,236 @@
+"""The embedded store: durable in one directory, one owner at a time, the same API."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import cordwood
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client.aio import open_store
+from cordwood.client.blocking import BlockingStore, open_blocking
+from cordwood.embedded import embedded_store
+from cordwood.errors import BadSetting, Closed, NotOurCluster, StoreInUse
+from cordwood.lsn import Lsn, make_lsn, parse_lsn
+from cordwood.settings import MIB, ClientSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = ClientSettings(timeout_s=10.0)
+
+
+def open_at(directory: Path) -> BlockingStore:
+    """As `cordwood.connect`, with a WAL that is quickly made."""
+    return open_blocking(
+        lambda: open_store(embedded_store(str(directory), SETTINGS, 8 * MIB)), SETTINGS
+    )
+
+
+def child(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Another Python process; it ends when its standard input does."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def records(store: BlockingStore, log: str) -> dict[Lsn, bytes]:
+    return {item.lsn: item.value for item in store.read(log) if isinstance(item, Record)}
+
+
+def test_what_was_appended_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    with open_at(tmp_path / "data") as store:
+        first = store.append("orders", b"1", key=b"k", timestamp=17, headers=[("h", b"v")])
+        many = store.append_many("orders", [b"2", b"3"])
+        assert [first, *many] == [make_lsn(1, n) for n in (1, 2, 3)]
+    with open_at(tmp_path / "data") as store:
+        assert store.append("orders", b"4") == make_lsn(2, 1)
+        items = list(store.read("orders"))
+        assert items[3] == Gap(make_lsn(1, 4), make_lsn(2, 0), GapKind.BRIDGE)
+        found = [item for item in items if isinstance(item, Record)]
+        assert [each.value for each in found] == [b"1", b"2", b"3", b"4"]
+        assert (found[0].key, found[0].timestamp_us, found[0].headers) == (b"k", 17, (("h", b"v"),))
+        assert [log.name for log in store.logs()] == ["/orders"]
+        assert store.tail("orders") == make_lsn(2, 1)
+
+
+def test_the_front_door_opens_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with cordwood.connect(tmp_path / "new" / "data") as store:
+        assert store.append("log", b"v") == make_lsn(1, 1)
+        assert [item.value for item in store.read("log") if isinstance(item, Record)] == [b"v"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_everything_acknowledged_survives_a_kill(tmp_path: Path, seed: int) -> None:
+    script = """
+import asyncio, sys
+from cordwood.client.aio import open_store
+from cordwood.embedded import embedded_store
+from cordwood.settings import MIB, ClientSettings
+
+async def main():
+    store = await open_store(embedded_store(sys.argv[1], ClientSettings(), 8 * MIB))
+    async def call(number):
+        turn = 0
+        while True:
+            value = b"%d-%d" % (number, turn)
+            lsn = await store.append("log", value)
+            print(f"{lsn} {value.decode()}", flush=True)
+            turn += 1
+    await asyncio.gather(*(call(number) for number in range(20)))
+
+asyncio.run(main())
+"""
+    with child(script, str(tmp_path)) as process:
+        assert process.stdout is not None
+        acked = [process.stdout.readline() for _ in range(random.Random(seed).randrange(200, 900))]
+        process.kill()
+        acked += process.stdout.readlines()
+    with open_at(tmp_path) as store:
+        found = records(store, "log")
+    whole = [line.split() for line in acked if line.endswith("\n")]
+    assert len(whole) >= 200
+    assert {parse_lsn(lsn): value.encode() for lsn, value in whole}.items() <= found.items()
+    assert len(set(found.values())) == len(found)
+
+
+class TestOwners:
+    def test_a_second_process_is_told_who_has_it(self, tmp_path: Path) -> None:
+        script = """
+import sys, cordwood
+with cordwood.connect(sys.argv[1]) as store:
+    store.append("log", b"mine")
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+        with open_at(tmp_path):
+            pass
+        process = child(script, str(tmp_path))
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "open\n"
+            with pytest.raises(StoreInUse, match=rf"process {process.pid}"):
+                open_at(tmp_path)
+        finally:
+            process.communicate("")
+        assert process.returncode == 0
+        with open_at(tmp_path) as store:
+            assert list(records(store, "log").values()) == [b"mine"]
+
+    def test_nor_is_it_opened_twice_in_one_process(self, tmp_path: Path) -> None:
+        with open_at(tmp_path) as store:
+            with pytest.raises(StoreInUse, match=f"process {os.getpid()}"):
+                open_at(tmp_path)
+            store.append("log", b"v")
+
+    def test_a_killed_owner_leaves_it_free(self, tmp_path: Path) -> None:
+        script = """
+import sys, cordwood
+store = cordwood.connect(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+        process = child(script, str(tmp_path))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        with open_at(tmp_path) as store:
+            store.append("log", b"v")
+
+    def test_an_open_that_failed_leaves_it_free(self, tmp_path: Path) -> None:
+        (tmp_path / "node-1").mkdir()
+        (tmp_path / "node-1" / "identity").write_text("nobody")
+        with pytest.raises(NotOurCluster, match="identity cannot be read"):
+            open_at(tmp_path)
+        (tmp_path / "node-1" / "identity").unlink()
+        with open_at(tmp_path) as store:
+            store.append("log", b"v")
+
+
+class TestWrongDirectories:
+    def test_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(BadSetting, match="file is a file; an embedded store is a directory"):
+            cordwood.connect(tmp_path / "file")
+
+    def test_a_cluster_s(self, tmp_path: Path) -> None:
+        (tmp_path / "cluster.json").write_text("{}")
+        with pytest.raises(BadSetting, match=r"holds a local cluster.*cordwood up"):
+            cordwood.connect(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.json"]
+
+    def test_one_whose_identity_is_another_s(self, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            with open_at(tmp_path / name) as store:
+                store.append("log", name.encode())
+        os.rename(tmp_path / "b" / "node-1", tmp_path / "b" / "was")
+        os.rename(tmp_path / "a" / "node-1", tmp_path / "b" / "node-1")
+        with pytest.raises(NotOurCluster, match="give the right directory"):
+            open_at(tmp_path / "b")
+
+    def test_one_whose_wal_is_gone(self, tmp_path: Path) -> None:
+        """A new, empty one in its place would make records vanish without a word."""
+        with open_at(tmp_path) as store:
+            store.append("log", b"v")
+        (tmp_path / "node-1" / "wal").unlink()
+        with pytest.raises((NotOurCluster, FileNotFoundError)):
+            open_at(tmp_path)
+        (tmp_path / "node-1" / "identity").unlink()
+        with pytest.raises(NotOurCluster, match="node 1 is in the cluster, but"):
+            open_at(tmp_path)
+
+
+class TestBlocking:
+    def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
+        store = open_at(tmp_path)
+        store.append("log", b"v")
+        reader = store.read("log", until=None)
+        assert next(iter(reader))
+        store.close()
+        store.close()
+        for call in (
+            lambda: store.append("log", b"v"),
+            lambda: store.tail("log"),
+            lambda: list(reader),
+            lambda: store.read("log"),
+        ):
+            with pytest.raises(Closed):
+                call()
+
+    def test_a_reader_goes_on_from_where_it_was(self, tmp_path: Path) -> None:
+        with open_at(tmp_path) as store:
+            store.append_many("log", [b"%d" % n for n in range(10)])
+            with store.read("log") as reader:
+                for item in reader:
+                    if isinstance(item, Record) and item.value == b"3":
+                        break
+                assert reader.next_lsn == make_lsn(1, 11), "a block was fetched as a whole"
+            assert [len(list(store.read("log", start=lsn))) for lsn in ("e1n5", "tail")] == [6, 0]
+
+    def test_many_threads_share_one_store(self, tmp_path: Path) -> None:
+        with open_at(tmp_path) as store, ThreadPoolExecutor(8) as pool:
+            lsns = list(pool.map(lambda n: store.append("log", b"%d" % n), range(200)))
+            assert len(set(lsns)) == 200
+            assert records(store, "log") == {lsn: b"%d" % n for n, lsn in enumerate(lsns)}
+
+
+def test_asyncio_on_a_plain_loop(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await cordwood.aio.connect(tmp_path) as store:
+            lsns = await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(20)))
+            assert lsns == [make_lsn(1, n) for n in range(1, 21)]
+            stream = await store.read("log")
+            assert len([item async for item in stream]) == 20
+
+    asyncio.run(main())

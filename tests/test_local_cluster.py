@@ -1,0 +1,291 @@
+"""A cluster of real processes: killed, stopped, orphaned, full, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client import aio
+from cordwood.client.store import Store
+from cordwood.embedded import embedded_store
+from cordwood.errors import (
+    BadSetting,
+    CordwoodError,
+    NoSequencer,
+    OutcomeUnknown,
+    Overloaded,
+    StoreInUse,
+    Unreachable,
+)
+from cordwood.local_cluster import ClusterShape, LocalCluster, find_address, local_cluster
+from cordwood.lsn import Lsn
+from cordwood.nodes import NodeId
+from cordwood.settings import MIB, ClientSettings
+
+pytestmark = pytest.mark.real
+
+ROOT = Path(__file__).resolve().parent.parent
+TWO_OF_THREE = ClusterShape(nodes=3, racks=3, copies=2, copy_racks=2, wal_bytes=16 * MIB)
+THREE_OF_THREE = ClusterShape(nodes=3, racks=3, copies=3, copy_racks=2, wal_bytes=16 * MIB)
+
+
+@asynccontextmanager
+async def running(
+    path: Path, shape: ClusterShape | None, **settings: float
+) -> AsyncIterator[tuple[LocalCluster, Store]]:
+    """A cluster and a client of it."""
+    async with (
+        local_cluster(str(path), shape) as cluster,
+        await aio.connect(cluster.url, ClientSettings(**settings)) as store,  # type: ignore[arg-type]
+    ):
+        yield cluster, store
+
+
+async def sequencer_of(store: Store) -> NodeId:
+    """The node that sequences the only log."""
+    for node, status in (await store.status()).items():
+        if not isinstance(status, CordwoodError) and any(log.sequencing for log in status.logs):
+            return node
+    raise AssertionError("no node sequences the log")
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what it looks at has no event
+            await asyncio.sleep(0.02)
+
+
+async def read_all(store: Store, until: Lsn | str = "tail") -> list[Record | Gap]:
+    return [item async for item in await store.read("log", until=until)]
+
+
+async def until_refused(store: Store, value: bytes) -> None:
+    """Append until it is known that nothing of it was stored, and why."""
+    for _ in range(40):
+        try:
+            await store.append("log", value)
+        except OutcomeUnknown:
+            continue
+
+
+class Writers:
+    """Callers who append without a pause, and what they were told.
+
+    Attributes:
+        acked: value by LSN.
+        unknown: values that may or may not be stored.
+    """
+
+    def __init__(self, store: Store, count: int = 8) -> None:
+        self.acked: dict[Lsn, bytes] = {}
+        self.unknown: list[bytes] = []
+        self._store = store
+        self._going = True
+        self._tasks = [asyncio.create_task(self._write(number)) for number in range(count)]
+
+    async def _write(self, number: int) -> None:
+        turn = 0
+        while self._going:
+            value = b"%d-%d" % (number, turn)
+            turn += 1
+            try:
+                self.acked[await self._store.append("log", value)] = value
+            except OutcomeUnknown:
+                self.unknown.append(value)
+
+    async def go_on(self, records: int) -> None:
+        """Until so many more are acknowledged."""
+        wanted = len(self.acked) + records
+        await until(lambda: len(self.acked) >= wanted, 20)
+
+    async def stop(self) -> None:
+        self._going = False
+        await asyncio.gather(*self._tasks)
+
+    def check(self, items: list[Record | Gap]) -> None:
+        """All that was acknowledged is there once, in order; nothing that was not sent is."""
+        expected = items[0].lsn if isinstance(items[0], Record) else items[0].first
+        for item in items:
+            first, last = (item.lsn,) * 2 if isinstance(item, Record) else (item.first, item.last)
+            assert first == expected
+            expected = last + 1
+        found = {item.lsn: item.value for item in items if isinstance(item, Record)}
+        assert found.items() >= self.acked.items()
+        extra = [value for lsn, value in found.items() if lsn not in self.acked]
+        assert set(extra) <= set(self.unknown)
+        assert len(extra) == len(set(extra))
+
+
+def test_nodes_that_are_killed_or_stopped_while_appends_go_on(tmp_path: Path) -> None:
+    """Two copies on three nodes: any one of them may go, the sequencer's too."""
+
+    async def scenario() -> None:
+        async with running(tmp_path, TWO_OF_THREE) as (cluster, store):
+            await store.append("log", b"first")
+            owner = await sequencer_of(store)
+            storage = next(node for node in cluster.nodes if node != owner)
+            writers = Writers(store)
+            await writers.go_on(200)
+            cluster.kill(storage)
+            await writers.go_on(200)
+            assert writers.unknown == [], "a storage node that dies costs nobody anything"
+            await cluster.start_node(storage)
+            await writers.go_on(100)
+
+            cluster.send_signal(storage, signal.SIGSTOP)
+            await writers.go_on(100)
+            cluster.send_signal(storage, signal.SIGCONT)
+            await writers.go_on(100)
+
+            cluster.kill(owner)
+            await writers.go_on(200)
+            await writers.stop()
+            writers.acked[Lsn((1 << 32) | 1)] = b"first"
+            assert max(writers.acked).epoch > 1, "another node took over"
+            writers.check(await read_all(store))
+            await cluster.start_node(owner)
+            await until(lambda: len(store._cluster.peers.up) == 3)
+            writers.check(await read_all(store, until=max(writers.acked)))
+
+    uvloop.run(scenario())
+
+
+def test_a_log_that_needs_every_node_waits_for_the_one_that_died_and_then_fills_up(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, THREE_OF_THREE, timeout_s=5) as (cluster, store):
+            writers = Writers(store, 4)
+            await writers.go_on(100)
+            await writers.stop()
+            before = await store.tail("log")
+            owner = await sequencer_of(store)
+            cluster.kill(owner)
+            with pytest.raises(NoSequencer, match=rf"absent: node {owner}:"):
+                await until_refused(store, b"too early")
+            await cluster.start_node(owner)
+            after = await store.append("log", b"after")
+            assert after.epoch > before.epoch
+            items = await read_all(store)
+            writers.unknown += [b"too early", b"after"]
+            writers.check(items)
+            assert Gap(Lsn(before + 1), Lsn(2 << 32), GapKind.BRIDGE) in items
+
+            hasty = ClientSettings(timeout_s=1)
+            async with await aio.connect(cluster.url, hasty) as filler:
+                with pytest.raises(Overloaded, match=r"WALs of nodes .* full.*--wal-mib"):
+                    await until_refused(filler, bytes(MIB - 100))
+            full = await read_all(store)
+            assert full[: len(items)] == items
+            assert len(full) >= len(items) + 8
+            directory = cluster.directory
+            assert find_address(directory) == cluster.url
+        with pytest.raises(Unreachable, match="cordwood up"):
+            find_address(directory)
+
+        async with running(tmp_path, None, timeout_s=5) as (again, store):
+            assert again.url == cluster.url, "the same nodes at the same addresses"
+            assert await read_all(store, until=max(writers.acked)) == items[: len(writers.acked)]
+
+    uvloop.run(scenario())
+
+
+def test_nodes_stop_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
+    script = """
+import asyncio, sys
+from cordwood.local_cluster import ClusterShape, local_cluster
+from cordwood.settings import MIB
+
+async def main():
+    shape = ClusterShape(nodes=2, racks=1, copies=1, copy_racks=1, wal_bytes=4 * MIB)
+    async with local_cluster(sys.argv[1], shape) as cluster:
+        print(*(node.process.pid for node in cluster.nodes.values()), flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, "a node outlived the process that started it"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie that nobody has reaped yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+class TestRefusals:
+    ONE = ClusterShape(nodes=1, racks=1, copies=1, copy_racks=1, wal_bytes=4 * MIB)
+
+    def test_a_directory_has_one_cluster_of_one_shape_at_a_time(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with local_cluster(str(tmp_path), self.ONE):
+                with pytest.raises(StoreInUse, match=rf"process {os.getpid()}.*runs on it already"):
+                    await local_cluster(str(tmp_path)).__aenter__()
+            with pytest.raises(BadSetting, match=r"another shape \(1 nodes, 1 racks, WAL 4 MiB\)"):
+                await local_cluster(str(tmp_path), TWO_OF_THREE).__aenter__()
+
+        asyncio.run(scenario())
+
+    def test_an_embedded_store_is_no_cluster(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with embedded_store(str(tmp_path), ClientSettings(), 4 * MIB):
+                pass
+            with pytest.raises(BadSetting, match="is an embedded store, not a cluster"):
+                await local_cluster(str(tmp_path), self.ONE).__aenter__()
+
+        asyncio.run(scenario())
+
+    def test_a_node_that_does_not_start_is_quoted_and_the_others_are_stopped(
+        self, tmp_path: Path
+    ) -> None:
+        async def scenario() -> None:
+            (tmp_path / "node-2").mkdir()
+            (tmp_path / "node-2" / "identity").write_text("nobody")
+            shape = ClusterShape(nodes=2, racks=1, copies=1, copy_racks=1, wal_bytes=4 * MIB)
+            with pytest.raises(Unreachable) as failed:
+                await local_cluster(str(tmp_path), shape).__aenter__()
+            assert re.search(r"node 2 did not start: node 2 stops: .*identity", str(failed.value))
+            assert not (tmp_path / "address").exists()
+
+        asyncio.run(scenario())
+        ours = [
+            pid
+            for pid in os.listdir("/proc")
+            if pid.isdigit() and str(tmp_path) in _command_line(pid)
+        ]
+        assert ours == []
+
+
+def _command_line(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
