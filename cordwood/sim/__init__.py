@@ -1,0 +1,1 @@
+"""A whole cluster on a seeded virtual-time loop, its faults and its checkers."""

@@ -1,0 +1,127 @@
+"""The contract as code: each promise of the store is a pure function of a history.
+
+`check_all(history)` returns what was broken, empty if nothing was. A run should
+also pass `run_is_valid`, since one that did nothing breaks no promise. Promises
+whose feature is not built yet are listed in `NOT_YET`, with what brings them.
+
+Source: research "reliability", §3; design.md §10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from cordwood.sim.checkers.content import (
+    check_no_aborted_read,
+    check_no_phantom,
+    check_unique_slot,
+)
+from cordwood.sim.checkers.copies import check_copies
+from cordwood.sim.checkers.epochs import (
+    check_no_ack_after_seal,
+    check_one_sequencer,
+    check_recovery_keeps_acks,
+)
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.gaps import check_gaps_are_true
+from cordwood.sim.checkers.liveness import (
+    check_appends_succeed,
+    check_deadlines,
+    check_readers_reach_the_tail,
+)
+from cordwood.sim.checkers.reading import (
+    check_acked_is_read,
+    check_readers_agree,
+    check_repeatable_read,
+    check_tiling,
+)
+from cordwood.sim.checkers.sessions import (
+    check_pipelined_order,
+    check_session_order,
+    check_tail,
+)
+from cordwood.sim.checkers.validity import Validity, run_is_valid
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import Event
+
+__all__ = [
+    "CHECKERS",
+    "NOT_YET",
+    "Evidence",
+    "Validity",
+    "Violation",
+    "check",
+    "check_all",
+    "run_is_valid",
+]
+
+CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType(
+    {
+        "S1": check_unique_slot,
+        "S2": check_acked_is_read,
+        "S3": check_no_phantom,
+        "S4": check_no_aborted_read,
+        "S5": check_readers_agree,
+        "S6": check_tiling,
+        "S7": check_gaps_are_true,
+        "S8": check_repeatable_read,
+        "S9": check_session_order,
+        "S10": check_pipelined_order,
+        "S11": check_one_sequencer,
+        "S12": check_no_ack_after_seal,
+        "S13": check_recovery_keeps_acks,
+        "S15": check_copies,
+        "S26": check_tail,
+        "L1": check_appends_succeed,
+        "L2": check_readers_reach_the_tail,
+        "L5": check_deadlines,
+    }
+)
+"""Every promise that can be checked today, by its id."""
+
+NOT_YET: Mapping[str, str] = MappingProxyType(
+    {
+        "S14": "log recovery with absent nodes: dumps of the disks while the run goes on",
+        "S16": "the storage node: repair of corrupt copies",
+        "S17": "the storage node: disk identity and re-admission after a lost disk",
+        "S18": "trim and retention",
+        "S19": "the object tier",
+        "S20": "find_time",
+        "S21": "idempotent producers",
+        "S22": "atomic groups: batches over the block limit",
+        "S23": "transactions, if they are ever shipped",
+        "S24": "cursors and consumer groups",
+        "S25": "conditional appends and fencing tokens",
+        "S27": "cluster configuration that changes while the cluster runs",
+        "S28": "authentication and access rules",
+        "S29": "the Spark sink's commit protocol",
+        "S30": "a second version of the wire or the disk format",
+        "L3": "log recovery with absent nodes",
+        "L4": "rebuilding of lost copies",
+        "L6": "resource limits reported by nodes",
+        "L7": "graylisting of slow nodes",
+        "L8": "work counters of idle nodes",
+    }
+)
+"""Every other promise, and the feature that makes it one to check."""
+
+
+def check_all(history: Sequence[Event]) -> list[Violation]:
+    """Check every promise that can be checked, in the order of `CHECKERS`.
+
+    Raises:
+        Malformed: the history contradicts itself, so that it says nothing about the store.
+    """
+    evidence = Evidence(history)
+    return [violation for checker in CHECKERS.values() for violation in checker(evidence)]
+
+
+def check(invariant: str, history: Sequence[Event]) -> list[Violation]:
+    """Check one promise, by its id in `CHECKERS`.
+
+    Raises:
+        KeyError: no such id, or one of `NOT_YET`.
+        Malformed: as `check_all`.
+    """
+    return CHECKERS[invariant](Evidence(history))

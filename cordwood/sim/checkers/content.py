@@ -1,0 +1,155 @@
+"""What stands at a slot: S1 unique slot, S3 no phantom, S4 no aborted read.
+
+To give each defect one name, a payload that nobody sent is S3's alone, two
+readers at odds are S5's and one reader at odds with itself is S8's: S1 compares
+acknowledgements, the disks, and every reader with those two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from cordwood.lsn import format_lsn
+from cordwood.sim.checkers.disk import Copy, DiskRange
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import AppendFailed, Event
+
+Known: TypeAlias = dict[int, tuple[str | None, Event]]
+"""What is known to stand at an LSN: the payload's id, and the event that says so."""
+
+
+def check_unique_slot(evidence: Evidence) -> list[Violation]:
+    """S1: a slot holds one outcome in every ack, on every disk and for every reader."""
+    found: list[Violation] = []
+    known: dict[int, Known] = {}
+    for log in evidence.logs:
+        known[log] = {}
+        found.extend(_acks(evidence, log, known[log]))
+        if log in evidence.disks:
+            for piece in evidence.disks[log].ranges:
+                found.extend(_disk_range(evidence, log, piece, known[log]))
+    for read in evidence.reads:
+        for _, record in read.records():
+            stands, witness = known[read.log].get(record.lsn, (record.payload.id, record))
+            if stands != record.payload.id and evidence.is_genuine(read.log, record.payload):
+                text = f"reader {read.reader} got {record.payload.id}, where {stands} stands"
+                found.append(Violation("S1", text, read.log, record.lsn, (witness, record)))
+    return found
+
+
+def _acks(evidence: Evidence, log: int, known: Known) -> Iterator[Violation]:
+    for ack in evidence.acks.get(log, ()):
+        event: Event = ack.append.end or ack.append.invoked
+        stands, earlier = known.setdefault(ack.lsn, (ack.payload.id, event))
+        if stands != ack.payload.id:
+            text = f"acknowledged for {stands} and for {ack.payload.id}"
+            yield Violation("S1", text, log, ack.lsn, (earlier, event))
+
+
+def _disk_range(
+    evidence: Evidence, log: int, piece: DiskRange, known: Known
+) -> Iterator[Violation]:
+    """Compare the copies of a range with one another and with `known`; add what they say.
+
+    Data must agree whoever wrote it, because recovery only copies. A hole or a
+    bridge beats data of older seal epochs, and must not meet data of its own.
+    """
+    clash = _clash(piece)
+    if clash is not None:
+        text = f"{_says(clash[0])}, but {_says(clash[1])}"
+        yield Violation("S1", text, log, piece.first, (clash[0].dump, clash[1].dump))
+    elif piece.holds_data:
+        yield from _data(evidence, log, piece, known)
+    elif not piece.winners[0].is_bridge:  # an ack at or above a bridge is S13's
+        for ack in evidence.acks_within(log, piece.first, piece.last):
+            text = f"acknowledged for {ack.payload.id}, but {_says(piece.winners[0])}"
+            witness = known[ack.lsn][1]
+            yield Violation("S1", text, log, ack.lsn, (witness, piece.winners[0].dump))
+
+
+def _data(evidence: Evidence, log: int, piece: DiskRange, known: Known) -> Iterator[Violation]:
+    copy = next(copy for copy in piece.copies if copy.is_data)
+    if not copy.slots.payloads:
+        return
+    for lsn in range(piece.first, piece.last + 1):
+        payload = copy.payload_at(lsn)
+        if payload is None or not evidence.is_genuine(log, payload):
+            continue
+        stands, earlier = known.setdefault(lsn, (payload.id, copy.dump))
+        if stands != payload.id:
+            text = f"acknowledged for {stands}, but node {copy.dump.node} holds {payload.id}"
+            yield Violation("S1", text, log, lsn, (earlier, copy.dump))
+
+
+def _clash(piece: DiskRange) -> tuple[Copy, Copy] | None:
+    """Two copies of a range that cannot both be right, None if there are none."""
+    data = [copy for copy in piece.copies if copy.is_data]
+    for other in data[1:]:
+        if not _same_block(data[0], other):
+            return data[0], other
+    plugs = [copy for copy in piece.winners if not copy.is_data]
+    if plugs and piece.holds_data:
+        return plugs[0], next(copy for copy in piece.winners if copy.is_data)
+    return None
+
+
+def _same_block(one: Copy, other: Copy) -> bool:
+    if (one.slots.first, one.slots.last) != (other.slots.first, other.slots.last):
+        return False
+    if one.slots.payloads and other.slots.payloads:
+        return one.slots.payloads == other.slots.payloads
+    return one.slots.crc == other.slots.crc
+
+
+def _says(copy: Copy) -> str:
+    slots = copy.slots
+    ids = ", ".join(str(payload.id) for payload in slots.payloads[:3])
+    span = f"{format_lsn(slots.first)} to {format_lsn(slots.last)}"
+    return f"node {copy.dump.node} holds {slots.kind.value} {span} ({ids or hex(slots.crc)})"
+
+
+def check_no_phantom(evidence: Evidence) -> list[Violation]:
+    """S3: what is delivered, or held intact on a disk, is what a client sent to that log."""
+    found = []
+    for read in evidence.reads:
+        for _, record in read.records():
+            if not evidence.is_genuine(read.log, record.payload):
+                text = f"reader {read.reader} got {record.payload}, which nobody sent"
+                found.append(Violation("S3", text, read.log, record.lsn, (record,)))
+    for log, disk in sorted(evidence.disks.items()):
+        for dump in disk.dumps:
+            for slots in dump.slots:
+                for index, payload in enumerate(slots.payloads if slots.intact else ()):
+                    if not evidence.is_genuine(log, payload):
+                        text = f"node {dump.node} holds {payload}, which nobody sent"
+                        found.append(Violation("S3", text, log, slots.first + index, (dump,)))
+    return found
+
+
+def check_no_aborted_read(evidence: Evidence) -> list[Violation]:
+    """S4: what failed is never delivered, and nothing has two places in a log.
+
+    A payload is acknowledged at one place, so an append of unknown outcome, or a
+    store that was tried twice, shows as a second place at some reader.
+    """
+    found = []
+    places: dict[str | None, tuple[int, Event]] = {}
+    for log in evidence.logs:
+        for ack in evidence.acks.get(log, ()):
+            places[ack.payload.id] = (ack.lsn, ack.append.end or ack.append.invoked)
+    for read in evidence.reads:
+        for _, record in read.records():
+            payload = record.payload
+            if not evidence.is_genuine(read.log, payload):
+                continue
+            end = evidence.origins[payload.id or ""][0].end
+            if isinstance(end, AppendFailed):
+                text = f"reader {read.reader} got {payload.id}, whose append failed ({end.error})"
+                found.append(Violation("S4", text, read.log, record.lsn, (end, record)))
+            lsn, witness = places.setdefault(payload.id, (record.lsn, record))
+            if lsn != record.lsn:
+                text = f"reader {read.reader} got {payload.id}, which stands at {format_lsn(lsn)}"
+                found.append(Violation("S4", text, read.log, record.lsn, (witness, record)))
+    return found

@@ -1,0 +1,106 @@
+"""S15: when a run is over, every released slot has its copies, in enough racks.
+
+Released is all up to the highest place that was acknowledged, delivered, released
+or (with its bridge) recovered. A node that left no dump holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cordwood.block import GapKind
+from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
+from cordwood.sim.checkers.disk import Copy, Disk, DiskRange
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import GapDelivered
+
+
+def check_copies(evidence: Evidence) -> list[Violation]:
+    """S15: R intact copies over the racks asked for, of records and of plugs.
+
+    A run that may destroy more than its replication survives owes no copies.
+    """
+    if evidence.run.beyond_tolerance:
+        return []
+    return [
+        violation
+        for log, disk in sorted(evidence.disks.items())
+        for violation in _short(evidence, log, disk)
+    ]
+
+
+def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
+    """One violation for each run of neighbouring ranges that lack copies alike."""
+    run: list[int] = []
+    reason = ""
+    for lsn, is_record in sorted(_places(evidence, log, disk).items()):
+        now = _lack(evidence, disk.at(lsn), is_record)
+        if run and now != reason:
+            yield _lacks(evidence, log, run, reason)
+            run = []
+        reason = now
+        if now:
+            run.append(lsn)
+    if run:
+        yield _lacks(evidence, log, run, reason)
+
+
+def _lacks(evidence: Evidence, log: int, lsns: list[int], reason: str) -> Violation:
+    more = f" here and on to {format_lsn(lsns[-1])}" if lsns[1:] else ""
+    wanted = f"the log asks for {evidence.run.copies} in {evidence.run.racks} racks"
+    return Violation("S15", f"{reason}{more}; {wanted}", log, lsns[0], evidence.disks[log].dumps)
+
+
+def _places(evidence: Evidence, log: int, disk: Disk) -> dict[int, bool]:
+    """Released places to look at, and whether a record should stand there.
+
+    The copies are the same all over a range on disk, so its first LSN is enough;
+    what no disk holds is found from what was acknowledged or delivered.
+    """
+    places = {ack.lsn: True for ack in evidence.acks.get(log, ())}
+    highest = max(places, default=0)
+    for read in evidence.reads:
+        if read.log == log:
+            places.update((record.lsn, True) for _, record in read.records())
+            for _, gap in read.gaps():
+                for lsn in _plugs(disk, gap):
+                    places.setdefault(lsn, False)
+            highest = max(highest, read.passed)
+    if log in evidence.releases:
+        highest = max(highest, evidence.releases[log].highest(len(evidence.events)))
+    if log in evidence.stores:
+        clean = evidence.stores[log].last_clean(len(evidence.events))
+        highest = max(highest, make_lsn(clean, ESN_MAX) if clean else 0)
+    for piece in disk.within(0, highest):
+        places.setdefault(piece.first, piece.holds_data)
+    return places
+
+
+def _plugs(disk: Disk, gap: GapDelivered) -> Iterator[int]:
+    """Places inside a gap that a hole or a bridge must explain; (E, 0) needs no plug."""
+    first = max(gap.first, make_lsn(gap.first >> 32, 1))
+    if gap.kind not in (GapKind.HOLE, GapKind.BRIDGE) or not first >> 32 or first > gap.last:
+        return
+    yield first
+    if gap.kind is GapKind.HOLE:
+        for piece in disk.within(first, gap.last):
+            if piece.last < gap.last:
+                yield piece.last + 1
+
+
+def _lack(evidence: Evidence, piece: DiskRange | None, is_record: bool) -> str:
+    """What is missing at a place, in words; empty if nothing is.
+
+    Where a plug is on disk and a record was delivered, S1 and S7 say so.
+    """
+    copies: list[Copy] = []
+    if piece is not None:
+        if piece.holds_data != is_record:
+            return ""
+        copies = [copy for copy in piece.copies if copy.is_data == is_record]
+    nodes = {copy.dump.node for copy in copies}
+    racks = {copy.dump.rack for copy in copies}
+    if len(nodes) >= evidence.run.copies and len(racks) >= evidence.run.racks:
+        return ""
+    return f"{len(nodes)} copies in {len(racks)} racks"

@@ -1,0 +1,121 @@
+"""What the nodes' disks say about each slot when a run is over.
+
+Blocks, holes and bridges of different nodes overlap in any way, so the dumps of
+a log are cut into elementary ranges: runs of LSNs over which the same copies lie.
+In each, the copies of the highest seal epoch count (a sequencer's is 0): losers
+are leftovers that a node not yet purged may hold.
+
+Source: design.md §2 ("decided per elementary interval").
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from cordwood.lsn import ESN_MAX
+from cordwood.sim.history import DumpedSlots, NodeDumped, PayloadMark, SlotKind
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One block (or plug) on one node."""
+
+    dump: NodeDumped
+    slots: DumpedSlots
+
+    @property
+    def last(self) -> int:
+        """The last LSN it speaks for: a bridge covers the rest of its epoch."""
+        return self.slots.last | ESN_MAX if self.is_bridge else self.slots.last
+
+    @property
+    def is_bridge(self) -> bool:
+        return self.slots.kind is SlotKind.BRIDGE
+
+    @property
+    def is_data(self) -> bool:
+        return self.slots.kind is SlotKind.DATA
+
+    def payload_at(self, lsn: int) -> PayloadMark | None:
+        """The mark of the record at `lsn`, None if the body was not decoded."""
+        index = lsn - self.slots.first
+        return self.slots.payloads[index] if index < len(self.slots.payloads) else None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRange:
+    """LSNs `[first, last]` that the same copies cover.
+
+    Attributes:
+        first, last: its LSNs, both ends included.
+        copies: the intact copies that cover all of it.
+        winners: those of the highest seal epoch, which count.
+        holds_data: whether a record is what counts here.
+    """
+
+    first: int
+    last: int
+    copies: tuple[Copy, ...]
+    winners: tuple[Copy, ...]
+    holds_data: bool
+
+
+def _range(first: int, last: int, copies: tuple[Copy, ...]) -> DiskRange:
+    seal_epoch = max([copy.slots.seal_epoch for copy in copies])
+    winners = tuple([copy for copy in copies if copy.slots.seal_epoch == seal_epoch])
+    return DiskRange(first, last, copies, winners, any(copy.is_data for copy in winners))
+
+
+class Disk:
+    """The elementary ranges of one log, ascending, those without a copy left out."""
+
+    def __init__(self, dumps: Iterable[NodeDumped] = ()) -> None:
+        self.dumps: tuple[NodeDumped, ...] = tuple(dumps)
+        intact = [Copy(dump, slots) for dump in self.dumps for slots in dump.slots if slots.intact]
+        self.ranges: Sequence[DiskRange] = tuple(_cut(intact))
+        self._firsts = [piece.first for piece in self.ranges]
+
+    def at(self, lsn: int) -> DiskRange | None:
+        """The range that holds `lsn`, None if no node has an intact copy of it."""
+        index = bisect.bisect_right(self._firsts, lsn) - 1
+        if index >= 0 and self.ranges[index].last >= lsn:
+            return self.ranges[index]
+        return None
+
+    def within(self, first: int, last: int) -> Iterator[DiskRange]:
+        """The ranges that meet `[first, last]`, ascending."""
+        index = max(bisect.bisect_right(self._firsts, first) - 1, 0)
+        while index < len(self.ranges) and self.ranges[index].first <= last:
+            if self.ranges[index].last >= first:
+                yield self.ranges[index]
+            index += 1
+
+    def bridges(self) -> Iterator[Copy]:
+        """Every bridge that counts at the place where it stands."""
+        for piece in self.ranges:
+            for copy in piece.winners:
+                if copy.is_bridge and copy.slots.first == piece.first:
+                    yield copy
+
+
+def _cut(copies: list[Copy]) -> Iterator[DiskRange]:
+    """Sweep over the boundaries, keeping the copies that cover the place.
+
+    At most a few copies cover one place (nodes times recoveries), so dropping
+    the ended ones by rebuilding a short list keeps the sweep near O(n log n).
+    """
+    copies = sorted(copies, key=attrgetter("slots.first"))
+    bounds = sorted({copy.slots.first for copy in copies} | {copy.last + 1 for copy in copies})
+    covering: list[Copy] = []
+    coming = 0
+    for first, after in itertools.pairwise(bounds):
+        covering = [copy for copy in covering if copy.last >= first]
+        while coming < len(copies) and copies[coming].slots.first == first:
+            covering.append(copies[coming])
+            coming += 1
+        if covering:
+            yield _range(first, after - 1, tuple(covering))

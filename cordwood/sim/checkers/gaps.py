@@ -1,0 +1,96 @@
+"""S7: a gap says why there are no records, and the reason is true.
+
+Trim, access rules and the removal of logs are not built yet, so nothing in a
+history can justify a gap of those kinds; the issue that brings the feature
+brings the event that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from cordwood.block import GapKind
+from cordwood.lsn import EPOCH_MAX, format_lsn, make_lsn
+from cordwood.sim.checkers.evidence import Evidence, Read
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import Event, GapDelivered
+
+
+def check_gaps_are_true(evidence: Evidence) -> list[Violation]:
+    """S7: every gap's kind is what the epoch store, the acks and the disks say."""
+    found: list[Violation] = []
+    judges: dict[GapKind, Callable[[Evidence, Read, int, GapDelivered], Iterator[Violation]]] = {
+        GapKind.BRIDGE: _bridge,
+        GapKind.HOLE: _hole,
+        GapKind.DATA_LOSS: _data_loss,
+    }
+    for read in evidence.reads:
+        for at, gap in read.gaps():
+            found.extend(judges.get(gap.kind, _groundless)(evidence, read, at, gap))
+    return found
+
+
+def _bridge(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
+    """A bridge covers only recovered epochs, and each only after its recovered end.
+
+    A gap may run over several epochs. The never-issued slot (E, 0) at its end says
+    nothing about epoch E, and numbers that nobody was given are ends of nothing.
+    """
+    store = evidence.stores.get(read.log)
+    if store is None:
+        return
+    ahead = store.highest_taken(at)
+    if gap.last > make_lsn(min(ahead + 1, EPOCH_MAX), 0):
+        yield _false(read, gap, f"nobody was given an epoch past {ahead} yet")
+    for epoch in store.epochs_within(gap.first >> 32, gap.last >> 32):
+        start = max(gap.first, make_lsn(epoch, 1))
+        if start > gap.last:
+            continue
+        tail = store.tail(epoch)
+        if epoch > store.last_clean(at):
+            yield _false(read, gap, f"epoch {epoch} was not recovered yet")
+        elif tail is not None and start <= tail:
+            text = f"epoch {epoch} ends at {format_lsn(tail)}"
+            yield _false(read, gap, text, store.tails[epoch])
+
+
+def _hole(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
+    """A hole lies in one recovered epoch, where nothing was acknowledged or is held."""
+    store = evidence.stores.get(read.log)
+    epoch = gap.first >> 32
+    if gap.last >> 32 != epoch:
+        yield _false(read, gap, "it runs over the end of an epoch")
+    elif store is not None and epoch > store.last_clean(at):
+        yield _false(read, gap, f"epoch {epoch} was not recovered yet")
+    for ack in evidence.acks_within(read.log, gap.first, gap.last)[:1]:
+        text = f"{ack.payload.id} was acknowledged at {format_lsn(ack.lsn)}"
+        yield _false(read, gap, text, ack.append.end or ack.append.invoked)
+    yield from _held(evidence, read, gap)
+
+
+def _data_loss(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
+    """Data loss only where the faults were allowed to cause it, and only where it is true."""
+    if not evidence.run.beyond_tolerance:
+        yield _false(read, gap, "the run stayed within what the replication survives")
+    else:
+        yield from _held(evidence, read, gap)
+
+
+def _held(evidence: Evidence, read: Read, gap: GapDelivered) -> Iterator[Violation]:
+    disk = evidence.disks.get(read.log)
+    for piece in disk.within(gap.first, gap.last) if disk is not None else ():
+        if piece.holds_data:
+            place = format_lsn(max(piece.first, gap.first))
+            dump = piece.winners[0].dump
+            yield _false(read, gap, f"node {dump.node} holds an intact copy of {place}", dump)
+            return
+
+
+def _groundless(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
+    yield _false(read, gap, "nothing in the history gives a reason for it")
+
+
+def _false(read: Read, gap: GapDelivered, why: str, *witnesses: Event) -> Violation:
+    span = f"{format_lsn(gap.first)} to {format_lsn(gap.last)}"
+    text = f"reader {read.reader} was told {gap.kind.value} for {span}, but {why}"
+    return Violation("S7", text, read.log, gap.first, (*witnesses, gap))

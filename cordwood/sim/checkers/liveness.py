@@ -1,0 +1,168 @@
+"""What is owed once the faults have stopped: L1 appends, L2 readers, L5 deadlines.
+
+A run without faults owes all this from its start, one whose faults never stopped
+owes only L5. Nothing is owed past the end of the history, nor to a caller that did not
+wait: a call that had less time than its bound is not judged.
+"""
+
+from __future__ import annotations
+
+import bisect
+import inspect
+from collections.abc import Iterator
+
+from cordwood import errors
+from cordwood.lsn import LSN_MAX
+from cordwood.sim.checkers.evidence import Append, Evidence, Read, last_of
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import GIVEN_UP, AppendFailed, AppendOk, AppendUnknown, EndReason
+
+APPEND_BOUND_S = 5.0
+"""L1, of research "reliability" §3."""
+
+READER_BOUND_S = 10.0
+"""L2, of the same."""
+
+DEADLINE_SLACK_S = 1.0
+"""A deadline is a timer on a loop with other work; a second late is a stuck loop."""
+
+_REJECTIONS = frozenset(
+    name
+    for name, item in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(item, errors.Rejected)
+)
+"""Errors that a wrong request has earned."""
+
+
+def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -> list[Violation]:
+    """L1: `bound_s` after the faults have stopped, every append succeeds within `bound_s`.
+
+    Before that, one of the appends tried since must succeed, if any was tried.
+    """
+    if evidence.healed_at is None:
+        return []
+    bound_us = round(bound_s * 1e6)
+    found: list[Violation] = []
+    for log in evidence.logs:
+        tried = [
+            append
+            for append in evidence.appends
+            if append.invoked.log == log
+            and append.invoked_at >= evidence.healed_at
+            and not _says_nothing(append, bound_us)
+        ]
+        found.extend(_first_success(evidence, log, tried, bound_us))
+        settled_us = evidence.time_of(evidence.healed_at) + bound_us
+        for append in tried:
+            if append.invoked.time_us >= settled_us:
+                found.extend(_succeeds_by(evidence, append, append.invoked.time_us + bound_us))
+    return found
+
+
+def _says_nothing(append: Append, bound_us: int) -> bool:
+    """Whether a call failed for a reason of its caller's: no sign of a cluster at fault."""
+    invoked, end = append.invoked, append.end
+    if isinstance(end, AppendOk) or end is None:
+        return False
+    if isinstance(end, AppendFailed) and end.error in _REJECTIONS:
+        return True
+    if isinstance(end, AppendUnknown) and end.error == GIVEN_UP:
+        return end.time_us - invoked.time_us < bound_us
+    return 0 < invoked.timeout_us < bound_us
+
+
+def _first_success(
+    evidence: Evidence, log: int, tried: list[Append], bound_us: int
+) -> Iterator[Violation]:
+    if not tried:
+        return
+    due_us = tried[0].invoked.time_us + bound_us
+    won = min(
+        (evidence.time_of(a.end_at) for a in tried if isinstance(a.end, AppendOk)), default=None
+    )
+    if (won is None and evidence.end_us >= due_us) or (won is not None and won > due_us):
+        text = f"no append succeeded within {bound_us / 1e6:g} s of the healing"
+        yield Violation("L1", text, log, 0, (tried[0].invoked,))
+
+
+def _succeeds_by(evidence: Evidence, append: Append, due_us: int) -> Iterator[Violation]:
+    took_us = evidence.time_of(append.end_at) - append.invoked.time_us
+    if append.end is None and evidence.end_us < due_us:
+        return
+    if isinstance(append.end, AppendOk) and append.end.time_us <= due_us:
+        return
+    if append.end is None:
+        what = "no answer"
+    elif isinstance(append.end, AppendOk):
+        what = f"an answer after {took_us / 1e6:g} s"
+    else:
+        what = append.end.error
+    text = f"{append.invoked.payloads[0].id} got {what}, long after the healing"
+    shown = (append.invoked, append.end) if append.end else (append.invoked,)
+    yield Violation("L1", text, append.invoked.log, 0, shown)
+
+
+def check_readers_reach_the_tail(
+    evidence: Evidence, bound_s: float = READER_BOUND_S
+) -> list[Violation]:
+    """L2: what was acknowledged passes every open reader within `bound_s`.
+
+    Counted from the acknowledgement, the healing or the reader's start, the latest
+    of them. A reader that gave up and did not come back never reaches it.
+    """
+    if evidence.healed_at is None:
+        return []
+    bound_us = round(bound_s * 1e6)
+    healed_us = evidence.time_of(evidence.healed_at)
+    found: list[Violation] = []
+    last_reads: dict[str, Read] = {}
+    for read in evidence.reads:
+        last_reads[read.reader] = read
+        found.extend(_late(evidence, read, healed_us, bound_us))
+    for read in last_reads.values():
+        gave_up = read.ended is not None and read.ended.reason is EndReason.ERROR
+        due_us = max(healed_us, evidence.time_of(read.ended_at)) + bound_us
+        if gave_up and read.ended is not None and evidence.end_us >= due_us:
+            text = f"reader {read.reader} gave up ({read.ended.error}) and did not come back"
+            found.append(Violation("L2", text, read.log, read.passed, (read.ended,)))
+    return found
+
+
+def _late(evidence: Evidence, read: Read, healed_us: int, bound_us: int) -> Iterator[Violation]:
+    """The first acknowledged record that a read should have passed in time and did not."""
+    passed: list[int] = []
+    times: list[int] = []
+    for _, item in read.items:
+        passed.append(max(last_of(item), passed[-1]) if passed else last_of(item))
+        times.append(item.time_us)
+    started_us, open_until_us = read.started.time_us, evidence.time_of(read.ended_at)
+    until = read.started.until if read.started.until is not None else LSN_MAX
+    for ack in evidence.acks_within(read.log, read.started.start, until):
+        acked_us = evidence.time_of(ack.append.end_at)
+        due_us = max(acked_us, healed_us, started_us) + bound_us
+        index = bisect.bisect_left(passed, ack.lsn)
+        if due_us <= open_until_us and (index == len(passed) or times[index] > due_us):
+            text = f"reader {read.reader} had not passed {ack.payload.id} {bound_us / 1e6:g} s on"
+            shown = (read.started, ack.append.end or ack.append.invoked)
+            yield Violation("L2", text, read.log, ack.lsn, shown)
+            return
+
+
+def check_deadlines(evidence: Evidence, slack_s: float = DEADLINE_SLACK_S) -> list[Violation]:
+    """L5: no append outlives the deadline it was given.
+
+    A workload that kills a client ends its calls as unknown.
+    """
+    found = []
+    for append in evidence.appends:
+        invoked = append.invoked
+        if not invoked.timeout_us:
+            continue
+        due_us = invoked.time_us + invoked.timeout_us + round(slack_s * 1e6)
+        if evidence.time_of(append.end_at) > due_us:
+            took_s = (evidence.time_of(append.end_at) - invoked.time_us) / 1e6
+            late = "ended" if append.end else "still open"
+            text = f"{invoked.payloads[0].id}: {late} {took_s:g} s after its call"
+            shown = (invoked, append.end) if append.end else (invoked,)
+            found.append(Violation("L5", text, invoked.log, 0, shown))
+    return found

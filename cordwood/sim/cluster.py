@@ -1,0 +1,233 @@
+"""A whole cluster in the simulator: production nodes on simulated machines.
+
+Source: design.md §10; reliability digest §4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from crc32c import crc32c
+
+from cordwood.block import BlockKind
+from cordwood.errors import CordwoodError, Corrupt
+from cordwood.host.seams import Host
+from cordwood.layout.body import open_body
+from cordwood.layout.waves import StoredBlock
+from cordwood.node import Node, running_node
+from cordwood.nodes import NodeId, Replication
+from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSettings
+from cordwood.sim.buggify import Buggify
+from cordwood.sim.buggy_host import buggy_host
+from cordwood.sim.history import DumpedSlots, HistoryRecorder, PayloadMark, SlotKind
+from cordwood.sim.host import SimMachine, Simulation
+from cordwood.sim.process import Process
+from cordwood.sim.record_id import mark_record
+from cordwood.sim.recorded_metadata import RecordedMetadata
+from cordwood.sim.streams import stream
+
+logger = logging.getLogger(__name__)
+
+PORT = 4440
+RESTART_S = 0.2
+"""A node that could not start (the metadata store was out) is started again after this."""
+
+START_LATE_S = 3.0
+"""Longest that a slow machine takes before a node on it runs."""
+
+DIE_YOUNG_S = 0.2
+"""A node that dies young does so within this: while it replays its WAL, or just after."""
+
+_SLOT_KINDS = {
+    BlockKind.DATA: SlotKind.DATA,
+    BlockKind.HOLE: SlotKind.HOLE,
+    BlockKind.BRIDGE: SlotKind.BRIDGE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What a simulated cluster is made of, drawn from a seed or the demo's shape.
+
+    Attributes:
+        nodes, racks: how many; nodes are dealt out to the racks in turn.
+        replication: of every log.
+        wal_bytes: of each node.
+        refresh_s: how often nodes read the member list.
+        sequencer: settings of every node's sequencer.
+    """
+
+    nodes: int = 5
+    racks: int = 3
+    replication: Replication = field(default_factory=lambda: Replication(3, 2))
+    wal_bytes: int = 16 * MIB
+    refresh_s: float = 2.0
+    sequencer: SequencerSettings = field(default_factory=SequencerSettings)
+
+
+class SimCluster:
+    """Nodes, their machines and their metadata store.
+
+    Attributes:
+        metadata: shared by all nodes; it outlives them.
+        running: the nodes that run now.
+        exits: starts and lives that ended with an error that a node may end with.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        options: ClusterOptions,
+        recorder: HistoryRecorder,
+        buggify: Buggify | None = None,
+    ) -> None:
+        self.options = options
+        self.numbers = tuple(NodeId(n) for n in range(1, options.nodes + 1))
+        self.metadata = RecordedMetadata(stream(simulation.seed, "metadata"), recorder)
+        self.running: dict[NodeId, Node] = {}
+        self.exits = 0
+        self._buggify = buggify or Buggify(simulation.seed, is_on=False)
+        self._ran_once: set[NodeId] = set()
+        self._started = asyncio.Event()
+        self._simulation = simulation
+        self._recorder = recorder
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What clients connect to."""
+        return tuple(f"{self.machine(n).name}:{PORT}" for n in self.numbers)
+
+    def machine(self, number: NodeId) -> SimMachine:
+        """A node's machine."""
+        return self._simulation.machine(f"node-{number}")
+
+    def rack(self, number: NodeId) -> str:
+        """A node's rack."""
+        return f"rack{(number - 1) % self.options.racks + 1}"
+
+    def start(self, number: NodeId) -> None:
+        """Start a node's process; it keeps trying until it runs."""
+        machine = self.machine(number)
+        task = machine.start(lambda host: self._run(number, host))
+        task.add_done_callback(lambda done: self._on_ended(number, done))
+        if number in self._ran_once and self._buggify("die-young"):
+            die_s = DIE_YOUNG_S * self._buggify.chance("die-young").random()
+            self._simulation.loop.call_later(die_s, self._die_young, number, machine.process)
+
+    def _die_young(self, number: NodeId, process: Process | None) -> None:
+        machine = self.machine(number)
+        if self._buggify.is_on and machine.is_up and machine.process is process:
+            self.kill(number)
+            self._simulation.loop.call_later(RESTART_S, self._start_again, number)
+
+    def _start_again(self, number: NodeId) -> None:
+        if not self.machine(number).is_up:
+            self.start(number)
+
+    def _on_ended(self, number: NodeId, done: asyncio.Task[None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            text = f"node {number} ended as no node may"
+            self._simulation.loop.call_exception_handler({"message": text, "exception": error})
+
+    def kill(self, number: NodeId) -> None:
+        """SIGKILL a node."""
+        self.running.pop(number, None)
+        self.machine(number).kill()
+
+    def cut_power(self, number: NodeId) -> None:
+        """Cut a node's machine off its power."""
+        self.running.pop(number, None)
+        self.machine(number).cut_power()
+
+    def sequencing(self, number: NodeId) -> bool:
+        """Whether a node runs and sequences some log."""
+        node = self.running.get(number)
+        return node is not None and bool(node.sequencing)
+
+    async def wait_running(self) -> None:
+        """Wait until every node runs."""
+        while len(self.running) < len(self.numbers):
+            self._started.clear()
+            await self._started.wait()
+
+    def restart_failed(self, numbers: Iterable[NodeId]) -> None:
+        """Start those nodes anew whose WAL takes nothing any more, as their operator would."""
+        for number in numbers:
+            node = self.running.get(number)
+            if node is not None and node.shard.failed:
+                self.kill(number)
+                self.start(number)
+
+    async def _run(self, number: NodeId, host: Host) -> None:
+        host = buggy_host(host, self._buggify)
+        while True:
+            if self._buggify("start-late"):
+                late_s = START_LATE_S * self._buggify.chance("start-late").random()
+                await asyncio.sleep(late_s)
+            try:
+                async with running_node(self._settings(number), host, self.metadata) as node:
+                    self._on_running(number, node)
+                    await asyncio.Event().wait()
+            except (CordwoodError, OSError) as error:
+                # As under an init system: what ended with a word of its own runs again.
+                self.exits += 1
+                self.running.pop(number, None)
+                logger.info("node %d ended: %s", number, error)
+            await asyncio.sleep(RESTART_S)
+
+    def _on_running(self, number: NodeId, node: Node) -> None:
+        self.running[number] = node
+        self._ran_once.add(number)
+        self._recorder.node_started(number)
+        self._started.set()
+
+    def _settings(self, number: NodeId) -> NodeSettings:
+        return NodeSettings(
+            node=number,
+            directory="/node",
+            metadata_path="",
+            listen=f"{self.machine(number).name}:{PORT}",
+            location=self.rack(number),
+            default_replication=self.options.replication,
+            create_logs=True,
+            refresh_s=self.options.refresh_s,
+            sequencer=self.options.sequencer,
+            storage=StorageSettings(self.options.wal_bytes),
+        )
+
+    def dump(self) -> None:
+        """Record what every running node holds of every log."""
+        for number, node in sorted(self.running.items()):
+            for log, held in sorted(node.shard.cache.logs.items()):
+                slots: list[DumpedSlots] = []
+                index = 0
+                while (block := held.at(index)) is not None:
+                    slots.append(_dumped(block))
+                    index += 1
+                self._recorder.node_dumped(number, self.rack(number), log, slots)
+
+
+def _dumped(block: StoredBlock) -> DumpedSlots:
+    header = block.header
+    intact = crc32c(block.body) == header.stored_crc
+    marks: tuple[PayloadMark, ...] = ()
+    if header.kind == BlockKind.DATA:
+        try:
+            body = open_body(header, block.body)
+            marks = tuple(mark_record(body.value(i), body.headers(i)) for i in range(body.count))
+        except Corrupt:
+            intact = False
+    return DumpedSlots(
+        first=header.first,
+        last=header.last,
+        kind=_SLOT_KINDS[header.kind],
+        payloads=marks,
+        crc=header.raw_crc,
+        intact=intact,
+        seal_epoch=block.envelope.seal_epoch,
+        wave=block.envelope.wave,
+    )

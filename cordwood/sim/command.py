@@ -1,0 +1,485 @@
+"""What `cordwood sim run`, `replay`, `shrink` and `zoo` do and say.
+
+Loaded by the command line on first use. Seeds run in worker processes; nothing of
+the machine reaches a simulation, so a seed tells the same everywhere.
+
+Source: design.md §10, §11.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cordwood.sim.fault_plan import Fault
+from cordwood.sim.knobs import value_text
+from cordwood.sim.probes import PROBES
+from cordwood.sim.replay import quiet_run, telling
+from cordwood.sim.run import Outcome
+from cordwood.sim.shrink import shrink as smaller_plans
+from cordwood.sim.story import parse_trace, tell, timeline
+from cordwood.sim.sweep import (
+    INVALID_SHARE_MAX,
+    SeedReport,
+    SeedTask,
+    SweepTotals,
+    lost_report,
+    options_of,
+    report_task,
+    run_task,
+)
+from cordwood.sim.task_pool import Lost, TaskPool
+from cordwood.sim.verdict import violation_words
+from cordwood.sim.zoo import ZOO, PlantedBug, find_bug
+
+MINUTES = 1.0
+"""Of real time, where neither seeds nor minutes were asked for."""
+
+SEED_TIMEOUT_S = 180.0
+"""Real seconds of one seed: most take one or two, so this one hangs."""
+
+SEED_MAX = 1 << 31
+"""Seeds that are drawn lie below, so that a person can type them."""
+
+FAILURES_MAX = 20
+"""A sweep ends after so many: the same bug again and again tells nothing new."""
+
+VIOLATIONS_SHOWN = 3
+"""Of one seed in a sweep; its replay has them all."""
+
+ZOO_SEEDS = 200
+"""Seeds within which a planted bug must be caught."""
+
+PIPE_COLUMNS = 160
+"""Width of what is read by a program or a log and not by a terminal."""
+
+
+def run(
+    seeds: int | None,
+    seed: int | None,
+    minutes: float | None,
+    jobs: int,
+    as_json: bool,
+    *,
+    task: SeedTask | None = None,
+    require_probes: bool = False,
+) -> int:
+    """Sweep seeds; 1 if a promise broke, a run was not repeatable, or too few runs counted.
+
+    Args:
+        seeds: stop after so many.
+        seed: the first one; None draws it, and says so.
+        minutes: stop after so much real time; a minute if neither is given.
+        jobs: seeds at a time.
+        as_json: print one JSON object and nothing else.
+        task: what every seed is asked, its own seed aside.
+        require_probes: fail if a probe was never hit.
+    """
+    pattern = task or SeedTask(0)
+    first = secrets.randbelow(SEED_MAX) if seed is None else seed
+    if seeds is None and minutes is None:
+        minutes = MINUTES
+    say = _Say(as_json)
+    say(f"seeds from {first}, {jobs} at a time" + (f", {minutes:g} min" if minutes else ""))
+    started = time.monotonic()
+    totals = SweepTotals()
+    with say.live(lambda: _progress(totals, started)):
+        for report in _sweep(pattern, first, seeds, minutes, jobs):
+            totals.add(report)
+            if report.has_failed:
+                say.failure(report)
+            if len(totals.failed) >= FAILURES_MAX:
+                break
+    real_s = time.monotonic() - started
+    return _verdict(totals, first, real_s, require_probes, say)
+
+
+def replay(
+    task: SeedTask,
+    *,
+    until_s: float | None = None,
+    trace: str = "",
+    log: int | None = None,
+    logs: bool = False,
+) -> int:
+    """Run one seed again and tell its story; 1 if it breaks a promise.
+
+    Args:
+        until_s: simulated seconds after which nothing more is told.
+        trace: `e7` or `e7n123`, whose story is told in place of the cluster's.
+        log: the number of the only log to look at.
+        logs: show what nodes and clients log, too.
+    Raises:
+        BadSetting: no such bug or fault, or the trace is none.
+    """
+    wanted = parse_trace(trace) if trace else None
+    say = _Say(False)
+    _show_options(task, say)
+    with telling(say.plain, until_s) if logs else quiet_run():
+        outcome = run_task(task)
+    until_us = None if until_s is None else round(until_s * 1e6)
+    lines = (
+        timeline(outcome.history, until_us)
+        if wanted is None
+        else tell(outcome.history, wanted, log, until_us)
+    )
+    say.plain("")
+    for line in lines:
+        say.plain(line)
+    say.plain("")
+    return _show_outcome(outcome, say)
+
+
+def shrink(task: SeedTask, invariant: str = "") -> int:
+    """Find fewer faults that break the same promise; 1 if the seed breaks none.
+
+    Args:
+        invariant: which promise, where the seed breaks several; the first by default.
+    Raises:
+        BadSetting: no such bug or fault.
+    """
+    say = _Say(False)
+    with quiet_run():
+        whole = report_task(task)
+        if not whole.broken:
+            say(f"seed {task.seed} breaks nothing: there is nothing to shrink")
+            return 1
+        promise = invariant or whole.invariants[0]
+        if promise not in whole.invariants:
+            say(f"seed {task.seed} does not break {promise}, but {', '.join(whole.invariants)}")
+            return 1
+        plan = options_of(dataclasses.replace(task, faults=None)).drawn_plan(task.seed)
+        best = task.faults if task.faults is not None else tuple(range(1, len(plan) + 1))
+        say(f"seed {task.seed} breaks {promise} with {len(best)} faults")
+        for step in smaller_plans(task, promise):
+            if step.breaks:
+                best = step.faults
+            kept = "still broken" if step.breaks else "kept"
+            say(f"  {len(step.faults):3} faults: {promise} {kept}")
+    smallest = dataclasses.replace(task, faults=best)
+    _show_faults(plan, best, say)
+    with quiet_run():
+        report = report_task(smallest)
+    for _, words in [each for each in report.broken if each[0] == promise][:1]:
+        say.plain(words)
+    say(f"again: cordwood sim replay {smallest.arguments}")
+    return 0
+
+
+def zoo(bug: str, seeds: int, jobs: int, as_json: bool) -> int:
+    """Plant bugs, all or one, and demand that each is caught; 1 if one is not.
+
+    Args:
+        bug: a name, "" for all.
+        seeds: seeds within which it must be caught, from 1.
+    Raises:
+        BadSetting: there is no such bug.
+    """
+    wanted = (find_bug(bug),) if bug else ZOO
+    say = _Say(as_json)
+    hunts = {each.name: _Hunt(each, seeds) for each in wanted}
+    started = time.monotonic()
+    with (
+        TaskPool(report_task, jobs=jobs, timeout_s=SEED_TIMEOUT_S) as pool,
+        say.live(lambda: _zoo_table(hunts.values())),
+    ):
+        for ended in pool.run(lambda: _next_hunt(hunts.values())):
+            if ended is not None:
+                task, result = ended
+                hunts[task.bug].on_report(_reported(task, result))
+    missed = [hunt for hunt in hunts.values() if hunt.caught is None]
+    if as_json:
+        say.json([hunt.plain() for hunt in hunts.values()])
+    else:
+        say.console.print(_zoo_table(hunts.values()))
+    say(
+        f"{len(hunts) - len(missed)} of {len(hunts)} bugs caught within {seeds} seeds, "
+        f"{time.monotonic() - started:.0f} s"
+    )
+    return 1 if missed else 0
+
+
+# ---- sweeping ----
+
+
+def _sweep(
+    pattern: SeedTask, first: int, seeds: int | None, minutes: float | None, jobs: int
+) -> Iterator[SeedReport]:
+    """Reports as seeds end; the first seeds always run, however short the time."""
+    ends_s = None if minutes is None else time.monotonic() + 60 * minutes
+    given = 0
+
+    def next_task() -> SeedTask | None:
+        nonlocal given
+        if seeds is not None and given >= seeds:
+            return None
+        if given >= jobs and ends_s is not None and time.monotonic() >= ends_s:
+            return None
+        given += 1
+        return dataclasses.replace(pattern, seed=first + given - 1)
+
+    workers = jobs if seeds is None else min(jobs, seeds)
+    with TaskPool(report_task, jobs=workers, timeout_s=SEED_TIMEOUT_S) as pool:
+        for ended in pool.run(next_task):
+            if ended is not None:
+                yield _reported(*ended)
+
+
+def _reported(task: SeedTask, result: SeedReport | Lost) -> SeedReport:
+    return lost_report(task, result) if isinstance(result, Lost) else result
+
+
+def _verdict(
+    totals: SweepTotals, first: int, real_s: float, require_probes: bool, say: _Say
+) -> int:
+    problems = []
+    if totals.failed:
+        problems.append(f"{len(totals.failed)} of {totals.seeds} seeds broke a promise")
+    if totals.proves_too_little:
+        problems.append(
+            f"{totals.invalid_seeds} of {totals.seeds} runs did not count, more than "
+            f"{INVALID_SHARE_MAX:.0%}"
+        )
+    if require_probes and totals.never_hit:
+        problems.append(f"probes that no seed hit: {', '.join(totals.never_hit)}")
+    if say.as_json:
+        say.json(_plain_totals(totals, first, real_s, problems))
+    else:
+        _show_totals(totals, real_s, require_probes, say)
+        for problem in problems:
+            say.bad(problem)
+    return 1 if problems else 0
+
+
+def _plain_totals(
+    totals: SweepTotals, first: int, real_s: float, problems: list[str]
+) -> dict[str, Any]:
+    return {
+        "first_seed": first,
+        "seeds": totals.seeds,
+        "failed": [
+            {
+                "seed": report.task.seed,
+                "invariants": list(report.invariants),
+                "violations": [words for _, words in report.broken],
+                "diverged": report.diverged,
+                "replay": f"cordwood sim replay {report.task.arguments}",
+            }
+            for report in totals.failed
+        ],
+        "problems": problems,
+        "simulated_s": round(totals.simulated_s, 1),
+        "real_s": round(real_s, 1),
+        "simulated_per_core_s": round(totals.ratio, 1),
+        "records": totals.records,
+        "epochs": totals.epochs,
+        "run_twice": totals.twice,
+        "invalid_seeds": totals.invalid_seeds,
+        "invalid": dict(totals.invalid.most_common()),
+        "faults": dict(sorted(totals.faults.items())),
+        "probes": {name: totals.probes.get(name, 0) for name in PROBES},
+    }
+
+
+def _progress(totals: SweepTotals, started: float) -> Text:
+    elapsed_s = time.monotonic() - started
+    parts = [
+        f"{totals.seeds} seeds",
+        f"{totals.simulated_s / 3600:.2f} simulated hours",
+        f"{totals.records:,} records",
+        f"{elapsed_s:.0f} s",
+    ]
+    text = Text("  ".join(parts))
+    if totals.failed:
+        text.append(f"  {len(totals.failed)} failed", style="bold red")
+    return text
+
+
+def _show_totals(totals: SweepTotals, real_s: float, with_probes: bool, say: _Say) -> None:
+    say(
+        f"{totals.seeds} seeds, {len(totals.failed)} failed; {totals.simulated_s:,.0f} simulated s "
+        f"in {real_s:,.0f} s, {totals.ratio:.0f} for each second of a core; "
+        f"{totals.records:,} records, {totals.epochs:,} epochs; {totals.twice} seeds run twice"
+    )
+    faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(totals.faults.items()))
+    say(f"faults: {faults or 'none'}")
+    if totals.invalid_seeds:
+        say(f"{totals.invalid_seeds} runs did not count:")
+        for reason, count in totals.invalid.most_common():
+            say(f"  {count:4}  {reason}")
+    if with_probes:
+        rows = [(name, totals.probes.get(name, 0), text) for name, text in PROBES.items()]
+        say.table("probe", "hits>", "what it means", rows=rows)
+    elif totals.never_hit and totals.seeds >= 100:
+        say(f"probes never hit: {', '.join(totals.never_hit)}")
+
+
+# ---- one seed ----
+
+
+def _show_options(task: SeedTask, say: _Say) -> None:
+    options = options_of(task)
+    cluster, workload = options.cluster, options.workload
+    say(
+        f"seed {task.seed}: {cluster.nodes} nodes in {cluster.racks} racks, "
+        f"{cluster.replication}, {workload.producers} producers with {workload.lanes} calls "
+        f"open, {workload.readers} readers, logs {', '.join(workload.logs)}; "
+        f"damage: {options.faults.damage.value}"
+    )
+    if options.turns:
+        say(f"knobs: {', '.join(map(value_text, options.turns))}")
+    whole = options_of(dataclasses.replace(task, faults=None)).drawn_plan(task.seed)
+    _show_faults(whole, task.faults or tuple(range(1, len(whole) + 1)), say)
+
+
+def _show_faults(plan: tuple[Fault, ...], kept: tuple[int, ...], say: _Say) -> None:
+    say(f"{len(kept)} faults:")
+    for number in kept:
+        say.plain(f"  {number:3} {plan[number - 1]}")
+
+
+def _show_outcome(outcome: Outcome, say: _Say) -> int:
+    for violation in outcome.violations:
+        say.plain(violation_words(violation))
+    for reason in outcome.invalid:
+        say(f"this run does not count: {reason}")
+    say(
+        f"{outcome.simulated_s:.1f} simulated s in {outcome.real_s:.1f} s, "
+        f"{outcome.acked} records, {outcome.epochs} epochs, trace {outcome.trace_hash}"
+    )
+    if outcome.violations:
+        say.bad(f"{len(outcome.violations)} promises broken")
+    return 1 if outcome.violations else 0
+
+
+# ---- the zoo ----
+
+
+class _Hunt:
+    """One bug, and how far its seeds have come."""
+
+    def __init__(self, bug: PlantedBug, seeds: int) -> None:
+        self.bug = bug
+        self.caught: SeedReport | None = None
+        self.tried = 0
+        self.is_running = False
+        self._seeds = seeds
+
+    def next_task(self) -> SeedTask | None:
+        """Its next seed: one at a time, so that the first to catch it is told."""
+        if self.is_running or self.caught is not None or self.tried >= self._seeds:
+            return None
+        self.is_running = True
+        return SeedTask(self.tried + 1, bug=self.bug.name)
+
+    def on_report(self, report: SeedReport) -> None:
+        self.is_running = False
+        self.tried += 1
+        if report.broken:
+            self.caught = report
+
+    def plain(self) -> dict[str, Any]:
+        caught = self.caught
+        return {
+            "bug": self.bug.name,
+            "story": self.bug.story,
+            "caught": caught is not None,
+            "seed": caught.task.seed if caught else None,
+            "invariants": list(caught.invariants) if caught else [],
+            "tried": self.tried,
+        }
+
+
+def _next_hunt(hunts: Iterable[_Hunt]) -> SeedTask | None:
+    for hunt in hunts:
+        task = hunt.next_task()
+        if task is not None:
+            return task
+    return None
+
+
+def _zoo_table(hunts: Iterable[_Hunt]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column, justify in (("bug", "left"), ("seed", "right"), ("caught by", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table.add_column("what it does")
+    for hunt in hunts:
+        if hunt.caught is not None:
+            seed, by = str(hunt.caught.task.seed), ", ".join(hunt.caught.invariants)
+        elif hunt.is_running or not hunt.tried:
+            seed, by = f"{hunt.tried}…", ""
+        else:
+            seed, by = "-", f"NOT CAUGHT in {hunt.tried} seeds"
+        table.add_row(hunt.bug.name, seed, Text(by), hunt.bug.story)
+    return table
+
+
+# ---- saying it ----
+
+
+class _Say:
+    """Words for people on standard output; where JSON is wanted, on standard error."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        stream = sys.stderr if as_json else sys.stdout
+        width = None if stream.isatty() else PIPE_COLUMNS
+        self.console = Console(file=stream, width=width, highlight=False)
+
+    def __call__(self, text: str) -> None:
+        self.console.print(Text(text))
+
+    def plain(self, text: str) -> None:
+        """A line as it is, never wrapped."""
+        self.console.print(Text(text), soft_wrap=True)
+
+    def bad(self, text: str) -> None:
+        """A line that nobody should miss."""
+        self.console.print(Text(text, style="bold red"))
+
+    def failure(self, report: SeedReport) -> None:
+        """A seed that failed: what broke, the evidence, and what to do next."""
+        promises = ", ".join(report.invariants)
+        self.bad(f"seed {report.task.seed} failed: {promises or 'two runs of it differ'}")
+        for _, words in report.broken[:VIOLATIONS_SHOWN]:
+            self.plain(words)
+        more = len(report.broken) - VIOLATIONS_SHOWN
+        if more > 0:
+            self(f"  and {more} more")
+        self(f"  again:  cordwood sim replay {report.task.arguments}")
+        self(f"  fewer faults:  cordwood sim shrink {report.task.arguments}")
+
+    def json(self, value: object) -> None:
+        """The one thing on standard output that programs read."""
+        print(json.dumps(value, indent=2), flush=True)
+
+    def table(self, *columns: str, rows: Iterable[tuple[object, ...]]) -> None:
+        """A table; a column whose name ends in `>` is aligned to the right."""
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            right = column.endswith(">")
+            table.add_column(column.removesuffix(">"), justify="right" if right else "left")
+        for row in rows:
+            table.add_row(*(Text(str(cell)) for cell in row))
+        self.console.print(table)
+
+    @contextmanager
+    def live(self, render: Callable[[], Any]) -> Iterator[None]:
+        """Show what `render` makes while the block runs, on a terminal only."""
+        if not self.console.is_terminal:
+            yield
+            return
+        with Live(get_renderable=render, console=self.console, transient=True):
+            yield

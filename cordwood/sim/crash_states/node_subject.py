@@ -1,0 +1,101 @@
+"""A node's data directory as a subject of crashes: the first start, a life, and later starts.
+
+What it promises (`node.Node.start`): a crash at any point of a start, the very first one
+included, leaves a directory from which the next start succeeds; who owns the directory
+does not change; and what the node had stored is there.
+
+The whole node runs, with its network and with a metadata store that lasts: what a crash
+leaves of an SQLite file is that library's to prove.
+
+Source: `node`; reliability digest, §3 (S17), §5.4.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cordwood.host.seams import Host
+from cordwood.metadata.memory import MemoryData, MemoryMetadata
+from cordwood.node import running_node
+from cordwood.nodes import NodeId
+from cordwood.settings import MIB, NodeSettings, StorageSettings
+from cordwood.sim.crash_states.disk_log import DiskLog
+from cordwood.sim.crash_states.explorer import Life
+from cordwood.sim.crash_states.shard_subject import ShardPromises, ShardScript, compare
+from cordwood.sim.host import SimClock, SimRunBlocking
+from cordwood.sim.process import Process
+
+SETTINGS = NodeSettings(
+    node=NodeId(1),
+    directory="/data/node-1",
+    metadata_path="",
+    listen="node-1:4440",
+    storage=StorageSettings(MIB),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the metadata store holds."""
+
+    data: MemoryData
+
+
+@dataclass(frozen=True, slots=True)
+class NodePromises:
+    """What the metadata store and the directory's shard hold."""
+
+    data: MemoryData = field(default_factory=MemoryData)
+    shard: ShardPromises = field(default_factory=ShardPromises)
+
+    def after(self, facts: Sequence[object]) -> NodePromises:
+        """See `Promised`."""
+        agreed = [fact.data for fact in facts if isinstance(fact, Agreed)]
+        stored = [fact for fact in facts if not isinstance(fact, Agreed)]
+        return NodePromises(agreed[-1] if agreed else self.data, self.shard.after(stored))
+
+
+class _MarkingMetadata(MemoryMetadata):
+    """Marks what it holds after each change: the next life's store starts from there."""
+
+    def __init__(self, chance: random.Random, data: MemoryData, log: DiskLog) -> None:
+        super().__init__(chance, copy.deepcopy(data))
+        self._log = log
+
+    async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        version = await super().compare_and_set(key, value, expected)
+        self._log.promise(Agreed(copy.deepcopy(self.data)))
+        return version
+
+
+class NodeSubject:
+    """See the module; a `Subject`."""
+
+    name = "node"
+
+    def nothing_promised(self) -> NodePromises:
+        """See `Subject`."""
+        return NodePromises()
+
+    async def live(self, life: Life, promised: NodePromises) -> None:
+        """See `Subject`. A life ends with a stop, which is crashed into as well."""
+        process = Process("node")
+        host = Host(
+            clock=SimClock(life.simulation.loop),
+            network=life.simulation.network.host("node-1", process),
+            disk=life.disk,
+            random=life.chance,
+            run_blocking=SimRunBlocking(life.chance),
+        )
+        metadata = _MarkingMetadata(life.chance, promised.data, life.log)
+        life.probes["a first start"] += "/data/node-1/identity" not in life.log.base.names
+        life.probes["a WAL without an identity"] += (
+            "/data/node-1/wal" in life.log.base.names
+            and "/data/node-1/identity" not in life.log.base.names
+        )
+        async with running_node(SETTINGS, host, metadata) as node:
+            await compare(life, node.shard, promised.shard)
+            await ShardScript(life, node.shard).run(life.steps)

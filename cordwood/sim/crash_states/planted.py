@@ -1,0 +1,292 @@
+"""Bugs that crash states must catch: slips in the WAL, the shard, a node's start, a disk.
+
+Each is planted as the zoo plants its own, and the exploration of its subject must break a
+promise within a few seeds. Most are slips that other log stores had.
+
+Source: reliability digest, §2 and §6 (mutant list: ack before fsync, skip dir fsync, WAL
+trimmed too early, ring wrap overwrites a live block, recovery stops at first bad block).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from cordwood.errors import NotOurCluster
+from cordwood.layout.waves import StoredBlock
+from cordwood.node import Identity, Node
+from cordwood.protocol.seal import SealTable
+from cordwood.protocol.wal_ring import RingSpace, ScanVerdict, WalScan
+from cordwood.sim.crash_states.explorer import PromiseBroken, Subject, explore
+from cordwood.sim.crash_states.node_subject import NodeSubject
+from cordwood.sim.crash_states.recorder import RecordingDisk, RecordingFile
+from cordwood.sim.crash_states.shard_subject import ShardSubject
+from cordwood.sim.crash_states.wal_subject import WalSubject
+from cordwood.sim.zoo import PlantedBug, planted
+from cordwood.storage import wal_recovery
+from cordwood.storage.shard import Shard
+from cordwood.storage.wal import Wal
+from cordwood.storage.wal_blocks import WalBlock
+
+Plant = Sequence[tuple[Any, str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CrashBug:
+    """A bug and the subject whose promises it breaks."""
+
+    bug: PlantedBug
+    subject: Subject[Any]
+
+
+# ---- the WAL ----
+
+
+def _ack_before_durable() -> Plant:
+    original = Wal._write
+
+    def write(self: Wal, block: WalBlock) -> None:
+        waiters, block.waiters = block.waiters, []
+        original(self, block)
+        for on_durable in waiters:
+            on_durable(None)
+
+    return [(Wal, "_write", write)]
+
+
+def _window_grows_in_memory() -> Plant:
+    def grow(self: Wal, stop: int) -> None:
+        length = self._window.wanted_length(stop)
+        if length is not None:
+            self._window.length = length
+            self._loop.call_soon(self._pump)
+
+    return [(Wal, "_grow", grow)]
+
+
+def _trim_before_durable() -> Plant:
+    original = Wal.trim
+
+    async def trim(self: Wal, offset: int) -> None:
+        self._zoo_trim = asyncio.create_task(original(self, offset))  # type: ignore[attr-defined]
+
+    return [(Wal, "trim", trim)]
+
+
+def _trim_frees_what_is_live() -> Plant:
+    original = RingSpace.on_trimmed
+
+    def on_trimmed(self: RingSpace, floor: int) -> None:
+        original(self, min(self.next, floor + self.ring // 2))
+
+    return [(RingSpace, "on_trimmed", on_trimmed)]
+
+
+def _closed_before_drained() -> Plant:
+    original = Wal._finish
+
+    async def finish(self: Wal) -> None:
+        await self._write_header(graceful=True, durable=self._known_durable)
+        await original(self)
+
+    return [(Wal, "_finish", finish)]
+
+
+def _recovery_stops_at_a_hole() -> Plant:
+    original = WalScan.on_nothing
+
+    def on_nothing(self: WalScan) -> None:
+        original(self)
+        self.cursor = 1 << 60
+
+    return [(WalScan, "on_nothing", on_nothing)]
+
+
+class _AnySum:
+    """A checksum that equals every other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _bodies_are_not_summed() -> Plant:
+    return [(wal_recovery, "crc32c", lambda body: _AnySum())]
+
+
+def _resumes_in_the_hole() -> Plant:
+    original = WalScan.verdict
+
+    def verdict(self: WalScan) -> ScanVerdict:
+        right = original(self)
+        return replace(right, resume=right.holes[0][0] // 4096 * 4096) if right.holes else right
+
+    return [(WalScan, "verdict", verdict)]
+
+
+def _holes_are_not_told() -> Plant:
+    def tell_holes(self: Wal) -> None:
+        self._untold_holes = ()
+
+    return [(Wal, "_tell_holes", tell_holes)]
+
+
+def _window_and_runs_forgotten() -> Plant:
+    """Two guards of one door: either alone is missed by no promise."""
+
+    def admits(self: WalScan, offset: int, incarnation: int) -> bool:
+        return offset == self.cursor
+
+    return [*_window_grows_in_memory(), (WalScan, "admits", admits)]
+
+
+# ---- the shard ----
+
+
+def _store_settled_at_once() -> Plant:
+    original = Shard._append_store
+
+    def append_store(
+        self: Shard,
+        wave: int,
+        parts: Any,
+        taken: list[StoredBlock],
+        refused: Any,
+        settled: Callable[[Any], None],
+        *rest: Any,
+    ) -> None:
+        settled(refused)
+        original(self, wave, parts, taken, refused, lambda _: None, *rest)
+
+    return [(Shard, "_append_store", append_store)]
+
+
+def _seal_answered_at_once() -> Plant:
+    original = Shard._write_mark
+
+    async def write_mark(self: Shard, *arguments: Any) -> None:
+        self._zoo_mark = asyncio.create_task(original(self, *arguments))  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+
+    return [(Shard, "_write_mark", write_mark)]
+
+
+def _restart_forgets_seals() -> Plant:
+    original = Shard._replay
+
+    def replay(self: Shard, body: memoryview) -> None:
+        original(self, body)
+        self._seals = SealTable()
+
+    return [(Shard, "_replay", replay)]
+
+
+def _ends_are_not_replayed() -> Plant:
+    original = Shard._replay
+
+    def replay(self: Shard, body: memoryview) -> None:
+        if body[0] != 3:
+            original(self, body)
+
+    return [(Shard, "_replay", replay)]
+
+
+# ---- a node's first start ----
+
+
+def _identity_before_wal() -> Plant:
+    async def open_wal(self: Node) -> Wal:
+        directory, disk = self.settings.directory, self.host.disk
+        path, size = f"{directory}/wal", self.settings.storage.wal_bytes
+        if await disk.read_file(f"{directory}/identity") is None:
+            identity = Identity(self._cluster.hex(), self.settings.node, size)
+            await disk.write_file(f"{directory}/identity", msgspec.json.encode(identity))
+            await Wal.format(disk, path, size, owner=self.settings.node)
+        return await Wal.open(disk, path, owner=self.settings.node)
+
+    return [(Node, "_open_wal", open_wal)]
+
+
+def _half_a_start_is_refused() -> Plant:
+    original = Node._make_wal
+
+    async def make_wal(self: Node, path: str, identity_path: str) -> int:
+        if "wal" in await self.host.disk.list_dir(self.settings.directory):
+            raise NotOurCluster(f"{path} is there without {identity_path}")
+        return await original(self, path, identity_path)
+
+    return [(Node, "_make_wal", make_wal)]
+
+
+# ---- a disk ----
+
+
+def _directory_not_synced() -> Plant:
+    return [(RecordingDisk, "syncs_names", False)]
+
+
+def _direct_writes_in_cache() -> Plant:
+    return [(RecordingFile, "is_durable", False)]
+
+
+WAL, SHARD, NODE = WalSubject(), ShardSubject(), NodeSubject()
+
+
+def _bug(subject: Subject[Any], name: str, story: str, plant: Callable[[], Plant]) -> CrashBug:
+    return CrashBug(PlantedBug(name, story, plant), subject)
+
+
+CRASH_ZOO: tuple[CrashBug, ...] = (
+    _bug(WAL, "ack-before-durable", "a record is told durable when its write starts",
+         _ack_before_durable),
+    _bug(WAL, "trim-before-durable", "a trim returns before its header is durable",
+         _trim_before_durable),
+    _bug(WAL, "trim-frees-live", "a trim frees more of the ring than was trimmed",
+         _trim_frees_what_is_live),
+    _bug(WAL, "closed-before-drained", "the header says closed while writes are in flight",
+         _closed_before_drained),
+    _bug(WAL, "stops-at-first-hole", "recovery ends at the first bad block",
+         _recovery_stops_at_a_hole),
+    _bug(WAL, "bodies-not-summed", "recovery trusts a record whose header is good",
+         _bodies_are_not_summed),
+    _bug(WAL, "resumes-in-hole", "writing resumes in the first hole, over what lies behind it",
+         _resumes_in_the_hole),
+    _bug(WAL, "holes-not-told", "a second recovery calls the first one's holes damage",
+         _holes_are_not_told),
+    _bug(WAL, "window-in-memory", "the window grows before its header is durable, and runs mix",
+         _window_and_runs_forgotten),
+    _bug(WAL, "writes-in-cache", "direct writes end in the drive's cache", _direct_writes_in_cache),
+    _bug(SHARD, "store-settled-at-once", "a store is settled before the WAL has it",
+         _store_settled_at_once),
+    _bug(SHARD, "seal-answered-at-once", "a seal is answered before the WAL has it",
+         _seal_answered_at_once),
+    _bug(SHARD, "restart-forgets-seals", "a restart forgets its seals", _restart_forgets_seals),
+    _bug(SHARD, "ends-not-replayed", "a restart brings back what an epoch's end dropped",
+         _ends_are_not_replayed),
+    _bug(NODE, "identity-before-wal", "a node writes its identity, then formats its WAL",
+         _identity_before_wal),
+    _bug(NODE, "half-start-refused", "a WAL without an identity is refused for ever",
+         _half_a_start_is_refused),
+    _bug(NODE, "directory-not-synced", "new names are not synced to their directory",
+         _directory_not_synced),
+)  # fmt: skip
+"""Every bug that can be planted here, by name."""
+
+
+def hunt(bug: CrashBug, seeds: int) -> str:
+    """Plant a bug and explore so many seeds; the broken promise and its story, "" for none."""
+    with planted(bug.bug):
+        for seed in range(seeds):
+            try:
+                explore(bug.subject, seed)
+            except PromiseBroken as error:
+                return str(error)
+    return ""

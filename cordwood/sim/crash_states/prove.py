@@ -1,0 +1,132 @@
+"""Crash states by the thousand, for as long as there is time.
+
+Seeds go round the subjects. Every few seeds the effort changes: long lives with some
+states of each crash point, or short ones with many.
+
+Source: reliability digest, §5.4 (at least 100,000 states a run) and §6.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from cordwood.sim.crash_states.explorer import Effort, Found, PromiseBroken, Subject, explore
+from cordwood.sim.crash_states.node_subject import NodeSubject
+from cordwood.sim.crash_states.shard_subject import ShardSubject
+from cordwood.sim.crash_states.wal_subject import WalSubject
+
+SUBJECTS: tuple[Subject[Any], ...] = (WalSubject(), ShardSubject(), NodeSubject())
+
+WIDE = Effort()
+DEEP = Effort(steps=(6, 3, 2), per_point=(400, 8, 4), share=(0.02, 0.02, 0.0))
+"""Short lives, in which every fate of one or two open writes meets every other."""
+
+EFFORTS = (WIDE, WIDE, WIDE, DEEP)
+
+PROBES = (
+    "a first start",
+    "a WAL without an identity",
+    "records across the ring's end",
+    "the window grew",
+    "the ring was full",
+    "holes were passed",
+    "holes were told",
+    "closed well",
+    "a record not acknowledged came back",
+    "one not acknowledged did not",
+    "a trim not answered was kept",
+    "a trim not answered was lost",
+    "a store not settled came back",
+    "a store not settled did not",
+    "a store was refused: sealed",
+    "a store was refused: full",
+    "a seal was answered after stores in flight",
+    "a seal not answered held",
+    "an end was answered",
+    "an end not answered held",
+)
+"""What a sweep of some length must have met, or it proves less than it says."""
+
+
+@dataclass(slots=True)
+class Swept:
+    """What a sweep went through.
+
+    Attributes:
+        found: counts and probes, by subject.
+        seconds: of real time.
+        problem: the first broken promise and its story; "" for none.
+    """
+
+    found: dict[str, Found] = field(default_factory=dict)
+    seconds: float = 0.0
+    problem: str = ""
+
+    @property
+    def states(self) -> int:
+        """States that were started from."""
+        return sum(found.states for found in self.found.values())
+
+    def missed(self) -> list[str]:
+        """Probes that were not hit."""
+        hit = {
+            name for found in self.found.values() for name, times in found.probes.items() if times
+        }
+        return [name for name in PROBES if name not in hit]
+
+    def report(self) -> str:
+        """A few lines for a person."""
+        lines = [f"{self.states:,} crash states in {self.seconds:.0f} s"]
+        for name, found in sorted(self.found.items()):
+            depths = ", ".join(f"{count.states:,}" for count in found.counts)
+            points = sum(count.points for count in found.counts)
+            whole = sum(count.whole_points for count in found.counts)
+            lines.append(
+                f"  {name}: {depths} states by depth; {points:,} crash points, {whole:,} with "
+                "every combination"
+            )
+        lines += [f"  never happened: {name}" for name in self.missed()]
+        return "\n".join(lines + ([self.problem] if self.problem else []))
+
+
+def effort_of(seed: int) -> Effort:
+    """How far a seed goes, here and when it is run again."""
+    return EFFORTS[seed // len(SUBJECTS) % len(EFFORTS)]
+
+
+def subject_of(seed: int) -> Subject[Any]:
+    """What a seed tries."""
+    return SUBJECTS[seed % len(SUBJECTS)]
+
+
+def run_seed(seed: int) -> Found:
+    """One seed of a sweep, again.
+
+    Raises:
+        PromiseBroken: as it did then.
+    """
+    return explore(subject_of(seed), seed, effort_of(seed))
+
+
+def sweep(seconds: float, seed: int, *, states_max: int | None = None) -> Swept:
+    """Explore seeds from `seed` on until `seconds` are over, or a promise is broken.
+
+    Args:
+        seconds: of real time; a seed that was begun is ended, a second or two.
+        states_max: stop once so many states were started from.
+    """
+    swept = Swept()
+    start = time.perf_counter()
+    while not swept.problem:
+        subject = subject_of(seed)
+        try:
+            swept.found.setdefault(subject.name, Found()).add(run_seed(seed))
+        except PromiseBroken as error:
+            swept.problem = f"seed {seed}: {error}"
+        seed += 1
+        swept.seconds = time.perf_counter() - start
+        if swept.seconds >= seconds or (states_max is not None and swept.states >= states_max):
+            break
+    return swept

@@ -1,0 +1,98 @@
+"""Rot in a WAL at rest: where bits may flip so that the damage can be told from a torn end.
+
+A WAL knows that a record was durable from what was written after it. The last few
+records have nothing after them yet: rot there looks like a write that a crash cut
+short, to any store that keeps one copy of its order. So rot is put where a later
+record, or the header, vouches for what was there; what a node then says of it must
+be "unknown" and never "absent" (S16).
+
+Source: reliability digest §0 (3), §5.1 (bit rot); Alagappan et al., FAST 2018
+(a crash and a corruption are told apart, or data is lost).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from crc32c import crc32c
+
+from cordwood.errors import Corrupt
+from cordwood.layout.wal_block import (
+    WAL_RECORD_HEADER_BYTES,
+    WAL_RING_START,
+    WAL_SLOTS,
+    WAL_UNIT_BYTES,
+    WalHeader,
+    WalKind,
+    WalRecord,
+    align_down,
+    align_up,
+    unpack_wal_header,
+    unpack_wal_record,
+    wal_position,
+)
+from cordwood.sim.disk import SimDisk
+from cordwood.sim.stored_file import StoredFile
+
+WAL_PATH = "/node/wal"
+"""Where simulated nodes keep their WAL."""
+
+RECORDS_MAX = 3
+"""Records that one rot hits."""
+
+BITS_MAX = 2
+"""Bits flipped in each: what error correction in disks lets through."""
+
+
+def damage_wal(disk: SimDisk, chance: random.Random) -> int:
+    """Flip bits in records of a stopped node's WAL that were durable for sure.
+
+    Returns:
+        How many records were hit; 0 if there are none to hit.
+    """
+    try:
+        file = disk.tree.file(WAL_PATH)
+    except OSError:
+        return 0
+    header = _header(file)
+    if header is None:
+        return 0
+    records = list(_records(file, header))
+    durable = max([header.durable, *(record.durable for record in records)])
+    data = [r for r in records if r.kind is WalKind.DATA and r.stop <= durable]
+    hit = chance.sample(data, min(len(data), chance.randint(1, RECORDS_MAX)))
+    for record in hit:
+        start = wal_position(record.offset, header.ring)
+        stop = start + record.stop - record.offset
+        disk.rot(WAL_PATH, start, stop, bits=chance.randint(1, BITS_MAX))
+    return len(hit)
+
+
+def _header(file: StoredFile) -> WalHeader | None:
+    """The header that counts."""
+    found: list[WalHeader] = []
+    for slot in range(WAL_SLOTS):
+        try:
+            found.append(unpack_wal_header(file.read(slot * WAL_UNIT_BYTES, WAL_UNIT_BYTES)))
+        except Corrupt:
+            continue
+    return max(found, key=lambda header: header.sequence, default=None)
+
+
+def _records(file: StoredFile, header: WalHeader) -> Iterator[WalRecord]:
+    """Every intact record of the present lap, as a recovery would find them."""
+    offset, last_seen = header.scan, max(header.scan, header.durable, header.resume)
+    while offset < last_seen + header.window:
+        place = wal_position(offset, header.ring)
+        if place + WAL_RECORD_HEADER_BYTES > WAL_RING_START + header.ring:
+            return
+        record = unpack_wal_record(file.read(place, WAL_RECORD_HEADER_BYTES), 0, header.salt)
+        if record is None or record.offset != offset:
+            offset = align_down(offset) + WAL_UNIT_BYTES
+            continue
+        body = file.read(place + WAL_RECORD_HEADER_BYTES, record.length)
+        if record.kind is WalKind.PADDING or crc32c(body) == record.body_crc:
+            yield record
+        last_seen = max(last_seen, record.stop)
+        offset = align_up(record.stop) if record.is_last else record.stop

@@ -1,0 +1,410 @@
+"""Every kind of fault that the simulator can strike with, one function each.
+
+To add one: write a function that takes the stage and the nodes hit, makes things
+bad, and returns how to undo that; give it a row in `FAULT_KINDS`. Plans draw from
+that table, so nothing else changes.
+
+Disks restored from an old copy, and versions that differ, are not here yet: they come
+with the features that must survive them (docs/simulator.md lists them).
+
+Source: reliability digest §5.1; TigerBeetle's swarm options; FoundationDB's kill
+types and its swizzle-clogging.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from cordwood.metadata.memory import DELAY_S
+from cordwood.nodes import NodeId
+from cordwood.sim.cluster import SimCluster
+from cordwood.sim.crew import Crew
+from cordwood.sim.damage import damage_wal
+from cordwood.sim.host import SimMachine, Simulation
+from cordwood.sim.links import LinkSettings
+from cordwood.sim.network_faults import NetworkFaults, Undo, pairs_between
+from cordwood.sim.stored_tree import StoredTree
+
+SLOW_DISK_FACTOR = 200.0
+"""A write takes tens of milliseconds: a disk that is about to fail."""
+
+LOSSY = LinkSettings(
+    slow_chance=0.1, slow_factor=50.0, loss_chance=0.05, reset_chance=0.001, refuse_chance=0.1
+)
+"""A network that is being rewired: some of everything."""
+
+SLOW = LinkSettings(delay_min_s=0.02, delay_jitter_s=0.4, slow_chance=0.05, slow_factor=4.0)
+"""Another continent, over a busy line: segments of different connections overtake."""
+
+NARROW = LinkSettings(bytes_per_s=200_000.0, window_bytes=4096, split_chance=0.5)
+"""A line that carries less than is asked of it: senders' buffers fill."""
+
+CORRUPTING = LinkSettings(corrupt_chance=0.01)
+"""A bad cable that TCP's checksum lets through now and then."""
+
+CLOCK_STEP_US = 3_600_000_000
+"""An hour either way, as a wrong time server makes it."""
+
+CLOCK_DRIFT = 0.05
+"""Far worse than any quartz: a clock in a bad virtual machine."""
+
+ANSWER_LOSS = 0.5
+"""Share of the metadata store's answers that are lost."""
+
+METADATA_SLOW_S = (0.05, 0.6)
+"""Shortest and longest call to an overloaded metadata store."""
+
+WRITE_ERRORS_MAX = 3
+"""Failing writes in a row; the first poisons the WAL, the rest meet its restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What faults act on.
+
+    Attributes:
+        clients: names of the clients' machines, whether they run or not; may grow.
+        crew: the clients, where they are ours to kill.
+        own_disks: what each node's own disk holds, for those that were ever swapped.
+    """
+
+    simulation: Simulation
+    cluster: SimCluster
+    network: NetworkFaults
+    clients: Sequence[str]
+    crew: Crew | None = None
+    own_disks: dict[NodeId, StoredTree] = field(default_factory=dict)
+
+    def names(self, nodes: Sequence[NodeId]) -> tuple[str, ...]:
+        """The machines of these nodes."""
+        return tuple(self.cluster.machine(node).name for node in nodes)
+
+    def hosts(self) -> tuple[str, ...]:
+        """Every machine."""
+        return (*self.names(self.cluster.numbers), *self.clients)
+
+    def rest(self, nodes: Sequence[NodeId]) -> tuple[str, ...]:
+        """Every machine but those of these nodes."""
+        named = self.names(nodes)
+        return tuple(host for host in self.hosts() if host not in named)
+
+    def pick_client(self, chance: random.Random) -> tuple[Crew, str]:
+        """The crew, and the client of it that a fault hits: always the stream's first draw."""
+        assert self.crew is not None, "a plan without a crew has no faults of clients"
+        return self.crew, chance.choice(self.crew.names)
+
+    def machines(self, nodes: Sequence[NodeId]) -> list[SimMachine]:
+        """The machines of these nodes."""
+        return [self.cluster.machine(node) for node in nodes]
+
+
+Strike = Callable[[Stage, Sequence[NodeId], random.Random], Undo]
+"""Makes things bad for some nodes; the stream of chance is the fault's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultKind:
+    """One kind of fault.
+
+    Attributes:
+        text: what it is, for people.
+        strike: see `Strike`.
+        hits_nodes: whether it is aimed at nodes; else at everything, or at a client.
+        needs_crew: whether it is aimed at a client.
+        for_s: shortest and longest time; None draws about as long as timeouts are.
+        damages: whether it destroys what a node had stored for good.
+    """
+
+    text: str
+    strike: Strike
+    hits_nodes: bool = True
+    needs_crew: bool = False
+    for_s: tuple[float, float] | None = None
+    damages: bool = False
+
+
+def _nothing() -> None:
+    """Nothing to undo."""
+
+
+# ---- processes and machines ----
+
+
+def _crash(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    for node in nodes:
+        stage.cluster.kill(node)
+    return lambda: _start_down(stage, nodes)
+
+
+def _power_cut(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    for node in nodes:
+        stage.cluster.cut_power(node)
+    return lambda: _start_down(stage, nodes)
+
+
+def _start_down(stage: Stage, nodes: Sequence[NodeId]) -> None:
+    for node in nodes:
+        if not stage.cluster.machine(node).is_up:
+            stage.cluster.start(node)
+
+
+def _pause(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    machines = stage.machines(nodes)
+    for machine in machines:
+        machine.pause()
+
+    def resume() -> None:
+        for machine in machines:
+            machine.resume()
+
+    return resume
+
+
+def _client_crash(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    crew, name = stage.pick_client(chance)
+    crew.kill(name)
+    return lambda: crew.restart(name)
+
+
+def _client_pause(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    crew, name = stage.pick_client(chance)
+    crew.machine(name).pause()
+    return crew.machine(name).resume
+
+
+def _amnesia(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """A node comes up on an empty disk, and must not be taken for itself; it gets its own back."""
+    return _on_other_disks(stage, dict.fromkeys(nodes))
+
+
+def _swapped_disks(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Two nodes come up on each other's disks."""
+    one = nodes[0]
+    other = chance.choice([node for node in stage.cluster.numbers if node != one] or [one])
+    return _on_other_disks(stage, {one: other, other: one})
+
+
+def _on_other_disks(stage: Stage, disks: Mapping[NodeId, NodeId | None]) -> Undo:
+    own = {
+        node: stage.own_disks.setdefault(node, stage.cluster.machine(node).disk.tree)
+        for node in disks
+    }
+
+    def change(trees: Mapping[NodeId, StoredTree]) -> None:
+        for node in trees:
+            stage.cluster.kill(node)
+        for node, tree in trees.items():
+            stage.cluster.machine(node).disk.tree = tree
+            stage.cluster.start(node)
+
+    change({node: StoredTree() if of is None else own[of] for node, of in disks.items()})
+    return lambda: change(own)
+
+
+# ---- the network ----
+
+
+def _partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    return stage.network.cut_both(stage.names(nodes), stage.rest(nodes))
+
+
+def _one_way_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    out = pairs_between(stage.names(nodes), stage.rest(nodes))
+    into = pairs_between(stage.rest(nodes), stage.names(nodes))
+    return stage.network.cut(chance.choice((out, into)))
+
+
+def _client_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    return stage.network.cut_both(stage.names(nodes), stage.clients)
+
+
+def _bridge_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Two halves that both still see one host, which sees everybody."""
+    rest = list(stage.rest(nodes))
+    rest.remove(chance.choice(rest))
+    return stage.network.cut_both(stage.names(nodes), rest)
+
+
+def _link_cut(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """One cable, one direction or both."""
+    pair = (stage.names(nodes)[0], chance.choice(stage.rest(nodes[:1])))
+    both = chance.random() < 0.5
+    return stage.network.cut((pair, pair[::-1]) if both else (pair,))
+
+
+def _reset(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    stage.simulation.network.reset(stage.names(nodes), stage.rest(nodes))
+    return _nothing
+
+
+def _lossy_links(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    return stage.network.change(pairs_between(stage.hosts(), stage.hosts()), LOSSY)
+
+
+def _changed_links(settings: LinkSettings) -> Strike:
+    """All links of the nodes hit."""
+
+    def strike(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+        named, rest = stage.names(nodes), stage.rest(nodes)
+        pairs = pairs_between(named, rest) + pairs_between(rest, named)
+        return stage.network.change(pairs, settings)
+
+    return strike
+
+
+def _bad_link(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """One link of one node, both ways: lossy or slow."""
+    pair = (stage.names(nodes)[0], chance.choice(stage.rest(nodes[:1])))
+    return stage.network.change((pair, pair[::-1]), chance.choice((LOSSY, SLOW)))
+
+
+# ---- disks ----
+
+
+def _slow_disk(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    machines = stage.machines(nodes)
+    for machine in machines:
+        machine.disk.latency_factor = SLOW_DISK_FACTOR
+
+    def quick_again() -> None:
+        for machine in machines:
+            machine.disk.latency_factor = 1.0
+
+    return quick_again
+
+
+def _disk_stall(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    for machine in stage.machines(nodes):
+        machine.disk.stall(chance.uniform(0.5, 6.0))
+    return _nothing
+
+
+def _write_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """A WAL that may not be written to any more; its node is started anew at the end."""
+    for machine in stage.machines(nodes):
+        code = chance.choice((errno.EIO, errno.ENOSPC))
+        machine.disk.fail("write", code, times=chance.randint(1, WRITE_ERRORS_MAX))
+    return lambda: stage.cluster.restart_failed(nodes)
+
+
+def _rot(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Bits flip in the WAL of a stopped node, where its records were durable."""
+    for node in nodes:
+        stage.cluster.kill(node)
+        damage_wal(stage.cluster.machine(node).disk, chance)
+    return lambda: _start_down(stage, nodes)
+
+
+def _lost_write(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    for machine in stage.machines(nodes):
+        machine.disk.lose_writes()
+    return lambda: _crash(stage, nodes, chance)()
+
+
+def _misdirected_write(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    for machine in stage.machines(nodes):
+        machine.disk.misdirect_writes()
+    return lambda: _crash(stage, nodes, chance)()
+
+
+# ---- the metadata store, the clock ----
+
+
+def _metadata_outage(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    metadata = stage.cluster.metadata
+    metadata.is_out = True
+
+    def back() -> None:
+        metadata.is_out = False
+
+    return back
+
+
+def _metadata_loss(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    metadata = stage.cluster.metadata
+    metadata.answer_loss = ANSWER_LOSS
+
+    def back() -> None:
+        metadata.answer_loss = 0.0
+
+    return back
+
+
+def _metadata_slow(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    metadata = stage.cluster.metadata
+    metadata.delay_s = METADATA_SLOW_S
+
+    def back() -> None:
+        metadata.delay_s = DELAY_S
+
+    return back
+
+
+def _clock_step(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    for machine in stage.machines(nodes):
+        machine.clock.step(chance.randint(-CLOCK_STEP_US, CLOCK_STEP_US))
+    return _nothing
+
+
+def _clock_drift(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    machines = stage.machines(nodes)
+    for machine in machines:
+        machine.clock.drift = chance.uniform(-CLOCK_DRIFT, CLOCK_DRIFT)
+
+    def steady() -> None:
+        for machine in machines:
+            machine.clock.drift = 0.0
+
+    return steady
+
+
+FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
+    "crash": FaultKind("SIGKILL, and a start later", _crash),
+    "power_cut": FaultKind("power lost: what was not synced is gone or torn", _power_cut),
+    "pause": FaultKind("SIGSTOP, and SIGCONT later", _pause),
+    "amnesia": FaultKind("a node started on an empty disk", _amnesia),
+    "swapped_disks": FaultKind("two nodes started on each other's disks", _swapped_disks),
+    "client_crash": FaultKind(
+        "SIGKILL of a client", _client_crash, hits_nodes=False, needs_crew=True
+    ),
+    "client_pause": FaultKind(
+        "SIGSTOP of a client", _client_pause, hits_nodes=False, needs_crew=True
+    ),
+    "partition": FaultKind("nodes cut off from everybody else", _partition),
+    "one_way_partition": FaultKind("nodes that only send, or only hear", _one_way_partition),
+    "client_partition": FaultKind("nodes cut off from the clients only", _client_partition),
+    "bridge_partition": FaultKind("two halves joined by one host", _bridge_partition),
+    "link_cut": FaultKind("one cable pulled", _link_cut),
+    "reset": FaultKind("connections reset", _reset, for_s=(0.0, 0.0)),
+    "lossy_links": FaultKind("every link loses, delays, resets", _lossy_links, hits_nodes=False),
+    "bad_link": FaultKind("one link loses or delays", _bad_link),
+    "slow_links": FaultKind("nodes far away", _changed_links(SLOW)),
+    "narrow_links": FaultKind("nodes behind a thin line", _changed_links(NARROW)),
+    "corrupting_links": FaultKind("bits flip on the way", _changed_links(CORRUPTING)),
+    "slow_disk": FaultKind("a disk 200 times slower", _slow_disk),
+    "disk_stall": FaultKind("a disk that does nothing for seconds", _disk_stall, for_s=(0.0, 0.0)),
+    "write_error": FaultKind("writes fail with EIO or ENOSPC", _write_error),
+    "metadata_outage": FaultKind(
+        "the metadata store does not answer", _metadata_outage, hits_nodes=False, for_s=(0.5, 4.0)
+    ),
+    "metadata_loss": FaultKind(
+        "half of the metadata store's answers are lost", _metadata_loss, hits_nodes=False
+    ),
+    "metadata_slow": FaultKind(
+        "an overloaded metadata store", _metadata_slow, hits_nodes=False
+    ),
+    "clock_step": FaultKind("a clock jumps up to an hour", _clock_step, for_s=(0.0, 0.0)),
+    "clock_drift": FaultKind("a clock 5 % fast or slow", _clock_drift),
+    "rot": FaultKind("bits flip on a disk at rest", _rot, damages=True),
+    "lost_write": FaultKind(
+        "a write told done that never was, seen at the next start", _lost_write, damages=True
+    ),
+    "misdirected_write": FaultKind(
+        "a write on other blocks, seen at the next start", _misdirected_write, damages=True
+    ),
+})  # fmt: skip
+"""Every kind by its name."""

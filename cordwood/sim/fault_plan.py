@@ -1,0 +1,333 @@
+"""Which faults strike when: drawn from the seed before the run, so that a run can be
+replayed, and shrunk by leaving faults out.
+
+A plan is single faults at random times, and a few *schedules*: short scenes in which
+several faults meet on purpose, because the worst bugs of log stores needed two or
+three in the right order (pause, then kill; a sequencer that only its clients cannot
+reach while everybody else restarts).
+
+A plan keeps within what the system promises to survive: any faults at all, as long as
+every node is back before appends are asked to succeed again, and no disk loses what it
+had synced. Faults that destroy stored bytes are drawn for `Damage` runs only, on nodes
+that the atlas gives free.
+
+Source: reliability digest §1 (Jepsen's pause-kill, FoundationDB's swizzle-clog), §5.1;
+TigerBeetle's swarm options and its fault atlas.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from cordwood.nodes import NodeId, Nodeset, Replication
+from cordwood.quorum.copyset import can_replicate
+from cordwood.quorum.f_majority import f_majority
+from cordwood.sim.fault_kinds import FAULT_KINDS
+
+SEQUENCER = 0
+"""As a fault's node: whichever node sequences a log when the fault strikes."""
+
+OTHERS = -1
+"""As a fault's node: every node but the one that SEQUENCER was in the same scene."""
+
+
+class Damage(enum.Enum):
+    """How much of what is stored a run's faults may destroy."""
+
+    NONE = "none"
+    WITHIN = "within"
+    """On so few nodes that an intact copy of everything is left, and enough nodes to
+    recover: no loss may be told, and nothing may stand still."""
+    BEYOND = "beyond"
+    """On any node: what is lost must be told, exactly, or nothing be said at all."""
+
+
+KINDS = tuple(name for name, kind in FAULT_KINDS.items() if not (kind.damages or kind.needs_crew))
+"""Kinds that may strike any run."""
+
+CLIENT_KINDS = tuple(name for name, kind in FAULT_KINDS.items() if kind.needs_crew)
+"""Kinds that strike the simulator's own clients."""
+
+DAMAGING_KINDS = tuple(name for name, kind in FAULT_KINDS.items() if kind.damages)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: what, to whom, when, for how long (simulated seconds).
+
+    Attributes:
+        nodes: numbers, or SEQUENCER, or OTHERS; () where the kind hits no node.
+        scene: faults of one schedule share a number, so that they agree on who the
+            sequencer is; 0 for a fault of its own.
+    """
+
+    kind: str
+    nodes: tuple[int, ...]
+    at_s: float
+    for_s: float
+    scene: int = 0
+
+    def __str__(self) -> str:
+        named = {SEQUENCER: "the sequencer", OTHERS: "all but that sequencer"}
+        who = ", ".join(named.get(node, f"node {node}") for node in self.nodes)
+        lasts = f" for {self.for_s:.2f} s" if self.for_s else ""
+        scene = f" (scene {self.scene})" if self.scene else ""
+        return f"{self.at_s:7.2f} s  {self.kind} {who}{lasts}{scene}".replace("  for", " for")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultOptions:
+    """How many faults of which kinds.
+
+    Attributes:
+        kinds: kinds that may strike; a seed uses some of them.
+        pause_s: mean time between two faults.
+        calm_s: no faults before this time, so that every run begins with a working log.
+        scenes: names of schedules that may be played, see `SCENES`.
+        scene_chance: of each of them.
+        damage: what may be destroyed.
+        nodeset, replication: what the atlas counts with where damage is within bounds.
+    """
+
+    kinds: tuple[str, ...] = KINDS
+    pause_s: float = 4.0
+    calm_s: float = 3.0
+    scenes: tuple[str, ...] = ()
+    scene_chance: float = 0.3
+    damage: Damage = Damage.NONE
+    nodeset: Nodeset | None = None
+    replication: Replication = field(default_factory=Replication)
+
+
+def draw_plan(
+    options: FaultOptions, nodes: tuple[int, ...], length_s: float, chance: random.Random
+) -> tuple[Fault, ...]:
+    """Draw the faults of a run of `length_s` seconds, in order of time.
+
+    Some kinds are left out, so that the rest meet undisturbed; a node that sequences
+    dies at least twice, since a run that crosses no epochs does not count.
+    """
+    faults = [*_deaths(length_s, chance), *_singles(options, nodes, length_s, chance)]
+    for number, name in enumerate(options.scenes, start=1):
+        if chance.random() < options.scene_chance:
+            start_s = chance.uniform(options.calm_s, max(options.calm_s, length_s - SCENE_S))
+            played = SCENES[name](nodes, start_s, chance)
+            faults += [replace(fault, scene=number) for fault in played]
+    faults += _damages(options, nodes, length_s, chance)
+    kept = [_cut(fault, length_s) for fault in faults if fault.at_s < length_s]
+    return tuple(sorted(kept, key=lambda fault: fault.at_s))
+
+
+def _cut(fault: Fault, length_s: float) -> Fault:
+    """The fault, over by the end of the run."""
+    return replace(fault, for_s=min(fault.for_s, length_s - fault.at_s))
+
+
+def _deaths(length_s: float, chance: random.Random) -> list[Fault]:
+    return [
+        Fault(
+            "crash",
+            (SEQUENCER,),
+            length_s * chance.uniform(low, low + 0.25),
+            chance.uniform(0.1, 3),
+        )
+        for low in (0.15, 0.55)
+    ]
+
+
+FIRST_KINDS = 3
+"""Kinds that strike once for sure; one of them may be a crash again."""
+
+
+def _singles(
+    options: FaultOptions, nodes: tuple[int, ...], length_s: float, chance: random.Random
+) -> list[Fault]:
+    least = min(4, len(options.kinds))
+    kinds = chance.sample(options.kinds, chance.randint(least, len(options.kinds)))
+    faults = []
+    # Whatever the draw: with the dead sequencers they make a run count.
+    first = kinds[:FIRST_KINDS]
+    times = [chance.uniform(options.calm_s, length_s) for _ in first]
+    now = options.calm_s
+    while kinds and (now := now + chance.expovariate(1 / options.pause_s)) < length_s:
+        times.append(now)
+    for at, now in enumerate(times):
+        kind = first[at] if at < len(first) else chance.choice(kinds)
+        for_s = _duration(kind, chance)
+        faults.append(Fault(kind, _victims(kind, nodes, chance), now, for_s))
+    return faults
+
+
+def _duration(kind: str, chance: random.Random) -> float:
+    """How long a fault lasts: mostly about as long as timeouts are, sometimes longer."""
+    bounds = FAULT_KINDS[kind].for_s
+    if bounds is not None:
+        return chance.uniform(*bounds)
+    return chance.uniform(0.05, 1.5) if chance.random() < 0.5 else chance.uniform(1.5, 8.0)
+
+
+def _victims(kind: str, nodes: tuple[int, ...], chance: random.Random) -> tuple[int, ...]:
+    if not FAULT_KINDS[kind].hits_nodes:
+        return ()
+    if kind in ("crash", "power_cut") and chance.random() < 0.1:
+        return nodes
+    if chance.random() < 0.35:
+        return (SEQUENCER,)
+    count = 1 if chance.random() < 0.7 else chance.randint(1, max(1, len(nodes) // 2))
+    return tuple(sorted(chance.sample(nodes, count)))
+
+
+def _damages(
+    options: FaultOptions, nodes: tuple[int, ...], length_s: float, chance: random.Random
+) -> list[Fault]:
+    """Damage on nodes that the atlas gives free."""
+    if options.damage is Damage.NONE:
+        return []
+    order = [NodeId(node) for node in chance.sample(nodes, len(nodes))]
+    free = order if options.damage is Damage.BEYOND else _spare(order, options)
+    victims = sorted(free[: chance.randint(1, len(free))]) if free else []
+    return [
+        Fault(
+            chance.choice(DAMAGING_KINDS),
+            (node,),
+            length_s * chance.uniform(0.4, 0.9),
+            chance.uniform(0.1, 2.0),
+        )
+        for node in victims
+        for _ in range(chance.randint(1, 2))
+    ]
+
+
+def _spare(order: Sequence[NodeId], options: FaultOptions) -> list[NodeId]:
+    """The atlas: as many nodes, taken in `order`, as recovery can do without.
+
+    Then a copy of everything acknowledged is left on the others, and they alone can
+    still recover a log and store what they found.
+    """
+    assert options.nodeset is not None, "the atlas needs to know where nodes are"
+    nodeset, replication = options.nodeset, options.replication
+    taken: list[NodeId] = []
+    for node in order:
+        rest = set(nodeset.nodes) - {*taken, node}
+        enough = f_majority(rest, nodeset, replication).reached
+        if enough and can_replicate(rest, nodeset, replication):
+            taken.append(node)
+    return taken
+
+
+# ---- schedules ----
+
+SCENE_S = 15.0
+"""About how long a scene takes."""
+
+Scene = Callable[[tuple[int, ...], float, random.Random], list[Fault]]
+
+
+def _pause_kill(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """One node is paused and then killed, so that what was sent to it dies unread, while
+    another is slow: what was stored by whom must be counted right."""
+    victim, slow = chance.sample(nodes, 2) if len(nodes) > 1 else nodes * 2
+    pause_s = chance.uniform(1.0, 4.0)
+    return [
+        Fault("slow_disk", (slow,), start_s, pause_s * 2),
+        Fault("pause", (victim,), start_s + chance.uniform(0, 0.3), pause_s),
+        Fault("crash", (victim,), start_s + pause_s * chance.uniform(0.4, 1.0), 0.3),
+    ]
+
+
+def _swizzle(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """Half of the nodes stop one by one, and come back one by one in another order."""
+    kind = chance.choice(("pause", "slow_links", "partition", "narrow_links"))
+    half_s = chance.uniform(1.0, 5.0)
+    stopped = chance.sample(nodes, max(1, len(nodes) // 2))
+    faults = []
+    for node in stopped:
+        begins = chance.uniform(0, half_s)
+        ends = half_s + chance.uniform(0, half_s)
+        faults.append(Fault(kind, (node,), start_s + begins, ends - begins))
+    return faults
+
+
+def _stalls_then_kill(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """Nodes stall one after another, so that runs in flight are retried on different
+    copysets and overtake one another; then the sequencer dies."""
+    stalled = chance.sample(nodes, max(1, min(len(nodes) - 1, chance.randint(1, 3))))
+    faults, at_s = [], start_s
+    for node in stalled:
+        faults.append(Fault("pause", (node,), at_s, chance.uniform(1.0, 5.0)))
+        at_s += chance.uniform(0.1, 0.9)
+    kill_s = start_s + chance.uniform(0.5, 2.5)
+    return [*faults, Fault("crash", (SEQUENCER,), kill_s, chance.uniform(0.1, 1.0))]
+
+
+def _usurp(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """The clients cannot reach the sequencer and start another; all nodes but the old one
+    restart; then the clients find the old one again, which knows of nothing."""
+    apart_s = chance.uniform(7.0, 14.0)  # a client notices a silent node after 5 to 10 s
+    down_s = chance.uniform(0.1, 0.8)
+    restart_s = start_s + apart_s - down_s - chance.uniform(0.0, 0.5)
+    return [
+        Fault("client_partition", (SEQUENCER,), start_s, apart_s),
+        Fault("crash", (OTHERS,), restart_s, down_s),
+    ]
+
+
+def _rolling(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """Every node is restarted in turn, as an upgrade does."""
+    step_s = chance.uniform(0.3, 2.0)
+    kind = chance.choice(("crash", "crash", "power_cut"))
+    order = chance.sample(nodes, len(nodes))
+    return [
+        Fault(kind, (node,), start_s + at * step_s, step_s * chance.uniform(0.3, 1.2))
+        for at, node in enumerate(order)
+    ]
+
+
+def _blackout(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """The whole site loses its power, and comes back a node at a time. Twice in a row,
+    the second time while the first is being recovered from."""
+    faults = []
+    for at_s in (start_s, start_s + chance.uniform(1.0, 5.0)):
+        faults += [Fault("power_cut", (node,), at_s, chance.uniform(0.1, 1.5)) for node in nodes]
+    return faults
+
+
+def _slow_then_cut(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """Disks are slow, so that writes are in flight, when the power goes; and once more, so
+    that a start must read past what the first cut left."""
+    slow_s = chance.uniform(4.0, 8.0)
+    hit = chance.sample(nodes, chance.randint(1, len(nodes)))
+    faults = [Fault("slow_disk", tuple(sorted(hit)), start_s, slow_s)]
+    for node in hit:
+        first_s = start_s + chance.uniform(0.3, slow_s / 2)
+        kind = chance.choice(("crash", "power_cut"))
+        faults.append(Fault(kind, (node,), first_s, 0.2))
+        faults.append(Fault("power_cut", (node,), first_s + chance.uniform(1.0, 4.0), 0.2))
+    return faults
+
+
+def _behind_readers(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """Some nodes are far from everybody while the sequencer changes: readers hear of the
+    next epoch before they have all of this one."""
+    far = tuple(sorted(chance.sample(nodes, max(1, len(nodes) // 2))))
+    return [
+        Fault("slow_links", far, start_s, 10.0),
+        Fault("crash", (SEQUENCER,), start_s + chance.uniform(0.5, 3.0), 0.3),
+        Fault("crash", (SEQUENCER,), start_s + chance.uniform(4.0, 8.0), 0.3),
+    ]
+
+
+SCENES: dict[str, Scene] = {
+    "pause_kill": _pause_kill,
+    "swizzle": _swizzle,
+    "stalls_then_kill": _stalls_then_kill,
+    "usurp": _usurp,
+    "rolling": _rolling,
+    "blackout": _blackout,
+    "slow_then_cut": _slow_then_cut,
+    "behind_readers": _behind_readers,
+}
+"""Every schedule by its name."""

@@ -1,0 +1,521 @@
+"""Histories: what clients, readers, nodes and the epoch store saw in one run.
+
+A history is a sequence of events in the order in which they happened, written
+as JSON lines, one event a line, the first one `RunStarted`. The simulator, runs
+of real processes and `cordwood verify` share this form; `sim.checkers` judges
+it. Payloads are kept as marks (id, CRC, length), not as bytes.
+
+Who must record what:
+
+- A client records an invocation before the call and its end after it. An append
+  that never ended counts as *unknown*.
+- A reader has a name and at most one read open at a time; a restart is a new
+  `ReadStarted` under the same name. Records and gaps belong to the open read.
+- `EpochTaken` and `CleanEpochSet` are recorded at the epoch store, at the moment
+  its compare-and-set takes effect, so that a lost answer does not lose them.
+- `Released` is recorded by a sequencer before it tells anybody. A history that
+  has one for a log has all of that log; one without any claims nothing.
+- `NodeDumped` comes at the end, when nothing is in flight any more.
+
+Times are microseconds of one clock; where two events have the same time, their
+order in the history counts.
+
+Source: research "reliability", §3 ("Checkers in Python").
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, TypeAlias
+
+import crc32c
+import msgspec
+
+from cordwood.block import Buffer, GapKind
+from cordwood.errors import Malformed, Overloaded, Rejected, Retryable
+from cordwood.lsn import EPOCH_MAX, LSN_MAX
+from cordwood.sim.payload import identify, make_payload
+
+__all__ = [
+    "GIVEN_UP",
+    "AppendFailed",
+    "AppendInvoked",
+    "AppendOk",
+    "AppendUnknown",
+    "CleanEpochSet",
+    "DumpedSlots",
+    "EndReason",
+    "EpochTaken",
+    "Event",
+    "FaultEased",
+    "FaultStruck",
+    "FaultsHealed",
+    "GapDelivered",
+    "HistoryRecorder",
+    "NodeDumped",
+    "NodeStarted",
+    "PayloadMark",
+    "ReadEnded",
+    "ReadStarted",
+    "RecordDelivered",
+    "Released",
+    "RunStarted",
+    "SlotKind",
+    "TailAnswered",
+    "from_jsonl",
+    "identify",
+    "make_payload",
+    "mark_payload",
+    "to_jsonl",
+]
+
+FORMAT = 1
+"""Version of the form; a reader of another version refuses."""
+
+EVENTS_MAX = 10_000_000
+"""Events one recorder takes: about 3 GiB, past which a run should be cut in two."""
+
+GIVEN_UP = "GivenUp"
+"""The error of an append whose caller did not wait for its end: it was cancelled, it
+died, or it closed its client. That is no word on whether the cluster works."""
+
+TimeUs: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+LsnValue: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LSN_MAX)]
+EpochValue: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
+Crc: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+
+
+class PayloadMark(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a history keeps of a payload.
+
+    Attributes:
+        id: `client/sequence`, None if the bytes did not identify.
+        crc: CRC32C of all its bytes.
+        length: its bytes.
+    """
+
+    id: str | None
+    crc: Crc
+    length: Annotated[int, msgspec.Meta(ge=0)]
+
+
+def mark_payload(payload: Buffer) -> PayloadMark:
+    """Take the mark of a payload as it was sent or received."""
+    return PayloadMark(identify(payload), crc32c.crc32c(payload), len(payload))
+
+
+class _Event(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    tag_field="event",
+    tag=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """Common to all: when it was recorded, in µs of the run's one clock."""
+
+    time_us: TimeUs
+
+
+class RunStarted(_Event, frozen=True, gc=False, tag="run-started"):
+    """First of every history: what the run promises.
+
+    Attributes:
+        copies, racks: the replication of every log in it.
+        beyond_tolerance: whether the faults may destroy more copies than the
+            replication survives, so that data loss may be reported (exactly).
+        seed: of a simulation, None elsewhere.
+        format: FORMAT.
+    """
+
+    copies: int = 3
+    racks: int = 1
+    beyond_tolerance: bool = False
+    seed: int | None = None
+    format: int = FORMAT
+
+
+class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
+    """A client asked for `payloads` to be appended, in this order.
+
+    Attributes:
+        op: number of the call, unique in the history.
+        client: who called.
+        log: the log's number.
+        payloads: one mark a record, at least one.
+        session: run of calls of this client whose submission order must hold; a
+            client that reconnects on purpose or restarts takes another number.
+        timeout_us: the call's deadline, 0 if it is not known.
+    """
+
+    op: int
+    client: str
+    log: int
+    payloads: Annotated[tuple[PayloadMark, ...], msgspec.Meta(min_length=1)]
+    session: int = 0
+    timeout_us: TimeUs = 0
+
+
+class AppendOk(_Event, frozen=True, gc=False, tag="append-ok"):
+    """Acknowledged: `lsns` has one LSN for each payload, in their order."""
+
+    op: int
+    lsns: tuple[LsnValue, ...]
+
+
+class AppendFailed(_Event, frozen=True, gc=False, tag="append-failed"):
+    """Definitely not stored; `error` is the error's class name."""
+
+    op: int
+    error: str
+
+
+class AppendUnknown(_Event, frozen=True, gc=False, tag="append-unknown"):
+    """It may or may not be stored; `error` is the error's class name, or GIVEN_UP."""
+
+    op: int
+    error: str
+
+
+class ReadStarted(_Event, frozen=True, gc=False, tag="read-started"):
+    """A reader starts at `start`, to read up to and including `until` (None: for ever)."""
+
+    reader: str
+    log: int
+    start: LsnValue
+    until: LsnValue | None = None
+
+
+class RecordDelivered(_Event, frozen=True, gc=False, tag="record"):
+    """A reader was given a record."""
+
+    reader: str
+    lsn: LsnValue
+    payload: PayloadMark
+
+
+class GapDelivered(_Event, frozen=True, gc=False, tag="gap"):
+    """A reader was given a gap `[first, last]`, both ends included."""
+
+    reader: str
+    first: LsnValue
+    last: LsnValue
+    kind: GapKind
+
+
+class EndReason(enum.Enum):
+    """Why a read ended."""
+
+    UNTIL = "until"
+    """It delivered all of `[start, until]`."""
+    TAIL = "tail"
+    """The workload had stopped appending, and the reader had caught up."""
+    STOPPED = "stopped"
+    ERROR = "error"
+
+
+class ReadEnded(_Event, frozen=True, gc=False, tag="read-ended"):
+    """A read is over; `error` is the class name of what ended it, if an error did."""
+
+    reader: str
+    reason: EndReason
+    error: str = ""
+
+
+class EpochTaken(_Event, frozen=True, gc=False, tag="epoch-taken"):
+    """The epoch store gave `epoch` of `log` to a sequencer on `node`."""
+
+    log: int
+    epoch: EpochValue
+    node: int
+
+
+class CleanEpochSet(_Event, frozen=True, gc=False, tag="clean-epoch-set"):
+    """The epoch store noted that `epoch` and all before are recovered.
+
+    Attributes:
+        tail: LSN of the epoch's last record; (epoch, 0) or less if it has none.
+    """
+
+    log: int
+    epoch: EpochValue
+    tail: LsnValue
+
+
+class Released(_Event, frozen=True, gc=False, tag="released"):
+    """A sequencer (named `by`, one name an activation) released all up to `lsn`."""
+
+    log: int
+    lsn: LsnValue
+    by: str
+
+
+class TailAnswered(_Event, frozen=True, gc=False, tag="tail"):
+    """A client that asked for the tail at `invoked_us` was told `lsn`."""
+
+    client: str
+    log: int
+    lsn: LsnValue
+    invoked_us: TimeUs
+
+
+class FaultStruck(_Event, frozen=True, gc=False, tag="fault"):
+    """A fault begins: its kind ("crash", "partition", …), the nodes hit, more in words."""
+
+    kind: str
+    nodes: tuple[int, ...] = ()
+    text: str = ""
+
+
+class FaultEased(_Event, frozen=True, gc=False, tag="fault-eased"):
+    """One fault is over, others may go on."""
+
+    kind: str
+    nodes: tuple[int, ...] = ()
+    text: str = ""
+
+
+class NodeStarted(_Event, frozen=True, gc=False, tag="node-started"):
+    """A node runs (again)."""
+
+    node: int
+    incarnation: int = 0
+
+
+class FaultsHealed(_Event, frozen=True, gc=False, tag="healed"):
+    """From here on there are no faults: liveness is owed."""
+
+
+class SlotKind(enum.Enum):
+    """What a node holds at a slot."""
+
+    DATA = "data"
+    HOLE = "hole"
+    BRIDGE = "bridge"
+
+
+class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One block on a node's disk.
+
+    Attributes:
+        first, last: its LSNs, both ends included.
+        kind: data, hole or bridge.
+        payloads: one mark a record of a data block, () if the body was not decoded.
+        crc: CRC32C of the uncompressed body, 0 for plugs.
+        intact: whether every check of this copy passed.
+        seal_epoch: epoch of the recovery that wrote it, 0 if a sequencer did.
+        wave: 1 for the first try to store it.
+    """
+
+    first: LsnValue
+    last: LsnValue
+    kind: SlotKind
+    payloads: tuple[PayloadMark, ...] = ()
+    crc: Crc = 0
+    intact: bool = True
+    seal_epoch: EpochValue = 0
+    wave: int = 1
+
+
+class NodeDumped(_Event, frozen=True, gc=False, tag="node-dumped"):
+    """All that a node holds of one log when the run is over; `rack` is its rack's name."""
+
+    node: int
+    rack: str
+    log: int
+    slots: tuple[DumpedSlots, ...]
+
+
+Event: TypeAlias = (
+    RunStarted
+    | AppendInvoked
+    | AppendOk
+    | AppendFailed
+    | AppendUnknown
+    | ReadStarted
+    | RecordDelivered
+    | GapDelivered
+    | ReadEnded
+    | EpochTaken
+    | CleanEpochSet
+    | Released
+    | TailAnswered
+    | FaultStruck
+    | FaultEased
+    | NodeStarted
+    | FaultsHealed
+    | NodeDumped
+)
+
+
+def _plain(value: object) -> int:
+    if isinstance(value, int):
+        return int(value)
+    raise TypeError(f"a history cannot hold {value!r}")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)  # the hook is asked about Lsn only
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def to_jsonl(events: Iterable[Event]) -> bytes:
+    """Write events as JSON lines."""
+    return b"".join(_ENCODER.encode(event) + b"\n" for event in events)
+
+
+def from_jsonl(data: bytes) -> tuple[Event, ...]:
+    """Read what `to_jsonl` wrote.
+
+    Raises:
+        Malformed: a line is no event of ours (the text names the line, from 1),
+            the last line is torn, or the first is no `RunStarted` of this format.
+    """
+    lines = data.split(b"\n")
+    if lines.pop():
+        raise Malformed(f"line {len(lines) + 1}: the history ends inside a line")
+    events = tuple(_decode(number, line) for number, line in enumerate(lines, start=1))
+    if not events or not isinstance(events[0], RunStarted):
+        raise Malformed("line 1: a history starts with run-started")
+    if events[0].format != FORMAT:
+        raise Malformed(f"line 1: format {events[0].format} is not {FORMAT}, the one known here")
+    return events
+
+
+def _decode(number: int, line: bytes) -> Event:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.DecodeError as error:
+        raise Malformed(f"line {number}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise Malformed(f"line {number}: {error}") from error
+
+
+class HistoryRecorder:
+    """Takes down one run; workloads, readers, the epoch store and the fault plan call it.
+
+    Args:
+        now_us: the one clock of the run, microseconds, never falling.
+        copies, racks, beyond_tolerance, seed: see `RunStarted`.
+    """
+
+    def __init__(
+        self,
+        now_us: Callable[[], int],
+        *,
+        copies: int = 3,
+        racks: int = 1,
+        beyond_tolerance: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self._now_us = now_us
+        self._ops = itertools.count(1)
+        self._events: list[Event] = []
+        self.add(RunStarted(now_us(), copies, racks, beyond_tolerance, seed))
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self._events)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All events so far."""
+        return tuple(self._events)
+
+    def add(self, event: Event) -> None:
+        """Take an event made elsewhere.
+
+        Raises:
+            Overloaded: the history has EVENTS_MAX events.
+        """
+        if len(self._events) >= EVENTS_MAX:
+            raise Overloaded(f"a history takes {EVENTS_MAX} events: make the run shorter")
+        self._events.append(event)
+
+    def append_invoked(
+        self,
+        client: str,
+        log: int,
+        payloads: Sequence[Buffer],
+        *,
+        session: int = 0,
+        timeout_s: float = 0.0,
+    ) -> int:
+        """Note a call before it is made; the number returned names it from now on."""
+        op = next(self._ops)
+        marks = tuple(mark_payload(payload) for payload in payloads)
+        timeout_us = round(timeout_s * 1e6)
+        self.add(AppendInvoked(self._now_us(), op, client, log, marks, session, timeout_us))
+        return op
+
+    def append_ok(self, op: int, lsns: Sequence[int]) -> None:
+        """Note an acknowledgement, one LSN for each payload."""
+        self.add(AppendOk(self._now_us(), op, tuple(map(int, lsns))))
+
+    def append_raised(self, op: int, error: BaseException) -> None:
+        """Note a call that raised: a failure only where the error says nothing was stored."""
+        name = type(error).__name__
+        if isinstance(error, Retryable | Rejected):
+            self.add(AppendFailed(self._now_us(), op, name))
+        else:
+            self.add(AppendUnknown(self._now_us(), op, name))
+
+    def read_started(self, reader: str, log: int, start: int, until: int | None = None) -> None:
+        """Note a (re)start of a reader; `until` is included, None follows for ever."""
+        ends = None if until is None else int(until)
+        self.add(ReadStarted(self._now_us(), reader, log, int(start), ends))
+
+    def record_delivered(self, reader: str, lsn: int, payload: Buffer) -> None:
+        """Note a record that a reader was given."""
+        self.add(RecordDelivered(self._now_us(), reader, int(lsn), mark_payload(payload)))
+
+    def gap_delivered(self, reader: str, first: int, last: int, kind: GapKind) -> None:
+        """Note a gap `[first, last]` that a reader was given."""
+        self.add(GapDelivered(self._now_us(), reader, int(first), int(last), kind))
+
+    def read_ended(
+        self, reader: str, reason: EndReason, error: BaseException | None = None
+    ) -> None:
+        """Note the end of a reader's open read."""
+        name = type(error).__name__ if error is not None else ""
+        self.add(ReadEnded(self._now_us(), reader, reason, name))
+
+    def epoch_taken(self, log: int, epoch: int, node: int) -> None:
+        """Note, at the epoch store, that an epoch was handed out."""
+        self.add(EpochTaken(self._now_us(), log, epoch, node))
+
+    def clean_epoch_set(self, log: int, epoch: int, tail: int) -> None:
+        """Note, at the epoch store, that an epoch is recovered and where it ended."""
+        self.add(CleanEpochSet(self._now_us(), log, epoch, int(tail)))
+
+    def released(self, log: int, lsn: int, by: str) -> None:
+        """Note, at the sequencer, that readers may see all up to `lsn`."""
+        self.add(Released(self._now_us(), log, int(lsn), by))
+
+    def tail_answered(self, client: str, log: int, lsn: int, *, invoked_us: int) -> None:
+        """Note an answer to `tail()`, with the time of the question."""
+        self.add(TailAnswered(self._now_us(), client, log, int(lsn), invoked_us))
+
+    def fault_struck(self, kind: str, nodes: Iterable[int] = (), text: str = "") -> None:
+        """Note that a fault begins."""
+        self.add(FaultStruck(self._now_us(), kind, tuple(nodes), text))
+
+    def fault_eased(self, kind: str, nodes: Iterable[int] = (), text: str = "") -> None:
+        """Note that one fault is over."""
+        self.add(FaultEased(self._now_us(), kind, tuple(nodes), text))
+
+    def node_started(self, node: int, incarnation: int = 0) -> None:
+        """Note that a node runs (again)."""
+        self.add(NodeStarted(self._now_us(), node, incarnation))
+
+    def faults_healed(self) -> None:
+        """Note that there are no faults from here on."""
+        self.add(FaultsHealed(self._now_us()))
+
+    def node_dumped(self, node: int, rack: str, log: int, slots: Iterable[DumpedSlots]) -> None:
+        """Note what a node's disk holds of a log when all is over."""
+        self.add(NodeDumped(self._now_us(), node, rack, log, tuple(slots)))

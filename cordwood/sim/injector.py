@@ -1,0 +1,113 @@
+"""Carries out a fault plan on a simulated cluster, and takes every fault back.
+
+Source: reliability digest §5.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from cordwood.errors import BadSetting
+from cordwood.metadata.memory import DELAY_S
+from cordwood.nodes import NodeId
+from cordwood.sim.cluster import SimCluster
+from cordwood.sim.crew import Crew
+from cordwood.sim.fault_kinds import FAULT_KINDS, LOSSY, SLOW_DISK_FACTOR, Stage
+from cordwood.sim.fault_plan import OTHERS, SEQUENCER, Fault
+from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.host import Simulation
+from cordwood.sim.network_faults import NetworkFaults
+from cordwood.sim.streams import stream
+
+__all__ = ["LOSSY", "SLOW_DISK_FACTOR", "Injector"]
+
+
+class Injector:
+    """See the module.
+
+    Args:
+        clients: hosts that are no nodes, for faults of the network; may grow meanwhile.
+        crew: the clients, where a plan may kill them.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        cluster: SimCluster,
+        clients: Sequence[str],
+        recorder: HistoryRecorder,
+        crew: Crew | None = None,
+    ) -> None:
+        network = NetworkFaults(simulation.network)
+        self._stage = Stage(simulation, cluster, network, clients, crew)
+        self._recorder = recorder
+        self._spared: dict[int, NodeId] = {}
+
+    async def run(self, plan: tuple[Fault, ...]) -> None:
+        """Strike every fault at its time, counted from now, and ease it at its end.
+
+        Raises:
+            BadSetting: the plan names a kind that there is not.
+        """
+        for fault in plan:
+            if fault.kind not in FAULT_KINDS:
+                raise BadSetting(f"no fault is called {fault.kind!r}")
+        start_s = self._stage.simulation.loop.time()
+        async with asyncio.TaskGroup() as tasks:
+            for fault in plan:
+                tasks.create_task(self._play(fault, start_s))
+
+    async def heal(self) -> None:
+        """Take everything back: links mended, every node and client running, nothing slow."""
+        stage = self._stage
+        stage.network.heal()
+        metadata = stage.cluster.metadata
+        metadata.is_out, metadata.answer_loss, metadata.delay_s = False, 0.0, DELAY_S
+        for number in stage.cluster.numbers:
+            machine = stage.cluster.machine(number)
+            machine.disk.heal()
+            machine.clock.drift = 0.0
+            machine.resume()
+            if not machine.is_up:
+                stage.cluster.start(number)
+        stage.cluster.restart_failed(stage.cluster.numbers)
+        if stage.crew is not None:
+            stage.crew.heal()
+        await stage.cluster.wait_running()
+
+    async def _play(self, fault: Fault, start_s: float) -> None:
+        # Its own stream, so that leaving other faults out does not change this one.
+        chance = self._chance(fault)
+        await asyncio.sleep(start_s + fault.at_s - self._stage.simulation.loop.time())
+        nodes = self._resolve(fault, chance)
+        kind, text = FAULT_KINDS[fault.kind], ""
+        if kind.needs_crew:
+            _, text = self._stage.pick_client(self._chance(fault))
+        self._recorder.fault_struck(fault.kind, nodes, text)
+        ease = kind.strike(self._stage, nodes, chance)
+        await asyncio.sleep(fault.for_s)
+        ease()
+        self._recorder.fault_eased(fault.kind, nodes, text)
+
+    def _chance(self, fault: Fault) -> random.Random:
+        return stream(self._stage.simulation.seed, "fault", fault.kind, repr(fault.at_s))
+
+    def _resolve(self, fault: Fault, chance: random.Random) -> tuple[NodeId, ...]:
+        """The nodes that a fault hits; a scene remembers its first sequencer."""
+        cluster = self._stage.cluster
+        if fault.nodes == (SEQUENCER,):
+            found = self._sequencer(chance)
+            self._spared.setdefault(fault.scene, found)
+            return (found,)
+        if fault.nodes == (OTHERS,):
+            spared = self._spared.get(fault.scene) or self._sequencer(chance)
+            return tuple(node for node in cluster.numbers if node != spared)
+        return tuple(NodeId(node) for node in fault.nodes)
+
+    def _sequencer(self, chance: random.Random) -> NodeId:
+        """A node that sequences a log now."""
+        cluster = self._stage.cluster
+        busy = [node for node in cluster.numbers if cluster.sequencing(node)]
+        return chance.choice(busy or cluster.numbers)

@@ -1,0 +1,119 @@
+"""Limits of production code that a seed may turn: small windows, small batches, short patience.
+
+Every limit in the code is a named constant that is looked up when it is used, so a
+seed may give it another value for the length of a run. Values are legal ones: a
+limit may be small, and then what happens past it happens often.
+
+Source: FoundationDB randomises its knobs (reliability digest §1).
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cordwood.storage.wal_limits import WalLimits
+
+TURN_SHARE = 0.25
+"""Each knob is turned in this share of the seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A module's constant and the values it may take instead."""
+
+    module: str
+    constant: str
+    values: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """As it is shown and kept: `sequencer.appender.STICKY_BYTES`."""
+        return f"{self.module}.{self.constant}"
+
+
+KNOBS: Mapping[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("sequencer.appender", "STICKY_BYTES", (1, 2000, 50_000)),
+        Knob("sequencer.appender", "QUICK_WAVES", (1, 2, 8)),
+        Knob("sequencer.role", "RELEASE_DELAY_S", (0.0005, 0.02, 0.2)),
+        Knob("sequencer.role", "RELEASE_REPEAT_S", (0.2, 3.0)),
+        Knob("sequencer.role", "ACTIVATING_BYTES_MAX", (2000, 50_000)),
+        Knob("sequencer.activation", "TRIES_MAX", (1, 5)),
+        Knob("protocol.node_health", "SLOW_S", (0.2, 6.0)),
+        Knob("storage.read_streams", "BATCH_BYTES", (70_000, 100_000)),
+        Knob("storage.read_streams", "BATCH_BLOCKS", (1, 5, 50)),
+        Knob("storage.wal_recovery", "READ_BUFFER_BYTES", (4096, 16_384)),
+        Knob("recovery.ask", "GRACE_S", (0.0, 0.5)),
+        Knob("recovery.collect_digest", "CREDIT_BYTES", (4096, 20_000)),
+        Knob("client.appends", "SEEK_ONE_S", (0.2, 2.0)),
+        Knob("client.appends", "RETRY_MAX_S", (0.1, 0.4)),
+        Knob("client.cluster", "REFRESH_S", (1.0, 15.0)),
+        Knob("client.read_stream", "WINDOW_LSNS_MIN", (16, 128)),
+        Knob("client.read_stream", "WINDOW_LSNS_MAX", (128, 500)),
+        Knob("client.read_stream", "NUDGE_MAX_S", (1.0, 3.0)),
+        Knob("wire.peers", "PING_EVERY_S", (1.0, 3.0)),
+        Knob("wire.peers", "REDIAL_MAX_S", (0.2, 0.5)),
+        Knob("sim.transport", "MERGE_CHANCE", (0.0, 1.0)),
+        Knob("sim.network", "RUDE_CLOSE_CHANCE", (0.0, 0.9)),
+        Knob(
+            "storage.wal",
+            "WalLimits",
+            tuple(
+                partial(
+                    WalLimits,
+                    block_bytes=block,
+                    writes_in_flight=writes,
+                    window_bytes=window,
+                    window_step_bytes=4096,
+                )
+                for block, writes, window in (
+                    (4096, 8, 4096), (8192, 4, 16_384), (65_536, 1, 65_536), (4096, 16, 65_536),
+                )
+            ),
+        ),
+    )
+}  # fmt: skip
+"""Every knob by its name."""
+
+Turns = tuple[tuple[str, int], ...]
+"""Which knobs are turned: names, and which of their values each takes."""
+
+
+def draw_turns(chance: random.Random, share: float = TURN_SHARE) -> Turns:
+    """Draw which knobs a seed turns, and how far."""
+    drawn = [
+        (name, chance.randrange(len(knob.values)), chance.random()) for name, knob in KNOBS.items()
+    ]
+    return tuple((name, value) for name, value, luck in drawn if luck < share)
+
+
+def value_text(turn: tuple[str, int]) -> str:
+    """A turned knob for people."""
+    name, index = turn
+    value = KNOBS[name].values[index]
+    if isinstance(value, partial):
+        value = value()
+    return f"{name} = {value}"
+
+
+@contextmanager
+def turned(turns: Turns) -> Iterator[None]:
+    """The knobs are turned for the length of the block."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for name, index in turns:
+            knob = KNOBS[name]
+            module = importlib.import_module(f"cordwood.{knob.module}")
+            before.append((module, knob.constant, getattr(module, knob.constant)))
+            setattr(module, knob.constant, knob.values[index])
+        yield
+    finally:
+        for module, constant, value in reversed(before):
+            setattr(module, constant, value)

@@ -1,0 +1,518 @@
+"""A seeded asyncio event loop in virtual time.
+
+What runs next is drawn from a seeded stream, and time jumps to the next timer
+when nothing is ready, so one seed is one run, and an hour of quiet costs nothing.
+
+- *Order.* asyncio promises that callbacks made ready in one process run in that
+  order, and code leans on it; it promises nothing between processes. So the draw
+  is between processes, callback by callback, and each process's queue is FIFO.
+- *Time.* A callback takes no time. Timers due at one instant join their
+  processes' queues in the order they were set.
+- *Numbers.* Tasks and futures hash by number and not by address (`sim.task`).
+- *Garbage.* The cycle collector runs at fixed steps only, because what it ends
+  (an async generator, a future whose error nobody read) calls back into the loop.
+- *Trace.* A hash over time, process and callback of every step, and over what the
+  simulated machine adds: two runs that differ anywhere differ here (`sim.trace`).
+
+Source: reliability digest, §4; style.md §8; asyncio's base_events.py for what a
+loop promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import heapq
+import itertools
+import logging
+import random
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
+from typing import Any, TypeVar, TypeVarTuple, cast
+
+from cordwood.sim.process import CURRENT_PROCESS, Process, ProcessState
+from cordwood.sim.refusals import ForbiddenInSimulation, LoopWithoutMachine, machine_out_of_reach
+from cordwood.sim.task import SimFuture, SimTask
+from cordwood.sim.trace import Trace
+
+Result = TypeVar("Result")
+Args = TypeVarTuple("Args")
+ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
+
+WALL_START_S = 1_767_225_600
+"""Wall time at virtual time 0: 2026-01-01 UTC."""
+
+INSTANT_CALLBACKS_MAX = 1_000_000
+"""Callbacks at one instant: a real burst is thousands, so this many is a loop that spins."""
+
+COLLECT_EVERY_CALLBACKS = 1 << 18
+"""Steps between two runs of the cycle collector (and of the trace's hash): under a second."""
+
+TIMERS_CANCELLED_MIN = 1000
+"""Cancelled timers kept before the heap is swept; most timeouts are cancelled."""
+
+UNHANDLED_MAX = 100
+"""Reports kept of exceptions that nobody handled; the first few tell the story."""
+
+CLOSE_TRIES_MAX = 100
+"""Times that a buried coroutine is closed: one that awaits in `finally` refuses once for each."""
+
+_log = logging.getLogger(__name__)
+
+
+class Livelock(RuntimeError):
+    """Callbacks go on at one instant without end."""
+
+
+class Deadlock(RuntimeError):
+    """What is awaited cannot happen any more: nothing is ready and no timer is set."""
+
+
+class SimHandle(asyncio.TimerHandle):
+    """A callback that is ready, or will be at its time."""
+
+    __slots__ = ("process",)
+    _loop: SimLoop
+    _when: float
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        process: Process,
+    ) -> None:
+        # Not asyncio's, which asks for tracebacks and costs more than all the rest.
+        self._callback: Any = callback
+        self._args: Any = args
+        self._context = context
+        self._cancelled = False
+        self._scheduled = False
+        self.process = process
+
+    def __repr__(self) -> str:
+        name = getattr(self._callback, "__qualname__", None) or repr(self._callback)
+        return f"<{name} of {self.process.name}>"
+
+    def cancel(self) -> None:
+        if self._cancelled:
+            return
+        self._cancelled = True
+        self._callback = self._args = None
+        if self._scheduled:
+            self._loop._timer_was_cancelled()
+
+
+class SimLoop(LoopWithoutMachine):
+    """The loop. Give `asyncio.Runner` a `loop_factory` that makes one.
+
+    Args:
+        schedule: the stream that draws which process runs next.
+        instant_callbacks_max: callbacks at one instant before it is called a livelock.
+
+    Attributes:
+        trace: the hash of all that happened.
+        director: the process of everything outside the simulated ones.
+        unhandled: contexts of exceptions that nobody handled, the first UNHANDLED_MAX.
+        callbacks_run: steps so far.
+    """
+
+    def __init__(
+        self, schedule: random.Random, *, instant_callbacks_max: int = INSTANT_CALLBACKS_MAX
+    ) -> None:
+        self.trace = Trace()
+        self.director = Process("director")
+        self.unhandled: list[dict[str, Any]] = []
+        self.callbacks_run = 0
+        self._schedule = schedule
+        self._instant_callbacks_max = instant_callbacks_max
+        self._now = 0.0
+        self._runnable: list[Process] = []  # each has something ready, and is running
+        self._timers: list[tuple[float, int, SimHandle]] = []
+        self._timers_cancelled = 0
+        self._timer_numbers = itertools.count()
+        self._task_numbers = itertools.count(1)
+        self._future_numbers = itertools.count(1)
+        self._graveyard: list[SimTask[Any]] = []
+        self._dead: list[Process] = []
+        self._asyncgens: weakref.WeakKeyDictionary[AsyncGenerator[Any, Any], Process] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._exception_handler: ExceptionHandler | None = None
+        self._running = self._stopping = self._closed = False
+        self._thread = threading.get_ident()
+
+    # ---- what is simulated on top of a loop ----
+
+    def spawn(
+        self, process: Process, coro: Coroutine[Any, Any, Result], *, name: str | None = None
+    ) -> SimTask[Result]:
+        """Run `coro` as a task of `process`; what it starts belongs to the process too."""
+        assert not process.dead, f"{process.name} is dead: a restart is a new Process"
+        return self.create_task(coro, name=name, context=process.context.copy())
+
+    def pause(self, process: Process) -> None:
+        """Stop it as SIGSTOP does: its callbacks wait. A paused or dead one stays so."""
+        if process.state is ProcessState.RUNNING:
+            process.state = ProcessState.PAUSED
+            self._unqueue(process)
+
+    def resume(self, process: Process) -> None:
+        """Undo `pause`: what waited runs, in its order."""
+        if process.state is ProcessState.PAUSED:
+            process.state = ProcessState.RUNNING
+            if process.ready:
+                process.queued = True
+                self._runnable.append(process)
+
+    def kill(self, process: Process) -> None:
+        """End it as SIGKILL does: nothing of it runs again, no `finally` either.
+
+        A process that kills itself still ends the step it is in. Killing a dead one
+        does nothing.
+        """
+        if process.dead:
+            return
+        self._unqueue(process)
+        cleanups = process.bury()
+        tasks = [task for task in asyncio.all_tasks(self) if isinstance(task, SimTask)]
+        for task in sorted(tasks, key=lambda task: task.number):
+            if task.process is process:
+                task.bury()
+                # Kept, because dropping a coroutine runs its finally blocks.
+                self._graveyard.append(task)
+        self._dead.append(process)
+        for cleanup in cleanups:
+            cleanup()
+
+    def _unqueue(self, process: Process) -> None:
+        if process.queued:
+            process.queued = False
+            self._runnable.remove(process)
+
+    # ---- scheduling ----
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(
+        self,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: contextvars.Context | None = None,
+    ) -> SimHandle:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        if context is None:
+            context = contextvars.copy_context()
+        process = context.get(CURRENT_PROCESS, self.director)
+        handle = SimHandle(callback, args, context, process)
+        process.ready.append(handle)
+        if not process.queued and process.state is ProcessState.RUNNING:
+            process.queued = True
+            self._runnable.append(process)
+        return handle
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: contextvars.Context | None = None,
+    ) -> SimHandle:
+        if threading.get_ident() != self._thread:
+            raise ForbiddenInSimulation("a call from another thread into a simulation")
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: contextvars.Context | None = None,
+    ) -> SimHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: contextvars.Context | None = None,
+    ) -> SimHandle:
+        if when <= self._now:
+            handle = self.call_soon(callback, *args, context=context)
+            handle._when = when
+            return handle
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        if context is None:
+            context = contextvars.copy_context()
+        handle = SimHandle(callback, args, context, context.get(CURRENT_PROCESS, self.director))
+        handle._when = when
+        handle._scheduled = True
+        handle._loop = self
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(self, self._future_numbers)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, Result] | Coroutine[Any, Any, Result],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> SimTask[Result]:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        where = contextvars.copy_context() if context is None else context
+        return SimTask(
+            cast(Coroutine[Any, Any, Result], coro),
+            self,
+            next(self._task_numbers),
+            where.get(CURRENT_PROCESS, self.director),
+            name=name,
+            context=where,
+        )
+
+    def _timer_was_cancelled(self) -> None:
+        self._timers_cancelled += 1
+        if TIMERS_CANCELLED_MIN < self._timers_cancelled > len(self._timers) // 2:
+            self._timers = [timer for timer in self._timers if not timer[2]._cancelled]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    # ---- running ----
+
+    def run_forever(self) -> None:
+        """Run until `stop`.
+
+        Raises:
+            Livelock, Deadlock: time cannot go on.
+        """
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        if self._running or asyncio._get_running_loop() is not None:
+            raise RuntimeError("another event loop is running")
+        with self._as_running_loop():
+            self._run()
+
+    def run_until_complete(
+        self, future: Generator[Any, None, Result] | Awaitable[Result]
+    ) -> Result:
+        made_here = not asyncio.isfuture(future)
+        awaited: asyncio.Future[Result] = asyncio.ensure_future(
+            cast(Awaitable[Result], future), loop=self
+        )
+        awaited.add_done_callback(self._stop_at)
+        try:
+            self.run_forever()
+        except BaseException:
+            if made_here and awaited.done() and not awaited.cancelled():
+                awaited.exception()  # it is this that is being raised: mark it as read
+            raise
+        finally:
+            awaited.remove_done_callback(self._stop_at)
+        if not awaited.done():
+            raise RuntimeError("Event loop stopped before Future completed.")
+        return awaited.result()
+
+    def _stop_at(self, future: asyncio.Future[Any]) -> None:
+        self._stopping = True
+
+    def stop(self) -> None:
+        """Stop after the callback that is running."""
+        self._stopping = True
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @contextlib.contextmanager
+    def _as_running_loop(self) -> Iterator[None]:
+        hooks = sys.get_asyncgen_hooks()
+        collecting = gc.isenabled()
+        sys.set_asyncgen_hooks(self._asyncgen_started, self._asyncgen_dropped)
+        gc.disable()
+        asyncio._set_running_loop(self)
+        self._running = True
+        try:
+            with machine_out_of_reach(self.time, WALL_START_S):
+                yield
+        finally:
+            self._running = self._stopping = False
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+            if collecting:
+                gc.enable()
+
+    def _run(self) -> None:
+        runnable, draw, step = self._runnable, self._schedule.random, self.trace.step
+        at_this_instant = 0
+        while not self._stopping:
+            if not runnable:
+                self._advance()
+                at_this_instant = 0
+                continue
+            count = len(runnable)
+            index = int(draw() * count) if count > 1 else 0
+            process = runnable[index]
+            handle = process.ready.popleft()
+            if not process.ready:
+                process.queued = False
+                runnable[index] = runnable[-1]
+                runnable.pop()
+            if handle._cancelled:
+                continue
+            callback = handle._callback
+            step(self._now, process.number, callback)
+            try:
+                handle._context.run(callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001  (as asyncio does: a loop goes on)
+                self._report_callback(handle, error)
+            self.callbacks_run += 1
+            at_this_instant += 1
+            if at_this_instant > self._instant_callbacks_max:
+                raise Livelock(f"{at_this_instant} callbacks at {self._now:g} s; last {handle!r}")
+            if self.callbacks_run % COLLECT_EVERY_CALLBACKS == 0:
+                gc.collect(1)
+                self.trace.flush()
+
+    def _advance(self) -> None:
+        """Go to the next timer's instant and make ready everything due at it."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+            self._timers_cancelled -= 1
+        if not timers:
+            raise Deadlock(f"nothing is ready and no timer is set at {self._now:g} s")
+        self._now = timers[0][0]
+        while timers and timers[0][0] <= self._now:
+            handle = heapq.heappop(timers)[2]
+            handle._scheduled = False
+            if handle._cancelled:
+                self._timers_cancelled -= 1
+                continue
+            process = handle.process
+            # Of a paused or dead process too: there it waits.
+            process.ready.append(handle)
+            if not process.queued and process.state is ProcessState.RUNNING:
+                process.queued = True
+                self._runnable.append(process)
+
+    # ---- errors ----
+
+    def _report_callback(self, handle: SimHandle, error: BaseException) -> None:
+        self.call_exception_handler(
+            {
+                "message": f"Exception in callback {handle!r}",
+                "exception": error,
+                "handle": handle,
+            }
+        )
+
+    def get_exception_handler(self) -> ExceptionHandler | None:
+        return self._exception_handler
+
+    def set_exception_handler(self, handler: ExceptionHandler | None) -> None:
+        self._exception_handler = handler
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Log it, and keep it in `unhandled` for the simulation's verdict."""
+        if len(self.unhandled) < UNHANDLED_MAX:
+            self.unhandled.append(context)
+        _log.error("%s", context.get("message"), exc_info=context.get("exception"))
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self._closed:
+            return  # what is disposed of at the end has nobody to tell
+        if self._exception_handler is None:
+            self.default_exception_handler(context)
+        else:
+            self._exception_handler(self, context)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Does nothing: debug mode measures real time."""
+
+    # ---- the end ----
+
+    def _asyncgen_started(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._asyncgens[generator] = CURRENT_PROCESS.get(self.director)
+
+    def _asyncgen_dropped(self, generator: AsyncGenerator[Any, Any]) -> None:
+        process = self._asyncgens.pop(generator, self.director)
+        if not self._closed and not process.dead:
+            self.call_soon(self._close_asyncgen, generator, context=process.context)
+
+    def _close_asyncgen(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self.create_task(generator.aclose())
+
+    async def shutdown_asyncgens(self) -> None:
+        """Close the async generators still open, in the order they were started."""
+        for generator, process in list(self._asyncgens.items()):
+            if not process.dead:
+                await generator.aclose()
+
+    async def shutdown_default_executor(self) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """Dispose of everything, the dead processes' tasks in the order they died.
+
+        Their `finally` blocks do run now, because Python has no other way to drop a
+        coroutine; the loop is closed, so nothing that they do reaches the simulation.
+        """
+        if self._running:
+            raise RuntimeError("Cannot close a running event loop")
+        if self._closed:
+            return
+        self._closed = True
+        with _last_words_unheard():
+            for task in self._graveyard:
+                _close_coroutine(cast(Coroutine[Any, Any, Any], task.get_coro()))
+            self._graveyard.clear()
+            for process in self._dead:
+                process.ready.clear()
+            self._dead.clear()
+            self._runnable.clear()
+            self._timers.clear()
+            # What is in cycles would speak later, in the middle of something else.
+            gc.collect()
+
+
+@contextlib.contextmanager
+def _last_words_unheard() -> Iterator[None]:
+    """What the dead's `finally` blocks raise, or leave behind, is not reported.
+
+    Such as: a coroutine that one made was never awaited, or there is no running loop.
+    """
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook
+
+
+def _close_coroutine(coro: Coroutine[Any, Any, Any]) -> None:
+    for _ in range(CLOSE_TRIES_MAX):
+        # A dead process's last words, at a closed loop: they mean nothing. A coroutine
+        # that awaits in a finally block refuses to close, and goes on from there.
+        with contextlib.suppress(BaseException):
+            coro.close()
+            return

@@ -1,0 +1,63 @@
+"""What one simulated run is made of; drawn by `sim.swarm`, or the demo's shape.
+
+Source: reliability digest §4; TigerBeetle's src/vopr.zig.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cordwood.lsn import ESN_ISSUED_MAX
+from cordwood.settings import SequencerSettings
+from cordwood.sim.cluster import ClusterOptions
+from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, Fault, FaultOptions, draw_plan
+from cordwood.sim.knobs import Turns
+from cordwood.sim.links import LinkSettings
+from cordwood.sim.streams import stream
+from cordwood.sim.workload import WorkloadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What one run is made of.
+
+    Attributes:
+        length_s: simulated seconds with faults; settling comes after.
+        plan: the faults; None draws them from the seed.
+        link: of every link, where no fault says otherwise; None for a quiet network.
+        turns: knobs that are turned, see `sim.knobs`.
+        buggify: whether rare behaviour is made common, see `sim.buggify`.
+        fills: whether the workload may fill the WALs: then appends may end as
+            OVERLOADED for good, and no success is owed.
+        must_count: whether the workload goes on after the healing until the run counts;
+            a scenario for a test need not.
+    """
+
+    length_s: float = 40.0
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    workload: WorkloadOptions = field(default_factory=WorkloadOptions)
+    faults: FaultOptions = field(default_factory=FaultOptions)
+    plan: tuple[Fault, ...] | None = None
+    link: LinkSettings | None = None
+    turns: Turns = ()
+    buggify: bool = False
+    fills: bool = False
+    must_count: bool = True
+
+    def drawn_plan(self, seed: int) -> tuple[Fault, ...]:
+        """The faults of this seed: as given, or as drawn."""
+        if self.plan is not None:
+            return self.plan
+        nodes = tuple(range(1, self.cluster.nodes + 1))
+        return draw_plan(self.faults, nodes, self.length_s, stream(seed, "plan"))
+
+
+def demo_options(seed: int) -> RunOptions:
+    """The demo's cluster, with an epoch's length drawn so that some runs cross many."""
+    chance = stream(seed, "options")
+    esns = chance.choice((ESN_ISSUED_MAX, 2000, 500))
+    return RunOptions(
+        cluster=ClusterOptions(sequencer=SequencerSettings(esns=esns)),
+        workload=WorkloadOptions(logs=("/sim/a", "/sim/b"), producers=3, readers=3),
+        faults=FaultOptions(kinds=(*KINDS, *CLIENT_KINDS)),
+    )

@@ -1,0 +1,365 @@
+"""Probes: named rare things that should happen somewhere in a sweep, and are counted.
+
+A fault that never reaches the code it was meant for proves nothing. So each branch
+worth reaching has a probe, and a sweep that never hits one of them says so. Probes
+are put round functions of production code for the length of a run, which is how
+bugs are planted too: the code itself knows nothing of them. To add one, add a line to
+`PROBES` and a row to `_WATCHES` (or to `probes_of`, where the history tells it).
+
+Source: FoundationDB's CODE_PROBE; reliability digest §1, §4.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from cordwood.block import BlockKind, Gap, GapKind
+from cordwood.errors import (
+    CordwoodError,
+    Corrupt,
+    Fenced,
+    NoSequencer,
+    OutcomeUnknown,
+    Overloaded,
+    Unreachable,
+)
+from cordwood.layout.waves import Refusal
+from cordwood.lsn import ESN_MAX
+from cordwood.sim.history import (
+    AppendFailed,
+    AppendUnknown,
+    EpochTaken,
+    Event,
+    HistoryRecorder,
+    NodeDumped,
+    ReadEnded,
+    TailAnswered,
+)
+from cordwood.sim.zoo.bug import find_place
+
+PROBES: Mapping[str, str] = MappingProxyType({
+    "wave-retried": "a run went out again",
+    "wave-third": "a run went out at least three times",
+    "wave-lost": "a connection went with stores on it that nobody had answered",
+    "old-wave-answered": "an answer came to a wave that had been given up",
+    "run-overtaken": "a run was stored while one before it was not",
+    "node-slow": "a node let a wave time out",
+    "node-failed": "a node said that it cannot store any more",
+    "node-full": "a node said that it has no room",
+    "too-few-nodes": "an append found too few nodes for a copyset",
+    "sequencer-fenced": "a sequencer learnt that a higher epoch rules",
+    "epoch-used-up": "an epoch had no numbers left",
+    "append-redirected": "a node sent an append to where it belongs",
+    "started-elsewhere": "a node was asked to sequence a log that is not its own",
+    "activation-failed": "a sequencer could not start",
+    "append-overloaded": "a sequencer took nothing more",
+    "taken-epoch-kept": "a sequencer tried again with the epoch that it had taken",
+    "epoch-overtaken": "an epoch was overtaken before its sequencer began",
+    "records-mended": "recovery stored records again",
+    "hole-plugged": "recovery plugged a hole",
+    "empty-epoch-bridged": "recovery ended an epoch without a record",
+    "earlier-recovery-found": "recovery found what an earlier one had left",
+    "several-epochs-recovered": "one start recovered two epochs or more",
+    "recovered-without-all": "an f-majority was enough to seal",
+    "recovery-lacks-members": "recovery refused for want of members",
+    "recovery-fenced": "a recovery met a higher seal",
+    "mend-fenced": "a recovery was fenced while it stored",
+    "store-sealed": "a node refused a store of an older epoch",
+    "recovery-store-sealed": "a node refused a store of an older recovery",
+    "seal-refused": "a node refused a seal below its own",
+    "epoch-purged": "a node that was away dropped what did not count",
+    "late-block-dropped": "a block was durable only after its epoch was over",
+    "copy-replaced": "a copy took the place of another",
+    "copy-not-better": "a copy was dropped for one that is held",
+    "wal-poisoned": "a write failed, and the node stored nothing any more",
+    "wal-hole": "a start read past a hole in the WAL",
+    "wal-damage": "a start found durable records that cannot be read",
+    "wal-window-grown": "the WAL's window grew",
+    "reader-nudged": "a reader that saw nothing asked for the tail",
+    "reader-reconnected": "a node came back to a reader",
+    "reader-sees-damage": "a reader was told that a node does not know what it holds",
+    "hole-read": "a reader was given a hole",
+    "bridge-read": "a reader was given a bridge",
+    "read-inside-block": "a reader began inside a block",
+    "append-tried-again": "a client sent a refused block again",
+    "append-lost": "a client's connection went with appends on it",
+    "append-unknown": "an append ended without anybody knowing how",
+    "append-failed": "an append ended with nothing stored",
+    "reader-failed": "a read ended with an error",
+    "tail-answered": "a client was told a tail",
+    "epochs-many": "a log crossed ten epochs",
+    "second-wave-held": "a node held a second wave at the end",
+    "frame-refused": "a damaged frame closed its connection",
+    "peer-silent": "a connection was closed because the other side was silent",
+    "metadata-answer-lost": "the metadata store's answer was lost",
+    "metadata-raced": "a compare-and-set came second",
+    "late-write-came": "a write came after its writer had given up",
+})  # fmt: skip
+"""Every probe that some ordinary run can hit, and what it means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One call of a watched function: its arguments, and what it returned.
+
+    Attributes:
+        args: of a method the first is its object.
+        result: None before the call.
+    """
+
+    args: tuple[Any, ...]
+    result: Any = None
+
+    @property
+    def me(self) -> Any:
+        """The object whose method it is."""
+        return self.args[0]
+
+
+Test = Callable[[Sight], object]
+"""Whether a call is what the probe looks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A probe on a function.
+
+    Attributes:
+        place: `module:function` or `module:Class.method`, below `cordwood`.
+        test: asked of each call that returned; None counts every one.
+        before: whether it is asked before the call and not after.
+        raises: the error that counts, in place of a test.
+    """
+
+    probe: str
+    place: str
+    test: Test | None = None
+    before: bool = False
+    raises: type[CordwoodError] | None = None
+
+
+def _refused(reason: Refusal) -> Test:
+    return lambda sight: sight.result is not None and sight.result.reason == reason
+
+
+def _gave(kind: GapKind) -> Test:
+    return lambda sight: isinstance(sight.result, Gap) and sight.result.kind is kind
+
+
+_APPENDER = "sequencer.appender:LogAppender"
+_ROLE = "sequencer.role:SequencerRole"
+_SHARD = "storage.shard:Shard"
+_DIGEST = "protocol.digest:Digest.mend"
+_BUFFER = "protocol.gap_detection:ReadBuffer"
+
+_WATCHES: tuple[Watch, ...] = (
+    Watch("wave-retried", f"{_APPENDER}._retry"),
+    Watch("wave-third", f"{_APPENDER}._send", lambda s: s.args[1].wave >= 3),
+    Watch("wave-lost", f"{_APPENDER}._on_settled", lambda s: s.args[4] is None, before=True),
+    Watch(
+        "old-wave-answered",
+        f"{_APPENDER}._on_settled",
+        lambda s: s.args[4] is not None and s.args[2] != s.args[1].wave,
+        before=True,
+    ),
+    Watch("run-overtaken", f"{_APPENDER}._retire", lambda s: any(r.stored for r in s.me._window)),
+    Watch("node-slow", "protocol.node_health:NodeHealth.on_slow"),
+    Watch("node-failed", "protocol.node_health:NodeHealth.on_failed"),
+    Watch("node-full", "protocol.node_health:NodeHealth.on_full"),
+    Watch("too-few-nodes", f"{_APPENDER}._too_few"),
+    Watch(
+        "sequencer-fenced", f"{_ROLE}.on_fenced", lambda s: s.args[1] in s.me._slots, before=True
+    ),
+    Watch("epoch-used-up", f"{_ROLE}.on_drained"),
+    Watch("append-redirected", f"{_ROLE}._elsewhere", lambda s: s.result),
+    Watch("started-elsewhere", f"{_ROLE}._elsewhere", lambda s: s.args[2]),
+    Watch("activation-failed", f"{_ROLE}._abandon"),
+    Watch(
+        "append-overloaded",
+        f"{_ROLE}._admit",
+        lambda s: s.result is not None and isinstance(s.result[0], Overloaded),
+    ),
+    Watch(
+        "taken-epoch-kept",
+        "sequencer.activation:Activation.activate",
+        lambda s: s.args[1] in s.me._taken,
+        before=True,
+    ),
+    Watch("epoch-overtaken", "sequencer.activation:Activation._begin", raises=Fenced),
+    Watch("records-mended", _DIGEST, lambda s: s.result.blocks),
+    Watch("hole-plugged", _DIGEST, lambda s: s.result.holes),
+    Watch("empty-epoch-bridged", _DIGEST, lambda s: s.result.bridge & ESN_MAX == 1),
+    Watch(
+        "earlier-recovery-found",
+        _DIGEST,
+        lambda s: any(kind != BlockKind.DATA for _, _, kind in s.me._best),
+    ),
+    Watch(
+        "several-epochs-recovered",
+        "sequencer.activation:recover_log",
+        lambda s: s.args[1] - s.args[2].clean_epoch > 2,
+        before=True,
+    ),
+    Watch(
+        "recovered-without-all",
+        "protocol.seal:SealTally.verdict",
+        lambda s: s.result.reached and not s.result.complete,
+    ),
+    Watch("recovery-lacks-members", "recovery.seal_epoch:refuse_absent", raises=NoSequencer),
+    Watch("recovery-lacks-members", "recovery.collect_digest:refuse_absent", raises=NoSequencer),
+    Watch("recovery-fenced", "recovery.seal_epoch:refuse_fenced", raises=Fenced),
+    Watch("mend-fenced", "recovery.mend_tail:_check", raises=Fenced),
+    Watch("store-sealed", f"{_SHARD}._refusal", _refused(Refusal.SEALED)),
+    Watch(
+        "recovery-store-sealed",
+        f"{_SHARD}._refusal",
+        lambda s: s.args[3] and s.result is not None and s.result.reason == Refusal.SEALED,
+    ),
+    Watch("seal-refused", f"{_SHARD}.seal", raises=Fenced),
+    Watch("epoch-purged", f"{_SHARD}.purge", lambda s: s.args[3]),
+    Watch(
+        "late-block-dropped", "storage.log_cache:CachedLog._is_late", lambda s: s.result
+    ),
+    Watch("copy-replaced", "storage.log_cache:CachedLog._replace", lambda s: s.result),
+    Watch("copy-not-better", "storage.log_cache:CachedLog._replace", lambda s: not s.result),
+    Watch("wal-poisoned", f"{_SHARD}._fail"),
+    Watch("wal-hole", "storage.wal:Wal._resume", lambda s: s.args[1].holes),
+    Watch("wal-damage", "storage.wal:Wal._resume", lambda s: s.args[1].damage),
+    Watch("wal-window-grown", "storage.wal:Wal._on_grown"),
+    Watch("reader-nudged", "client.read_stream:ReadStream._ask_tail"),
+    Watch("reader-reconnected", f"{_BUFFER}.on_connected", lambda s: s.me._markers),
+    Watch("reader-sees-damage", f"{_BUFFER}.on_damaged"),
+    Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),
+    Watch("bridge-read", f"{_BUFFER}._deliver", _gave(GapKind.BRIDGE)),
+    Watch(
+        "read-inside-block",
+        f"{_BUFFER}._deliver",
+        lambda s: not isinstance(s.result, Gap) and s.result.first > s.result.block.header.first,
+    ),
+    Watch("append-tried-again", "client.appends:LogAppends._requeue"),
+    Watch(
+        "append-lost",
+        "client.appends:LogAppends.on_down",
+        lambda s: any(used is s.args[1] for _, used in s.me._sent.values()),
+        before=True,
+    ),
+    Watch(
+        "frame-refused",
+        "wire.connection:Connection.fail",
+        lambda s: isinstance(s.args[1], Corrupt),
+        before=True,
+    ),
+    Watch(
+        "peer-silent",
+        "wire.connection:Connection.fail",
+        lambda s: isinstance(s.args[1], Unreachable),
+        before=True,
+    ),
+    Watch(
+        "metadata-answer-lost", "metadata.memory:MemoryMetadata._lose", raises=OutcomeUnknown
+    ),
+    Watch("metadata-raced", "metadata.memory:MemoryData.compare_and_set", lambda s: not s.result),
+    Watch("late-write-came", "metadata.memory:MemoryData.take_due", lambda s: s.result),
+)  # fmt: skip
+
+
+@contextmanager
+def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
+    """Count probes, and write down what sequencers release, for the length of the block."""
+    places: dict[str, list[Watch]] = {}
+    for watch in _WATCHES:
+        places.setdefault(watch.place, []).append(watch)
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for place, watches in places.items():
+            owner, name = find_place(place)
+            original = owner.__dict__[name]
+            before.append((owner, name, original))
+            setattr(owner, name, _wrapped(original, watches, counts))
+        owner, name = find_place(f"{_ROLE}.release")
+        before.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, _noting_releases(owner.__dict__[name], recorder))
+        yield
+    finally:
+        for owner, name, original in reversed(before):
+            setattr(owner, name, original)
+
+
+def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> Any:
+    first = [watch for watch in watches if watch.before]
+    then = [watch for watch in watches if not (watch.before or watch.raises)]
+
+    def look(at: Sequence[Watch], sight: Sight) -> None:
+        for watch in at:
+            if watch.test is None or watch.test(sight):
+                counts[watch.probe] += 1
+
+    def fail(error: CordwoodError) -> None:
+        for watch in watches:
+            if watch.raises is not None and isinstance(error, watch.raises):
+                counts[watch.probe] += 1
+
+    async def seen_async(*args: Any, **named: Any) -> Any:
+        look(first, Sight(args))
+        try:
+            result = await original(*args, **named)
+        except CordwoodError as error:
+            fail(error)
+            raise
+        look(then, Sight(args, result))
+        return result
+
+    def seen(*args: Any, **named: Any) -> Any:
+        look(first, Sight(args))
+        try:
+            result = original(*args, **named)
+        except CordwoodError as error:
+            fail(error)
+            raise
+        look(then, Sight(args, result))
+        return result
+
+    return seen_async if inspect.iscoroutinefunction(original) else seen
+
+
+def _noting_releases(original: Any, recorder: HistoryRecorder) -> Any:
+    def release(self: Any, log: int, nodeset: Any, lsn: int) -> None:
+        recorder.released(log, lsn, by=f"node {self._node}, epoch {lsn >> 32}")
+        original(self, log, nodeset, lsn)
+
+    return release
+
+
+EPOCHS_MANY = 10
+
+
+def probes_of(history: Sequence[Event]) -> Counter[str]:
+    """What a history says of probes."""
+    counts: Counter[str] = Counter()
+    taken: Counter[int] = Counter()
+    for event in history:
+        if isinstance(event, AppendUnknown):
+            counts["append-unknown"] += 1
+        elif isinstance(event, AppendFailed):
+            counts["append-failed"] += 1
+        elif isinstance(event, ReadEnded) and event.error:
+            counts["reader-failed"] += 1
+        elif isinstance(event, TailAnswered):
+            counts["tail-answered"] += 1
+        elif isinstance(event, EpochTaken):
+            taken[event.log] += 1
+        elif isinstance(event, NodeDumped):
+            counts["second-wave-held"] += sum(slots.wave > 1 for slots in event.slots)
+    counts["epochs-many"] = sum(count >= EPOCHS_MANY for count in taken.values())
+    return +counts
+
+
+def never_hit(counts: Mapping[str, int]) -> list[str]:
+    """Probes that nothing has reached, in the order of `PROBES`."""
+    return [name for name in PROBES if not counts.get(name)]

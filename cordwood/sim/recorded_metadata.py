@@ -1,0 +1,51 @@
+"""The metadata store of a simulated cluster, which writes down what it grants.
+
+An epoch is recorded at the moment its compare-and-set takes effect, whether or not
+the answer arrives, so that the checkers see what was really handed out.
+
+Source: reliability digest §3 (S11); `sim.history`.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from cordwood.metadata.epoch_store import EpochRecord
+from cordwood.metadata.memory import MemoryMetadata
+from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.process import CURRENT_PROCESS
+
+_EPOCHS = "epochs/"
+
+
+class RecordedMetadata(MemoryMetadata):
+    """See the module."""
+
+    def __init__(self, chance: random.Random, recorder: HistoryRecorder) -> None:
+        super().__init__(chance)
+        self._recorder = recorder
+
+    def _set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        before = self._values.get(key)
+        version = super()._set(key, value, expected)
+        if version is not None and value is not None and key.startswith(_EPOCHS):
+            old = msgspec.json.decode(before.value, type=EpochRecord) if before else None
+            self._note(int(key.removeprefix(_EPOCHS)), old, value)
+        return version
+
+    def _note(self, log: int, old: EpochRecord | None, value: bytes) -> None:
+        new = msgspec.json.decode(value, type=EpochRecord)
+        if old is not None and new.next_epoch > old.next_epoch:
+            self._recorder.epoch_taken(log, new.next_epoch - 1, _current_node())
+        if old is not None and new.clean_epoch != old.clean_epoch:
+            self._recorder.clean_epoch_set(log, new.clean_epoch, new.clean_tail)
+
+
+def _current_node() -> int:
+    """The node whose process asks, from its machine's name; 0 for anybody else."""
+    name = CURRENT_PROCESS.get().name
+    head, _, rest = name.partition("-")
+    number = rest.split("#")[0]
+    return int(number) if head == "node" and number.isdigit() else 0

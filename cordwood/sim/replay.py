@@ -1,0 +1,68 @@
+"""What is heard while a seed is run again: nothing, or every node's log in virtual time.
+
+Source: style.md §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cordwood.sim.process import CURRENT_PROCESS
+from cordwood.sim.task_pool import quiet_leftovers
+
+
+@contextmanager
+def quiet_run() -> Iterator[None]:
+    """Nodes log nothing, and dead ones say nothing when they are swept up."""
+    before, hook = logging.root.manager.disable, sys.unraisablehook
+    logging.disable(logging.CRITICAL)
+    quiet_leftovers()
+    try:
+        yield
+    finally:
+        gc.collect()
+        logging.disable(before)
+        sys.unraisablehook = hook
+
+
+@contextmanager
+def telling(say: Callable[[str], None], until_s: float | None) -> Iterator[None]:
+    """What nodes and clients log is told, with virtual times and who says it."""
+    root, handler, hook = logging.getLogger("cordwood"), _Teller(say, until_s), sys.unraisablehook
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    propagates, root.propagate = root.propagate, False
+    quiet_leftovers()
+    try:
+        yield
+    finally:
+        gc.collect()
+        root.removeHandler(handler)
+        root.setLevel(level)
+        root.propagate = propagates
+        sys.unraisablehook = hook
+
+
+class _Teller(logging.Handler):
+    def __init__(self, say: Callable[[str], None], until_s: float | None) -> None:
+        super().__init__()
+        self._say = say
+        self._until_s = until_s
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            now_s = asyncio.get_running_loop().time()
+        except RuntimeError:
+            return
+        if self._until_s is not None and now_s > self._until_s:
+            return
+        process = CURRENT_PROCESS.get(None)
+        who = process.name if process is not None else "director"
+        room = record.name.removeprefix("cordwood.")
+        self._say(f"{now_s:11.6f} s  {who:14} {room}: {record.getMessage()}")

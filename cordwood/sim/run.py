@@ -1,0 +1,301 @@
+"""One seed: a cluster, clients, faults, healing, and the verdict of the checkers.
+
+Source: design.md §10 (what makes a run count); TigerBeetle's two phases (safety,
+then liveness).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from cordwood.errors import Malformed
+from cordwood.lsn import Lsn
+from cordwood.sim.buggify import Buggify
+from cordwood.sim.checkers import Violation, check_all, run_is_valid
+from cordwood.sim.checkers.validity import ACKED_MIN
+from cordwood.sim.cluster import SimCluster
+from cordwood.sim.crew import Crew
+from cordwood.sim.fault_plan import Damage, Fault
+from cordwood.sim.history import (
+    AppendInvoked,
+    EpochTaken,
+    Event,
+    FaultEased,
+    FaultStruck,
+    HistoryRecorder,
+)
+from cordwood.sim.host import Simulation
+from cordwood.sim.injector import Injector
+from cordwood.sim.knobs import turned
+from cordwood.sim.options import RunOptions, demo_options
+from cordwood.sim.probes import probes_of, watched
+from cordwood.sim.swarm import swarm_options
+from cordwood.sim.workload import (
+    ASKER,
+    LOOKER,
+    Clients,
+    final_tails,
+    producer_names,
+    reader_names,
+    start_clients,
+)
+
+__all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
+
+SETTLE_S = 12.0
+"""How long producers go on after the healing: appends are owed within 5 s, so that two
+rounds of that are seen."""
+
+SETTLES_MAX = 4
+"""Times that: a run whose faults stopped most appends goes on until it counts."""
+
+DRAIN_S = 60.0
+"""The longest that readers may take to the final tail before the run is called stuck."""
+
+BEYOND_DRAIN_S = 20.0
+"""Where records may be lost nobody owes a tail; readers read on for so long."""
+
+BOOT_S = 60.0
+"""The longest that a cluster may take to its first run, and to run again once healed."""
+
+CODE = "code"
+"""As a promise: the code fails as no code of ours may (an assertion, an error nobody handles)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one seed.
+
+    Attributes:
+        violations: promises broken, none if all is well.
+        invalid: why the run does not count, empty if it does.
+        trace_hash: equal for equal seeds and code.
+        simulated_s, real_s, cpu_s: how long it lasted: on its own clock, on ours, and in
+            time of a core; the checkers left out.
+        acked: records acknowledged.
+        epochs: epochs handed out.
+        faults: how many of each kind struck.
+        probes: how often each probe was hit, those never hit left out.
+    """
+
+    seed: int
+    violations: tuple[Violation, ...]
+    invalid: tuple[str, ...]
+    trace_hash: str
+    simulated_s: float
+    real_s: float
+    cpu_s: float
+    acked: int
+    epochs: int
+    faults: dict[str, int]
+    probes: Counter[str]
+    options: RunOptions
+    history: tuple[Event, ...] = field(repr=False)
+    plan: tuple[Fault, ...] = field(repr=False)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing was broken and the run counts."""
+        return not self.violations and not self.invalid
+
+
+def run_seed(seed: int, options: RunOptions | None = None) -> Outcome:
+    """Run one seed to its end and check every promise that can be checked.
+
+    Args:
+        options: None draws them from the seed, see `sim.swarm`.
+    """
+    chosen = options or swarm_options(seed)
+    simulation = Simulation(seed, link=chosen.link)
+    probes: Counter[str] = Counter()
+    started, cpu_started_s = time.perf_counter(), time.process_time()
+    with ExitStack() as stack:
+        stack.enter_context(turned(chosen.turns))
+        run = _Run(simulation, chosen)
+        stack.enter_context(watched(probes, run.recorder))
+        broken = run.play()
+    real_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started_s
+    history = run.recorder.events
+    probes.update(run.buggify.fired)
+    probes.update(probes_of(history))
+    violations, invalid = _judge(history, chosen)
+    return Outcome(
+        seed=seed,
+        violations=(*broken, *violations),
+        invalid=invalid,
+        trace_hash=simulation.trace_hash(),
+        simulated_s=run.simulated_s,
+        real_s=real_s,
+        cpu_s=cpu_s,
+        acked=run.clients.acked,
+        epochs=sum(isinstance(event, EpochTaken) for event in history),
+        faults=dict(sorted(Counter(e.kind for e in history if isinstance(e, FaultStruck)).items())),
+        probes=probes,
+        options=chosen,
+        history=history,
+        plan=run.plan,
+    )
+
+
+def _judge(
+    history: Sequence[Event], options: RunOptions
+) -> tuple[list[Violation], tuple[str, ...]]:
+    """What a history breaks of what the run owes, and why it does not count if it does not."""
+    try:
+        found = check_all(history)
+        reasons = run_is_valid(history).reasons
+    except Malformed as error:
+        return [Violation(CODE, f"the history contradicts itself: {error}", 0)], ()
+    damage = options.faults.damage
+    if damage is Damage.BEYOND:
+        reasons = tuple(each for each in reasons if "tail" not in each and "crossed" not in each)
+    waived = waived_promises(options)
+    pauses = _pauses(history)
+    owed = [
+        each for each in found if each.invariant not in waived and not _is_of_paused(each, pauses)
+    ]
+    return owed, () if options.fills else reasons
+
+
+def waived_promises(options: RunOptions) -> frozenset[str]:
+    """Promises that a run of these options does not owe."""
+    waived: set[str] = set()
+    if options.faults.damage is not Damage.NONE:
+        waived |= {"S15"}  # nothing rebuilds copies yet
+    if options.faults.damage is Damage.BEYOND or options.fills:
+        waived |= {"L1", "L2"}  # recovery may not guess; a full WAL takes nothing
+    return frozenset(waived)
+
+
+def _pauses(history: Sequence[Event]) -> dict[str, list[tuple[int, int]]]:
+    """When each client was stopped, µs: it can keep no deadline then."""
+    open_at: dict[str, int] = {}
+    pauses: dict[str, list[tuple[int, int]]] = {}
+    for event in history:
+        if isinstance(event, FaultStruck | FaultEased) and event.kind == "client_pause":
+            if isinstance(event, FaultStruck):
+                open_at[event.text] = event.time_us
+            else:
+                since = open_at.pop(event.text, event.time_us)
+                pauses.setdefault(event.text, []).append((since, event.time_us))
+    return pauses
+
+
+def _is_of_paused(violation: Violation, pauses: Mapping[str, list[tuple[int, int]]]) -> bool:
+    """Whether a deadline was missed by a client that was stopped meanwhile."""
+    call = next((e for e in violation.evidence if isinstance(e, AppendInvoked)), None)
+    if violation.invariant != "L5" or call is None:
+        return False
+    ended_us = max(event.time_us for event in violation.evidence)
+    return any(
+        start <= ended_us and stop >= call.time_us for start, stop in pauses.get(call.client, ())
+    )
+
+
+def _first(error: BaseException) -> BaseException:
+    """What came first where clearing up after one error raised another."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+class _Run:
+    """The scenario of one seed."""
+
+    def __init__(self, simulation: Simulation, options: RunOptions) -> None:
+        self._simulation = simulation
+        self._options = options
+        replication = options.cluster.replication
+        self.recorder = HistoryRecorder(
+            lambda: round(simulation.loop.time() * 1e6),
+            copies=replication.copies,
+            racks=replication.racks,
+            beyond_tolerance=options.faults.damage is Damage.BEYOND,
+            seed=simulation.seed,
+        )
+        self.buggify = Buggify(simulation.seed, is_on=options.buggify)
+        self._cluster = SimCluster(simulation, options.cluster, self.recorder, self.buggify)
+        self._crew = Crew(simulation, self.recorder)
+        workload = options.workload
+        self.clients = Clients(
+            self._cluster.addresses,
+            workload,
+            self.recorder,
+            simulation.seed,
+            self._crew.calls,
+            self.buggify,
+        )
+        self._producers = producer_names(workload)
+        self._readers = reader_names(workload)
+        self.plan = options.drawn_plan(simulation.seed)
+        self.simulated_s = 0.0
+
+    def play(self) -> list[Violation]:
+        """Run it; what broke that is no promise of the store but of its code."""
+        broken: list[Violation] = []
+        try:
+            stuck = self._simulation.run(lambda _: self._direct())
+            if stuck and "L2" not in waived_promises(self._options):
+                broken.append(Violation("L2", stuck, 0))
+        except Exception as error:  # noqa: BLE001  (of any kind: it is the verdict on the code)
+            broken.append(Violation(CODE, f"the run ended with {_first(error)!r}", 0))
+        self.simulated_s = self._simulation.loop.time()
+        for context in self._simulation.loop.unhandled:
+            text = f"unhandled: {context.get('message')}: {context.get('exception')!r}"
+            broken.append(Violation(CODE, text, 0))
+        return broken
+
+    async def _direct(self) -> str:
+        """Faults, then healing; the text of what is stuck, "" for nothing."""
+        hosts = (*self._producers, *self._readers, LOOKER, ASKER)
+        injector = Injector(self._simulation, self._cluster, hosts, self.recorder, self._crew)
+        for number in self._cluster.numbers:
+            self._cluster.start(number)
+        async with asyncio.timeout(BOOT_S):
+            await self._cluster.wait_running()
+        start_clients(self._crew, self.clients)
+        start_s = self._simulation.loop.time()
+        await injector.run(self.plan)
+        left_s = start_s + self._options.length_s - self._simulation.loop.time()
+        await asyncio.sleep(max(0.0, left_s))
+        self.buggify.is_on = False
+        try:
+            async with asyncio.timeout(BOOT_S):
+                await injector.heal()
+        except TimeoutError:
+            return f"{BOOT_S:g} s after the healing not every node runs"
+        self.recorder.faults_healed()
+        for _ in range(SETTLES_MAX if self._options.must_count else 1):
+            await asyncio.sleep(SETTLE_S)
+            if self.clients.acked >= ACKED_MIN:
+                break
+        return await self._drain()
+
+    async def _drain(self) -> str:
+        """Let the workload end and the readers reach the tail; then look at the disks."""
+        self.clients.stopping = True
+        beyond = self._options.faults.damage is Damage.BEYOND
+        drain_s = BEYOND_DRAIN_S if beyond else DRAIN_S
+        stuck = ""
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._crew.wait(*self._producers)
+                self._crew.start(ASKER, partial(final_tails, self.clients))
+                await self._crew.wait(ASKER, *self._readers)
+        except TimeoutError:
+            stuck = f"not at the tail {drain_s:g} s after the workload ended: {self._where()}"
+        if stuck:
+            self.clients.giving_up = True
+            await asyncio.sleep(BEYOND_DRAIN_S / 4)
+        self._cluster.dump()
+        return stuck
+
+    def _where(self) -> str:
+        tails = ", ".join(f"log {log}: {Lsn(tail)}" for log, tail in self.clients.tails.items())
+        return f"tails {tails or 'not known'}"

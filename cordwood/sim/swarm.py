@@ -1,0 +1,161 @@
+"""A swarm: each seed draws another cluster, other clients and other faults.
+
+One shape tested for ever finds the bugs of that shape. Leaving things out is as
+important as putting them in: a run that has every fault at once hides what two of
+them alone would show.
+
+Source: Groce et al., "Swarm testing" (ISSTA 2012); TigerBeetle's src/vopr.zig;
+reliability digest §1, §4.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from cordwood.lsn import ESN_ISSUED_MAX
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.settings import MIB, ClientSettings, SequencerSettings
+from cordwood.sim.cluster import ClusterOptions
+from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions
+from cordwood.sim.knobs import draw_turns
+from cordwood.sim.links import LinkSettings
+from cordwood.sim.options import RunOptions
+from cordwood.sim.streams import stream
+from cordwood.sim.workload import WorkloadOptions
+
+DAMAGE_SHARE = 0.12
+"""Share of the seeds in which disks lose what they had synced, within the atlas."""
+
+FILLS_SHARE = 0.04
+"""Share of the seeds in which the WALs run full."""
+
+RECORDS = (2000.0, 4500.0)
+"""Records that the clients of a run try to append while faults strike."""
+
+CALM_SHARE = 0.1
+"""Share of the seeds with few faults, so that what needs long quiet work is seen too."""
+
+
+def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
+    """Draw what a seed's run is made of.
+
+    Args:
+        damage: how much may be destroyed; None draws that too, within what is survived.
+    """
+    chance = stream(seed, "options")
+    if damage is None:
+        damage = Damage.WITHIN if chance.random() < DAMAGE_SHARE else Damage.NONE
+    fills = damage is Damage.NONE and chance.random() < FILLS_SHARE
+    cluster = _cluster(chance, fills)
+    client = _client(chance)
+    length_s = chance.uniform(35.0, 55.0)
+    return RunOptions(
+        length_s=length_s,
+        cluster=cluster,
+        workload=_workload(chance, client, length_s, fills),
+        faults=_faults(chance, cluster, damage),
+        link=_link(chance),
+        turns=draw_turns(stream(seed, "knobs")) if chance.random() < 0.7 else (),
+        buggify=chance.random() < 0.7,
+        fills=fills,
+    )
+
+
+def nodeset_of(options: ClusterOptions) -> Nodeset:
+    """Where the nodes of a cluster are."""
+    return Nodeset(
+        tuple(
+            Member(NodeId(n), "", f"rack{(n - 1) % options.racks + 1}")
+            for n in range(1, options.nodes + 1)
+        )
+    )
+
+
+def _cluster(chance: random.Random, fills: bool) -> ClusterOptions:
+    nodes = chance.choice((3, 4, 5, 5, 5, 6, 7))
+    racks = chance.randint(1, min(nodes, 4))
+    copies = min(nodes, chance.choice((1, 2, 2, 3, 3, 3, 3, 4)))
+    return ClusterOptions(
+        nodes=nodes,
+        racks=racks,
+        replication=Replication(copies, chance.randint(1, min(copies, racks))),
+        wal_bytes=chance.choice((1, 2)) * MIB if fills else chance.choice((24, 32, 64)) * MIB,
+        refresh_s=chance.choice((0.5, 2.0, 5.0)),
+        sequencer=SequencerSettings(
+            run_bytes=chance.choice((1024, 8192, MIB, MIB)),
+            store_timeout_s=(timeout_s := chance.choice((0.1, 0.5, 0.5, 1.0))),
+            store_timeout_max_s=max(timeout_s, chance.choice((1.0, 2.0, 2.0))),
+            esns=chance.choice((ESN_ISSUED_MAX, ESN_ISSUED_MAX, 2000, 500, 150)),
+        ),
+    )
+
+
+def _client(chance: random.Random) -> ClientSettings:
+    return ClientSettings(
+        window_bytes=chance.choice((8192, MIB, 32 * MIB)),
+        window_records=chance.choice((64, 262_144)),
+        block_bytes=chance.choice((2048, 16_384, MIB, MIB)),
+        block_records=chance.choice((3, 10, 50, 16_384, 16_384)),
+        read_bytes=chance.choice((16_384, 50_000, 8 * MIB)),
+    )
+
+
+def _workload(
+    chance: random.Random, client: ClientSettings, length_s: float, fills: bool
+) -> WorkloadOptions:
+    """Enough to do for a run that counts (1,000 records), and little more: what is costly
+    to simulate is work, and what finds bugs is the number of different runs."""
+    producers, lanes = chance.randint(1, 4), chance.choice((1, 2, 3, 6))
+    logs = chance.choice((1, 1, 2, 3))
+    burst = chance.choice((8, 20, 60))
+    # Of every two calls one has a single record, the other one up to `burst`.
+    calls = chance.uniform(*RECORDS) / (0.75 + burst / 4) / length_s
+    lull_s = chance.choice((0.0, 0.0, 4.0, 8.0))
+    rush_s = chance.uniform(2.0, 8.0)
+    busy = rush_s / (rush_s + lull_s) if lull_s else 1.0
+    payload = chance.choice((100, 400, 2000))
+    if fills:
+        calls, payload = calls * 2, 8000
+    return WorkloadOptions(
+        producers=producers,
+        readers=max(logs, chance.randint(1, 3)),
+        logs=tuple(f"/sim/{letter}" for letter in "abc"[:logs]),
+        pause_s=producers * lanes * busy / calls,
+        burst=burst,
+        lanes=lanes,
+        payload_bytes_max=min(payload, client.block_bytes // 2),
+        restart_s=chance.choice((4.0, 12.0, 40.0)),
+        append_timeout_s=chance.choice((3.0, 5.0, 5.0, 10.0)),
+        rush_s=rush_s,
+        lull_s=lull_s,
+        ask_s=chance.choice((0.0, 1.0, 4.0)),
+        client=client,
+    )
+
+
+def _faults(chance: random.Random, cluster: ClusterOptions, damage: Damage) -> FaultOptions:
+    calm = chance.random() < CALM_SHARE
+    return FaultOptions(
+        kinds=(*KINDS, *CLIENT_KINDS),
+        pause_s=12.0 if calm else chance.choice((2.0, 4.0, 7.0)),
+        scenes=tuple(chance.sample(sorted(SCENES), len(SCENES))),
+        scene_chance=0.0 if calm else chance.choice((0.0, 0.15, 0.35)),
+        damage=damage,
+        nodeset=nodeset_of(cluster),
+        replication=cluster.replication,
+    )
+
+
+def _link(chance: random.Random) -> LinkSettings | None:
+    """Between two racks, in one building, or between cities."""
+    quiet = LinkSettings()
+    return chance.choice(
+        (
+            quiet,
+            quiet,
+            replace(quiet, split_chance=0.6),
+            replace(quiet, delay_min_s=0.002, delay_jitter_s=0.01),
+            replace(quiet, window_bytes=8192),
+        )
+    )

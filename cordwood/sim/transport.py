@@ -1,0 +1,465 @@
+"""A simulated connection: two transports, and a pipe each way.
+
+A pipe is a byte stream through a sender's write buffer (the `outbox`, what
+asyncio holds), a bounded flight (the kernels' buffers and the wire) and a
+receiver's unread bytes. It keeps order, and it stalls where a link is cut, as
+TCP's retransmissions do. What a process handed to its kernel outlives the
+process; its outbox does not.
+
+The calls a handler gets, and their order, are asyncio's; the contract suite
+holds both to the same words.
+
+Source: asyncio/selector_events.py; reliability digest, §5.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from cordwood.block import Buffer
+from cordwood.host.seams import StreamHandler
+from cordwood.sim.links import LinkSettings
+from cordwood.sim.process import Process
+
+if TYPE_CHECKING:
+    from cordwood.sim.network import SimNetwork
+
+WRITE_HIGH_BYTES = 64 << 10
+WRITE_LOW_BYTES = 16 << 10
+"""asyncio's default marks for pause_writing and resume_writing."""
+
+READ_BYTES_MAX = 256 << 10
+"""One data_received, as in asyncio."""
+
+MERGE_CHANCE = 0.5
+"""Of segments that arrive at one instant, as those behind a late one do."""
+
+_FIN: Final = b""
+"""The end of a stream, in order after its bytes; no other segment is empty."""
+
+
+class Pipe:
+    """Bytes from one transport to the other."""
+
+    def __init__(self, network: SimNetwork, source: SimTransport, target: SimTransport) -> None:
+        self.source = source
+        self.target = target
+        self.outbox_bytes = 0
+        self._network = network
+        self._outbox: deque[bytes | memoryview] = deque()
+        self._flight: deque[tuple[float, bytes]] = deque()  # each with when it arrives
+        self._flight_bytes = 0
+        self._last_arrival = 0.0
+        self._wire_free_at = 0.0
+        self._stalled = 0
+        self._unacked_bytes = 0
+        self._closed = False
+
+    def push(self, data: bytes) -> None:
+        """Send `data` if the window has room for all of it, else take it into the outbox."""
+        link = self._network.links.settings(self.source.host, self.target.host)
+        if not (self.outbox_bytes or self._closed) and (
+            self._flight_bytes + len(data) <= link.window_bytes
+        ):
+            self._transmit(link, data)
+            return
+        self._outbox.append(data)
+        self.outbox_bytes += len(data)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send from the outbox while the window has room."""
+        link = self._network.links.settings(self.source.host, self.target.host)
+        while self.outbox_bytes and not self._closed:
+            room = link.window_bytes - self._flight_bytes
+            if room <= 0:
+                return
+            self._transmit(link, self._take(min(self.outbox_bytes, room)))
+
+    def end(self) -> None:
+        """Send the end of the stream; nothing may be pushed after it."""
+        if not self._closed:
+            link = self._network.links.settings(self.source.host, self.target.host)
+            self._send(link, _FIN)
+            self._closed = True
+
+    def drop_outbox(self) -> None:
+        """What the process had not handed to its kernel is gone."""
+        self._outbox.clear()
+        self.outbox_bytes = 0
+
+    def drop_flight(self) -> None:
+        """What is in flight never arrives."""
+        self._flight.clear()
+        self._flight_bytes = 0
+
+    def shut(self) -> None:
+        """The connection is gone: nothing is sent or arrives any more."""
+        self.drop_flight()
+        self._closed = True
+
+    def consumed(self, count: int) -> None:
+        """The target read `count` bytes; the source hears of it, unless the way back is cut."""
+        if self._network.links.is_open(self.target.host, self.source.host):
+            self._flight_bytes -= count
+            self.source.on_room()
+        else:
+            self._unacked_bytes += count
+            self._network.wait_for_mending(self)
+
+    def hold(self) -> None:
+        """The target's machine lost its power: what is in flight waits for its return."""
+        if self._flight:
+            self._stalled = 1
+            self._network.wait_for_mending(self)
+
+    def on_mended(self) -> None:
+        """Go on after a cut: each stalled segment is sent again, the acks come through."""
+        stalled, self._stalled = self._stalled, 0
+        link = self._network.links.settings(self.source.host, self.target.host)
+        for _ in range(stalled):
+            self._schedule(link.retransmit_s * self._network.draw())
+        if self._unacked_bytes:
+            count, self._unacked_bytes = self._unacked_bytes, 0
+            self.consumed(count)
+
+    def _take(self, count: int) -> bytes:
+        self.outbox_bytes -= count
+        head = self._outbox[0]
+        if len(head) == count:
+            self._outbox.popleft()
+            return bytes(head)
+        taken: list[bytes | memoryview] = []
+        while count:
+            head = self._outbox.popleft()
+            if len(head) > count:
+                # A view, so that a large write is not copied once for every window.
+                rest = memoryview(head)
+                self._outbox.appendleft(rest[count:])
+                head = rest[:count]
+            taken.append(head)
+            count -= len(head)
+        return b"".join(taken)
+
+    def _transmit(self, link: LinkSettings, data: bytes) -> None:
+        """Put `data` on the wire, in one segment or two."""
+        cut = self._network.draw_cut(link, len(data))
+        if cut:
+            self._send(link, data[:cut])
+            data = data[cut:]
+        self._send(link, data)
+
+    def _send(self, link: LinkSettings, segment: bytes) -> None:
+        network = self._network
+        if link.reset_chance and network.draw() < link.reset_chance:
+            self.shut()
+            network.reset_connection(self.source)
+            return
+        if link.corrupt_chance:
+            segment = network.draw_corruption(link, segment)
+        length = len(segment)
+        self._flight_bytes += length
+        now = network.loop.time()
+        self._wire_free_at = max(now, self._wire_free_at) + length / link.bytes_per_s
+        self._schedule(self._wire_free_at - now + network.links.delay(link))
+        self._flight.append((self._last_arrival, segment))
+
+    def _schedule(self, delay: float) -> None:
+        loop = self._network.loop
+        self._last_arrival = max(self._last_arrival, loop.time() + delay)
+        process = self._network.process if self.target.process.dead else self.target.process
+        loop.call_at(self._last_arrival, self._arrive, context=process.context)
+
+    def _arrive(self) -> None:
+        now = self._network.loop.time()
+        if not self._flight or self._flight[0][0] > now:
+            return  # it came with the one before, or the connection was reset
+        if not self._network.links.is_open(self.source.host, self.target.host):
+            self._stalled += 1
+            self._network.wait_for_mending(self)
+            return
+        segment = self._flight.popleft()[1]
+        if self.target.gone:
+            # Nobody has this connection any more, and the kernel there says so.
+            if segment is not _FIN:
+                self.shut()
+                self._network.send_reset(self.source)
+            return
+        self.target.receive(self._merged(segment, now))
+
+    def _merged(self, segment: bytes, now: float) -> bytes:
+        """With `segment`, perhaps, what arrived at the same instant behind it."""
+        while self._flight and segment and self._network.draw() < MERGE_CHANCE:
+            arrival, following = self._flight[0]
+            if arrival > now or not following or len(segment) + len(following) > READ_BYTES_MAX:
+                break
+            segment += following
+            self._flight.popleft()
+        return segment
+
+
+class SimTransport(asyncio.Transport):
+    """One side of a connection; methods run in the process that owns it.
+
+    Attributes:
+        host, process: who owns it.
+        gone: this side let go of the connection (closed, lost, or its process died).
+    """
+
+    def __init__(self, network: SimNetwork, host: str, process: Process, peer_name: str) -> None:
+        super().__init__({"peername": (peer_name, 0)})
+        self.host = host
+        self.process = process
+        self.gone = False
+        self.number = network.register(self)
+        self._network = network
+        self._handler: StreamHandler | None = None
+        self._unread: deque[bytes] = deque()
+        self._reading = True
+        self._read_due = False
+        self._ended = False  # the peer's end of stream was told
+        self._writing_paused = False
+        self._room_due = False
+        self._closing = False
+        self._reset_waits = False
+        self._lost_due = False
+
+    def join(self, outbound: Pipe, inbound: Pipe) -> None:
+        """Tie it to its two pipes; nothing works before."""
+        self.outbound = outbound
+        self.inbound = inbound
+
+    def accept(self, make: Callable[[], StreamHandler]) -> None:
+        """The accepting side's process takes the connection."""
+        if self._lost_due:
+            return
+        try:
+            handler = make()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  (as asyncio: reported, and refused)
+            self._report(error, "factory")
+            self.abort()
+            return
+        self.start(handler)
+
+    def start(self, handler: StreamHandler) -> None:
+        """Tell `handler` of the connection, and read what came already."""
+        self._handler = handler
+        if self._unread:
+            self._read_soon()
+        handler.connection_made(self)
+
+    # ---- what a handler's owner calls ----
+
+    def writelines(self, parts: Iterable[Buffer]) -> None:
+        if self._closing:
+            return
+        if self._reset_waits:
+            self._lose(_reset_error())
+            return
+        data = b"".join(parts)
+        if not data:
+            return
+        self.outbound.push(data)
+        if self.outbound.outbox_bytes > WRITE_HIGH_BYTES and not self._writing_paused:
+            self._writing_paused = True
+            self._tell("pause_writing")
+
+    def get_write_buffer_size(self) -> int:
+        return self.outbound.outbox_bytes
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        if self._reading or self._closing:
+            return
+        self._reading = True
+        if self._reset_waits:
+            self._lose(_reset_error())
+        elif self._unread:
+            self._read_soon()
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        if not self.outbound.outbox_bytes:
+            self._let_go(None)
+
+    def abort(self) -> None:
+        self._closing = True
+        self._drop(None)
+
+    # ---- what the machine does ----
+
+    def receive(self, segment: bytes) -> None:
+        """A segment arrived. Called in this side's process."""
+        if self._closing:
+            # asyncio reads nothing once it closes; the kernel takes it, and minds.
+            self._unread.append(segment)
+            self.inbound.consumed(len(segment))
+            return
+        self._unread.append(segment)
+        if self._reading and not self._read_due and self._handler is not None:
+            self._read()
+
+    def on_room(self) -> None:
+        """The peer read something. Called anywhere; acts in this side's process."""
+        wanted = self.outbound.outbox_bytes or self._writing_paused
+        if wanted and not self._room_due and not self.process.dead:
+            self._room_due = True
+            self._soon(self._use_room)
+
+    def on_reset(self) -> None:
+        """The peer's kernel knows nothing of this connection. Called in this side's process."""
+        if self._lost_due:
+            return
+        if not self._reading and not self._closing:
+            # A loop that does not read does not see it yet, nor does asyncio.
+            self._reset_waits = True
+            return
+        self._lose(_reset_error())
+
+    def on_death(self, *, powered: bool) -> None:
+        """This side's process died: its kernel closes for it, unless the power went too."""
+        self.outbound.drop_outbox()
+        self.gone = self._closing = self._lost_due = True
+        self._network.forget(self)
+        if powered:
+            self.inbound.drop_flight()
+            self._hang_up(rude=self._network.draw_rude_close())
+        else:
+            self.outbound.shut()
+            self.inbound.hold()
+
+    # ---- inside ----
+
+    def _soon(self, callback: Callable[..., object], *args: object) -> None:
+        self._network.loop.call_soon(callback, *args, context=self.process.context)
+
+    def _read_soon(self) -> None:
+        if not self._read_due:
+            self._read_due = True
+            self._soon(self._read)
+
+    def _read(self) -> None:
+        """Hand over one chunk: all that is there, up to a read's worth."""
+        self._read_due = False
+        if not self._unread or not self._reading or self._closing or self._ended:
+            return
+        chunk = self._unread.popleft()
+        if chunk is _FIN:
+            self._on_end()
+            return
+        while self._unread and self._unread[0] is not _FIN:
+            if len(chunk) + len(self._unread[0]) > READ_BYTES_MAX:
+                break
+            chunk += self._unread.popleft()
+        if self._unread:
+            self._read_soon()
+        self.inbound.consumed(len(chunk))
+        self._network.loop.trace.note(zlib.crc32(chunk))
+        assert self._handler is not None
+        try:
+            self._handler.data_received(chunk)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  (as asyncio: reported, and it is lost)
+            self._fail(error, "data_received")
+
+    def _on_end(self) -> None:
+        self._ended = True
+        assert self._handler is not None
+        try:
+            keep_open = self._handler.eof_received()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001
+            self._fail(error, "eof_received")
+            return
+        if not keep_open:
+            self.close()
+
+    def _use_room(self) -> None:
+        self._room_due = False
+        if self._lost_due:
+            return
+        self.outbound.pump()
+        if self._writing_paused and self.outbound.outbox_bytes <= WRITE_LOW_BYTES:
+            self._writing_paused = False
+            self._tell("resume_writing")
+        if self._closing and not self.outbound.outbox_bytes:
+            self._let_go(None)
+
+    def _tell(self, call: str) -> None:
+        try:
+            getattr(self._handler, call)()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  (as asyncio: reported, and no more)
+            self._report(error, call)
+
+    def _fail(self, error: BaseException, call: str) -> None:
+        self._report(error, call)
+        self._closing = True
+        self._drop(error)
+
+    def _report(self, error: BaseException, call: str) -> None:
+        self._network.loop.call_exception_handler(
+            {
+                "message": f"Fatal error: protocol.{call}() call failed.",
+                "exception": error,
+                "transport": self,
+                "protocol": self._handler,
+            }
+        )
+
+    def _let_go(self, error: BaseException | None) -> None:
+        """All is sent: the kernel sends the end, and the handler is told."""
+        self._hang_up(rude=False)
+        self._lost(error)
+
+    def _drop(self, error: BaseException | None) -> None:
+        """As `_let_go`, at once, whatever is queued."""
+        if self._lost_due:
+            return
+        self.outbound.drop_outbox()
+        self._hang_up(rude=self._network.draw_rude_close())
+        self._lost(error)
+
+    def _lose(self, error: BaseException) -> None:
+        """The connection is no more."""
+        if self._lost_due:
+            return
+        self.outbound.drop_outbox()
+        self.outbound.shut()
+        self._lost(error)
+
+    def _lost(self, error: BaseException | None) -> None:
+        self.gone = self._closing = self._lost_due = True
+        self._network.forget(self)
+        if self._handler is not None:
+            self._soon(self._handler.connection_lost, error)
+
+    def _hang_up(self, *, rude: bool) -> None:
+        """As a kernel closes: an orderly end, or a reset where bytes were left unread."""
+        unread = any(segment is not _FIN for segment in self._unread)
+        self._unread.clear()
+        if unread or rude:
+            self._network.send_reset(self.outbound.target)
+        else:
+            self.outbound.end()
+
+
+def _reset_error() -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")

@@ -1,0 +1,393 @@
+"""What simulated clients do: producers append, readers follow, all is written down.
+
+Each client is a process of its own on a machine of its own. Payloads identify
+themselves, so the history alone tells what became of each.
+
+Source: reliability digest §1 (Jepsen's Kafka workload), §3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from cordwood.block import Gap
+from cordwood.client.read_stream import ReadStream
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError, OutcomeUnknown
+from cordwood.host.seams import Host
+from cordwood.lsn import OLDEST
+from cordwood.settings import ClientSettings
+from cordwood.sim.buggify import Buggify
+from cordwood.sim.crew import Crew, OpenCalls
+from cordwood.sim.history import EndReason, HistoryRecorder
+from cordwood.sim.payload import make_payload
+from cordwood.sim.streams import stream
+
+PAYLOAD_BYTES_MIN = 64
+"""Room for the id and its checksum."""
+
+RECONNECT_S = 0.5
+"""Pause before a client that could not connect tries again."""
+
+LOOK_S = 2.5
+"""How long a reader waits for something before it looks whether it should stop: longer
+than a stream waits before it asks for the tail."""
+
+DAWDLE_S = 2.0
+"""Longest that a reader is busy with what it was given."""
+
+GIVE_UP_S = 0.4
+"""Longest that an impatient caller waits before it cancels its call."""
+
+CODECS = ("none", "none", "zstd", "lz4")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """What the clients of one run do.
+
+    Attributes:
+        producers, readers: how many of each.
+        logs: names of the logs used.
+        pause_s: mean time between two calls of a lane.
+        burst: most records in one call.
+        lanes: calls that one producer has open at once; each lane is a session of its
+            own, since plain appends that are retried may overtake one another.
+        payload_bytes_max: largest payload.
+        restart_s: mean time after which a reader starts over.
+        append_timeout_s: the clients' deadline.
+        rush_s, lull_s: producers work for so long, then rest for so long, in turns; a
+            lull of 0 is steady work.
+        ask_s: mean time between two questions for a tail; 0 asks none.
+        client: settings of every client; deadline and codec are set for each.
+    """
+
+    producers: int = 2
+    readers: int = 2
+    logs: tuple[str, ...] = ("/sim",)
+    pause_s: float = 0.5
+    burst: int = 20
+    lanes: int = 3
+    payload_bytes_max: int = 400
+    restart_s: float = 30.0
+    append_timeout_s: float = 5.0
+    rush_s: float = 5.0
+    lull_s: float = 0.0
+    ask_s: float = 3.0
+    client: ClientSettings = field(default_factory=ClientSettings)
+
+
+class Clients:
+    """What all clients of one run share.
+
+    Attributes:
+        stopping: set when producers should finish what they do and end.
+        acked: records acknowledged so far.
+        log_ids: numbers of the logs, by name.
+        tails: by log, the last LSN that readers must reach; empty until it is known.
+        giving_up: set when readers should end wherever they are.
+    """
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        options: WorkloadOptions,
+        recorder: HistoryRecorder,
+        seed: int,
+        calls: OpenCalls,
+        buggify: Buggify,
+    ) -> None:
+        self.addresses = addresses
+        self.options = options
+        self.recorder = recorder
+        self.calls = calls
+        self.buggify = buggify
+        self.stopping = False
+        self.giving_up = False
+        self.acked = 0
+        self.log_ids: dict[str, int] = {}
+        self.tails: dict[int, int] = {}
+        self._seed = seed
+        self._sequences: dict[str, Iterator[int]] = {}
+        self._lives: dict[str, int] = {}
+
+    def next_life(self, client: str) -> tuple[int, random.Random]:
+        """Number of a client's life, from 0, and the stream of chance for it."""
+        life = self._lives[client] = self._lives.get(client, -1) + 1
+        return life, stream(self._seed, "workload", client, str(life))
+
+    def sequences(self, client: str) -> Iterator[int]:
+        """Numbers of a client's payloads, going on over all its lives."""
+        return self._sequences.setdefault(client, count())
+
+    def settings(self, chance: random.Random) -> ClientSettings:
+        """Settings of one connection."""
+        own = self.options.client
+        return ClientSettings(
+            timeout_s=self.options.append_timeout_s,
+            window_bytes=own.window_bytes,
+            window_records=own.window_records,
+            block_bytes=own.block_bytes,
+            block_records=own.block_records,
+            codec=chance.choice(CODECS),
+            read_bytes=own.read_bytes,
+        )
+
+    def is_lull(self, now_s: float) -> bool:
+        """Whether producers rest."""
+        options = self.options
+        turn_s = options.rush_s + options.lull_s
+        return not self.stopping and options.lull_s > 0 and now_s % turn_s > options.rush_s
+
+
+async def produce(name: str, clients: Clients, host: Host) -> None:
+    """Append until told to stop; every call and its end go into the history."""
+    life, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with (
+                connected(clients.addresses, host, clients.settings(chance)) as store,
+                asyncio.TaskGroup() as tasks,
+            ):
+                for lane in range(clients.options.lanes):
+                    session = life * clients.options.lanes + lane
+                    tasks.create_task(_Lane(name, session, store, clients, chance).run())
+        except* CordwoodError:
+            await asyncio.sleep(RECONNECT_S)
+
+
+class _Lane:
+    """One call after another, until told to stop."""
+
+    def __init__(
+        self, name: str, session: int, store: Store, clients: Clients, chance: random.Random
+    ) -> None:
+        self._name = name
+        self._session = session
+        self._store = store
+        self._clients = clients
+        self._chance = chance
+
+    async def run(self) -> None:
+        clients, chance = self._clients, self._chance
+        pause_s = clients.options.pause_s
+        await asyncio.sleep(chance.expovariate(1 / pause_s))
+        while not clients.stopping:
+            if not clients.is_lull(asyncio.get_running_loop().time()):
+                await self._append(chance.choice(clients.options.logs))
+            await asyncio.sleep(chance.expovariate(1 / pause_s))
+
+    async def _append(self, log: str) -> None:
+        """One call and what became of it."""
+        clients = self._clients
+        options, recorder = clients.options, clients.recorder
+        log_id = await find_log(self._store, log, clients)
+        payloads = self._payloads()
+        op = recorder.append_invoked(
+            self._name, log_id, payloads, session=self._session, timeout_s=options.append_timeout_s
+        )
+        clients.calls.began(self._name, op)
+        try:
+            lsns = await self._call(log, payloads)
+        except CordwoodError as error:
+            recorder.append_raised(op, error)
+        else:
+            recorder.append_ok(op, lsns)
+            clients.acked += len(lsns)
+        clients.calls.ended(self._name, op)
+
+    def _payloads(self) -> list[bytes]:
+        options, chance = self._clients.options, self._chance
+        records = 1 if chance.random() < 0.5 else chance.randint(1, options.burst)
+        sequences = self._clients.sequences(self._name)
+        bytes_max = options.payload_bytes_max
+        if self._clients.buggify("payload-large"):
+            bytes_max = options.client.block_bytes // 2
+        largest = max(PAYLOAD_BYTES_MIN, min(bytes_max, LARGE_BYTES_MAX // records))
+        return [
+            make_payload(
+                self._name, next(sequences), chance.randint(PAYLOAD_BYTES_MIN, largest), chance
+            )
+            for _ in range(records)
+        ]
+
+    async def _call(self, log: str, payloads: list[bytes]) -> list[int]:
+        if not self._clients.buggify("caller-gives-up"):
+            return await self._ask(log, payloads)
+        try:
+            async with asyncio.timeout(GIVE_UP_S * self._chance.random()):
+                return await self._ask(log, payloads)
+        except TimeoutError:
+            raise OutcomeUnknown("the caller did not wait for the answer") from None
+
+    async def _ask(self, log: str, payloads: list[bytes]) -> list[int]:
+        if len(payloads) == 1:
+            return [await self._store.append(log, payloads[0])]
+        return list(await self._store.append_many(log, payloads))
+
+
+LARGE_BYTES_MAX = 64 << 10
+"""Payload bytes in one call: a few of them fit a simulated WAL."""
+
+
+async def find_log(store: Store, log: str, clients: Clients) -> int:
+    """The log's number, looked up once for the whole run."""
+    found = clients.log_ids.get(log)
+    if found is None:
+        tail = await store.read(log, "oldest", 0)  # makes the log where it may be made
+        tail.close()
+        found = clients.log_ids[log] = tail.info.log_id
+    return found
+
+
+async def final_tails(clients: Clients, host: Host) -> None:
+    """Learn the last readable LSN of every log used; all producers have ended."""
+    _, chance = clients.next_life(ASKER)
+    found: dict[int, int] = {}
+    while len(found) < len(clients.log_ids):
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                for log in clients.options.logs:
+                    if log in clients.log_ids:
+                        found[clients.log_ids[log]] = await _ask_tail(ASKER, store, log, clients)
+        except CordwoodError:
+            await asyncio.sleep(RECONNECT_S)
+    clients.tails.update(found)
+
+
+async def ask_tails(name: str, clients: Clients, host: Host) -> None:
+    """Ask for tails now and then, until told to stop."""
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    await asyncio.sleep(chance.expovariate(1 / clients.options.ask_s))
+                    log = chance.choice(clients.options.logs)
+                    if log in clients.log_ids:
+                        await _ask_tail(name, store, log, clients)
+        except CordwoodError:
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def _ask_tail(name: str, store: Store, log: str, clients: Clients) -> int:
+    asked_us = round(asyncio.get_running_loop().time() * 1e6)
+    tail = await store.tail(log)
+    clients.recorder.tail_answered(name, clients.log_ids[log], tail, invoked_us=asked_us)
+    return tail
+
+
+async def follow(name: str, log: str, clients: Clients, host: Host) -> None:
+    """Read a log over and over, until a read from its start reaches the final tail."""
+    _, chance = clients.next_life(name)
+    reader = _Reader(name, log, clients, chance)
+    while not clients.giving_up:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.giving_up:
+                    if await reader.read_once(store):
+                        return
+        except CordwoodError:
+            await asyncio.sleep(RECONNECT_S)
+
+
+class _Reader:
+    """One reader of one log, from one connection to the next."""
+
+    def __init__(self, name: str, log: str, clients: Clients, chance: random.Random) -> None:
+        self._name = name
+        self._log = log
+        self._clients = clients
+        self._chance = chance
+        self._passed = OLDEST - 1
+
+    async def read_once(self, store: Store) -> bool:
+        """One read; True if it began at the start and reached the final tail."""
+        clients = self._clients
+        log_id = await find_log(store, self._log, clients)
+        start, until = await self._range(store)
+        stream = await store.read(self._log, start, until)
+        clients.recorder.read_started(self._name, log_id, start, until)
+        reason, failure = EndReason.ERROR, None
+        try:
+            reason = await self._follow(stream, log_id, until)
+        except CordwoodError as error:
+            failure = error
+        # Not in a `finally`: a reader that is killed has no last words.
+        clients.recorder.read_ended(self._name, reason, failure)
+        self._passed = stream.next_lsn - 1
+        stream.close()
+        if failure is not None:
+            await asyncio.sleep(RECONNECT_S)
+        return reason is EndReason.TAIL and start == OLDEST
+
+    async def _range(self, store: Store) -> tuple[int, int | None]:
+        """Where to read: mostly all and for ever, else from a place seen, or to the tail."""
+        if self._clients.tails:
+            return OLDEST, None
+        start: int = OLDEST
+        if self._chance.random() < 0.6 and self._passed > OLDEST:
+            start = self._passed + self._chance.choice((0, 1, 1, 5))
+        if self._chance.random() < 0.15:
+            return start, max(start, await store.tail(self._log))
+        return start, None
+
+    async def _follow(self, stream: ReadStream, log_id: int, until: int | None) -> EndReason:
+        """Read until the end, the final tail, or a restart for no reason."""
+        clients, loop = self._clients, asyncio.get_running_loop()
+        restart_at = loop.time() + self._chance.expovariate(1 / clients.options.restart_s)
+        while True:
+            tail = clients.tails.get(log_id)
+            if tail is not None and stream.next_lsn > tail:
+                return EndReason.TAIL
+            if until is not None and stream.next_lsn > until:
+                return EndReason.UNTIL
+            if clients.giving_up or (tail is None and loop.time() > restart_at):
+                return EndReason.STOPPED
+            await self._take(stream)
+            if clients.buggify("reader-dawdles"):
+                await asyncio.sleep(DAWDLE_S * self._chance.random())
+
+    async def _take(self, stream: ReadStream) -> None:
+        """Take what comes soon, if anything does."""
+        try:
+            async with asyncio.timeout(LOOK_S):
+                items = await stream.next_items()
+        except TimeoutError:
+            return
+        recorder = self._clients.recorder
+        for item in items:
+            if isinstance(item, Gap):
+                recorder.gap_delivered(self._name, item.first, item.last, item.kind)
+            else:
+                recorder.record_delivered(self._name, item.lsn, item.value)
+
+
+def start_clients(crew: Crew, clients: Clients) -> None:
+    """Start every client of the workload: producers, readers, and who asks for tails."""
+    options = clients.options
+    for name in producer_names(options):
+        crew.start(name, partial(produce, name, clients))
+    for at, name in enumerate(reader_names(options)):
+        crew.start(name, partial(follow, name, options.logs[at % len(options.logs)], clients))
+    if options.ask_s:
+        crew.start(LOOKER, partial(ask_tails, LOOKER, clients))
+
+
+LOOKER = "looker"
+ASKER = "asker"
+
+
+def producer_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """The producers of a run."""
+    return tuple(f"producer-{n}" for n in range(1, options.producers + 1))
+
+
+def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """The readers of a run."""
+    return tuple(f"reader-{n}" for n in range(1, options.readers + 1))

@@ -1,0 +1,40 @@
+"""Planted bugs: each changes one rule of the code under test, and must be caught.
+
+A checker that has never caught anything proves nothing. Every bug here is one that
+some real log store had, or that a small slip in our own code would make. To add one,
+write what makes the wrong function from the right one, and give it a row in its
+module's `BUGS`; `cordwood sim zoo` then demands that a seed catches it.
+
+Source: reliability digest §1 (etcd re-finds its old bugs), §6 (mutant list).
+"""
+
+from __future__ import annotations
+
+from cordwood.errors import BadSetting
+from cordwood.sim.zoo import client, read_path, recovery, storage_node, wal, write_path
+from cordwood.sim.zoo.bug import PlantedBug, find_place, planted
+
+__all__ = ["ZOO", "PlantedBug", "find_bug", "find_place", "planted"]
+
+ZOO: tuple[PlantedBug, ...] = (
+    *write_path.BUGS,
+    *storage_node.BUGS,
+    *wal.BUGS,
+    *recovery.BUGS,
+    *read_path.BUGS,
+    *client.BUGS,
+)
+"""Every bug that can be planted."""
+
+
+def find_bug(name: str) -> PlantedBug:
+    """The bug of this name.
+
+    Raises:
+        BadSetting: there is none; the text lists them.
+    """
+    for bug in ZOO:
+        if bug.name == name:
+            return bug
+    names = ", ".join(bug.name for bug in ZOO)
+    raise BadSetting(f"no bug is called {name!r}; there are {names}")

@@ -1,0 +1,81 @@
+"""Bugs of clients, of connections and of the metadata store's users.
+
+Source: reliability digest §2 (etcd, Redpanda), §6.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cordwood.errors import OutcomeUnknown
+from cordwood.sim.zoo.bug import PlantedBug, changed, instead
+
+_APPENDS = "client.appends:LogAppends"
+
+
+def _unknown_resent(right: Any) -> Any:
+    def on_down(self: Any, connection: Any) -> None:
+        lost = [token for token, (_, used) in self._sent.items() if used is connection]
+        for token in sorted(lost, reverse=True):
+            batch, _ = self._sent.pop(token)
+            self._owner.sent.pop(token, None)
+            self._requeue(batch, token)
+        right(self, connection)
+
+    return on_down
+
+
+def _deadline_ignored(right: Any) -> Any:
+    def sweep(self: Any, now: float) -> None:
+        self._pump()
+
+    return sweep
+
+
+def _no_compare(right: Any) -> Any:
+    def compare_and_set(self: Any, key: str, value: bytes | None, expected: int) -> int | None:
+        found = self.values.get(key)
+        if key.startswith("epochs/") and found is not None:
+            expected = found.version
+        version: int | None = right(self, key, value, expected)
+        return version
+
+    return compare_and_set
+
+
+def _unknown_is_done(right: Any) -> Any:
+    async def change(store: Any, key: str, decide: Any) -> bytes | None:
+        wanted: bytes | None = None
+
+        def noting(found: bytes | None) -> bytes | None:
+            nonlocal wanted
+            wanted = decide(found)
+            return wanted
+
+        found = await store.get(key)
+        value = noting(found.value if found else None)
+        if value is None:
+            return found.value if found else None
+        try:
+            if await store.compare_and_set(key, value, found.version if found else 0):
+                return value
+        except OutcomeUnknown:
+            return value
+        done: bytes | None = await right(store, key, decide)
+        return done
+
+    return change
+
+
+BUGS = (
+    PlantedBug("unknown-resent", "a client sends again what may have been stored",
+               changed({f"{_APPENDS}.on_down": _unknown_resent})),
+    PlantedBug("deadline-ignored", "a client waits for ever",
+               changed({f"{_APPENDS}.sweep": _deadline_ignored})),
+    PlantedBug("frame-crc-ignored", "damaged frames are taken for good ones",
+               changed({"layout.frame:crc32c": instead(lambda data, crc=0: 0)})),
+    PlantedBug("epoch-without-compare", "the epoch store writes without comparing",
+               changed({"metadata.memory:MemoryData.compare_and_set": _no_compare})),
+    PlantedBug("unknown-is-done", "a write of unknown outcome is taken for done",
+               changed({"metadata.change:change": _unknown_is_done})),
+)  # fmt: skip

@@ -1,0 +1,90 @@
+"""Bugs of readers: what they conclude from silence, and what they leave out.
+
+Source: reliability digest §1 (Jepsen's poll-skip), §6.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cordwood.block import Gap, GapKind
+from cordwood.lsn import ESN_MAX
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.sim.zoo.bug import PlantedBug, changed, instead
+
+_BUFFER = "protocol.gap_detection:ReadBuffer"
+_STREAM = "client.read_stream:ReadStream"
+
+TWICE_RECORDS_MIN = 16
+"""Blocks that are delivered twice have at least so many records."""
+
+
+def _skips(right: Any) -> Any:
+    def take(self: Any, nodes: Any) -> Any:
+        taken = right(self, nodes)
+        if isinstance(taken, Delivery) and taken.first % 97 == 0:
+            return right(self, nodes)
+        return taken
+
+    return take
+
+
+def _loss_without_all(right: Any) -> Any:
+    def lost(self: Any, nodes: Any) -> Gap | None:
+        gap: Gap | None = right(self, list(nodes)[:2])
+        return gap
+
+    return lost
+
+
+def _bridge_guessed(right: Any) -> Any:
+    def take(self: Any, nodes: Any) -> Any:
+        taken = right(self, nodes)
+        ahead = self._heap and self._heap[0][0] >> 32 > self.next >> 32
+        if taken is None and ahead and not self.is_done:
+            return self._gap((self.next | ESN_MAX) + 1, GapKind.BRIDGE)
+        return taken
+
+    return take
+
+
+def _delivered_twice(right: Any) -> Any:
+    def take(self: Any, nodes: Any) -> Any:
+        before = self.next
+        taken = right(self, nodes)
+        is_large = isinstance(taken, Delivery) and taken.last - taken.first + 1 >= TWICE_RECORDS_MIN
+        if is_large and getattr(self, "_zoo_twice", None) != taken.first:
+            self._zoo_twice = taken.first
+            self.next = before
+            self.on_block(taken.block)
+        return taken
+
+    return take
+
+
+def _not_clipped(right: Any) -> Any:
+    def deliver(self: Any, block: Any) -> Any:
+        taken = right(self, block)
+        if isinstance(taken, Delivery):
+            return Delivery(taken.block, taken.block.header.first, taken.last)
+        return taken
+
+    return deliver
+
+
+BUGS = (
+    PlantedBug("reader-skips", "a reader leaves out a block now and then",
+               changed({f"{_BUFFER}.take": _skips})),
+    PlantedBug("loss-without-all", "a reader concludes a loss from two nodes",
+               changed({f"{_BUFFER}._lost": _loss_without_all})),
+    PlantedBug("bridge-guessed", "a reader jumps to the next epoch without its bridge",
+               changed({f"{_BUFFER}.take": _bridge_guessed})),
+    PlantedBug("delivered-twice", "a reader delivers a large block twice",
+               changed({f"{_BUFFER}.take": _delivered_twice})),
+    PlantedBug("not-clipped", "a read that begins inside a block delivers all of it",
+               changed({f"{_BUFFER}._deliver": _not_clipped})),
+    PlantedBug("window-stands-still", "a reader never moves its window",
+               changed({f"{_STREAM}._move_window": instead(lambda self: None)})),
+    PlantedBug("credit-runs-out", "a reader never lets nodes send more",
+               changed({f"{_STREAM}._grant": instead(lambda self, source: None)})),
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Bugs of log recovery: who is asked, what is kept, where the epoch ends.
+
+Source: reliability digest §2 (BookKeeper 2614, 2616, 2908), §6.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cordwood.nodes import Replication
+from cordwood.protocol.digest import Mend
+from cordwood.quorum.f_majority import Verdict
+from cordwood.sim.zoo.bug import PlantedBug, changed
+
+_DIGEST = "protocol.digest:Digest"
+
+
+def _lng_too_high(right: Any) -> Any:
+    def lng(self: Any, epoch: int) -> int:
+        known: int = right(self, epoch)
+        return known + 3 if known & 0xFFFFFFFF else known
+
+    return lng
+
+
+def _lng_of_silence(right: Any) -> Any:
+    def lng(self: Any, epoch: int) -> int:
+        return epoch << 32
+
+    return lng
+
+
+def _drops_last(right: Any) -> Any:
+    def add(self: Any, copies: Any) -> None:
+        right(self, list(copies)[:-1])
+
+    return add
+
+
+def _bridge_too_low(right: Any) -> Any:
+    def mend(self: Any) -> Any:
+        whole = right(self)
+        low = max((self._epoch << 32) + 1, whole.bridge - 1)
+        return Mend(whole.blocks[:-1], whole.holes, low)
+
+    return mend
+
+
+def _hole_over_record(right: Any) -> Any:
+    def mend(self: Any) -> Any:
+        whole = right(self)
+        if not whole.blocks:
+            return whole
+        first = whole.blocks[0].header
+        return Mend(whole.blocks[1:], ((first.first, first.last), *whole.holes), whole.bridge)
+
+    return mend
+
+
+def _one_too_few(right: Any) -> Any:
+    def f_majority(heard: Any, nodeset: Any, replication: Any) -> Verdict:
+        verdict = right(heard, nodeset, replication)
+        silent = len(verdict.missing)
+        return Verdict(verdict.reached or silent <= replication.copies, verdict.missing)
+
+    return f_majority
+
+
+def _mends_one_less(right: Any) -> Any:
+    def choose_copyset(nodeset: Any, replication: Any, available: Any, chance: Any) -> Any:
+        fewer = max(1, replication.copies - 1)
+        return right(nodeset, Replication(fewer, 1), available, chance)
+
+    return choose_copyset
+
+
+def _clean_before_mend(right: Any) -> Any:
+    async def finish(unclean: int, job: Any, mend: Any, tools: Any) -> None:
+        await tools.epochs.set_clean(job.log, unclean, mend.bridge - 1)
+        await right(unclean, job, mend, tools)
+
+    return finish
+
+
+BUGS = (
+    PlantedBug("lng-too-high", "recovery takes the LNG three records too high",
+               changed({"protocol.seal:SealTally.lng": _lng_too_high})),
+    PlantedBug("digest-drops-last", "recovery does not see each node's last block",
+               changed({f"{_DIGEST}.add": _drops_last})),
+    PlantedBug("bridge-too-low", "the bridge is put over the last record",
+               changed({f"{_DIGEST}.mend": _bridge_too_low})),
+    PlantedBug("hole-over-record", "recovery plugs the first record above the LNG",
+               changed({f"{_DIGEST}.mend": _hole_over_record})),
+    PlantedBug("one-too-few", "recovery hears one node less than an f-majority",
+               changed({"recovery.seal_epoch:f_majority": _one_too_few,
+                "recovery.collect_digest:f_majority": _one_too_few,
+                "protocol.seal:f_majority": _one_too_few})),
+    PlantedBug("mends-one-less", "recovery stores one copy less than the log asks for",
+               changed({"recovery.mend_tail:choose_copyset": _mends_one_less})),
+    PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
+               changed({"recovery.recover_log:_finish_epoch": _clean_before_mend})),
+)  # fmt: skip

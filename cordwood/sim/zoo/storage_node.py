@@ -1,0 +1,101 @@
+"""Bugs of a storage node above its WAL.
+
+Source: reliability digest §2, §6 (mutant list).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cordwood.sim.zoo.bug import PlantedBug, changed, instead
+
+_SHARD = "storage.shard:Shard"
+_CACHED = "storage.log_cache:CachedLog"
+
+LATE_S = 1.0
+"""How long after its answer a node stores what it has confirmed."""
+
+
+def _ack_before_durable(right: Any) -> Any:
+    def append_store(
+        self: Any,
+        wave: int,
+        parts: Any,
+        taken: Any,
+        refused: Any,
+        settled: Callable[[Sequence[Any]], None],
+        by_recovery: bool,
+    ) -> None:
+        self._insert(taken)
+        settled(refused)
+
+        async def later() -> None:
+            await asyncio.sleep(LATE_S)
+            right(self, wave, parts, taken, refused, lambda _: None, by_recovery)
+
+        self._zoo_task = asyncio.get_running_loop().create_task(later())
+
+    return append_store
+
+
+def _restart_forgets_seals(right: Any) -> Any:
+    def replay(self: Any, body: memoryview) -> None:
+        right(self, body)
+        self._seals._seals.clear()
+
+    return replay
+
+
+def _released_too_far(right: Any) -> Any:
+    def insert(self: Any, block: Any) -> bool:
+        kept: bool = right(self, block)
+        self.released = max(self.released, block.header.last)
+        return kept
+
+    return insert
+
+
+def _damage_is_silence(right: Any) -> Any:
+    async def opened(cls: Any, wal: Any, *more: Any, **named: Any) -> Any:
+        shard = await right.__func__(cls, wal, *more, **named)
+        shard.damage = ""
+        return shard
+
+    return classmethod(opened)
+
+
+def _refusal_settles_earlier(right: Any) -> Any:
+    def on_settled(self: Any, connection: Any, session: Any, wave: Any, refusals: Any) -> None:
+        for each in session.open:
+            if each is wave:
+                break
+            each[0] = True
+        right(self, connection, session, wave, refusals)
+
+    return on_settled
+
+
+def _never_purges(right: Any) -> Any:
+    return property(lambda self: self.released)
+
+
+BUGS = (
+    PlantedBug("ack-before-durable", "a node confirms a store before its WAL has it",
+               changed({f"{_SHARD}._append_store": _ack_before_durable})),
+    PlantedBug("seal-not-obeyed", "a sealed node goes on storing for the old epoch",
+               changed({"protocol.seal:SealTable.admits": instead(lambda self, *_: True)})),
+    PlantedBug("restart-forgets-seals", "a node forgets its seals when it restarts",
+               changed({f"{_SHARD}._replay": _restart_forgets_seals})),
+    PlantedBug("released-too-far", "a node shows readers what is not released",
+               changed({f"{_CACHED}.insert": _released_too_far})),
+    PlantedBug("damage-is-silence", "what a node cannot read any more it takes for absent",
+               changed({f"{_SHARD}.open": _damage_is_silence})),
+    PlantedBug("refusal-settles-earlier", "a refused store confirms those under way before it",
+               changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier})),
+    PlantedBug("first-copy-stays", "a copy is never replaced by one that counts more",
+               changed({f"{_CACHED}._replace": instead(lambda self, at, block: False)})),
+    PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
+               changed({f"{_CACHED}.readable": _never_purges})),
+)  # fmt: skip

@@ -1,0 +1,138 @@
+"""Bugs of the sequencer and of what it believes about stores.
+
+Source: reliability digest §2, §6 (mutant list).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cordwood.layout.block_header import pack_header, unpack_header
+from cordwood.layout.waves import Refusal
+from cordwood.nodes import Replication
+from cordwood.sim.zoo.bug import PlantedBug, changed, instead
+
+_APPENDER = "sequencer.appender:LogAppender"
+_WINDOW = "protocol.append_window:AppendWindow"
+
+
+def _retry_renumbers(right: Any) -> Any:
+    def retry(self: Any, run: Any, now: float) -> None:
+        right(self, run, now)
+        if not run.cargo.bytes or getattr(self, "_zoo_again", None) == run.first:
+            return
+        self._zoo_again = run.first
+        count = run.last - run.first + 1
+        if self._window.fits(count) and run.copyset:
+            again = self._window.number(count, _moved(run, self._window.next - run.first))
+            self._send(again, tuple(run.copyset), now)
+
+    return retry
+
+
+def _moved(run: Any, by: int) -> Any:
+    """A run's blocks as cargo of their own, `by` LSNs on; nobody waits for it."""
+    cargo = type(run.cargo)()
+    for header, body in run.cargo.blocks:
+        old = unpack_header(header)
+        new = dataclasses.replace(
+            old,
+            first=old.first + by,
+            group_first=old.group_first + by,
+            group_last=old.group_last + by,
+        )
+        cargo.blocks.append((pack_header(new), body))
+    return cargo
+
+
+def _ack_at_one_less(right: Any) -> Any:
+    def on_stored(self: Any, node: int, wave: int) -> bool:
+        before = self.stored
+        right(self, node, wave)
+        self.stored = len(self.waiting) <= 1
+        return self.stored and not before
+
+    return on_stored
+
+
+def _stale_waves_count(right: Any) -> Any:
+    def on_settled(self: Any, run: Any, wave: int, node: int, refusals: Any) -> None:
+        is_stale = refusals is not None and not refusals and wave != run.wave
+        if is_stale and not run.stored and not self._over and run.waiting:
+            run.waiting.discard(min(run.waiting))
+            if not run.waiting:
+                run.stored = True
+                self._retire()
+            return
+        right(self, run, wave, node, refusals)
+
+    return on_settled
+
+
+def _acks_out_of_order(self: Any) -> list[Any]:
+    done = [run for run in self._runs if run.stored]
+    for run in done:
+        self._runs.remove(run)
+        self.lng = max(self.lng, run.last)
+    return done
+
+
+def _refusals_ignored(right: Any) -> Any:
+    def read_stored(payload: Any) -> Any:
+        wave, _ = right(payload)
+        return wave, ()
+
+    return read_stored
+
+
+def _one_rack(right: Any) -> Any:
+    def choose_copyset(nodeset: Any, replication: Any, available: Any, chance: Any) -> Any:
+        return right(nodeset, Replication(replication.copies, 1), available, chance)
+
+    return choose_copyset
+
+
+def _epoch_kept(right: Any) -> Any:
+    async def begin(self: Any, log: int, epoch: int, record: Any, role: Any) -> Any:
+        appender = await right(self, log, epoch, record, role)
+        self._taken[log] = (epoch, record)
+        return appender
+
+    return begin
+
+
+def _fenced_goes_on(right: Any) -> Any:
+    def on_refused(self: Any, run: Any, node: Any, refusal: Any, now: float) -> None:
+        if refusal.reason == Refusal.SEALED:
+            run.sent_at = now
+            return
+        right(self, run, node, refusal, now)
+
+    return on_refused
+
+
+async def _always_newest(self: Any, log: int, epoch: int) -> bool:
+    return True
+
+
+BUGS = (
+    PlantedBug("retry-renumbers", "a retried store is stored a second time under new LSNs",
+               changed({f"{_APPENDER}._retry": _retry_renumbers})),
+    PlantedBug("ack-at-one-less", "a run counts as stored when one copy is still missing",
+               changed({"protocol.append_window:Run.on_stored": _ack_at_one_less})),
+    PlantedBug("stale-waves-count", "an answer to an earlier wave counts for the present one",
+               changed({f"{_APPENDER}._on_settled": _stale_waves_count})),
+    PlantedBug("acks-out-of-order", "a run is acknowledged before those ahead of it are stored",
+               changed({f"{_WINDOW}.retire": instead(_acks_out_of_order)})),
+    PlantedBug("refusals-ignored", "a store that a node refused counts as stored",
+               changed({"wire.store_channel:read_stored": _refusals_ignored})),
+    PlantedBug("one-rack", "copysets do not look at racks",
+               changed({"sequencer.appender:choose_copyset": _one_rack})),
+    PlantedBug("epoch-kept", "a node that starts to sequence again takes its old epoch",
+               changed({"sequencer.activation:Activation._begin": _epoch_kept})),
+    PlantedBug("fenced-goes-on", "a sequencer that meets a seal goes on as if a node were slow",
+               changed({f"{_APPENDER}._on_refused": _fenced_goes_on})),
+    PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",
+               changed({"sequencer.activation:Activation.is_newest": instead(_always_newest)})),
+)  # fmt: skip

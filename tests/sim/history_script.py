@@ -1,0 +1,231 @@
+"""Hand-made histories, written as a few lines a person can check by eye.
+
+One event a line; each line comes one millisecond after the one before::
+
+    run copies=2 racks=2 beyond     the header (3 copies in 1 rack without it)
+    log 2                           the lines below are about log 2 (1 at first)
+    take e1 n3                      the epoch store gives epoch 1 to node 3
+    clean e1 e1n5                   … and notes that epoch 1 ended at e1n5
+    w1 put a b @ e1n1 e1n2          an append and its ack
+    w1 send c d                     an append that goes on …
+    w1 ack c e1n3 e1n4              … and ends, named by its first payload
+    w1 fail c | w1 lose c           … or fails, or ends with unknown outcome
+    w1#2 send e within 5            session 2 of w1; a deadline of 5 s
+    s1 releases e1n4                a sequencer
+    w1 asks | w1 tail e1n4          a question for the tail; its answer
+    r1 from e1n1 [to e1n9]          a reader starts
+    r1 e1n1=a e1n2=b e1n3-e2n0=bridge   … is given records and gaps
+    r1 end until|tail|stopped|error
+    n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
+    fault crash | ease crash | start n1 | heal | wait 2.5
+
+A table of histories is a text file: a line ``== S1 S5: in words`` and then the lines
+of one history, again and again. ``-- name`` begins a part that a line ``@name`` in a
+history repeats. Text after a `#` that starts a line or follows a space is a comment.
+
+A payload `a*` has a's id and other bytes; `?` has no id.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import NamedTuple
+
+from cordwood.block import GapKind
+from cordwood.lsn import parse_lsn
+from cordwood.sim.history import (
+    AppendFailed,
+    AppendInvoked,
+    AppendOk,
+    AppendUnknown,
+    CleanEpochSet,
+    DumpedSlots,
+    EndReason,
+    EpochTaken,
+    Event,
+    FaultEased,
+    FaultsHealed,
+    FaultStruck,
+    GapDelivered,
+    NodeDumped,
+    NodeStarted,
+    PayloadMark,
+    ReadEnded,
+    ReadStarted,
+    RecordDelivered,
+    Released,
+    RunStarted,
+    SlotKind,
+    TailAnswered,
+)
+
+STEP_US = 1000
+GAPS = {kind.value for kind in GapKind}
+
+
+def mark(name: str) -> PayloadMark:
+    """The mark of a payload by its name in a script."""
+    if name == "?":
+        return PayloadMark(None, 1, 64)
+    crc = sum(name.encode()) + (1 if name.endswith("*") else 0)
+    return PayloadMark("w/" + name.rstrip("*"), crc, 64)
+
+
+class Row(NamedTuple):
+    """One history of a table: the promises it is about, what it shows, its lines."""
+
+    promises: str
+    name: str
+    script: str
+
+
+def read_table(path: pathlib.Path) -> list[Row]:
+    """Read a table of histories."""
+    rows: list[Row] = []
+    parts: dict[str, str] = {}
+    for section in re.split(r"^(?===|--)", path.read_text(), flags=re.MULTILINE)[1:]:
+        title, _, script = section.partition("\n")
+        script = re.sub(r"^@(\w+)$", lambda m: parts[m[1]], script, flags=re.MULTILINE)
+        if title.startswith("--"):
+            parts[title.split()[1]] = script
+        else:
+            promises, _, name = title.removeprefix("==").partition(":")
+            rows.append(Row(promises.strip(), name.strip(), script))
+    return rows
+
+
+def play(script: str) -> list[Event]:
+    """Turn a script into a history."""
+    stage = _Stage()
+    for line in script.splitlines():
+        words = re.sub(r"(^|\s)#.*", "", line).split()
+        if words:
+            stage.time_us += STEP_US
+            stage.on_line(words)
+    return stage.events
+
+
+class _Stage:
+    def __init__(self) -> None:
+        self.time_us = 0
+        self.log = 1
+        self.events: list[Event] = []
+        self.ops: dict[str, int] = {}
+        self.asked_us: dict[str, int] = {}
+
+    def on_line(self, words: list[str]) -> None:
+        verb = getattr(self, f"do_{words[0]}", None)
+        if verb is not None:
+            verb(*words[1:])
+        elif re.match(r"w\d", words[0]):
+            self.on_client(words[0], words[1], words[2:])
+        elif re.match(r"r\d", words[0]):
+            self.on_reader(words[0], words[1:])
+        elif re.match(r"s\d", words[0]) and words[1] == "releases":
+            self.add(Released(self.time_us, self.log, parse_lsn(words[2]), words[0]))
+        elif re.match(r"n\d", words[0]):
+            node, rack = words[0][1:].split("@")
+            slots = tuple(_slots(word) for word in words[1:])
+            self.add(NodeDumped(self.time_us, int(node), rack, self.log, slots))
+        else:
+            raise AssertionError(f"no such line: {' '.join(words)}")
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+
+    def do_run(self, *words: str) -> None:
+        numbers = dict(word.split("=") for word in words if "=" in word)
+        copies, racks = int(numbers.get("copies", 3)), int(numbers.get("racks", 1))
+        self.add(RunStarted(self.time_us, copies, racks, "beyond" in words))
+
+    def do_log(self, log: str) -> None:
+        self.log = int(log)
+
+    def do_take(self, epoch: str, node: str = "n1") -> None:
+        self.add(EpochTaken(self.time_us, self.log, int(epoch[1:]), int(node[1:])))
+
+    def do_clean(self, epoch: str, tail: str) -> None:
+        self.add(CleanEpochSet(self.time_us, self.log, int(epoch[1:]), parse_lsn(tail)))
+
+    def do_fault(self, kind: str) -> None:
+        self.add(FaultStruck(self.time_us, kind))
+
+    def do_ease(self, kind: str) -> None:
+        self.add(FaultEased(self.time_us, kind))
+
+    def do_start(self, node: str) -> None:
+        self.add(NodeStarted(self.time_us, int(node[1:])))
+
+    def do_heal(self) -> None:
+        self.add(FaultsHealed(self.time_us))
+
+    def do_wait(self, seconds: str) -> None:
+        self.time_us += round(float(seconds) * 1e6)
+
+    def on_client(self, who: str, verb: str, words: list[str]) -> None:
+        client, _, session = who.partition("#")
+        if verb == "asks":
+            self.asked_us[client] = self.time_us
+        elif verb == "tail":
+            asked_us = self.asked_us.pop(client, self.time_us)
+            answer = TailAnswered(self.time_us, client, self.log, parse_lsn(words[0]), asked_us)
+            self.add(answer)
+        elif verb in ("send", "put"):
+            names = words[: next((i for i, w in enumerate(words) if w in ("@", "within")), 99)]
+            timeout_us = int(words[-1]) * 10**6 if "within" in words else 0
+            op = self.ops[names[0]] = len(self.ops) + 1
+            marks = tuple(map(mark, names))
+            number = int(session or 0)
+            self.add(AppendInvoked(self.time_us, op, client, self.log, marks, number, timeout_us))
+            if verb == "put":
+                lsns = tuple(map(parse_lsn, words[words.index("@") + 1 :]))
+                self.time_us += STEP_US
+                self.add(AppendOk(self.time_us, op, lsns))
+        elif verb == "ack":
+            lsns = tuple(map(parse_lsn, words[1:]))
+            self.add(AppendOk(self.time_us, self.ops[words[0]], lsns))
+        elif verb == "fail":
+            error = words[1] if words[1:] else "NoSequencer"
+            self.add(AppendFailed(self.time_us, self.ops[words[0]], error))
+        elif verb == "lose":
+            self.add(AppendUnknown(self.time_us, self.ops[words[0]], "OutcomeUnknown"))
+        else:
+            raise AssertionError(f"a client cannot {verb}")
+
+    def on_reader(self, who: str, words: list[str]) -> None:
+        if words[0] == "from":
+            until = parse_lsn(words[3]) if words[2:] else None
+            self.add(ReadStarted(self.time_us, who, self.log, parse_lsn(words[1]), until))
+        elif words[0] == "end":
+            error = "Unreachable" if words[1] == "error" else ""
+            self.add(ReadEnded(self.time_us, who, EndReason(words[1]), error))
+        else:
+            for word in words:
+                self.add(self.delivery(who, word))
+
+    def delivery(self, who: str, word: str) -> Event:
+        place, what = word.split("=")
+        first, last = _span(place)
+        if what in GAPS:
+            return GapDelivered(self.time_us, who, first, last, GapKind(what))
+        return RecordDelivered(self.time_us, who, first, mark(what))
+
+
+def _span(place: str) -> tuple[int, int]:
+    first, _, last = place.partition("-")
+    return parse_lsn(first), parse_lsn(last or first)
+
+
+def _slots(word: str) -> DumpedSlots:
+    place, what = word.split("=")
+    what, _, seal = what.partition("/")
+    first, last = _span(place)
+    intact, what = not what.startswith("!"), what.lstrip("!")
+    if what in ("hole", "bridge"):
+        return DumpedSlots(first, last, SlotKind(what), seal_epoch=int(seal or 0), intact=intact)
+    if what.startswith("crc"):
+        return DumpedSlots(first, last, SlotKind.DATA, (), int(what[3:]), intact, int(seal or 0))
+    marks = tuple(map(mark, what.split(",")))
+    assert len(marks) == last - first + 1, word
+    return DumpedSlots(first, last, SlotKind.DATA, marks, 7, intact, int(seal or 0))
