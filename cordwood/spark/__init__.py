@@ -1,0 +1,21 @@
+"""Spark: the PySpark data source over the client.
+
+`spark.read.format("cordwood")` finds the source by itself where this package is
+installed; `register(spark)` names it to a session that does not look.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("cordwood")` known to a session; doing it twice is fine."""
+    from cordwood.spark.source import CordwoodSource
+
+    spark.dataSource.register(CordwoodSource)

@@ -1,0 +1,196 @@
+"""What a stream's offset is, and how it moves: rules only.
+
+An offset says for each log the next LSN to read. Spark stores it as JSON text in the
+checkpoint and compares texts, so there is one text for one offset::
+
+    {"cluster":"5f0c…","from":{"17":"e7n0"},"logs":{"17":"e7n4096","23":"e9n12"},"v":1}
+
+Keys are sorted. LSNs are text, because listeners and jq lose precision above 2**53.
+`from` holds the true start of every log that the offset before did not carry: all of
+them in batch 0, and later each log that was discovered. It is there because Spark asks
+for the initial offset anew after a crash in batch 0, when `latest` may be elsewhere:
+the range of batch 0 is what its own end says, `[from, logs)`, whatever the start says
+now. The initial offset has `"init":true`.
+
+Offsets never go back. Where records are gone, a query fails or goes on after them,
+and never starts again from the oldest.
+
+Source: research digest on PySpark 4.3, §2 traps 2 and 3, §8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cordwood.errors import BadSetting, CordwoodError
+from cordwood.lsn import OLDEST, format_lsn, parse_lsn
+
+VERSION = 1
+
+
+class DataLoss(CordwoodError):
+    """Records that were planned to be read are gone, and `failOnDataLoss` is true."""
+
+
+def data_loss(log: int, name: str, requested: int, oldest: int | None, kind: str) -> DataLoss:
+    """The error for records that are gone; its first line is for machines.
+
+    Args:
+        requested: the first LSN that was wanted and is gone.
+        oldest: where reading could go on, None for nowhere.
+        kind: why, as TRIM, DATA_LOSS or LOG_GONE.
+    """
+    onward = "none" if oldest is None else format_lsn(oldest)
+    return DataLoss(
+        f"CORDWOOD_DATA_LOSS log={log} requested={format_lsn(requested)} oldest={onward} "
+        f"type={kind}\nRecords of {name} that this query was to read are gone. With "
+        "failOnDataLoss=false it goes on after them, and they are missing from its result."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """See the module.
+
+    Attributes:
+        cluster: identity of the cluster that the LSNs belong to.
+        logs: the next LSN to read, by log.
+        started: the `from` of the JSON.
+        is_initial: whether `initialOffset` made it.
+    """
+
+    cluster: str
+    logs: Mapping[int, int]
+    started: Mapping[int, int] = field(default_factory=dict)
+    is_initial: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The canonical form, keys in order."""
+        logs = {"logs": _written(self.logs), "v": VERSION}
+        if self.is_initial:
+            return {"cluster": self.cluster, "init": True, **logs}
+        return {"cluster": self.cluster, "from": _written(self.started), **logs}
+
+
+def parse_offset(value: Mapping[str, Any]) -> StreamOffset:
+    """Read an offset that `to_json` wrote, perhaps in an earlier run.
+
+    Raises:
+        BadSetting: it is none of ours, or of a later version.
+    """
+    version = value.get("v")
+    if isinstance(version, int) and version > VERSION:
+        raise BadSetting(
+            f"the checkpoint holds an offset of version {version}, and this Cordwood reads "
+            f"version {VERSION}: go on with the Cordwood that wrote it"
+        )
+    try:
+        return StreamOffset(
+            str(value["cluster"]),
+            _read(value["logs"]),
+            _read(value.get("from", {})),
+            value.get("init") is True,
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BadSetting(
+            f"the checkpoint holds an offset that Cordwood did not write ({error!r}): {value}"
+        ) from None
+
+
+def check_cluster(offset: StreamOffset, cluster: str) -> None:
+    """Refuse offsets of another cluster: the LSNs of one mean nothing in another.
+
+    Raises:
+        BadSetting: it is another.
+    """
+    if offset.cluster != cluster:
+        raise BadSetting(
+            f"the checkpoint belongs to cluster {offset.cluster}, and this one is {cluster}: "
+            "give the address of that cluster, or a new checkpointLocation"
+        )
+
+
+def move_on(start: StreamOffset, stops: Mapping[int, int]) -> StreamOffset:
+    """The offset after reading each log up to its stop; `start` itself if nothing is new.
+
+    A log that `start` does not carry was discovered, and is read from its beginning. A
+    log that is carried and has no stop stays as it is: its place is kept for when it is
+    selected again.
+
+    Args:
+        stops: first LSNs that are not read; those at or below `start` change nothing.
+    """
+    logs = dict(start.logs)
+    started = dict(start.logs) if start.is_initial else {}
+    for log, stop in sorted(stops.items()):
+        if log not in logs:
+            started[log] = OLDEST
+        logs[log] = max(stop, logs.get(log, OLDEST))
+    if logs == start.logs:
+        return start
+    return StreamOffset(start.cluster, logs, started)
+
+
+def ranges(start: StreamOffset, end: StreamOffset) -> dict[int, tuple[int, int]]:
+    """What a batch reads: `[first, stop)` by log, in the order of their numbers.
+
+    It depends on nothing but the two offsets, so that a batch that is run again reads
+    the same.
+
+    Raises:
+        BadSetting: the offsets are no pair: of two clusters, or one that goes back.
+    """
+    if end.is_initial:
+        return {}
+    check_cluster(start, end.cluster)
+    found = {}
+    for log, stop in sorted(end.logs.items()):
+        carried = None if start.is_initial else start.logs.get(log)
+        first = end.started.get(log) if carried is None else carried
+        if first is None or first > stop:
+            raise BadSetting(
+                f"offsets of log {log} go back, or begin nowhere: from {start.to_json()} to "
+                f"{end.to_json()}. Was the checkpoint edited or mixed with another?"
+            )
+        if first < stop:
+            found[log] = (first, stop)
+    return found
+
+
+def share_out(limit: int, backlog: Mapping[int, int], turn: int) -> dict[int, int]:
+    """Share a trigger's records among logs by their backlog, the least one each.
+
+    Args:
+        limit: records in all, at least 1.
+        backlog: records that wait, at least 1 for each log.
+        turn: counts the triggers: where there are more logs than records, the logs
+            take turns.
+    Returns:
+        Records by log, at least 1; logs that must wait are left out.
+    """
+    total = sum(backlog.values())
+    if total <= limit:
+        return dict(backlog)
+    logs = sorted(backlog)
+    if limit < len(logs):
+        at = turn * limit % len(logs)
+        return dict.fromkeys((logs + logs)[at : at + limit], 1)
+    spare, rest = limit - len(logs), total - len(logs)
+    shares = {log: 1 + spare * (backlog[log] - 1) // rest for log in logs}
+    left = limit - sum(shares.values())
+    # What rounding left over goes to those it took the most from, lower numbers first.
+    by_loss = sorted(logs, key=lambda log: -(spare * (backlog[log] - 1) % rest))
+    for log in by_loss[:left]:
+        shares[log] += 1
+    return shares
+
+
+def _written(places: Mapping[int, int]) -> dict[str, str]:
+    """Sorted as text, as every JSON tool that sorts keys does."""
+    return {key: format_lsn(places[int(key)]) for key in sorted(map(str, places))}
+
+
+def _read(places: Mapping[str, str]) -> dict[int, int]:
+    return {int(log): parse_lsn(lsn) for log, lsn in places.items()}

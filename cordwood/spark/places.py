@@ -1,0 +1,139 @@
+"""Where reading starts and ends: `earliest`, `latest`, or an LSN for each log.
+
+Kafka's values for `startingOffsets` and `endingOffsets`, with logs for partitions and
+LSNs for offsets: `{"/orders": "e7n123", "17": "latest"}`. A key of digits only is a
+log's number; anything else is its name, the leading slash being optional. An end is
+exclusive, as in Kafka: `e7n123` is the first LSN that is not read.
+
+Source: research digest on PySpark 4.3, §6, §8.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cordwood.errors import BadSetting
+from cordwood.lsn import LSN_MAX, Lsn, parse_lsn
+
+_LISTED = 10
+"""Logs that an error names."""
+
+
+class Edge(enum.Enum):
+    """An end of a log, wherever that is when the query asks."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+Place = Edge | Lsn
+"""An end of the log, or the LSN itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """A place for every log.
+
+    Attributes:
+        default: of the logs that are not named.
+        by_log: of those that are, by name (with its slash) or by number in digits.
+    """
+
+    default: Edge
+    by_log: Mapping[str, Place] = field(default_factory=dict)
+
+    def of(self, log_id: int, name: str) -> Place:
+        """The place of one log."""
+        found = self.by_log.get(name)
+        return found if found is not None else self.by_log.get(str(log_id), self.default)
+
+    def strangers(self, logs: Mapping[int, str]) -> list[str]:
+        """What is named and is none of `logs` (names by number), in the order given."""
+        known = {*logs.values(), *map(str, logs)}
+        return [name for name in self.by_log if name not in known]
+
+
+def check_strangers(option: str, places: Places, logs: Mapping[int, str]) -> None:
+    """Refuse places of logs that are not selected: a slip of the pen would be silent.
+
+    Args:
+        logs: the selected ones, names by number.
+    Raises:
+        BadSetting: there is one.
+    """
+    strangers = places.strangers(logs)
+    if strangers:
+        raise BadSetting(
+            f"{option} names {', '.join(strangers)}, which is not selected; {listed(logs.values())}"
+        )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Some logs, for an error."""
+    ordered = sorted(names)
+    if not ordered:
+        return "there is none"
+    more = f" and {len(ordered) - _LISTED} more" if len(ordered) > _LISTED else ""
+    return f"there are {', '.join(ordered[:_LISTED])}{more}"
+
+
+def parse_places(option: str, text: str, default: Edge) -> Places:
+    """Read the value of `startingOffsets` or `endingOffsets`.
+
+    Args:
+        option: its name, for errors.
+        default: of the logs that a JSON object does not name.
+    Raises:
+        BadSetting: it is none of the forms in the module's docstring.
+    """
+    told = text.strip()
+    if told.lower() in ("earliest", "latest"):
+        return Places(Edge(told.lower()))
+    if not told.startswith("{"):
+        raise _wrong(option, text)
+    try:
+        entries = json.loads(told)
+    except json.JSONDecodeError as error:
+        raise _wrong(option, text, f"; {error}") from None
+    assert isinstance(entries, dict), "JSON that begins with a brace is an object"
+    return Places(default, {log_key(log): _place(option, log, at) for log, at in entries.items()})
+
+
+def log_key(log: str) -> str:
+    """A log's number as it is; its name with the slash that may be left out."""
+    log = log.strip()
+    return log if is_number(log) or log.startswith("/") else f"/{log}"
+
+
+def is_number(log: str) -> bool:
+    """Whether a log is named by its number."""
+    return log.isascii() and log.isdigit()
+
+
+def _place(option: str, log: str, at: object) -> Place:
+    if isinstance(at, dict):
+        raise BadSetting(
+            f'{option}: a log has no partitions, so {log!r} takes one place: {{"{log}": "e7n123"}}'
+        )
+    if isinstance(at, int) and not isinstance(at, bool) and 0 <= at <= LSN_MAX:
+        return Lsn(at)
+    if isinstance(at, str):
+        if at in ("earliest", "latest"):
+            return Edge(at)
+        try:
+            return parse_lsn(at)
+        except BadSetting:
+            pass
+    raise BadSetting(
+        f"{option}: {log!r} is at {json.dumps(at)}; it takes earliest, latest or an LSN, say e7n123"
+    )
+
+
+def _wrong(option: str, text: str, more: str = "") -> BadSetting:
+    return BadSetting(
+        f"{option} is {text!r}; it takes earliest, latest, or JSON by log: "
+        f'{{"/orders": "e7n123", "/clicks": "latest"}}{more}'
+    )

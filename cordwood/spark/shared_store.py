@@ -1,0 +1,51 @@
+"""One client for each cluster in a Spark worker process.
+
+Spark forks its Python workers and uses them again for later tasks and batches, so a
+connected client pays for many. Threads and event loops do not survive a fork: a client
+belongs to the process that made it, and what was inherited is left alone, since even
+closing it would disturb the sockets that the parent still uses.
+
+Source: research digest on PySpark 4.3, §2 ("module globals survive").
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from cordwood.client.blocking import BlockingStore, connect
+from cordwood.settings import ClientSettings
+
+STORES_MAX = 8
+"""Clusters that one worker stays connected to; beyond it the oldest is closed."""
+
+_Key = tuple[int, str, float]
+_stores: dict[_Key, BlockingStore] = {}
+
+
+def shared_store(servers: str, timeout_s: float) -> BlockingStore:
+    """This process's client of a cluster, connected.
+
+    Raises:
+        Unreachable: no node answered; the text says how to start one.
+    """
+    key = (os.getpid(), servers, timeout_s)
+    store = _stores.pop(key, None)
+    if store is None or store.is_closed:
+        store = connect(servers, ClientSettings(timeout_s=timeout_s))
+    _stores[key] = store
+    ours = _ours()
+    if len(ours) > STORES_MAX:
+        _stores.pop(ours[0]).close()
+    return store
+
+
+def _ours() -> list[_Key]:
+    """Of this process, those used longest ago first."""
+    return [key for key in _stores if key[0] == os.getpid()]
+
+
+@atexit.register
+def _close_ours() -> None:
+    for key in _ours():
+        _stores.pop(key).close()

@@ -1,0 +1,99 @@
+"""How a batch's ranges become tasks: large logs are cut, small ones packed.
+
+A pure function of the ranges and of what the logs hold there, neither of which ever
+changes, so a batch that is run again is cut the same. Cuts are by LSN, evenly by
+records; a reader clips the block that a cut goes through, which costs one block read
+twice. Order holds inside a slice only; the column `lsn` restores it.
+
+Source: research digest on PySpark 4.3, §8 ("Splitting one large log").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cordwood.spark.runs import Run, advance, records_in
+
+OPEN_COST_BYTES = 256 << 10
+"""What opening a log costs a task, in bytes it could have read instead: 2 ms or so.
+Thousands of tiny logs then fill several tasks, as small files do in Spark."""
+
+PARTITIONS_MAX = 100_000
+"""About; past that Spark's driver is busy with tasks alone, and larger slices are better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The LSNs `[start, stop)` of one log; what a task is told."""
+
+    log_id: int
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A slice that may be cut, and what is known of what lies in it.
+
+    Attributes:
+        runs: where its records are.
+        record_bytes: mean size of a record, as sampled.
+    """
+
+    slice: Slice
+    runs: Sequence[Run]
+    record_bytes: float
+
+    @property
+    def data_bytes(self) -> int:
+        """What it holds, about."""
+        return round(records_in(self.runs) * self.record_bytes)
+
+
+def plan(
+    spans: Iterable[Span], *, target_bytes: int, min_partitions: int
+) -> list[tuple[Slice, ...]]:
+    """Cut and pack spans into partitions of at most about `target_bytes`.
+
+    Args:
+        min_partitions: partitions wanted at least; 0 for no wish. There are fewer only
+            where there are fewer records.
+    Returns:
+        The slices of each partition; together they tile the spans, in their order.
+    """
+    cuttable = list(spans)
+    data = sum(span.data_bytes for span in cuttable)
+    target = min(target_bytes, data // min_partitions) if min_partitions else target_bytes
+    target = max(target, data // PARTITIONS_MAX, 1)
+    return list(_pack((piece for span in cuttable for piece in _cut(span, target)), target))
+
+
+def _cut(span: Span, target: int) -> Iterator[tuple[Slice, int]]:
+    """Even pieces of at most about `target` bytes, and the bytes of each."""
+    whole = span.slice
+    records = records_in(span.runs)
+    pieces = max(1, min(records, -(-span.data_bytes // target)))
+    start = whole.start
+    for piece in range(1, pieces + 1):
+        last = piece == pieces
+        stop = whole.stop if last else advance(span.runs, records * piece // pieces)
+        yield Slice(whole.log_id, whole.name, start, stop), span.data_bytes // pieces
+        start = stop
+
+
+def _pack(pieces: Iterable[tuple[Slice, int]], target: int) -> Iterator[tuple[Slice, ...]]:
+    """Fill partitions in order; a piece goes in while there is room, and always alone."""
+    packed: list[Slice] = []
+    size = 0
+    for piece, data_bytes in pieces:
+        cost = data_bytes + (OPEN_COST_BYTES if packed else 0)
+        if packed and size + cost > target:
+            yield tuple(packed)
+            packed, size = [], 0
+            cost = data_bytes
+        packed.append(piece)
+        size += cost
+    if packed:
+        yield tuple(packed)

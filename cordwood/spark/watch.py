@@ -1,0 +1,169 @@
+"""What the driver asks of the cluster: which logs, where they end, what lies between.
+
+Ends are released LSNs only. What is beyond them may still be given another outcome when
+an epoch is recovered, and a range that was planned must hold the same records for ever.
+
+Source: research digest on PySpark 4.3, §8.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from cordwood.client.blocking import BlockingStore
+from cordwood.errors import UnknownLog
+from cordwood.layout.limits import RECORD_BYTES_DEFAULT
+from cordwood.lsn import Lsn
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.spark.offsets import data_loss
+from cordwood.spark.options import Selection, SourceOptions
+from cordwood.spark.places import listed
+from cordwood.spark.runs import Run, records_in, runs_of
+from cordwood.spark.shared_store import shared_store
+from cordwood.spark.splitting import Slice, Span
+
+DISCOVER_EVERY_S = 1.0
+"""How often a pattern looks for new logs: one question a second, and they are found soon."""
+
+EPOCH_ENDS_KEPT = 65_536
+"""A closed epoch's end never changes, so it is asked once; a few MiB at most."""
+
+SAMPLES_MAX = 16
+"""Logs of a batch of which a block is read to learn how large records are."""
+
+RECORD_BYTES_GUESS = 1024
+"""Where no block was read; it matters only for how small logs share tasks."""
+
+
+class Watch:
+    """The driver's view of the selected logs; lives as long as the query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._selected: dict[int, str] | None = None
+        self._listed_at = 0.0
+        self._epoch_end = lru_cache(maxsize=EPOCH_ENDS_KEPT)(self._ask_epoch_end)
+
+    @property
+    def store(self) -> BlockingStore:
+        """The client."""
+        return shared_store(self._options.servers, self._options.request_timeout_s)
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's identity."""
+        return self.store.cluster_id
+
+    def all_logs(self) -> dict[int, str]:
+        """Every log's name, by number."""
+        return {info.log_id: info.name for info in self.store.logs()}
+
+    def selected(self) -> dict[int, str]:
+        """The selected logs' names, by number; a pattern finds new ones.
+
+        Raises:
+            UnknownLog: one that was named is not there.
+        """
+        pattern = self._options.selection.option == "subscribePattern"
+        now = time.monotonic()
+        if self._selected is None or (pattern and now - self._listed_at >= DISCOVER_EVERY_S):
+            self._listed_at = now
+            self._selected = select(self._options.selection, self.all_logs())
+        return self._selected
+
+    def tails(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """The last released LSN of each log, by number."""
+        return dict(zip(logs, self.store.tails(list(logs.values())), strict=True))
+
+    def runs(self, log: str, start: int, stop: int) -> list[Run]:
+        """Where `[start, stop)` of a log may have records."""
+        return runs_of(start, stop, lambda epoch: self._epoch_end(log, epoch))
+
+    def slices(self, ranges: Mapping[int, tuple[int, int]]) -> list[Slice]:
+        """Slices of the ranges of logs by number; a log that is gone is left out.
+
+        Raises:
+            DataLoss: a log is gone, and `failOnDataLoss` is true.
+        """
+        names = self._selected or {}
+        if not names.keys() >= ranges.keys():
+            names = self.all_logs()
+        self.check_there(names, {log: first for log, (first, _) in ranges.items()})
+        return [
+            Slice(log, names[log], first, stop)
+            for log, (first, stop) in ranges.items()
+            if log in names
+        ]
+
+    def check_there(self, names: Mapping[int, str], places: Mapping[int, int]) -> None:
+        """Check that the logs that are to be read are there.
+
+        Raises:
+            DataLoss: one is gone, and `failOnDataLoss` is true.
+        """
+        for log, first in places.items():
+            if log not in names and self._options.fail_on_data_loss:
+                raise data_loss(log, f"log {log}", first, None, "LOG_GONE")
+
+    def spans(self, slices: Sequence[Slice]) -> list[Span]:
+        """What is known of the slices, for `splitting.plan`."""
+        runs = [self.runs(each.name, each.start, each.stop) for each in slices]
+        sizes = self._record_sizes(slices, runs)
+        return list(map(Span, slices, runs, sizes))
+
+    def _record_sizes(self, slices: Sequence[Slice], runs: Sequence[Sequence[Run]]) -> list[float]:
+        """Mean bytes of each slice's records; read from a block where a cut may depend on it.
+
+        The blocks that are read depend on the slices alone, so that a batch that is
+        run again is cut the same.
+        """
+        counts = list(map(records_in, runs))
+        large = [
+            index
+            for index, count in enumerate(counts)
+            if count * RECORD_BYTES_DEFAULT > self._options.target_partition_bytes
+        ]
+        large.sort(key=lambda index: (-counts[index], slices[index].log_id))
+        sampled: dict[int, float] = {}
+        for index in large[:SAMPLES_MAX]:
+            size = self._sample(slices[index], runs[index][0].first)
+            if size is not None:
+                sampled[index] = size
+        mean = sum(sampled.values()) / len(sampled) if sampled else RECORD_BYTES_GUESS
+        return [sampled.get(index, mean) for index in range(len(slices))]
+
+    def _sample(self, read: Slice, lsn: int) -> float | None:
+        """Mean bytes of the records in the block at `lsn`; None if there is none."""
+        with self.store.read(read.name, lsn, lsn) as reader:
+            for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
+                if isinstance(taken, Delivery):
+                    header = taken.block.header
+                    return header.raw_bytes / header.count
+        return None
+
+    def _ask_epoch_end(self, log: str, epoch: int) -> Lsn | None:
+        return self.store.epoch_end(log, epoch)
+
+
+def select(selection: Selection, logs: Mapping[int, str]) -> dict[int, str]:
+    """The selected ones of all `logs` (names by number), in the order of their numbers.
+
+    Raises:
+        UnknownLog: one that was named is not there.
+    """
+    ordered = dict(sorted(logs.items()))
+    if selection.option == "subscribePattern":
+        pattern = re.compile(selection.pattern)
+        return {log: name for log, name in ordered.items() if pattern.fullmatch(name)}
+    wanted = set(selection.logs)
+    found = {log: name for log, name in ordered.items() if name in wanted or str(log) in wanted}
+    missing = wanted - {*found.values(), *map(str, found)}
+    if missing:
+        raise UnknownLog(
+            f"{selection.option}: there is no log {', '.join(sorted(missing))}; "
+            f"{listed(ordered.values())}"
+        )
+    return found

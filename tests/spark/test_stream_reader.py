@@ -1,0 +1,309 @@
+"""The stream reader as Spark calls it, on a real cluster, without a JVM: crashes between calls."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from cordwood.errors import BadSetting, UnknownLog
+from cordwood.lsn import OLDEST, Lsn, format_lsn
+from cordwood.spark.offsets import DataLoss
+from cordwood.spark.options import SELECTIONS, SERVERS
+from cordwood.spark.source import (
+    POLL_S,
+    CordwoodReader,
+    CordwoodSource,
+    CordwoodStreamReader,
+)
+
+pytestmark = pytest.mark.real
+
+ALL = ReadAllAvailable()
+
+IDLE_CALLS_PER_S_MAX = 5
+
+
+@pytest.fixture
+def log() -> str:
+    """A name that no other test uses."""
+    return f"/t-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def new_reader(cluster, log):
+    """A reader as a restarted query makes it; options by name."""
+
+    def make(**options: str) -> CordwoodStreamReader:
+        if not options.keys() & set(SELECTIONS):
+            options["subscribe"] = log
+        source = CordwoodSource({SERVERS: cluster.url, **options})
+        return source.streamReader(schema=source.schema())
+
+    return make
+
+
+def stored(offset: dict[str, Any]) -> dict[str, Any]:
+    """An offset as it comes back from a checkpoint."""
+    return json.loads(json.dumps(offset))
+
+
+def values(reader: CordwoodStreamReader | CordwoodReader, partitions) -> list[bytes]:
+    """Read partitions as tasks do."""
+    return [
+        value
+        for partition in partitions
+        for batch in reader.read(partition)
+        for value in batch["value"].to_pylist()
+    ]
+
+
+def numbers(first: int, stop: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, stop)]
+
+
+class TestBatch0:
+    def test_crashes_after_it_was_planned_and_latest_moved(self, store, log, new_reader):
+        store.append_many(log, numbers(0, 500))
+        first = new_reader()
+        start = stored(first.initialOffset())
+        store.append_many(log, numbers(500, 540))
+        end = stored(first.latestOffset(start, ALL))
+        store.append_many(log, numbers(540, 570))
+
+        again = new_reader()
+        moved = stored(again.initialOffset())
+        assert moved != start
+        assert values(again, again.partitions(moved, end)) == numbers(500, 540)
+        after = stored(again.latestOffset(end, ALL))
+        assert values(again, again.partitions(end, after)) == numbers(540, 570)
+
+    def test_crashes_while_it_is_empty(self, store, log, new_reader):
+        """Spark then stores the initial offset itself as the end of batch 0."""
+        store.append_many(log, numbers(0, 5))
+        first = new_reader()
+        start = stored(first.initialOffset())
+        assert first.latestOffset(start, ALL) is start
+        store.append_many(log, numbers(5, 9))
+
+        again = new_reader()
+        assert again.partitions(stored(again.initialOffset()), start) == []
+        after = stored(again.latestOffset(start, ALL))
+        assert values(again, again.partitions(start, after)) == numbers(5, 9)
+
+    def test_starts_where_it_is_told(self, store, log, new_reader):
+        lsns = store.append_many(log, numbers(0, 5))
+        for starts, wanted in (
+            ("earliest", numbers(0, 5)),
+            (json.dumps({log: str(lsns[2])}), numbers(2, 5)),
+            (json.dumps({log[1:]: int(lsns[2])}), numbers(2, 5)),
+        ):
+            reader = new_reader(startingOffsets=starts)
+            start = stored(reader.initialOffset())
+            end = stored(reader.latestOffset(start, ALL))
+            assert values(reader, reader.partitions(start, end)) == wanted
+
+
+class TestIdle:
+    def test_nothing_new_is_the_very_same_offset(self, store, log, new_reader):
+        store.append(log, b"1")
+        reader = new_reader(startingOffsets="earliest")
+        end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+        for _ in range(3):
+            assert reader.latestOffset(end, ALL) is end
+
+    def test_polls_wait_for_their_turn(self, store, log, new_reader):
+        store.append(log, b"1")
+        reader = new_reader()
+        start = stored(reader.initialOffset())
+        reader.latestOffset(start, ALL)
+        began = time.monotonic()
+        polls = 3
+        for _ in range(polls):
+            reader.latestOffset(start, ALL)
+        assert time.monotonic() - began >= polls * POLL_S * 0.99
+        assert 1 / POLL_S < IDLE_CALLS_PER_S_MAX
+
+    def test_what_comes_is_seen_at_the_next_poll(self, store, log, new_reader):
+        store.append(log, b"1")
+        reader = new_reader()
+        start = stored(reader.initialOffset())
+        assert reader.latestOffset(start, ALL) is start
+        last = store.append(log, b"2")
+        end = reader.latestOffset(start, ALL)
+        assert end["logs"] == {str(store.log(log).log_id): format_lsn(last + 1)}
+
+
+class TestLimit:
+    def read_all(self, reader: CordwoodStreamReader, limit: int) -> list[list[bytes]]:
+        """Batches until nothing is new."""
+        batches = []
+        start = stored(reader.initialOffset())
+        while True:
+            end = reader.latestOffset(start, ReadMaxRows(limit))
+            if end is start:
+                return batches
+            batches.append(values(reader, reader.partitions(start, stored(end))))
+            start = stored(end)
+
+    def test_is_the_option_and_caps_every_batch(self, store, log, new_reader):
+        store.append_many(log, numbers(0, 250))
+        reader = new_reader(startingOffsets="earliest", maxOffsetsPerTrigger="100")
+        assert reader.getDefaultReadLimit() == ReadMaxRows(100)
+        batches = self.read_all(reader, 100)
+        assert list(map(len, batches)) == [100, 100, 50]
+        assert [value for batch in batches for value in batch] == numbers(0, 250)
+
+    def test_is_left_aside_when_spark_asks_for_all(self, store, log, new_reader):
+        store.append_many(log, numbers(0, 250))
+        reader = new_reader(startingOffsets="earliest", maxRecordsPerTrigger="10")
+        start = stored(reader.initialOffset())
+        end = stored(reader.latestOffset(start, ALL))
+        assert values(reader, reader.partitions(start, end)) == numbers(0, 250)
+
+    def test_without_the_option_there_is_none(self, store, log, new_reader):
+        store.append(log, b"1")
+        assert new_reader().getDefaultReadLimit() == ALL
+
+    def test_is_shared_by_logs(self, store, log, new_reader):
+        store.append_many(f"{log}/a", numbers(0, 90))
+        store.append_many(f"{log}/b", numbers(100, 110))
+        reader = new_reader(subscribe=f"{log}/a,{log}/b", startingOffsets="earliest")
+        batches = self.read_all(reader, 20)
+        assert all(len(batch) <= 20 for batch in batches)
+        assert all(any(value < b"2" for value in batch) for batch in batches[:1])
+        found = [value for batch in batches for value in batch]
+        assert sorted(found, key=int) == numbers(0, 90) + numbers(100, 110)
+        assert len(batches) == 5
+
+
+class TestAvailableNow:
+    def test_reads_up_to_what_was_there(self, store, log, new_reader):
+        store.append_many(log, numbers(0, 30))
+        reader = new_reader(startingOffsets="earliest")
+        reader.prepareForTriggerAvailableNow()
+        start = stored(reader.initialOffset())
+        store.append_many(log, numbers(30, 60))
+        end = stored(reader.latestOffset(start, ReadMaxRows(20)))
+        last = stored(reader.latestOffset(end, ReadMaxRows(20)))
+        assert values(reader, reader.partitions(start, end)) == numbers(0, 20)
+        assert values(reader, reader.partitions(end, last)) == numbers(20, 30)
+        assert reader.latestOffset(last, ReadMaxRows(20)) is last
+
+
+class TestDiscovery:
+    def test_a_log_that_comes_is_read_whole(self, store, log, new_reader, monkeypatch):
+        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
+        store.append(f"{log}/a", b"old")
+        source = {"subscribePattern": f"{log}/.*", "startingOffsets": "latest"}
+        reader = new_reader(**source)
+        start = stored(reader.initialOffset())
+        store.append_many(f"{log}/b", [b"new1", b"new2"])
+        end = stored(reader.latestOffset(start, ALL))
+        assert set(end["from"]) == {str(store.log(f"{log}/{name}").log_id) for name in "ab"}
+        assert values(reader, reader.partitions(start, end)) == [b"new1", b"new2"]
+        again = new_reader(**source)
+        moved = stored(again.initialOffset())
+        assert values(again, again.partitions(moved, end)) == [b"new1", b"new2"]
+
+    def test_an_empty_log_is_no_news(self, store, log, new_reader, monkeypatch):
+        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
+        store.append(f"{log}/a", b"old")
+        source = {"subscribePattern": f"{log}/.*"}
+        reader = new_reader(**source)
+        start = stored(reader.initialOffset())
+        store.create_log(f"{log}/b")
+        assert reader.latestOffset(start, ALL) is start
+
+
+class TestReport:
+    def test_tells_the_ends_for_the_progress_of_the_query(self, store, log, new_reader):
+        last = store.append_many(log, numbers(0, 9))[-1]
+        reader = new_reader(startingOffsets="earliest")
+        assert reader.reportLatestOffset() is None
+        start = stored(reader.initialOffset())
+        reader.latestOffset(start, ReadMaxRows(2))
+        number = str(store.log(log).log_id)
+        assert reader.reportLatestOffset()["logs"] == {number: format_lsn(last + 1)}
+
+
+class TestWrongPlaces:
+    def test_a_log_that_is_not_there(self, new_reader, log):
+        with pytest.raises(UnknownLog, match=f"no log {log}"):
+            new_reader().initialOffset()
+
+    def test_a_start_beyond_the_end(self, store, log, new_reader):
+        last = store.append(log, b"1")
+        starts = json.dumps({log: str(Lsn(last + 2))})
+        with pytest.raises(BadSetting, match="ends before"):
+            new_reader(startingOffsets=starts).initialOffset()
+
+    def test_a_checkpoint_of_another_cluster(self, store, log, new_reader):
+        store.append(log, b"1")
+        reader = new_reader()
+        start = {**reader.initialOffset(), "cluster": "f" * 32}
+        with pytest.raises(BadSetting, match="belongs to cluster ffff"):
+            reader.latestOffset(start, ALL)
+
+    def test_a_log_of_the_checkpoint_that_is_gone(self, store, log, new_reader):
+        store.append(log, b"1")
+        start = new_reader(startingOffsets="earliest").initialOffset()
+        start = {**start, "logs": {**start["logs"], "987654": "e3n7"}}
+        said = "CORDWOOD_DATA_LOSS log=987654 requested=e3n7 oldest=none type=LOG_GONE"
+        with pytest.raises(DataLoss, match=said):
+            new_reader().latestOffset(start, ALL)
+        lenient = new_reader(failOnDataLoss="false")
+        end = lenient.latestOffset(start, ALL)
+        assert end["logs"]["987654"] == "e3n7"
+        assert values(lenient, lenient.partitions(start, end)) == [b"1"]
+
+
+class TestEpochs:
+    """The sequencer's node dies, and the log goes on in another epoch."""
+
+    def test_limits_and_cuts_count_records_and_not_lsns(self, cluster, store, log, new_reader):
+        store.append_many(log, numbers(0, 70))
+        first = store.tail(log)
+        restart_sequencer(cluster, store, log)
+        second = store.append_many(log, numbers(70, 100))[-1]
+        assert second.epoch > first.epoch
+
+        reader = new_reader(startingOffsets="earliest")
+        batches = TestLimit().read_all(reader, 40)
+        assert [value for batch in batches for value in batch] == numbers(0, 100)
+        assert list(map(len, batches)) == [40, 40, 20]
+
+        split = new_reader(startingOffsets="earliest", minPartitions="4")
+        start = stored(split.initialOffset())
+        partitions = split.partitions(start, stored(split.latestOffset(start, ALL)))
+        assert [len(values(split, [each])) for each in partitions] == [25, 25, 25, 25]
+        assert values(split, partitions) == numbers(0, 100)
+
+    def test_an_epoch_without_records_is_no_news(self, cluster, store, log, new_reader):
+        store.append_many(log, numbers(0, 7))
+        reader = new_reader(startingOffsets="earliest")
+        start = stored(reader.initialOffset())
+        end = stored(reader.latestOffset(start, ALL))
+        restart_sequencer(cluster, store, log)
+        assert store.tail(log) > OLDEST
+        assert reader.latestOffset(end, ALL) is end
+
+
+def restart_sequencer(cluster, store, log: str) -> None:
+    """Kill the node that sequences `log` and start it again."""
+    node = sequencer(store, log)
+    cluster.kill(node)
+    cluster.start(node)
+
+
+def sequencer(store, log: str):
+    """The node that sequences `log` now."""
+    number = store.log(log).log_id
+    for node, status in store.status().items():
+        if any(each.log == number and each.sequencing for each in status.logs):
+            return node
+    raise AssertionError(f"nobody sequences {log}")
