@@ -1,0 +1,1 @@
+"""The main job, to watch: a cluster, real input, a kill, Spark to Parquet."""

@@ -1,0 +1,146 @@
+"""The first client: appends a source, batch after batch, some of them in flight at once.
+
+It runs ahead of the tail by LAG_RECORDS_MAX records at most, which bounds what the tail
+check must remember. Half-way it lets the demo choose a victim, hands over several batches
+at once, and has the victim killed while they are on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from cordwood.client.store import Store
+from cordwood.demo.checks import CheckFailed
+from cordwood.demo.digest import Digest
+from cordwood.demo.follow import Follow
+from cordwood.demo.input import Batch, Source, batches
+from cordwood.demo.pauses import Pauses
+from cordwood.demo.tail_check import TailCheck
+
+IN_FLIGHT = 8
+"""Batches appended at once. At 4 an append still waits for the disk now and then; past 8
+nothing is gained: this process, which reads, writes and checks, is what takes the time."""
+
+KILL_IN_FLIGHT = 4
+"""Batches handed over at once just before the kill; fewer at the end of a small input."""
+
+KILL_DELAY_S = 0.001
+"""By then they have left this process, and storing them takes a little longer."""
+
+LAG_RECORDS_MAX = 100_000
+TAIL_TIMEOUT_S = 60.0
+"""The tail moves many times a second; a minute of nothing is a failure."""
+
+
+class Ingest:
+    """See the module.
+
+    Attributes:
+        records, bytes: acknowledged so far; bytes of keys and values.
+        digest: of what was read from the source so far.
+        acks: pauses between acknowledgements.
+        at_kill: records acknowledged when the victim was killed, None before.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        source: Source,
+        check: TailCheck,
+        follow: Follow,
+        *,
+        choose: Callable[[], Awaitable[None]],
+        kill: Callable[[], None],
+    ) -> None:
+        """Prepare; `choose` finds a victim half-way, `kill` a moment later kills it."""
+        self.source = source
+        self.records = 0
+        self.bytes = 0
+        self.digest = Digest()
+        self.acks = Pauses(asyncio.get_running_loop().time())
+        self.at_kill: int | None = None
+        self._store = store
+        self._check = check
+        self._follow = follow
+        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._held: list[Batch] = []
+        self._choose = choose
+        self._kill = kill
+        self._is_chosen = False
+        self._any_acked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Append everything; return once all of it is acknowledged.
+
+        Raises:
+            CheckFailed: the tail does not move, or got something wrong, or there is
+                nothing to append.
+            CordwoodError: an append failed.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for batch in batches(self.source):
+                for record in batch.records:
+                    self.digest.add(record.key, record.timestamp_us, record.value)
+                await self._hand_over(batch, tasks)
+                if self._check.lag > LAG_RECORDS_MAX:
+                    await self._follow.wait_until(self._is_near, TAIL_TIMEOUT_S)
+            if not self.digest.records:
+                raise CheckFailed(f"there is nothing to append in the {self.source.title}")
+            if self.at_kill is None:
+                await self._strike(tasks)
+
+    async def _hand_over(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
+        """Start to append a batch, or hold it back until enough are there for the kill."""
+        if self._is_chosen and self.at_kill is None:
+            self._held.append(batch)
+            if len(self._held) >= KILL_IN_FLIGHT:
+                await self._strike(tasks)
+            return
+        await self._start(batch, tasks)
+        if not self._is_chosen and 2 * self.source.taken >= self.source.size:
+            await self._choose_victim()
+
+    async def _start(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
+        await self._room.acquire()
+        tasks.create_task(self._append(batch))
+        # A turn for the loop: the batch goes out, and what came in is read.
+        await asyncio.sleep(0)
+
+    async def _choose_victim(self) -> None:
+        # It is to hold something, so something must be stored.
+        await self._any_acked.wait()
+        await self._choose()
+        self._is_chosen = True
+
+    async def _strike(self, tasks: asyncio.TaskGroup) -> None:
+        """Have the victim killed while batches are on their way to it."""
+        if not self._is_chosen:
+            await self._choose_victim()
+        for batch in self._held:
+            await self._start(batch, tasks)
+        self._held.clear()
+        await asyncio.sleep(KILL_DELAY_S)
+        self.acks.mark()
+        self.at_kill = self.records
+        self._kill()
+
+    async def _append(self, batch: Batch) -> None:
+        records = batch.records
+        has_headers = any(record.headers for record in records)
+        lsns = await self._store.append_many(
+            self.source.log,
+            [record.value for record in records],
+            keys=[record.key for record in records],
+            timestamps=[record.timestamp_us for record in records],
+            headers=[record.headers for record in records] if has_headers else None,
+        )
+        self.acks.beat(asyncio.get_running_loop().time())
+        self._check.on_acked(lsns, records)
+        self.records += len(records)
+        self.bytes += batch.bytes
+        self._any_acked.set()
+        self._room.release()
+
+    def _is_near(self) -> bool:
+        return self._check.lag <= LAG_RECORDS_MAX // 2

@@ -1,0 +1,124 @@
+"""What the demo feeds to the log: records, in order, from a source of known size.
+
+Two sources: the flights (`demo.flights`) and files of any kind (`demo.files`). A source
+says beforehand how large its records can become, because until LogsDB lands a node's
+WAL is its whole store and must be made large enough.
+
+Source: design.md §11; the records' columns are those of Kafka (research digest on
+PySpark 4.3, §6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+BATCH_BYTES = 256 << 10
+"""One append's worth of values. Batched appends gain nothing past it (hotpath digest §4),
+and some hundred of them make a bar that moves."""
+
+BATCH_RECORDS = 1_000
+"""Some milliseconds of work between two turns of the loop, so that the tail keeps up."""
+
+BATCHES_WANTED = 16
+"""A small input is cut finer, so that there is a half-way at which to kill a node."""
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class InputRecord(NamedTuple):
+    """One record to append.
+
+    Attributes:
+        key: what the query groups by.
+        value: the payload.
+        timestamp_us: the record's own time, µs since 1970 UTC.
+        headers: name and value pairs.
+    """
+
+    key: bytes
+    value: bytes
+    timestamp_us: int
+    headers: Headers = ()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What plain Python counted for one key, to hold the query's answer against.
+
+    Attributes:
+        records: records with this key.
+        units: what the query counts: flights that arrived, or lines.
+        total: what the query sums: minutes of delay, or bytes of the lines.
+    """
+
+    records: int = 0
+    units: int = 0
+    total: int = 0
+
+    def add(self, amount: int) -> None:
+        """Count one unit."""
+        self.units += 1
+        self.total += amount
+
+
+class Source(Protocol):
+    """Records and what is known about them beforehand.
+
+    Attributes:
+        log: the log they go to, and the name of its query.
+        title: what they are, for a person.
+        unit: what `size` counts.
+        size: how much there is; `taken` counts up to it.
+        taken: how much of `size` went into the records given out so far.
+        record_bytes_max: keys, values and headers of all records take no more.
+        stored_bytes_max: nor do the compressed bodies of all their blocks.
+        records_max: there are no more records than this.
+        tallies: by key, complete once all records were given out.
+    """
+
+    log: str
+    title: str
+    unit: str
+    size: int
+    taken: int
+    record_bytes_max: int
+    stored_bytes_max: int
+    records_max: int
+    tallies: dict[bytes, Tally]
+
+    def records(self) -> Iterator[InputRecord]:
+        """Every record, in order; to be called once.
+
+        Raises:
+            OSError: an input cannot be read any more.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records that are appended by one call.
+
+    Attributes:
+        bytes: of all keys and values.
+    """
+
+    records: list[InputRecord] = field(default_factory=list)
+    bytes: int = 0
+
+
+def batches(source: Source) -> Iterator[Batch]:
+    """The records of a source in batches, each as large as suits one append."""
+    bytes_limit = min(BATCH_BYTES, source.record_bytes_max // BATCHES_WANTED)
+    records_limit = max(1, min(BATCH_RECORDS, source.records_max // BATCHES_WANTED))
+    batch = Batch()
+    for record in source.records():
+        batch.records.append(record)
+        batch.bytes += len(record.key) + len(record.value)
+        if batch.bytes >= bytes_limit or len(batch.records) >= records_limit:
+            yield batch
+            batch = Batch()
+    if batch.records:
+        yield batch

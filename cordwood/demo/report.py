@@ -1,0 +1,93 @@
+"""What the demo did and found, as values; `demo.summary` says it in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cordwood.demo.checks import Checks
+from cordwood.demo.spark_messages import Answered, Audited, Booted, Landed
+from cordwood.demo.victim import Victim
+
+
+@dataclass(slots=True)
+class Ingested:
+    """What the first client did.
+
+    Attributes:
+        records, bytes: acknowledged; bytes of keys and values.
+        seconds: from the first append to the last acknowledgement.
+        at_kill: records acknowledged when the node was killed.
+    """
+
+    records: int
+    bytes: int
+    seconds: float
+    at_kill: int
+
+
+@dataclass(slots=True)
+class Stored:
+    """What the envelopes said, as `demo.follow.Copies` counted it."""
+
+    blocks: int
+    bytes: int
+    copies: int
+    racks: int
+    retried: int
+    by_node: dict[int, int]
+
+
+@dataclass(slots=True)
+class Killed:
+    """What became of the victim.
+
+    Attributes:
+        rack: where it stood.
+        ack_pause_s, read_pause_s: the longest after it was killed.
+    """
+
+    victim: Victim
+    rack: str
+    ack_pause_s: float
+    read_pause_s: float
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything, as far as the demo came: None where it did not come so far.
+
+    Attributes:
+        title: what was ingested.
+        query: `flights` or `files`.
+        where: the demo's directory.
+        kept: whether the cluster's data stays in it.
+        seconds: from start to end.
+    """
+
+    title: str
+    query: str
+    where: Path
+    kept: bool
+    checks: Checks = field(default_factory=Checks)
+    seconds: float = 0.0
+    nodes: dict[int, str] = field(default_factory=dict)
+    ingested: Ingested | None = None
+    stored: Stored | None = None
+    killed: Killed | None = None
+    booted: Booted | None = None
+    landed: Landed | None = None
+    audited: Audited | None = None
+    answered: Answered | None = None
+    rebuilt: int | None = None
+    failure: str = ""
+
+    @property
+    def parquet(self) -> Path:
+        """What Spark wrote."""
+        return self.where / "parquet"
+
+    @property
+    def held(self) -> bool:
+        """Whether every check held and nothing failed."""
+        return not self.failure and not self.checks.failed

@@ -1,0 +1,211 @@
+"""The demo's Spark half: `python -m cordwood.demo.spark_job`, a process of its own.
+
+Its own, because then Spark boots while the log is being written, its JVM and its workers
+can be stopped as one session whatever happens, and what they print is kept off the screen.
+It boots, waits for a Job on standard input, does it, and ends; messages go to standard
+output, everything else to standard error.
+
+1. Land: structured streaming from `format("cordwood")` to Parquet, everything there is
+   (trigger AvailableNow), with a checkpoint. Raw: key, value, timestamp, log, lsn, and the
+   headers where the input uses them. Decoding comes after landing, so that a record which
+   does not decode is not lost.
+2. Audit: count, LSNs and digest of what lies in Parquet, summed up in SQL.
+3. Query: per carrier or per file.
+
+Source: research digest on PySpark 4.3, §1, §7 ("land raw first, decode second").
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from cordwood.demo.digest import SPARK_SUMS
+from cordwood.demo.pieces import ENDS, FILE
+from cordwood.demo.spark_messages import (
+    Answered,
+    Audited,
+    Booted,
+    Event,
+    Failed,
+    Job,
+    Landed,
+    Row,
+    pack,
+    read_job,
+)
+from cordwood.errors import CordwoodError
+from cordwood.spark.session import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CORES = 2
+"""Tasks at once, and splits of the log: the demo is made for two cores."""
+
+LANDING_TIMEOUT_S = 300.0
+"""A landing takes seconds; one that takes this long hangs."""
+
+NOWHERE = "127.0.0.1:1"
+"""Loading a stream asks for its schema only; no node is called before it starts."""
+
+COLUMNS = ("key", "value", "timestamp", "log", "lsn")
+
+
+def land(spark: SparkSession, job: Job) -> Landed:
+    """Stream the log to Parquet, all that is there.
+
+    Raises:
+        StreamingQueryException: the query failed.
+        TimeoutError: it did not end.
+    """
+    start = time.perf_counter()
+    with_headers = job.query == "files"
+    columns = (*COLUMNS, "headers") if with_headers else COLUMNS
+    stream = _read_stream(spark, job.servers, job.log, with_headers=with_headers)
+    query = (
+        stream.select(*columns)
+        .writeStream.format("parquet")
+        .option("path", job.parquet)
+        .option("checkpointLocation", job.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    if not query.awaitTermination(LANDING_TIMEOUT_S):  # type: ignore[arg-type]
+        raise TimeoutError(f"the landing did not end within {LANDING_TIMEOUT_S:g} s")
+    for progress in query.recentProgress:
+        print(progress.json, file=sys.stderr)
+    counts = [progress.numInputRows for progress in query.recentProgress]
+    batches = sum(1 for count in counts if count)
+    return Landed(time.perf_counter() - start, sum(counts), batches)
+
+
+def _read_stream(spark: SparkSession, servers: str, log: str, *, with_headers: bool) -> DataFrame:
+    return (
+        spark.readStream.format("cordwood")
+        .option("cordwood.bootstrap.servers", servers)
+        .option("subscribe", log)
+        .option("startingOffsets", "earliest")
+        .option("includeHeaders", str(with_headers).lower())
+        .option("minPartitions", str(CORES))
+        .load()
+    )
+
+
+def audit(landed: DataFrame) -> Audited:
+    """Sum up what lies in Parquet."""
+    start = time.perf_counter()
+    row = landed.selectExpr(
+        "count(*)",
+        "count(DISTINCT lsn)",
+        "coalesce(min(lsn), 0)",
+        "coalesce(max(lsn), 0)",
+        *SPARK_SUMS,
+    ).collect()[0]
+    return Audited(time.perf_counter() - start, *row)
+
+
+def delays_by_carrier(landed: DataFrame) -> DataFrame:
+    """Flights, those that arrived, and their minutes of delay; by carrier."""
+    flights = landed.selectExpr(
+        "key", "from_json(CAST(value AS STRING), 'arr_delay INT').arr_delay AS delay"
+    )
+    return _grouped(flights, units="count(delay)", total="coalesce(sum(delay), 0)")
+
+
+def lines_by_file(landed: DataFrame) -> DataFrame:
+    """Pieces, lines and the bytes in them, by file; `demo.pieces` says what ends a line."""
+    pieces = landed.selectExpr(
+        "key",
+        "octet_length(value) AS bytes",
+        f"CAST(get(filter(headers, h -> h.key = '{ENDS}'), 0).value AS STRING) AS ends",
+    )
+    is_line = f"ends IS NULL OR (ends = '{FILE.decode()}' AND bytes > 0)"
+    return _grouped(pieces, units=f"count_if({is_line})", total="sum(bytes)")
+
+
+QUERIES = {"flights": delays_by_carrier, "files": lines_by_file}
+
+
+def _grouped(frame: DataFrame, *, units: str, total: str) -> DataFrame:
+    from pyspark.sql.functions import expr
+
+    figures = (expr("count(*)"), expr(units), expr(total))
+    return frame.groupBy("key").agg(*figures).toDF("key", "records", "units", "total")
+
+
+def answer(frame: DataFrame) -> Answered:
+    """Run a query of QUERIES."""
+    start = time.perf_counter()
+    rows = [Row(bytes(row[0]), *row[1:]) for row in frame.collect()]
+    return Answered(time.perf_counter() - start, rows)
+
+
+def boot(scratch: str) -> tuple[SparkSession, Booted]:
+    """Start Spark, and the workers in which it plans our source.
+
+    Those take 3 s to start; here they do it while the log is still being written.
+
+    Args:
+        scratch: a directory for what Spark writes on its own.
+    Raises:
+        JavaMissing: the text says how to get one.
+    """
+    start = time.perf_counter()
+    options = {
+        "spark.local.dir": scratch,
+        "spark.sql.warehouse.dir": str(Path(scratch, "warehouse")),
+    }
+    spark = local_session("cordwood demo", CORES, options=options)
+    _read_stream(spark, NOWHERE, "anything", with_headers=False)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None, "a session that runs has a JVM"
+    java = jvm.System.getProperty("java.version")
+    return spark, Booted(time.perf_counter() - start, spark.version, java)
+
+
+def work(spark: SparkSession, job: Job, say: Callable[[Event], None]) -> None:
+    """Do a job, and tell of each step."""
+    say(land(spark, job))
+    landed = spark.read.parquet(job.parquet)
+    say(audit(landed))
+    say(answer(QUERIES[job.query](landed)))
+
+
+def main() -> int:
+    """Boot, wait for a job, do it."""
+    out = _keep_stdout()
+
+    def say(event: Event) -> None:
+        out.write(pack(event))
+        out.flush()
+
+    try:
+        spark, booted = boot(sys.argv[1])
+        say(booted)
+        line = sys.stdin.buffer.readline()
+        if line:
+            work(spark, read_job(line), say)
+    except Exception as error:  # noqa: BLE001
+        # Whatever it is, the other process must hear of it: nobody sees this one's screen.
+        traceback.print_exc()
+        text = str(error)
+        say(Failed(text if isinstance(error, CordwoodError) else f"{type(error).__name__}: {text}"))
+        return 1
+    return 0
+
+
+def _keep_stdout() -> BinaryIO:
+    """Standard output for messages only: what Spark's JVM prints goes to standard error."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(main())
