@@ -1,0 +1,105 @@
+"""A measured figure: the median of repeats, and how it compares with a reference.
+
+Source: hotpath digest ("ratios, measured interleaved in one run, are the result;
+absolute numbers move by 30 %").
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cordwood.errors import BadSetting
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One repeat.
+
+    Attributes:
+        value, reference: in one unit, measured one right after the other.
+        p50_ms, p99_ms: latencies in this repeat, None where there are none.
+    """
+
+    value: float
+    reference: float
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What a bench verb reports; `--json` prints these fields.
+
+    Attributes:
+        name: of the measurement, the same from run to run.
+        value, unit: the median over the repeats.
+        reference, reference_is: the median of what it is compared with, and what that is.
+        ratio: value over reference, the median of the repeats' own ratios.
+        p50_ms, p99_ms: medians over the repeats, None where there are none.
+        repeats: how many.
+        parameters: what else decides the result.
+    """
+
+    name: str
+    value: float
+    unit: str
+    reference: float
+    ratio: float
+    reference_is: str
+    p50_ms: float | None
+    p99_ms: float | None
+    repeats: int
+    parameters: dict[str, int | float | str] = field(default_factory=dict)
+
+
+def make_figure(
+    name: str,
+    unit: str,
+    samples: Sequence[Sample],
+    *,
+    reference_is: str,
+    parameters: dict[str, int | float | str],
+) -> Figure:
+    """Join repeats into a figure.
+
+    Raises:
+        BadSetting: no repeats.
+    """
+    if not samples:
+        raise BadSetting(f"{name}: a figure takes at least one repeat")
+    return Figure(
+        name,
+        _round(statistics.median(sample.value for sample in samples)),
+        unit,
+        _round(statistics.median(sample.reference for sample in samples)),
+        _round(statistics.median(sample.value / sample.reference for sample in samples)),
+        reference_is,
+        _median([sample.p50_ms for sample in samples]),
+        _median([sample.p99_ms for sample in samples]),
+        len(samples),
+        parameters,
+    )
+
+
+def percentile_ms(ordered_s: Sequence[float], share: float) -> float:
+    """A percentile of latencies, by nearest rank.
+
+    Args:
+        ordered_s: seconds, lowest first, not empty.
+        share: 0.5 for the median, 0.99 for the 99th percentile.
+    """
+    rank = max(1, math.ceil(share * len(ordered_s)))
+    return ordered_s[rank - 1] * 1000
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _round(statistics.median(known)) if known else None
+
+
+def _round(value: float) -> float:
+    """Four digits: more of them would be noise."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,162 @@
+"""How fast one client reads a log from its oldest record to its tail.
+
+Two ways: every record as an object, as an application reads, and whole blocks with
+their bodies unopened, as Spark does before it makes columns of them.
+
+Today every node sends its copy and the client drops all but one, so a client receives
+as many times the bytes as there are copies.
+
+Source: design.md §7; hotpath digest §3.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from time import perf_counter
+
+from cordwood import aio
+from cordwood.bench.append import Say
+from cordwood.bench.append_loops import Limit, append_batches, client_settings
+from cordwood.bench.figure import Figure, Sample, make_figure
+from cordwood.bench.loopback import REFERENCE_IS, loopback_bytes_per_second
+from cordwood.bench.place import bench_place
+from cordwood.block import Record
+from cordwood.client.read_stream import ReadStream
+from cordwood.client.store import Store
+from cordwood.errors import BadSetting, Corrupt
+from cordwood.lsn import Lsn
+from cordwood.protocol.gap_detection import Delivery
+
+LOG = "bench/read"
+
+FILL_IN_FLIGHT = 8
+"""While the log is filled, which is not measured."""
+
+FILL_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProfile:
+    """What to read, and how.
+
+    Attributes:
+        name: of the figure.
+        size: bytes of a record.
+        batch: records of a block.
+        records: in all.
+        as_objects: open every body and make a `Record` of each; else whole blocks.
+    """
+
+    name: str
+    size: int
+    batch: int
+    records: int
+    as_objects: bool
+
+    def __post_init__(self) -> None:
+        if min(self.size, self.batch, self.records) < 1:
+            raise BadSetting("size, batch and records are at least 1")
+
+    @property
+    def unit(self) -> str:
+        """Objects count by number, blocks by their bytes."""
+        return "records/s" if self.as_objects else "MB/s"
+
+
+RECORDS = ReadProfile("read_256B_records", 256, 1024, 400_000, True)
+BLOCKS = ReadProfile("read_64KiB_blocks", 1024, 64, 160_000, False)
+STANDARD = (RECORDS, BLOCKS)
+
+
+def custom_profile(size: int | None, batch: int | None, records: int | None) -> ReadProfile:
+    """A profile of objects from options; what is not given is as in the standard one."""
+    size = RECORDS.size if size is None else size
+    batch = RECORDS.batch if batch is None else batch
+    records = RECORDS.records if records is None else records
+    return ReadProfile(f"read_{size}B_records_x{batch}", size, batch, records, True)
+
+
+async def bench_read(
+    profile: ReadProfile, *, url: str | None, directory: str, nodes: int, repeats: int, say: Say
+) -> Figure:
+    """Fill a log, then read it again and again, each time with a new client.
+
+    Args:
+        url: a cluster that runs, whose log `bench/read` then grows; None starts one.
+        directory: where a fresh cluster may lie.
+        nodes: of a fresh cluster.
+    Raises:
+        CordwoodError: the cluster did not start, or a read failed.
+    """
+    blocks = -(-profile.records // profile.batch)
+    say(f"{profile.name}: starting" if url is None else f"{profile.name}: {url}")
+    async with bench_place(
+        url, directory, nodes=nodes, blocks=blocks, block_bytes=profile.size * profile.batch
+    ) as place:
+        settings = client_settings(profile.size, FILL_IN_FLIGHT, profile.batch)
+        async with await aio.connect(place.url, settings) as store:
+            filled = await _fill(store, profile)
+            copies = (await store.log(LOG)).replication.copies
+            members = len(store.members)
+        samples = []
+        for repeat in range(repeats):
+            samples.append(await _sample(place.url, profile, filled))
+            say(f"{profile.name}: {repeat + 1} of {repeats}")
+    return make_figure(
+        profile.name, profile.unit, samples,
+        reference_is=REFERENCE_IS,
+        parameters={
+            "size": profile.size, "batch": profile.batch, "records": profile.records,
+            "copies": copies, "nodes": members, "cores": os.cpu_count() or 0,
+        },
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """What there is to read: `records` of them in `[first, last]`."""
+
+    first: Lsn
+    last: Lsn
+    records: int
+
+
+async def _fill(store: Store, profile: ReadProfile) -> _Filled:
+    before = await store.append(LOG, b"what is read comes after this")
+    values = [os.urandom(profile.size) for _ in range(profile.batch)]
+    whole = -(-profile.records // profile.batch) * profile.batch
+    limit = Limit(whole, FILL_TIMEOUT_S)
+    run = await append_batches(store, LOG, values, FILL_IN_FLIGHT, limit)
+    return _Filled(Lsn(before + 1), await store.tail(LOG), run.records)
+
+
+async def _sample(url: str, profile: ReadProfile, filled: _Filled) -> Sample:
+    """The reference, and at once after it the whole log."""
+    total = filled.records * profile.size
+    reference = await loopback_bytes_per_second(total)
+    async with await aio.connect(url) as store:
+        began = perf_counter()
+        stream = await store.read(LOG, filled.first, filled.last)
+        records = await (_read_objects(stream) if profile.as_objects else _read_blocks(stream))
+        seconds = perf_counter() - began
+    if records != filled.records:
+        raise Corrupt(f"{records} records were read of the {filled.records} that {LOG} was given")
+    if profile.as_objects:
+        return Sample(records / seconds, reference / profile.size)
+    return Sample(total / seconds / 1e6, reference / 1e6)
+
+
+async def _read_objects(stream: ReadStream) -> int:
+    records = 0
+    while items := await stream.next_items():
+        records += sum(isinstance(item, Record) for item in items)
+    return records
+
+
+async def _read_blocks(stream: ReadStream) -> int:
+    records = 0
+    while (taken := await stream.next()) is not None:
+        if isinstance(taken, Delivery):
+            records += taken.last - taken.first + 1
+    return records

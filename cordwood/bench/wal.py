@@ -1,0 +1,350 @@
+"""How fast a WAL writes, beside fio on the same path in the same minute.
+
+The appender is as light as Python allows: what it takes is taken from the WAL. It runs
+closed (so many records in flight, the next as soon as one is durable) or, given a
+throughput, open: records are due at their times, and latency counts from then, so that a
+stall is charged for all that it held up.
+
+Source: seed "How to implement high-performance WAL based on raw devices"; AutoMQ
+S3Stream digest (c) (WriteBench).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from time import perf_counter
+
+from cordwood.errors import BadSetting, CordwoodError
+from cordwood.host.real_disk import RealDisk
+from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES, WAL_RING_START, align_up
+from cordwood.nodes import NodeId
+from cordwood.protocol.write_pace import UNLIMITED, WriteBudget
+from cordwood.storage.wal import Wal, WalLimits
+from cordwood.storage.wal_errors import WalFull
+from cordwood.storage.wal_file import BLANK_BYTES
+
+OWNER = NodeId(0xFFFF_FFFF)
+"""No node: a WAL left behind by a benchmark is opened by none."""
+
+FILE_NAME = ".cordwood-bench-wal"
+
+TRIM_S = 0.1
+"""As WriteBench: often enough that the ring never fills, rarely enough to cost nothing."""
+
+TICK_S = 0.001
+"""Records that are due are appended so often: a timer is no finer."""
+
+SECOND = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WalProfile:
+    """One way to write.
+
+    Attributes:
+        record_bytes: of a body.
+        in_flight: records that are not durable yet.
+        depth: writes in flight at the device.
+        block_bytes: a block's soft limit.
+        bytes_per_s: of bodies, to be appended at an even pace; None as fast as possible.
+        seconds: of a run.
+        capacity_bytes: of the WAL.
+        budget: what the WAL itself holds the device to.
+    """
+
+    record_bytes: int = 65_536
+    in_flight: int = 64
+    depth: int = 4
+    block_bytes: int = 256 << 10
+    bytes_per_s: float | None = None
+    seconds: float = 5.0
+    capacity_bytes: int = 1 << 30
+    budget: WriteBudget = UNLIMITED
+
+    def __post_init__(self) -> None:
+        for name in ("record_bytes", "in_flight", "depth", "block_bytes"):
+            if getattr(self, name) < 1:
+                raise BadSetting(f"{name} is {getattr(self, name)}; it is at least 1")
+        if self.seconds <= 0 or (self.bytes_per_s is not None and self.bytes_per_s <= 0):
+            raise BadSetting("seconds and the throughput are above 0")
+        if self.in_flight * (self.record_bytes + WAL_RECORD_HEADER_BYTES) > self.capacity_bytes / 4:
+            raise BadSetting(
+                f"{self.in_flight} records of {self.record_bytes} bytes in flight want a WAL of "
+                "four times their size"
+            )
+
+    @property
+    def write_bytes(self) -> int:
+        """Bytes of one write, if the queue is never empty: a full block, or all there is."""
+        record = self.record_bytes + WAL_RECORD_HEADER_BYTES
+        fitting = max(1, min(self.block_bytes // record, self.in_flight // self.depth))
+        return align_up(fitting * record)
+
+    @property
+    def writes(self) -> int:
+        """Writes in flight that so many records make."""
+        return min(self.depth, self.in_flight)
+
+    @property
+    def limits(self) -> WalLimits:
+        """As the WAL is told."""
+        return WalLimits(
+            block_bytes=self.block_bytes, writes_in_flight=self.depth, budget=self.budget
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WalRun:
+    """What one run, or a second of one, reached; latencies in microseconds."""
+
+    seconds: float
+    records: int
+    body_bytes: int
+    writes: int
+    written_bytes: int
+    mean_us: float
+    p50_us: float
+    p99_us: float
+    max_us: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes of bodies made durable a second."""
+        return self.body_bytes / self.seconds
+
+    @property
+    def writes_per_s(self) -> float:
+        """Writes a second at the device, headers included."""
+        return self.writes / self.seconds
+
+
+Tell = Callable[[int, WalRun], None]
+"""Told of each whole second of a run, from 1 on."""
+
+
+class Appender:
+    """Appends to one WAL and times it; see the module."""
+
+    def __init__(self, wal: Wal, profile: WalProfile) -> None:
+        self._wal = wal
+        self._profile = profile
+        self._loop = asyncio.get_running_loop()
+        self._body = [os.urandom(profile.record_bytes)]
+        # When each record in flight was due, and its offset: acks come in this order.
+        self._due: deque[float] = deque()
+        self._offsets: deque[int] = deque()
+        self._durable_offset = -1
+        self._latencies = array("d")
+        self._fill_scheduled = False
+        self._appended = 0
+        self._began = 0.0
+        self._end = 0.0
+        self._done: asyncio.Future[None] = self._loop.create_future()
+
+    async def run(self, tell: Tell | None = None) -> WalRun:
+        """Append for the profile's time.
+
+        Raises:
+            WalFailed: the WAL did.
+        """
+        self._began = perf_counter()
+        self._end = self._began + self._profile.seconds
+        before = self._counts()
+        async with asyncio.TaskGroup() as tasks:
+            trimming = tasks.create_task(self._trim())
+            telling = tasks.create_task(self._tell(tell)) if tell else None
+            self._fill()
+            try:
+                await self._done
+            finally:
+                trimming.cancel()
+                if telling is not None:
+                    telling.cancel()
+        return self._sum(0, before, perf_counter() - self._began)
+
+    # ---- appending ----
+
+    def _fill(self) -> None:
+        self._fill_scheduled = False
+        now = perf_counter()
+        if now >= self._end or self._done.done():
+            self._finish_if_idle()
+            return
+        submit, parts, on_durable = self._wal.submit, self._body, self._on_durable
+        try:
+            for _ in range(self._wanted(now)):
+                self._offsets.append(submit(parts, on_durable))
+                self._due.append(self._due_time(now))
+                self._appended += 1
+        except WalFull:
+            pass  # the next trim makes room, and the next tick or ack tries again
+        except CordwoodError as error:
+            self._fail(error)
+            return
+        if self._profile.bytes_per_s is not None or not self._due:
+            self._loop.call_later(TICK_S, self._fill)
+
+    def _wanted(self, now: float) -> int:
+        """How many records to append now."""
+        room = self._profile.in_flight - len(self._due)
+        rate = self._profile.bytes_per_s
+        if rate is None:
+            return room
+        due = int((now - self._began) * rate / self._profile.record_bytes) + 1
+        return min(room, due - self._appended)
+
+    def _due_time(self, now: float) -> float:
+        rate = self._profile.bytes_per_s
+        if rate is None:
+            return now
+        return self._began + self._appended * self._profile.record_bytes / rate
+
+    def _on_durable(self, error: CordwoodError | None) -> None:
+        if error is not None:
+            self._fail(error)
+            return
+        self._latencies.append(perf_counter() - self._due.popleft())
+        self._durable_offset = self._offsets.popleft()
+        if not self._fill_scheduled and self._profile.bytes_per_s is None:
+            self._fill_scheduled = True
+            self._loop.call_soon(self._fill)
+
+    def _finish_if_idle(self) -> None:
+        if self._done.done():
+            return
+        if self._due:
+            self._loop.call_later(TICK_S, self._finish_if_idle)
+        else:
+            self._done.set_result(None)
+
+    def _fail(self, error: CordwoodError) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    # ---- beside it ----
+
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(TRIM_S)
+            if self._durable_offset > self._wal.trim_offset:
+                await self._wal.trim(self._durable_offset)
+
+    async def _tell(self, tell: Tell) -> None:
+        number = 0
+        while True:
+            first, before, began = len(self._latencies), self._counts(), perf_counter()
+            await asyncio.sleep(self._began + (number + 1) * SECOND - began)
+            number += 1
+            tell(number, self._sum(first, before, perf_counter() - began))
+
+    def _counts(self) -> tuple[int, int]:
+        return self._wal.device_writes, self._wal.device_bytes
+
+    def _sum(self, first: int, before: tuple[int, int], seconds: float) -> WalRun:
+        """What was reached since the latency numbered `first`."""
+        latencies = sorted(self._latencies[first:]) or [0.0]
+        writes, written = self._counts()
+        records = len(self._latencies) - first
+        last = len(latencies) - 1
+        return WalRun(
+            seconds,
+            records,
+            records * self._profile.record_bytes,
+            writes - before[0],
+            written - before[1],
+            sum(latencies) / len(latencies) * 1e6,
+            latencies[round(last * 0.5)] * 1e6,
+            latencies[round(last * 0.99)] * 1e6,
+            latencies[last] * 1e6,
+        )
+
+
+# ---- where ----
+
+
+@asynccontextmanager
+async def bench_wal_file(path: str, profile: WalProfile, *, destroy: bool) -> AsyncIterator[str]:
+    """A formatted WAL at `path` for the length of the block.
+
+    A file that was not there is removed at the end; a device, or a file that was there,
+    is left blank at its start, so that it may be formatted again.
+
+    Args:
+        path: a directory to make a file in, a path for one, a device.
+        destroy: what stands there may be lost.
+    Raises:
+        BadSetting: something stands there, and `destroy` does not allow for it; or it is
+            too small.
+        StoreInUse: a device that is mounted or taken.
+    """
+    path, is_ours = _chosen_place(path)
+    disk = RealDisk(writer_threads=profile.depth)
+    try:
+        if destroy and not is_ours:
+            await _make_blank(disk, path)
+        await Wal.format(disk, path, profile.capacity_bytes, owner=OWNER)
+        try:
+            yield path
+        finally:
+            if not is_ours:
+                await _make_blank(disk, path)
+    finally:
+        await disk.close()
+        if is_ours:
+            _remove(path)
+
+
+def _chosen_place(path: str) -> tuple[str, bool]:
+    """The file to write, and whether it is not there yet."""
+    if os.path.isdir(path):
+        path = os.path.join(path, FILE_NAME)
+        _remove(path)  # of a benchmark that was killed
+    return path, not os.path.exists(path)
+
+
+def _remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+async def _make_blank(disk: RealDisk, path: str) -> None:
+    file = await disk.open_direct(path)
+    try:
+        length = min(BLANK_BYTES, file.size // 4096 * 4096)
+        if length:
+            await file.write(0, [bytes(length)])
+    finally:
+        await file.close()
+
+
+async def run_wal(path: str, profile: WalProfile, tell: Tell | None = None) -> WalRun:
+    """One run on a WAL that `bench_wal_file` made; all is trimmed and closed after it.
+
+    Raises:
+        WalFailed: the WAL did.
+    """
+    disk = RealDisk(writer_threads=profile.depth)
+    try:
+        wal = await Wal.open(disk, path, owner=OWNER, limits=profile.limits)
+        try:
+            async for _ in wal.recover():
+                pass
+            await wal.reset()
+            run = await Appender(wal, profile).run(tell)
+            await wal.reset()
+        finally:
+            await wal.close()
+    finally:
+        await disk.close()
+    return run
+
+
+def ring_place(profile: WalProfile) -> tuple[int, int]:
+    """Where the ring lies in the file: offset and length."""
+    return WAL_RING_START, profile.capacity_bytes - WAL_RING_START

@@ -1,0 +1,128 @@
+"""Tiny runs on a real cluster: every verb gives figures that a program can read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import uvloop
+from typer.testing import CliRunner
+
+import cordwood
+from cordwood.bench.disk_reference import disk_reference
+from cordwood.bench.loopback import Sink, loopback_bytes_per_second
+from cordwood.cli.app import app
+from cordwood.errors import Unreachable
+
+ROOT = Path(cordwood.__file__).parent.parent
+
+FIELDS = {"name", "value", "unit", "reference", "ratio", "reference_is", "p50_ms", "p99_ms",
+          "repeats", "parameters"}  # fmt: skip
+
+
+def run(work):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def figures(*arguments: str) -> list[dict[str, object]]:
+    outcome = CliRunner().invoke(app, ["bench", *arguments, "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    made = json.loads(outcome.stdout)
+    for figure in made:
+        assert set(figure) == FIELDS
+        assert figure["value"] > 0
+        assert figure["reference"] > 0
+        assert figure["ratio"] == pytest.approx(figure["value"] / figure["reference"], rel=0.01)
+    return made
+
+
+@pytest.mark.real
+class TestVerbs:
+    def test_append_one_by_one(self, tmp_path):
+        (figure,) = figures(
+            "append", "--size", "100", "--in-flight", "64", "--records", "1000",
+            "--nodes", "3", "--repeat", "1", "--dir", str(tmp_path),
+        )  # fmt: skip
+        assert (figure["unit"], figure["parameters"]["copies"]) == ("records/s", 3)
+        assert 0 < figure["p50_ms"] <= figure["p99_ms"]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_append_in_batches_for_some_time(self, tmp_path):
+        (figure,) = figures(
+            "append", "--size", "64", "--batch", "16", "--in-flight", "2", "--seconds", "0.05",
+            "--nodes", "1", "--repeat", "1", "--dir", str(tmp_path),
+        )  # fmt: skip
+        assert (figure["unit"], figure["parameters"]["copies"]) == ("MB/s", 1)
+
+    def test_read(self, tmp_path):
+        (figure,) = figures(
+            "read", "--size", "100", "--batch", "50", "--records", "1000",
+            "--nodes", "1", "--repeat", "1", "--dir", str(tmp_path),
+        )  # fmt: skip
+        assert figure["unit"] == "records/s"
+        assert figure["parameters"]["records"] == 1000
+
+    def test_import_loads_nothing_heavy(self):
+        package, connect = figures("import", "--repeat", "1")
+        assert package["parameters"]["heavy_modules_loaded"] == ""
+        assert connect["parameters"]["heavy_modules_loaded"] == ""
+
+    def test_told_to_stop_it_leaves_nothing(self, tmp_path):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cordwood.cli", "bench", "append", "--nodes", "1"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert process.stderr.readline() == "append_256B_singles: starting\n"
+        process.send_signal(signal.SIGTERM)
+        said, problems = process.communicate(timeout=30)
+        assert (process.returncode, said, problems) == (130, "", "")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_cluster_that_is_not_there(self, tmp_path):
+        outcome = CliRunner().invoke(
+            app, ["bench", "append", "--cluster", "cordwood://127.0.0.1:1", "--dir", str(tmp_path)]
+        )
+        assert outcome.exit_code == 1
+        assert "127.0.0.1:1" in outcome.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestSimulation:
+    def test_simulated_seconds(self):
+        (figure,) = figures("sim", "--minutes", "0.05", "--repeat", "1")
+        assert figure["unit"] == "s/s"
+        assert figure["parameters"]["acked_records"] > 0
+
+
+class TestReferences:
+    def test_the_disk_writes_to_each_file_and_leaves_nothing(self, tmp_path):
+        async def measure() -> float:
+            async with disk_reference(
+                str(tmp_path), copies=2, write_bytes=5000, lanes=3
+            ) as reference:
+                assert len(list(tmp_path.iterdir())) == 2
+                return await reference.bytes_per_second(0.02)
+
+        assert run(measure()) > 0
+        assert list(tmp_path.iterdir()) == []
+
+    def test_loopback_carries_what_it_is_told_to(self):
+        assert run(loopback_bytes_per_second(1_000_000)) > 0
+
+    def test_a_sender_that_ends_early_is_told_of(self):
+        async def receive() -> float:
+            sink = Sink(10)
+            sink.data_received(b"12345")
+            sink.connection_lost(None)
+            return await sink.seconds
+
+        with pytest.raises(Unreachable, match="ended early"):
+            run(receive())
