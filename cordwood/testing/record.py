@@ -1,0 +1,355 @@
+"""Recording what an application's clients do, so that the checkers can judge it.
+
+A recorded store is a `Store` that writes every call and its end into a history. It
+works on any store: a simulated cluster's, a real one's, an embedded one::
+
+    recording = Recording()
+    async with await cordwood.aio.connect(url) as plain:
+        store = recording.wrap(plain, "worker-1")
+        ...                             # use it as any store
+    recording.save("history.jsonl")     # cordwood verify history.jsonl
+
+A record's id travels in a header of its own (`sim.record_id`), so payloads stay as
+they are. Everything in the logs must come from recorded clients of this recording: a
+record of anybody else is one that nobody sent.
+
+Source: `sim.history` (who must record what); research "reliability" §3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import heapq
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from cordwood.block import Buffer
+from cordwood.client.store import Appending, Position, Store
+from cordwood.errors import BadSetting, Rejected, Retryable
+from cordwood.lsn import Lsn, parse_lsn
+from cordwood.sim.history import (
+    GIVEN_UP,
+    AppendInvoked,
+    AppendUnknown,
+    HistoryRecorder,
+    to_jsonl,
+)
+from cordwood.sim.record_id import Headers, id_header, mark_record
+from cordwood.testing.recorded_stream import RecordedStream
+
+if TYPE_CHECKING:
+    # Type checkers see a Store, so that an application's annotations hold; at run time
+    # it is a proxy, because a Store is made by its own connection only.
+    from cordwood.client.store import Appending as _Appending
+    from cordwood.client.store import Store as _Store
+else:
+    _Store = _Appending = object
+
+Timestamp = datetime.datetime | int
+
+CLIENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+"""What a client may be called; its records' ids begin with it."""
+
+
+class Recording:
+    """A history in the making, shared by all clients of one run in one process.
+
+    Args:
+        now_us: the run's one clock, µs, never falling; this machine's by default.
+        copies, racks, seed: see `sim.history.RunStarted`.
+
+    Attributes:
+        history: what was written down so far; the place for faults, see `HistoryRecorder`.
+        logs: names of the logs that recorded clients used, by number.
+    """
+
+    def __init__(
+        self,
+        now_us: Callable[[], int] | None = None,
+        *,
+        copies: int = 3,
+        racks: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        started_ns = time.monotonic_ns()
+        self.now_us = now_us or (lambda: (time.monotonic_ns() - started_ns) // 1000)
+        self.history = HistoryRecorder(self.now_us, copies=copies, racks=racks, seed=seed)
+        self.logs: dict[int, str] = {}
+        self._ops = count(1)
+        self._clients: dict[str, ClientCalls] = {}
+
+    def wrap(self, store: Store, client: str, *, timeout_s: float = 0.0) -> RecordedStore:
+        """The same store, recorded as `client`; one that reconnects keeps its name.
+
+        Args:
+            client: letters, digits, `.`, `_`, `-`, at most 64.
+            timeout_s: the store's `ClientSettings.timeout_s`, 0 if it is not known: the
+                time that L5 gives each append.
+        Raises:
+            BadSetting: no such client name.
+        """
+        if not CLIENT_NAME.match(client):
+            raise BadSetting(f"{client!r} cannot be a client's name in a history")
+        if client not in self._clients:
+            self._clients[client] = ClientCalls(client, self)
+        return RecordedStore(store, self._clients[client], self, timeout_s)
+
+    def next_op(self) -> int:
+        """The number of a call, unique in the history."""
+        return next(self._ops)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the history as JSON lines, for `cordwood verify`."""
+        with open(path, "wb") as file:
+            file.write(to_jsonl(self.history))
+
+
+class ClientCalls:
+    """What one client has open: appends, and streams that may be read.
+
+    Appends that are open together are sessions of their own, since one that is
+    retried may overtake the others; a caller that waits for each has one session.
+    """
+
+    def __init__(self, client: str, recording: Recording) -> None:
+        self.client = client
+        self._recording = recording
+        self._sequences = count()
+        self._open: dict[int, int] = {}  # append to its session
+        self._free_sessions: list[int] = []
+        self._streams: dict[RecordedStream, tuple[int, int]] = {}
+
+    def invoke(
+        self, log: int, values: Sequence[Buffer], timeout_s: float
+    ) -> tuple[int, list[tuple[str, bytes]]]:
+        """Note an append before it is made: its number, and each record's id header."""
+        op = self._recording.next_op()
+        session = heapq.heappop(self._free_sessions) if self._free_sessions else len(self._open)
+        self._open[op] = session
+        ids = [id_header(f"{self.client}/{next(self._sequences)}") for _ in values]
+        marks = tuple(mark_record(v, (header,)) for v, header in zip(values, ids, strict=True))
+        timeout_us = round(timeout_s * 1e6)
+        self._recording.history.add(
+            AppendInvoked(
+                self._recording.now_us(), op, self.client, log, marks, session, timeout_us
+            )
+        )
+        return op, ids
+
+    def stored(self, op: int, lsns: Sequence[int]) -> None:
+        """Note an acknowledgement."""
+        if self._close(op):
+            self._recording.history.append_ok(op, lsns)
+
+    def raised(self, op: int, error: BaseException, *, closed: bool) -> None:
+        """Note an append that raised; `closed`: its own client was closed meanwhile."""
+        if not self._close(op):
+            return
+        by_caller = not isinstance(error, Exception) or closed
+        if by_caller and not isinstance(error, Retryable | Rejected):
+            self._give_up(op)
+        else:
+            self._recording.history.append_raised(op, error)
+
+    def interrupt(self) -> None:
+        """The client's process was killed or stopped: it waits for nothing any more.
+
+        A stopped one may go on; what it hears of these appends then counts no more.
+        """
+        for op in list(self._open):
+            if self._close(op):
+                self._give_up(op)
+        for stream in list(self._streams):
+            stream.interrupt()
+
+    def add_stream(self, stream: RecordedStream, log: int) -> str:
+        """Remember an open stream; the reader's name, that of an earlier one if it is free."""
+        taken = {slot for known, slot in self._streams.values() if known == log}
+        slot = next(slot for slot in count() if slot not in taken)
+        self._streams[stream] = (log, slot)
+        return f"{self.client}.log{log}" + (f".{slot}" if slot else "")
+
+    def forget_stream(self, stream: RecordedStream) -> None:
+        """It is closed."""
+        self._streams.pop(stream, None)
+
+    def _close(self, op: int) -> bool:
+        session = self._open.pop(op, None)
+        if session is None:
+            return False
+        heapq.heappush(self._free_sessions, session)
+        return True
+
+    def _give_up(self, op: int) -> None:
+        self._recording.history.add(AppendUnknown(self._recording.now_us(), op, GIVEN_UP))
+
+
+class RecordedStore(_Store):
+    """A `Store` whose appends, reads and tails are written down; see `Recording.wrap`.
+
+    The rest of a store passes through unrecorded.
+    """
+
+    def __init__(
+        self, store: Store, calls: ClientCalls, recording: Recording, timeout_s: float
+    ) -> None:
+        self._store = store
+        self._calls = calls
+        self._recording = recording
+        self._timeout_s = timeout_s
+        self._ids: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def __aenter__(self) -> RecordedStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._store.close()
+
+    async def append(
+        self,
+        log: str,
+        value: Buffer,
+        *,
+        key: bytes | None = None,
+        timestamp: Timestamp | None = None,
+        headers: Headers | None = None,
+    ) -> Lsn:
+        """See `Store.append`."""
+        op, ids = self._calls.invoke(await self._log_id(log), [value], self._timeout_s)
+        try:
+            lsn = await self._store.append(
+                log, value, key=key, timestamp=timestamp, headers=(*(headers or ()), *ids)
+            )
+        except BaseException as error:
+            self._calls.raised(op, error, closed=self._store.is_closed)
+            raise
+        self._calls.stored(op, [lsn])
+        return lsn
+
+    async def append_many(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+    ) -> list[Lsn]:
+        """See `Store.append_many`."""
+        if not values or (headers is not None and len(headers) != len(values)):
+            # Nothing to follow, or an error that is the store's to raise.
+            return await self._store.append_many(
+                log, values, keys=keys, timestamps=timestamps, headers=headers
+            )
+        op, ids = self._calls.invoke(await self._log_id(log), values, self._timeout_s)
+        own = headers or [()] * len(values)
+        marked = [(*each, one) for each, one in zip(own, ids, strict=True)]
+        try:
+            lsns = await self._store.append_many(
+                log, values, keys=keys, timestamps=timestamps, headers=marked
+            )
+        except BaseException as error:
+            self._calls.raised(op, error, closed=self._store.is_closed)
+            raise
+        self._calls.stored(op, lsns)
+        return lsns
+
+    async def open_log(self, log: str) -> RecordedAppending:
+        """See `Store.open_log`."""
+        log_id = await self._log_id(log)
+        return RecordedAppending(
+            await self._store.open_log(log), log_id, self._calls, self._store, self._timeout_s
+        )
+
+    async def read(
+        self, log: str, start: Position = "oldest", until: Position | None = "tail"
+    ) -> RecordedStream:
+        """See `Store.read`."""
+        log_id = await self._log_id(log)
+        if "tail" in (start, until):
+            tail = await self.tail(log)
+            start = Lsn(tail + 1) if start == "tail" else start
+            until = tail if until == "tail" else until
+        stream = await self._store.read(log, start, until)
+        last = parse_lsn(until) if isinstance(until, str) else until
+        return RecordedStream(stream, log_id, last, self._calls, self._recording)
+
+    async def tail(self, log: str) -> Lsn:
+        """See `Store.tail`."""
+        return (await self.tails([log]))[0]
+
+    async def tails(self, logs: Sequence[str]) -> list[Lsn]:
+        """See `Store.tails`."""
+        ids = [await self._log_id(log) for log in logs]
+        invoked_us = self._recording.now_us()
+        lsns = await self._store.tails(logs)
+        for log_id, lsn in zip(ids, lsns, strict=True):
+            self._recording.history.tail_answered(
+                self._calls.client, log_id, lsn, invoked_us=invoked_us
+            )
+        return lsns
+
+    def interrupt(self) -> None:
+        """Its process was killed or stopped; see `ClientCalls.interrupt`."""
+        self._calls.interrupt()
+
+    async def _log_id(self, log: str) -> int:
+        """The log's number, made where looking it up may make it."""
+        known = self._ids.get(log)
+        if known is None:
+            await self._store.open_log(log)
+            info = await self._store.log(log)
+            known = self._ids[log] = info.log_id
+            self._recording.logs[known] = info.name
+        return known
+
+
+class RecordedAppending(_Appending):
+    """An `Appending` whose appends are written down."""
+
+    def __init__(
+        self, appending: Appending, log: int, calls: ClientCalls, store: Store, timeout_s: float
+    ) -> None:
+        self._appending = appending
+        self._log_id = log
+        self._calls = calls
+        self._store = store
+        self._timeout_s = timeout_s
+
+    def append_nowait(
+        self,
+        value: Buffer,
+        key: bytes | None = None,
+        time_us: int | None = None,
+        headers: Headers | None = None,
+    ) -> asyncio.Future[Lsn]:
+        """See `Appending.append_nowait`."""
+        op, ids = self._calls.invoke(self._log_id, [value], self._timeout_s)
+        try:
+            future = self._appending.append_nowait(value, key, time_us, (*(headers or ()), *ids))
+        except BaseException as error:
+            self._calls.raised(op, error, closed=self._store.is_closed)
+            raise
+
+        def ended(done: asyncio.Future[Lsn]) -> None:
+            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            if error is None:
+                self._calls.stored(op, [done.result()])
+            else:
+                self._calls.raised(op, error, closed=self._store.is_closed)
+
+        # Before the caller's own callbacks, so that it hears nothing that is not written.
+        future.add_done_callback(ended)
+        return future
+
+    async def wait_room(self) -> None:
+        """See `Appending.wait_room`."""
+        await self._appending.wait_room()

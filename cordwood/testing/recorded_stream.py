@@ -1,0 +1,185 @@
+"""A read stream that writes down what its reader was given.
+
+A read counts as open while its reader asks. A reader that is busy with what it got
+is owed nothing meanwhile: after AWAY_S its read is noted as stopped, and the next
+question is a new read from where it stood, so that a slow application is not taken
+for a store that does not deliver (L2).
+
+Source: `sim.history` (a restart is a new `ReadStarted` under the same name).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cordwood.block import Gap, Record
+from cordwood.client.read_stream import HeldBlock, ReadStream, records_of
+from cordwood.errors import Closed, CordwoodError
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.sim.history import EndReason, RecordDelivered
+from cordwood.sim.record_id import mark_record, without_id
+
+if TYPE_CHECKING:
+    # As with RecordedStore: a ReadStream for type checkers, a proxy at run time.
+    from cordwood.client.read_stream import ReadStream as _ReadStream
+    from cordwood.testing.record import ClientCalls, Recording
+else:
+    _ReadStream = object
+
+AWAY_S = 1.0
+"""A reader that has not asked for this long is busy elsewhere. Well below L2's bound of
+10 s, and far above the pause of a loop that takes one block after another."""
+
+Taken = Delivery[HeldBlock] | Gap
+
+
+class RecordedStream(_ReadStream):
+    """A `ReadStream` whose records and gaps are written down; see the module."""
+
+    def __init__(
+        self,
+        stream: ReadStream,
+        log: int,
+        until: int | None,
+        calls: ClientCalls,
+        recording: Recording,
+    ) -> None:
+        self._stream = stream
+        self._log = log
+        self._until = until
+        self._calls = calls
+        self._recording = recording
+        self._due = stream.next_lsn
+        self._is_open = self._is_over = False
+        self._away: asyncio.TimerHandle | None = None
+        self._reader = calls.add_stream(self, log)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def take(self) -> Taken | None:
+        """See `ReadStream.take`."""
+        with self._asking():
+            taken = self._stream.take()
+            if taken is not None:
+                self._note(taken)
+            return taken
+
+    async def next(self) -> Taken | None:
+        """See `ReadStream.next`."""
+        taken, _ = await self._next()
+        return taken
+
+    async def next_many(self, bytes_max: int) -> list[Taken]:
+        """See `ReadStream.next_many`."""
+        with self._asking():
+            many = await self._stream.next_many(bytes_max)
+            for taken in many:
+                self._note(taken)
+            if not many:
+                self._end(EndReason.UNTIL)
+            return many
+
+    async def next_items(self) -> list[Record | Gap]:
+        """See `ReadStream.next_items`."""
+        _, items = await self._next()
+        return items
+
+    async def __aiter__(self) -> AsyncIterator[Record | Gap]:
+        try:
+            while items := await self.next_items():
+                for item in items:
+                    yield item
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """See `ReadStream.close`."""
+        self._end(EndReason.STOPPED)
+        self._stream.close()
+
+    def interrupt(self) -> None:
+        """The reader's process was killed or stopped: it asks no more, for now."""
+        self._pause()
+
+    async def _next(self) -> tuple[Taken | None, list[Record | Gap]]:
+        with self._asking():
+            taken = await self._stream.next()
+            if taken is None:
+                self._end(EndReason.UNTIL)
+                return None, []
+            return taken, self._note(taken)
+
+    def _note(self, taken: Taken) -> list[Record | Gap]:
+        """Write down what was given; the items as the application gets them."""
+        if not self._is_open:
+            self._start()  # its process was stopped while it waited
+        history = self._recording.history
+        if isinstance(taken, Gap):
+            history.gap_delivered(self._reader, taken.first, taken.last, taken.kind)
+            self._due = taken.last + 1
+            return [taken]
+        items: list[Record | Gap] = []
+        for record in records_of(taken):
+            assert isinstance(record, Record), "a block has records only"
+            mark = mark_record(record.value, record.headers)
+            now_us = self._recording.now_us()
+            history.add(RecordDelivered(now_us, self._reader, int(record.lsn), mark))
+            items.append(_as_appended(record))
+        self._due = taken.last + 1
+        return items
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """The reader asks; afterwards it is away until it asks again."""
+        if self._away is not None:
+            self._away.cancel()
+            self._away = None
+        if not self._is_open and not self._is_over:
+            self._start()
+        try:
+            yield
+        except Closed:
+            self._end(EndReason.STOPPED)
+            raise
+        except CordwoodError as error:
+            self._end(EndReason.ERROR, error)
+            raise
+        finally:
+            if self._is_open:
+                self._away = asyncio.get_running_loop().call_later(AWAY_S, self._pause)
+
+    def _start(self) -> None:
+        self._recording.history.read_started(self._reader, self._log, self._due, self._until)
+        self._is_open = True
+
+    def _pause(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._recording.history.read_ended(self._reader, EndReason.STOPPED)
+
+    def _end(self, reason: EndReason, error: CordwoodError | None = None) -> None:
+        """The stream is over, and its reader's name is free again."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._away is not None:
+            self._away.cancel()
+        if self._is_open:
+            self._is_open = False
+            self._recording.history.read_ended(self._reader, reason, error)
+        self._calls.forget_stream(self)
+
+
+def _as_appended(record: Record) -> Record:
+    return Record(
+        record.lsn,
+        record.value,
+        record.key,
+        record.timestamp_us,
+        without_id(record.headers),
+        record.append_time_us,
+    )
