@@ -1,0 +1,95 @@
+"""The verbs together, and what is common to all of them.
+
+Source: design.md §11.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import cordwood
+from cordwood.cli import bench, demo, logs, records, sim, status, up, verify, wal
+from cordwood.cli.ending import verb_ending
+
+
+class Verbs(TyperGroup):
+    """Every verb runs through here, so that all of them end alike."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb that was asked for; see `ending.verb_ending`."""
+        with verb_ending(debug=bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    name="cordwood",
+    cls=Verbs,
+    help="A replicated, append-only log store. Start one with `cordwood up`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="up")(up.up)
+app.command(name="append")(records.append)
+app.command(name="tail")(records.tail)
+app.add_typer(logs.app, name="logs")
+app.command(name="status")(status.status)
+app.command(name="demo")(demo.demo)
+app.add_typer(sim.app, name="sim")
+app.command(name="verify")(verify.verify)
+app.add_typer(bench.app, name="bench")
+app.add_typer(wal.app, name="wal")
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            envvar="CORDWOOD_DEBUG",
+            help="Show where an error came from, and what the client does.",
+        ),
+    ] = False,
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Set up what every verb shares."""
+    logging.basicConfig(
+        level=logging.DEBUG if debug else os.environ.get("CORDWOOD_LOG", "WARNING"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    typer.echo(f"cordwood {cordwood.__version__} (Python {sys.version.split()[0]})")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; the exit code."""
+    try:
+        app(args=list(arguments), prog_name="cordwood")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 1 if done.code else 0
+    return 0

@@ -1,0 +1,202 @@
+"""`cordwood bench append | read | import | sim`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import signal
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from cordwood.cli.tables import show_table
+from cordwood.cli.target import JsonOption
+
+if TYPE_CHECKING:
+    from cordwood.bench.figure import Figure
+
+Result = TypeVar("Result")
+
+app = typer.Typer(
+    help="Measure on this machine, each figure beside a reference from the same run.",
+    no_args_is_help=True,
+)
+
+# Not $CORDWOOD_CLUSTER: what a benchmark appends must not fill a cluster that somebody
+# only has in the environment.
+BenchClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="URL",
+        help="A cluster that runs; its log grows by what is appended.",
+        show_default="a fresh one that is removed again",
+    ),
+]
+NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="Of a fresh cluster.")]
+RepeatOption = Annotated[int, typer.Option("--repeat", min=1, help="The median counts.")]
+DirOption = Annotated[str, typer.Option("--dir", metavar="DIR", help="Whose disk is measured.")]
+SizeOption = Annotated[
+    int | None,
+    typer.Option("--size", min=1, help="Bytes of a record.", show_default="256, in batches 1024"),
+]
+RecordsOption = Annotated[
+    int | None, typer.Option("--records", min=1, help="Of each repeat.", show_default="by size")
+]
+
+
+@app.command()
+def append(
+    size: SizeOption = None,
+    in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--in-flight",
+            min=1,
+            help="Records, or batches, not yet answered.",
+            show_default="2048 records, 16 batches",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="Records of one append_many.", show_default="singly"),
+    ] = None,
+    records: RecordsOption = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.01, help="Of each repeat.", show_default="by records"),
+    ] = None,
+    nodes: NodesOption = 5,
+    repeat: RepeatOption = 3,
+    cluster: BenchClusterOption = None,
+    directory: DirOption = ".",
+    as_json: JsonOption = False,
+) -> None:
+    """Append as fast as one client can, durably on every copy.
+
+    Without options two profiles: 256 B records one by one with 2,048 in flight, and
+    64 KiB blocks with 16 in flight. The reference is the same disk writing the same
+    copies durably, with nothing around it.
+    """
+    from cordwood.bench.append import STANDARD, bench_append, custom_profile
+
+    is_custom = any(option is not None for option in (size, in_flight, batch, records, seconds))
+    custom = custom_profile(size, in_flight, batch, records, seconds) if is_custom else None
+
+    async def measure() -> list[Figure]:
+        return [
+            await bench_append(
+                profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=_say
+            )
+            for profile in ((custom,) if custom else STANDARD)
+        ]
+
+    _show(_run(measure()), as_json)
+
+
+@app.command()
+def read(
+    size: SizeOption = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="Records of a block.", show_default="1024"),
+    ] = None,
+    records: RecordsOption = None,
+    nodes: NodesOption = 5,
+    repeat: RepeatOption = 3,
+    cluster: BenchClusterOption = None,
+    directory: DirOption = ".",
+    as_json: JsonOption = False,
+) -> None:
+    """Read a log from its oldest record to its tail as fast as one client can.
+
+    Without options two profiles: 256 B records as objects, and 64 KiB blocks unopened.
+    The reference is one loopback TCP connection with the same bytes.
+    """
+    from cordwood.bench.read import STANDARD, bench_read, custom_profile
+
+    is_custom = any(option is not None for option in (size, batch, records))
+    custom = custom_profile(size, batch, records) if is_custom else None
+
+    async def measure() -> list[Figure]:
+        return [
+            await bench_read(
+                profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=_say
+            )
+            for profile in ((custom,) if custom else STANDARD)
+        ]
+
+    _show(_run(measure()), as_json)
+
+
+@app.command(name="import")
+def import_(repeat: RepeatOption = 5, as_json: JsonOption = False) -> None:
+    """Time `import cordwood`, and what its first use loads."""
+    from cordwood.bench.imports import bench_imports
+
+    _show(_run(bench_imports(repeats=repeat)), as_json)
+
+
+@app.command()
+def sim(
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.01, help="Simulated, of each seed.")
+    ] = 1.0,
+    repeat: RepeatOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """How many simulated seconds pass in a second, on the demo's cluster with faults."""
+    from cordwood.bench.sim import bench_sim
+
+    _show([bench_sim(minutes=minutes, repeats=repeat, say=_say)], as_json)
+
+
+def _run(work: Coroutine[object, object, Result]) -> Result:
+    """Run a measurement; told to stop, it removes its cluster first."""
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_stoppable(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _stoppable(work: Coroutine[object, object, Result]) -> Result:
+    """SIGTERM and a closed terminal stop it as Ctrl-C does, which the runner sees to."""
+    task = asyncio.current_task()
+    assert task is not None, "a runner runs this in a task"
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await work
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _show(figures: Sequence[Figure], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(figure) for figure in figures]))
+        return
+    show_table(
+        ["figure", "median>", "unit", "reference>", "ratio>", "p50 ms>", "p99 ms>"],
+        [
+            (
+                figure.name, _number(figure.value), figure.unit, _number(figure.reference),
+                _number(figure.ratio), _number(figure.p50_ms), _number(figure.p99_ms),
+            )
+            for figure in figures
+        ],
+    )  # fmt: skip
+    for text in dict.fromkeys(figure.reference_is for figure in figures):
+        names = ", ".join(figure.name for figure in figures if figure.reference_is == text)
+        typer.echo(f"reference of {names}: {text}")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

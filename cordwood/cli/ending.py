@@ -1,0 +1,67 @@
+"""How a verb ends: an error of ours, or of the machine, is one line; Ctrl-C and a closed
+pipe are quiet.
+
+Any other error is a bug: its traceback is shown, always.
+
+Source: the shell's conventions: a process that a signal ended counts as 128 plus
+the signal's number.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from cordwood.errors import CordwoodError
+
+FAILED = 1
+INTERRUPTED = 128 + signal.SIGINT
+PIPE_CLOSED = 128 + signal.SIGPIPE
+
+
+@contextmanager
+def verb_ending(*, debug: bool) -> Iterator[None]:
+    """Turn the ways in which a verb may fail into exit codes and at most one line.
+
+    Args:
+        debug: show the traceback of an error of ours too.
+    Raises:
+        typer.Exit: in place of a CordwoodError, an OSError or a KeyboardInterrupt.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except CordwoodError as error:
+        if debug:
+            traceback.print_exc()
+        tell_error(str(error) or type(error).__name__)
+        raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        _discard_output()
+        raise typer.Exit(PIPE_CLOSED) from None
+    except OSError as error:
+        # What the machine refuses (no space, no permission) is no bug of ours.
+        if debug:
+            traceback.print_exc()
+        tell_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        raise typer.Exit(FAILED) from None
+
+
+def tell_error(text: str) -> None:
+    """One line on standard error, whatever line ends the text brought."""
+    typer.secho(f"cordwood: {' '.join(text.split())}", fg=typer.colors.RED, err=True)
+
+
+def _discard_output() -> None:
+    """Point standard output nowhere, or Python's own flush at exit fails once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

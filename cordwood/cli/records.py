@@ -1,0 +1,184 @@
+"""`cordwood append` and `cordwood tail`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.cli.ending import FAILED, tell_error
+from cordwood.cli.target import ClusterOption, JsonOption, open_store
+from cordwood.cli.wording import Json, gap_json, gap_words, record_json
+from cordwood.lsn import parse_lsn
+
+if TYPE_CHECKING:
+    from cordwood.blocking import BlockingStore
+    from cordwood.client.blocking import BlockingReader
+    from cordwood.client.store import Position
+
+STDIN = "-"
+
+LogArgument = Annotated[
+    str, typer.Argument(metavar="LOG", help="The log's path: orders/eu is /orders/eu.")
+]
+
+
+def append(
+    log: LogArgument,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[VALUE]...",
+            help="Records to append; without any (or for -) each line of standard input.",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="A key for every record.")] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print how many, not their LSNs.")
+    ] = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Append records; each one's LSN is printed once it is stored on every copy."""
+    with open_store(cluster) as store:
+        stored = 0
+        try:
+            for batch in _batches(values or [STDIN]):
+                keys = None if key is None else [os.fsencode(key)] * len(batch)
+                lsns = store.append_many(log, batch, keys=keys)
+                stored += len(lsns)
+                if not quiet:
+                    sys.stdout.write("".join(f"{lsn}\n" for lsn in lsns))
+                    sys.stdout.flush()
+        finally:
+            # Also after a failure: a script must know how far it came.
+            if quiet:
+                typer.echo(stored)
+
+
+def _batches(values: Sequence[str]) -> Iterator[Sequence[bytes]]:
+    """What to append, in order: arguments as they stand, lines of stdin as they come."""
+    from cordwood.cli.lines import read_lines
+    from cordwood.settings import ClientSettings
+
+    given: list[bytes] = []
+    for value in values:
+        if value != STDIN:
+            given.append(os.fsencode(value))
+            continue
+        if given:
+            yield given
+            given = []
+        if sys.stdin.isatty():
+            typer.echo("Each line becomes a record; Ctrl-D ends.", err=True)
+        yield from read_lines(sys.stdin.fileno(), ClientSettings().block_bytes)
+    if given:
+        yield given
+
+
+def tail(
+    log: LogArgument,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for what is appended next, until Ctrl-C.")
+    ] = False,
+    start: Annotated[
+        str, typer.Option("--from", metavar="oldest|tail|LSN", help="Where to begin.")
+    ] = "oldest",
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="LSN", help="The last LSN to print.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records.")
+    ] = None,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Print a log's records, one a line, oldest first.
+
+    Payloads are written as they are. Gaps are told on standard error, and with --json
+    in their place among the records. The exit code is 1 if records were lost.
+    """
+    with open_store(cluster) as store:
+        # Asked for first, because reading a log that is not there might make it.
+        store.log(log)
+        if start == "tail" and not follow:
+            typer.echo("Nothing comes after the tail yet; --follow waits for it.", err=True)
+        with store.read(log, start, _last(store, log, follow, until)) as reader:
+            printer = Printer(sys.stdout.buffer, as_json)
+            printer.print_all(_portions(reader), count)
+    if printer.lost:
+        tell_error(f"{printer.lost} range(s) of {log} are lost")
+        raise typer.Exit(FAILED)
+
+
+def _last(store: BlockingStore, log: str, follow: bool, until: str | None) -> Position | None:
+    """Where reading stops: without --follow never past what is readable now."""
+    if until is None:
+        return None if follow else "tail"
+    last = parse_lsn(until)
+    return last if follow else min(last, store.tail(log))
+
+
+def _portions(reader: BlockingReader) -> Iterator[Sequence[Record | Gap]]:
+    """Records and gaps in the portions in which they came."""
+    from cordwood.client.read_stream import records_of
+
+    for taken in reader.blocks():
+        yield [taken] if isinstance(taken, Gap) else records_of(taken)
+
+
+class Printer:
+    """Writes portions of records to `output`, and tells gaps.
+
+    Attributes:
+        lost: gaps seen that are data loss.
+    """
+
+    def __init__(self, output: BinaryIO, as_json: bool) -> None:
+        self.lost = 0
+        self._output = output
+        self._as_json = as_json
+
+    def print_all(
+        self, portions: Iterable[Sequence[Record | Gap]], count_max: int | None = None
+    ) -> None:
+        """Write everything, or no more than the first `count_max` records."""
+        left = sys.maxsize if count_max is None else count_max
+        if not left:
+            return
+        for portion in portions:
+            records: list[Record] = []
+            for item in portion:
+                if isinstance(item, Gap):
+                    self._tell_gap(item)
+                else:
+                    records.append(item)
+            self._write(records[:left])
+            left -= len(records)
+            if left <= 0:
+                return
+
+    def _write(self, records: Sequence[Record]) -> None:
+        if self._as_json:
+            lines = [_json_line(record_json(record)) for record in records]
+        else:
+            lines = [b"%b\n" % record.value for record in records]
+        self._output.write(b"".join(lines))
+        self._output.flush()
+
+    def _tell_gap(self, gap: Gap) -> None:
+        """A gap comes alone in its portion, so it stands between the right records."""
+        self.lost += gap.kind is GapKind.DATA_LOSS
+        if self._as_json:
+            self._output.write(_json_line(gap_json(gap)))
+            self._output.flush()
+        else:
+            typer.echo(gap_words(gap), err=True)
+
+
+def _json_line(value: Json) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"

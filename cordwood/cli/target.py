@@ -1,0 +1,109 @@
+"""Which store a verb talks to: `--cluster`, $CORDWOOD_CLUSTER, or the cluster that runs here.
+
+Source: design.md §11 ("address file inside, so that the other verbs find it").
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cordwood.errors import BadSetting, Unreachable
+
+if TYPE_CHECKING:
+    from cordwood.blocking import BlockingStore
+
+DIRECTORY = "./.cordwood"
+"""Where `cordwood up` keeps a cluster."""
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        envvar="CORDWOOD_CLUSTER",
+        metavar="URL",
+        help="cordwood://host:port,… or the directory of a local cluster or embedded store.",
+        show_default=f"the cluster in {DIRECTORY}",
+    ),
+]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a store is.
+
+    Attributes:
+        url: what to connect to, `cordwood://…` or the directory of an embedded store.
+        directory: where the addresses were found, "" if they were given.
+    """
+
+    url: str
+    directory: str = ""
+
+
+def find_target(cluster: str | None) -> Target:
+    """What `--cluster` means; None is the cluster that runs in this directory.
+
+    Raises:
+        Unreachable: no cluster runs on the directory; the text says how to start one.
+        BadSetting: neither an address nor a directory that holds a store.
+    """
+    from cordwood.client.cluster import SCHEME
+    from cordwood.local_cluster import CLUSTER_FILE, find_address
+
+    if cluster is None:
+        return Target(find_address(DIRECTORY), DIRECTORY)
+    if cluster.startswith(SCHEME):
+        return Target(cluster)
+    if os.path.exists(os.path.join(cluster, CLUSTER_FILE)):
+        return Target(find_address(cluster), cluster)
+    if os.path.exists(os.path.join(cluster, "node-1", "identity")):
+        return Target(cluster)
+    if ":" in cluster and not os.path.exists(cluster):
+        return Target(SCHEME + cluster)
+    raise BadSetting(
+        f"{cluster} holds no store. `cordwood up --dir {cluster}` starts a cluster there, and "
+        "cordwood.connect() in Python makes an embedded store"
+    )
+
+
+def open_store(cluster: str | None) -> BlockingStore:
+    """Connect to what `--cluster` names; close it, or use it with `with`.
+
+    Raises:
+        Unreachable: it is not there; the text says how to start it.
+        BadSetting: what was given names no store.
+        StoreInUse: another process has the embedded store open.
+    """
+    from cordwood import blocking
+
+    target = find_target(cluster)
+    try:
+        return blocking.connect(target.url)
+    except Unreachable as error:
+        if not target.directory:
+            raise
+        raise Unreachable(
+            f"the cluster on {target.directory} does not answer any more: start it again with "
+            f"`cordwood up{dir_option(target.directory)}`"
+        ) from error
+
+
+def dir_option(directory: str) -> str:
+    """What to add to `cordwood up` for a directory, "" for the usual one."""
+    return "" if _is_usual(directory) else f" --dir {directory}"
+
+
+def cluster_option(directory: str) -> str:
+    """What to add to the other verbs for a directory, "" for the usual one."""
+    return "" if _is_usual(directory) else f" --cluster {directory}"
+
+
+def _is_usual(directory: str) -> bool:
+    return os.path.abspath(directory) == os.path.abspath(DIRECTORY)

@@ -1,0 +1,183 @@
+"""What `cordwood wal dump` prints: lines for people, one JSON object a line for programs.
+
+Loaded by that verb only, so it imports what it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from cordwood.block import BlockKind
+from cordwood.cli.wording import bytes_words
+from cordwood.errors import CordwoodError
+from cordwood.host.read_only_file import ReadOnlyFile
+from cordwood.layout.shard_record import (
+    CleanRecord,
+    SealRecord,
+    ShardRecord,
+    StoreRecord,
+    read_shard_record,
+)
+from cordwood.layout.wal_block import WalHeader, WalKind, unpack_holes
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import format_lsn
+from cordwood.storage.wal_inspect import NothingThere, Seen, SeenRecord, WalView
+
+BLOCKS_SHOWN = 4
+"""Blocks of one record that a line names; JSON has all of them."""
+
+
+async def dump_wal(file: ReadOnlyFile, name: str, start: int | None, as_json: bool) -> None:
+    """Print the slots, every record from `start` or the scan point on, and a sum.
+
+    Raises:
+        Corrupt, Rejected, OSError: see `WalView`.
+    """
+    view = await WalView.open(file, name)
+    write = sys.stdout.write
+    for number, slot in enumerate(view.slots):
+        counts = slot is view.header
+        write(_slot_json(number, slot, counts) if as_json else _slot_line(number, slot, counts))
+    records = size = 0
+    async for seen in view.records(start):
+        write(_seen_json(seen) if as_json else _seen_line(seen))
+        if isinstance(seen, SeenRecord) and seen.record.kind is WalKind.DATA:
+            records += 1
+            size += seen.record.length
+    unreadable = len(file.unreadable)
+    if as_json:
+        total = {"records": records, "bytes": size, "unreadable_blocks": unreadable}
+        write(json.dumps(total) + "\n")
+        return
+    write(f"{records:,} records, {bytes_words(size)}{unreadable_words(unreadable)}\n")
+
+
+def _slot_line(number: int, slot: WalHeader | Exception, counts: bool) -> str:
+    if isinstance(slot, Exception):
+        return f"slot {number}: {slot}\n"
+    fields = {"sequence": slot.sequence, "owner": f"node {slot.owner}", "epoch": slot.epoch}
+    for name in ("capacity", "trim", "scan", "durable", "resume", "window", "incarnation"):
+        fields[name] = getattr(slot, name)
+    text = ", ".join(f"{name} {value}" for name, value in fields.items())
+    end = "closed" if slot.graceful else "not closed (in use, or cut off)"
+    return f"slot {number}{' (counts)' if counts else ''}: {text}, {end}\n"
+
+
+def _slot_json(number: int, slot: WalHeader | Exception, counts: bool) -> str:
+    if isinstance(slot, Exception):
+        return json.dumps({"slot": number, "problem": str(slot)}) + "\n"
+    return json.dumps({"slot": number, "counts": counts, **header_json(slot)}) + "\n"
+
+
+def header_json(header: WalHeader) -> dict[str, Any]:
+    """The fields of a header, but for the salt: whoever knows it can make false records."""
+    fields = dataclasses.asdict(header)
+    del fields["salt"]
+    return fields
+
+
+def _seen_line(seen: Seen) -> str:
+    if isinstance(seen, NothingThere):
+        return f"{seen.start:>14}  no record up to {seen.stop}\n"
+    record = seen.record
+    state = " trimmed" if record.kind is WalKind.DATA and not seen.is_live else ""
+    return (
+        f"{record.offset:>14}  at {seen.position:<12} {record.length:>9} B  "
+        f"{record.kind.name.lower()}{state}  {_held_words(seen)}\n"
+    )
+
+
+def _seen_json(seen: Seen) -> str:
+    if isinstance(seen, NothingThere):
+        return json.dumps({"nothing_from": seen.start, "to": seen.stop}) + "\n"
+    record = seen.record
+    return json.dumps({
+        "offset": record.offset,
+        "position": seen.position,
+        "length": record.length,
+        "kind": record.kind.name.lower(),
+        "live": seen.is_live,
+        "body": "damaged" if seen.body is None else "ok",
+        "durable": record.durable,
+        "incarnation": record.incarnation,
+        "last_of_block": record.is_last,
+        **_held_json(seen),
+    }) + "\n"  # fmt: skip
+
+
+def _held(seen: SeenRecord) -> ShardRecord | list[tuple[int, int]] | str:
+    """What a record holds, or why that cannot be said."""
+    if seen.body is None:
+        return "DAMAGED: the checksum of its body does not match"
+    if seen.record.kind is WalKind.PADDING:
+        return "the rest of this lap is skipped"
+    try:
+        if seen.record.kind is WalKind.RESUME:
+            return unpack_holes(seen.body)
+        return read_shard_record(memoryview(seen.body))
+    except CordwoodError as error:
+        return f"not a node's record ({error})"
+
+
+def _held_words(seen: SeenRecord) -> str:
+    match _held(seen):
+        case StoreRecord(seal_epoch, blocks):
+            named = "; ".join(_block_words(block) for block in blocks[:BLOCKS_SHOWN])
+            more = f"; and {len(blocks) - BLOCKS_SHOWN} more" if len(blocks) > BLOCKS_SHOWN else ""
+            by = f"recovery of epoch {seal_epoch} stores" if seal_epoch else "store of"
+            return f"{by} {named}{more}"
+        case SealRecord(log, epoch):
+            return f"log {log} is sealed by epoch {epoch}"
+        case CleanRecord(log, epoch, seal, lng):
+            held = f"sealed by {seal}, up to {format_lsn(lng)}" if seal else "nothing of it held"
+            return f"log {log}: epoch {epoch} is over ({held})"
+        case str() as words:
+            return words
+        case holes:
+            return "never happened: " + ", ".join(f"[{low}, {high})" for low, high in holes)
+
+
+def _block_words(block: StoredBlock) -> str:
+    header = block.header
+    kind = "" if header.kind is BlockKind.DATA else f" {header.kind.name.lower()}"
+    return (
+        f"log {header.log}{kind} [{format_lsn(header.first)}, {format_lsn(header.last)}] "
+        f"wave {block.envelope.wave}"
+    )
+
+
+def _held_json(seen: SeenRecord) -> dict[str, Any]:
+    match _held(seen):
+        case StoreRecord(seal_epoch, blocks):
+            return {"store": [_block_json(block) for block in blocks], "seal_epoch": seal_epoch}
+        case SealRecord(log, epoch):
+            return {"seal": {"log": log, "epoch": epoch}}
+        case CleanRecord(log, epoch, seal, lng):
+            return {"clean": {"log": log, "epoch": epoch, "seal": seal, "lng": format_lsn(lng)}}
+        case str() as words:
+            return {"note": words}
+        case holes:
+            return {"holes": holes}
+
+
+def _block_json(block: StoredBlock) -> dict[str, Any]:
+    header, envelope = block.header, block.envelope
+    return {
+        "log": header.log,
+        "kind": header.kind.name.lower(),
+        "first": format_lsn(header.first),
+        "last": format_lsn(header.last),
+        "bytes": header.stored_bytes,
+        "append_time_us": header.append_time_us,
+        "copyset": list(envelope.copyset),
+        "wave": envelope.wave,
+        "seal": envelope.seal_epoch,
+    }
+
+
+def unreadable_words(blocks: int) -> str:
+    """How much could not be read, "" for all of it could."""
+    return f"; {blocks} blocks of 4 KiB could not be read" if blocks else ""

@@ -1,0 +1,165 @@
+"""`cordwood up` as a person runs it: real processes, real signals, the other verbs beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cordwood
+from cordwood.cli.app import app
+
+pytestmark = pytest.mark.real
+
+READY_S_MAX = 3.0
+ROOT = Path(cordwood.__file__).parent.parent
+
+
+class Shell:
+    """Runs `cordwood` in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.environment.pop("CORDWOOD_CLUSTER", None)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cordwood.cli", *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=self.directory, env=self.environment, preexec_fn=_take_interrupts,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "cordwood.cli", *arguments],
+            input=stdin, capture_output=True, timeout=30, check=False,
+            cwd=self.directory, env=self.environment,
+        )  # fmt: skip
+
+    def printed(self, *arguments: str, stdin: bytes = b"") -> bytes:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def _take_interrupts() -> None:
+    # A test run in the background hands down an ignored SIGINT; a person's shell does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def read_until(process: subprocess.Popen[str], end: str) -> str:
+    """What it prints up to a line that holds `end`."""
+    text = ""
+    for line in process.stdout:
+        text += line
+        if end in line:
+            return text
+    raise AssertionError(f"it ended without {end!r}: {text}{process.stderr.read()}")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def shell(tmp_path):
+    return Shell(tmp_path)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Runs a verb in this process, which saves its start; what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CORDWOOD_CLUSTER", raising=False)
+
+    def run(*arguments: str, exit_code: int = 0) -> bytes:
+        outcome = CliRunner().invoke(app, arguments)
+        assert outcome.exit_code == exit_code, outcome.output
+        return outcome.stderr_bytes if exit_code else outcome.stdout_bytes
+
+    return run
+
+
+@pytest.fixture
+def cluster(shell):
+    """`cordwood up` with three nodes; the process, and the pids of its nodes."""
+    began = time.monotonic()
+    process = shell.start("up", "--nodes", "3", "--wal-mib", "16")
+    text = read_until(process, "Ready in")
+    assert time.monotonic() - began < READY_S_MAX
+    assert text.count("127.0.0.1:") == 3
+    text += read_until(process, "Ctrl-C stops it")
+    yield process, [int(pid) for pid in re.findall(r"rack\d  pid (\d+)", text)]
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+class TestUp:
+    def test_the_verbs_work_beside_it_and_nothing_is_left(self, shell, here, cluster):
+        process, pids = cluster
+        assert len(pids) == 3
+        assert shell.printed("append", "demo", "hello") == b"e1n1\n"
+        assert shell.printed("tail", "demo") == b"hello\n"
+        assert shell.printed("append", "demo", "-q", stdin=b"a\r\n\n\xff") == b"3\n"
+
+        assert here("tail", "demo", "--from", "e1n2") == b"a\r\n\n\xff\n"
+        assert here("tail", "demo", "--until", "e1n2", "-n", "9") == b"hello\na\r\n"
+        (log,) = json.loads(here("logs", "list", "--json"))
+        assert (log["name"], log["released"], log["copies"]) == ("/demo", "e1n4", 3)
+        assert json.loads(here("logs", "show", "demo", "--json"))["history"]
+        assert json.loads(here("logs", "create", "a/b", "--json"))["name"] == "/a/b"
+        status = json.loads(here("status", "--json"))
+        assert [node["up"] for node in status["nodes"]] == [True] * 3
+        assert [each["name"] for each in status["logs"]] == ["/a/b", "/demo"]
+        for verb in (("logs", "list"), ("logs", "show", "demo"), ("status",)):
+            assert b"/demo" in here(*verb)
+        assert b"cordwood logs create" in here("tail", "typo", exit_code=1)
+
+        second = shell.run("up")
+        assert (second.returncode, second.stdout) == (1, b"")
+        assert second.stderr.count(b"\n") == 1
+        assert b"runs on it already" in second.stderr
+
+        process.send_signal(signal.SIGINT)
+        assert "every node is gone" in read_until(process, "Stopped")
+        assert process.wait(timeout=10) == 0
+        assert [pid for pid in pids if is_alive(pid)] == []
+        assert b"start one with `cordwood up`" in here("tail", "demo", exit_code=1)
+
+    def test_a_killed_node_comes_back_and_a_restart_has_the_records(self, shell, cluster):
+        process, pids = cluster
+        shell.printed("append", "demo", "one")
+        follower = shell.start("tail", "demo", "--follow")
+        assert read_until(follower, "one") == "one\n"
+        os.kill(pids[0], signal.SIGKILL)
+        read_until(process, "node 1 ended (SIGKILL)")
+        read_until(process, "node 1 is back")
+        shell.printed("append", "demo", "two")
+        assert read_until(follower, "two") == "two\n"
+        follower.send_signal(signal.SIGINT)
+        said, problems = follower.communicate(timeout=10)
+        assert (follower.returncode, said) == (130, "")
+        assert "Traceback" not in problems
+
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+        again = shell.start("up")
+        read_until(again, "Ready in")
+        assert shell.printed("tail", "demo") == b"one\ntwo\n"
+        again.send_signal(signal.SIGTERM)
+        again.communicate(timeout=10)
+        assert again.returncode == 0
