@@ -33,6 +33,18 @@ def end_for_want_of(name: str, reason: str) -> NoReturn:
     pytest.skip(f"{name}: {reason}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n 2`, keep a file's tests together, and all that start processes in one worker.
+
+    So a fixture of a file is made once, and no real cluster or Spark has to share the
+    machine with another of its kind.
+    """
+    for item in items:
+        is_real = any(item.get_closest_marker(name) for name in ("real", "spark"))
+        group = "real" if is_real else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def require() -> Require:
     """`require("zookeeper", "no zkServer.sh on PATH")` skips, or fails where it is required."""
