@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,9 @@ from cordwood.cli.app import app
 
 pytestmark = pytest.mark.real
 
-READY_S_MAX = 3.0
+READY_CPU_S_MAX = 3.0
+"""It is ready in a second where it has two cores to itself. A test shares them, so it counts
+the work that was done and not the time that others took meanwhile."""
 ROOT = Path(cordwood.__file__).parent.parent
 
 
@@ -66,6 +67,12 @@ def read_until(process: subprocess.Popen[str], end: str) -> str:
     raise AssertionError(f"it ended without {end!r}: {text}{process.stderr.read()}")
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process and the children it waited for have had of a core."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -96,16 +103,18 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def cluster(shell):
     """`cordwood up` with three nodes; the process, and the pids of its nodes."""
-    began = time.monotonic()
     process = shell.start("up", "--nodes", "3", "--wal-mib", "16")
-    text = read_until(process, "Ready in")
-    assert time.monotonic() - began < READY_S_MAX
-    assert text.count("127.0.0.1:") == 3
-    text += read_until(process, "Ctrl-C stops it")
-    yield process, [int(pid) for pid in re.findall(r"rack\d  pid (\d+)", text)]
-    if process.poll() is None:
-        process.kill()
-    process.communicate()
+    try:
+        text = read_until(process, "Ready in")
+        assert text.count("127.0.0.1:") == 3
+        text += read_until(process, "Ctrl-C stops it")
+        pids = [int(pid) for pid in re.findall(r"rack\d  pid (\d+)", text)]
+        assert sum(map(cpu_seconds, [process.pid, *pids])) < READY_CPU_S_MAX
+        yield process, pids
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
 class TestUp:
