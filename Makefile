@@ -18,7 +18,7 @@ help:
 	@echo "make test    run the tests (under ten minutes)"
 	@echo "make prove   run seeds of the simulated cluster for MINUTES=$(MINUTES)"
 	@echo "make lint    ruff, mypy --strict and the import contract"
-	@echo "make bench   measure appends and reads on a local cluster"
+	@echo "make bench   measure the WAL, and appends and reads on a local cluster"
 	@echo "make setup   only install: .venv, the locked packages, a Java if there is none"
 	@echo "make format  let ruff rewrite the code"
 	@echo "make lock    choose new versions for the lock files (needs uv on PATH)"
@@ -51,6 +51,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup
+	$(BIN)/cordwood wal bench --json
 	$(BIN)/cordwood bench append --json
 	$(BIN)/cordwood bench read --json
 

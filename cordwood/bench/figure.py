@@ -19,12 +19,13 @@ class Sample:
     """One repeat.
 
     Attributes:
-        value, reference: in one unit, measured one right after the other.
+        value, reference: in one unit, measured one right after the other; a reference of
+            None where this machine has none.
         p50_ms, p99_ms: latencies in this repeat, None where there are none.
     """
 
     value: float
-    reference: float
+    reference: float | None
     p50_ms: float | None = None
     p99_ms: float | None = None
 
@@ -37,7 +38,8 @@ class Figure:
         name: of the measurement, the same from run to run.
         value, unit: the median over the repeats.
         reference, reference_is: the median of what it is compared with, and what that is.
-        ratio: value over reference, the median of the repeats' own ratios.
+        ratio: value over reference, the median of the repeats' own ratios. Both are None
+            where any repeat has no reference.
         p50_ms, p99_ms: medians over the repeats, None where there are none.
         repeats: how many.
         parameters: what else decides the result.
@@ -46,8 +48,8 @@ class Figure:
     name: str
     value: float
     unit: str
-    reference: float
-    ratio: float
+    reference: float | None
+    ratio: float | None
     reference_is: str
     p50_ms: float | None
     p99_ms: float | None
@@ -74,14 +76,18 @@ def make_figure(
         name,
         _round(statistics.median(sample.value for sample in samples)),
         unit,
-        _round(statistics.median(sample.reference for sample in samples)),
-        _round(statistics.median(sample.value / sample.reference for sample in samples)),
+        _median([sample.reference for sample in samples]),
+        _median(_ratios(samples)),
         reference_is,
         _median([sample.p50_ms for sample in samples]),
         _median([sample.p99_ms for sample in samples]),
         len(samples),
         parameters,
     )
+
+
+def _ratios(samples: Sequence[Sample]) -> list[float | None]:
+    return [sample.value / sample.reference if sample.reference else None for sample in samples]
 
 
 def percentile_ms(ordered_s: Sequence[float], share: float) -> float:
@@ -97,7 +103,7 @@ def percentile_ms(ordered_s: Sequence[float], share: float) -> float:
 
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return _round(statistics.median(known)) if known else None
+    return _round(statistics.median(known)) if len(known) == len(values) else None
 
 
 def _round(value: float) -> float:

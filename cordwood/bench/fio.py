@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +18,21 @@ from cordwood.errors import Unreachable
 START_TIMEOUT_S = 30.0
 """On top of its run time: fio starts in a second, on a busy machine in a few."""
 
+ONCE_TIMEOUT_S = 600.0
+"""Once through a WAL of 64 GiB on a disk of 100 MB/s."""
+
 
 @dataclass(frozen=True, slots=True)
 class FioJob:
-    """What fio is asked to do: write once round `length` bytes at `offset`, and again.
+    """What fio is asked to do: go through `length` bytes at `offset`, and again.
 
     Attributes:
         path: a file that is there, or a device. What it holds there is written over.
-        block_bytes: of one write.
-        depth: writes in flight.
-        seconds: how long.
+        block_bytes: of one operation.
+        depth: operations in flight.
+        seconds: how long; None once through.
+        bytes_per_s: an even pace to keep to; None goes as fast as it can.
+        reads: read instead, and nothing is changed.
     """
 
     path: str
@@ -34,24 +40,35 @@ class FioJob:
     length: int
     block_bytes: int
     depth: int
-    seconds: float
+    seconds: float | None
+    bytes_per_s: float | None = None
+    reads: bool = False
 
     def arguments(self) -> list[str]:
-        """Its command line: direct writes, each durable when it is done, one after the other."""
+        """Its command line: past the page cache, each write durable when it is done."""
+        size = self.length - self.length % self.block_bytes
         return [
             "--name=reference", f"--filename={self.path}", "--allow_file_create=0",
-            "--rw=write", "--ioengine=libaio", "--direct=1", "--sync=dsync",
+            f"--rw={'read' if self.reads else 'write'}", "--ioengine=libaio", "--direct=1",
+            *(() if self.reads else ("--sync=dsync",)),
             f"--bs={self.block_bytes}", f"--iodepth={self.depth}",
-            f"--offset={self.offset}", f"--size={self.length - self.length % self.block_bytes}",
-            "--time_based", f"--runtime={max(1, round(self.seconds * 1000))}ms",
+            f"--offset={self.offset}", f"--size={size}",
+            *self._time_arguments(),
+            *(() if self.bytes_per_s is None else (f"--rate={max(1, round(self.bytes_per_s))}",)),
             "--output-format=json",
         ]  # fmt: skip
 
+    def _time_arguments(self) -> Sequence[str]:
+        if self.seconds is None:
+            return ()
+        return ("--time_based", f"--runtime={max(1, round(self.seconds * 1000))}ms")
+
     def describe(self) -> str:
         """One sentence for a report."""
+        pace = "" if self.bytes_per_s is None else f", {self.bytes_per_s / 1e6:g} MB/s asked for"
         return (
-            f"fio: libaio, direct=1, sync=dsync, {self.block_bytes} B blocks, "
-            f"iodepth {self.depth}, on the same path"
+            f"fio: libaio, direct=1, {'reading' if self.reads else 'sync=dsync'}, "
+            f"{self.block_bytes} B blocks, iodepth {self.depth}{pace}, on the same path"
         )
 
 
@@ -81,38 +98,50 @@ async def run_fio(program: str, job: FioJob) -> FioResult:
     process = await asyncio.create_subprocess_exec(
         program, *job.arguments(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
+    limit_s = START_TIMEOUT_S + (ONCE_TIMEOUT_S if job.seconds is None else job.seconds)
     try:
-        async with asyncio.timeout(job.seconds + START_TIMEOUT_S):
+        async with asyncio.timeout(limit_s):
             printed, problem = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise Unreachable(f"fio did not end {START_TIMEOUT_S:g} s after its time") from None
+        raise Unreachable(f"fio did not end within {limit_s:g} s") from None
+    finally:
+        await _reap(process)
     if process.returncode != 0:
         text = (problem or printed).decode(errors="replace").strip()
         raise Unreachable(f"fio failed: {text[-400:]}")
-    return read_result(printed)
+    return read_result(printed, reads=job.reads)
 
 
-def read_result(printed: bytes) -> FioResult:
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    """A benchmark that is stopped leaves no fio behind that goes on writing."""
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+def read_result(printed: bytes, *, reads: bool = False) -> FioResult:
     """What a run printed; warnings may stand before the JSON.
+
+    Args:
+        reads: whether it was asked to read.
 
     Raises:
         Unreachable: it is not what fio prints, or fio wrote nothing.
     """
     try:
-        written: dict[str, Any] = json.loads(printed[printed.index(b"{") :])["jobs"][0]["write"]
-        percentiles = written["clat_ns"]["percentile"]
+        job: dict[str, Any] = json.loads(printed[printed.index(b"{") :])["jobs"][0]
+        done = job["read" if reads else "write"]
+        percentiles = done["clat_ns"]["percentile"]
         result = FioResult(
-            written["iops"],
-            written["bw_bytes"],
-            written["lat_ns"]["mean"] / 1e3,
+            done["iops"],
+            done["bw_bytes"],
+            done["lat_ns"]["mean"] / 1e3,
             percentiles["50.000000"] / 1e3,
             percentiles["99.000000"] / 1e3,
-            written["lat_ns"]["max"] / 1e3,
+            done["lat_ns"]["max"] / 1e3,
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise Unreachable(f"fio printed something else: {printed[:200]!r}") from error
     if result.operations_per_s <= 0:
-        raise Unreachable("fio wrote nothing")
+        raise Unreachable("fio got nothing done")
     return result

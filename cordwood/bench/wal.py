@@ -81,10 +81,12 @@ class WalProfile:
 
     @property
     def write_bytes(self) -> int:
-        """Bytes of one write, if the queue is never empty: a full block, or all there is."""
+        """Bytes of one write: a full block or all there is or, at a pace, what is due at once."""
         record = self.record_bytes + WAL_RECORD_HEADER_BYTES
-        fitting = max(1, min(self.block_bytes // record, self.in_flight // self.depth))
-        return align_up(fitting * record)
+        fitting = min(self.block_bytes // record, self.in_flight // self.depth)
+        if self.bytes_per_s is not None:
+            fitting = min(fitting, int(self.bytes_per_s * TICK_S) // self.record_bytes)
+        return align_up(max(1, fitting) * record)
 
     @property
     def writes(self) -> int:
@@ -269,7 +271,9 @@ class Appender:
 
 
 @asynccontextmanager
-async def bench_wal_file(path: str, profile: WalProfile, *, destroy: bool) -> AsyncIterator[str]:
+async def bench_wal_file(
+    path: str, capacity_bytes: int, *, destroy: bool = False
+) -> AsyncIterator[str]:
     """A formatted WAL at `path` for the length of the block.
 
     A file that was not there is removed at the end; a device, or a file that was there,
@@ -277,6 +281,7 @@ async def bench_wal_file(path: str, profile: WalProfile, *, destroy: bool) -> As
 
     Args:
         path: a directory to make a file in, a path for one, a device.
+        capacity_bytes: of the WAL.
         destroy: what stands there may be lost.
     Raises:
         BadSetting: something stands there, and `destroy` does not allow for it; or it is
@@ -284,11 +289,11 @@ async def bench_wal_file(path: str, profile: WalProfile, *, destroy: bool) -> As
         StoreInUse: a device that is mounted or taken.
     """
     path, is_ours = _chosen_place(path)
-    disk = RealDisk(writer_threads=profile.depth)
+    disk = RealDisk(writer_threads=1)
     try:
         if destroy and not is_ours:
             await _make_blank(disk, path)
-        await Wal.format(disk, path, profile.capacity_bytes, owner=OWNER)
+        await Wal.format(disk, path, capacity_bytes, owner=OWNER)
         try:
             yield path
         finally:
@@ -333,8 +338,6 @@ async def run_wal(path: str, profile: WalProfile, tell: Tell | None = None) -> W
     try:
         wal = await Wal.open(disk, path, owner=OWNER, limits=profile.limits)
         try:
-            async for _ in wal.recover():
-                pass
             await wal.reset()
             run = await Appender(wal, profile).run(tell)
             await wal.reset()
@@ -345,6 +348,6 @@ async def run_wal(path: str, profile: WalProfile, tell: Tell | None = None) -> W
     return run
 
 
-def ring_place(profile: WalProfile) -> tuple[int, int]:
-    """Where the ring lies in the file: offset and length."""
-    return WAL_RING_START, profile.capacity_bytes - WAL_RING_START
+def ring_place(capacity_bytes: int) -> tuple[int, int]:
+    """Where the ring of such a WAL lies in its file: offset and length."""
+    return WAL_RING_START, capacity_bytes - WAL_RING_START

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import json
-import signal
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordwood.cli.tables import show_table
+from cordwood.cli.measuring import run_measurement, say, show_figures
 from cordwood.cli.target import JsonOption
 
 if TYPE_CHECKING:
     from cordwood.bench.figure import Figure
-
-Result = TypeVar("Result")
 
 app = typer.Typer(
     help="Measure on this machine, each figure beside a reference from the same run.",
@@ -88,12 +81,12 @@ def append(
     async def measure() -> list[Figure]:
         return [
             await bench_append(
-                profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=_say
+                profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say
             )
             for profile in ((custom,) if custom else STANDARD)
         ]
 
-    _show(_run(measure()), as_json)
+    show_figures(run_measurement(measure()), as_json)
 
 
 @app.command()
@@ -123,12 +116,12 @@ def read(
     async def measure() -> list[Figure]:
         return [
             await bench_read(
-                profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=_say
+                profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say
             )
             for profile in ((custom,) if custom else STANDARD)
         ]
 
-    _show(_run(measure()), as_json)
+    show_figures(run_measurement(measure()), as_json)
 
 
 @app.command(name="import")
@@ -136,7 +129,7 @@ def import_(repeat: RepeatOption = 5, as_json: JsonOption = False) -> None:
     """Time `import cordwood`, and what its first use loads."""
     from cordwood.bench.imports import bench_imports
 
-    _show(_run(bench_imports(repeats=repeat)), as_json)
+    show_figures(run_measurement(bench_imports(repeats=repeat)), as_json)
 
 
 @app.command()
@@ -150,53 +143,4 @@ def sim(
     """How many simulated seconds pass in a second, on the demo's cluster with faults."""
     from cordwood.bench.sim import bench_sim
 
-    _show([bench_sim(minutes=minutes, repeats=repeat, say=_say)], as_json)
-
-
-def _run(work: Coroutine[object, object, Result]) -> Result:
-    """Run a measurement; told to stop, it removes its cluster first."""
-    import uvloop
-
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_stoppable(work))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-
-
-async def _stoppable(work: Coroutine[object, object, Result]) -> Result:
-    """SIGTERM and a closed terminal stop it as Ctrl-C does, which the runner sees to."""
-    task = asyncio.current_task()
-    assert task is not None, "a runner runs this in a task"
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    return await work
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _show(figures: Sequence[Figure], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(figure) for figure in figures]))
-        return
-    show_table(
-        ["figure", "median>", "unit", "reference>", "ratio>", "p50 ms>", "p99 ms>"],
-        [
-            (
-                figure.name, _number(figure.value), figure.unit, _number(figure.reference),
-                _number(figure.ratio), _number(figure.p50_ms), _number(figure.p99_ms),
-            )
-            for figure in figures
-        ],
-    )  # fmt: skip
-    for text in dict.fromkeys(figure.reference_is for figure in figures):
-        names = ", ".join(figure.name for figure in figures if figure.reference_is == text)
-        typer.echo(f"reference of {names}: {text}")
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    show_figures([bench_sim(minutes=minutes, repeats=repeat, say=say)], as_json)

@@ -1,6 +1,7 @@
 """`cordwood wal dump | verify | bench`: a node's WAL, looked at and measured.
 
 Looking never writes, and works on the WAL of a node that runs or of one that crashed.
+Measuring (`wal_bench`) makes a WAL of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cordwood.cli.target import JsonOption
+from cordwood.cli.wal_bench import bench
 from cordwood.cli.wording import bytes_words
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from cordwood.storage.wal_inspect import WalVerdict
 
 app = typer.Typer(help="Look at a node's WAL, or measure one.", no_args_is_help=True)
+app.command()(bench)
 
 PathArgument = Annotated[
     str,

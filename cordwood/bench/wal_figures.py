@@ -1,0 +1,189 @@
+"""The WAL's standard measurements, each beside what fio reaches on the same path.
+
+Runs of the WAL and of fio take turns, so that both meet the same minutes of a shared
+disk; the median of the pairs' ratios counts.
+
+Source: seed "How to implement high-performance WAL based on raw devices" (WriteBench, and
+its word that fio is what to compare with); hotpath digest §1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cordwood.bench.figure import Figure, Sample, make_figure
+from cordwood.bench.fio import FioJob, FioResult, find_fio, run_fio
+from cordwood.bench.wal import WalProfile, WalRun, ring_place, run_wal
+from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES
+from cordwood.protocol.write_pace import parse_budget
+
+Say = Callable[[str], None]
+"""Told what is being done, for a person who waits."""
+
+NO_FIO = "fio is not installed"
+
+FIO_LENGTH_MAX = 1 << 30
+"""fio goes round so much of the ring: more of it would be another disk's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalCase:
+    """One measurement: a name for its figures, and how the WAL writes."""
+
+    name: str
+    profile: WalProfile
+
+
+def _filling(write_bytes: int) -> int:
+    """Bytes of the body whose record, alone in its block, fills a write exactly."""
+    return write_bytes - WAL_RECORD_HEADER_BYTES
+
+
+STANDARD = (
+    WalCase("wal_256KiB", WalProfile(record_bytes=_filling(256 << 10), in_flight=32)),
+    WalCase("wal_64KiB", WalProfile(
+        record_bytes=_filling(64 << 10), in_flight=64, block_bytes=64 << 10)),
+    WalCase("wal_4KiB", WalProfile(
+        record_bytes=_filling(4096), in_flight=64, block_bytes=4096)),
+    WalCase("wal_4KiB_one_at_a_time", WalProfile(
+        record_bytes=_filling(4096), in_flight=1, depth=1, block_bytes=4096)),
+    WalCase("wal_100B", WalProfile(record_bytes=100, in_flight=16_384)),
+)  # fmt: skip
+"""Large writes, small ones, one alone (its latency), and records far below a block's size.
+More are in flight than at the device, so that the caller's queue is never empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """One figure of a case: its name's end, and where it stands in both results."""
+
+    name: str
+    unit: str
+    of_wal: Callable[[WalRun], float]
+    of_fio: Callable[[FioResult], float] | None
+
+
+MEASURES = (
+    _Measure("throughput", "MB/s", lambda run: run.bytes_per_s / 1e6,
+             lambda fio: fio.bytes_per_s / 1e6),
+    _Measure("at_the_device", "MB/s", lambda run: run.written_bytes / run.seconds / 1e6,
+             lambda fio: fio.bytes_per_s / 1e6),
+    _Measure("iops", "writes/s", lambda run: run.writes_per_s, lambda fio: fio.operations_per_s),
+    _Measure("records", "records/s", lambda run: run.records / run.seconds, None),
+    _Measure("mean", "us", lambda run: run.mean_us, lambda fio: fio.mean_us),
+    _Measure("p50", "us", lambda run: run.p50_us, lambda fio: fio.p50_us),
+    _Measure("p99", "us", lambda run: run.p99_us, lambda fio: fio.p99_us),
+    _Measure("max", "us", lambda run: run.max_us, lambda fio: fio.max_us),
+)  # fmt: skip
+"""Latencies are a record's, from when it was due to when it is durable: with more in flight
+than at the device it waits for its turn, and fio's operation does not."""
+
+
+async def bench_wal(path: str, case: WalCase, *, repeats: int, say: Say) -> list[Figure]:
+    """Measure one case on a WAL that `bench_wal_file` made.
+
+    Returns:
+        A figure for each of MEASURES. Without fio they have no reference.
+    Raises:
+        BadSetting: the WAL is not as large as the profile says.
+        Unreachable: fio failed.
+        WalFailed: a write did.
+    """
+    program = find_fio()
+    job = _job(path, case.profile)
+    pairs: list[tuple[WalRun, FioResult | None]] = []
+    for repeat in range(repeats):
+        beside = None if program is None else await run_fio(program, job)
+
+        def tell(second: int, run: WalRun, number: int = repeat + 1) -> None:
+            if second < case.profile.seconds:  # the last one's end is the run's own line
+                say(f"{case.name}, run {number}, second {second}: {run_words(run)}")
+
+        pairs.append((await run_wal(path, case.profile, tell), beside))
+        say(f"{case.name}, run {repeat + 1} of {repeats}: {run_words(pairs[-1][0])}")
+    return [_figure(case, measure, pairs, job, program) for measure in MEASURES]
+
+
+def run_words(run: WalRun) -> str:
+    """A run, or a second of one, on a line."""
+    return (
+        f"{run.bytes_per_s / 1e6:,.1f} MB/s, {run.writes_per_s:,.0f} writes/s, "
+        f"{run.records / run.seconds:,.0f} records/s, mean {run.mean_us:,.0f} us, "
+        f"max {run.max_us:,.0f} us"
+    )
+
+
+def _job(path: str, profile: WalProfile) -> FioJob:
+    offset, length = ring_place(profile.capacity_bytes)
+    return FioJob(
+        path, offset, min(length, FIO_LENGTH_MAX), profile.write_bytes, profile.writes,
+        profile.seconds, profile.bytes_per_s,
+    )  # fmt: skip
+
+
+def _figure(
+    case: WalCase,
+    measure: _Measure,
+    pairs: Sequence[tuple[WalRun, FioResult | None]],
+    job: FioJob,
+    program: str | None,
+) -> Figure:
+    of_fio, profile = measure.of_fio, case.profile
+    samples = [
+        Sample(measure.of_wal(run), None if fio is None or of_fio is None else of_fio(fio))
+        for run, fio in pairs
+    ]
+    return make_figure(
+        f"{case.name}_{measure.name}", measure.unit, samples,
+        reference_is=NO_FIO if program is None else job.describe(),
+        parameters={
+            "record_bytes": profile.record_bytes, "in_flight": profile.in_flight,
+            "depth": profile.depth, "block_bytes": profile.block_bytes,
+            "seconds": profile.seconds, "cores": os.cpu_count() or 0,
+        },
+    )  # fmt: skip
+
+
+def custom_case(
+    record_bytes: int | None,
+    in_flight: int | None,
+    depth: int | None,
+    block_bytes: int | None,
+    throughput_mib: float | None,
+    *,
+    budget: str = "",
+) -> WalCase:
+    """A case from options; what is not given is as in `WalProfile`, or as the rest asks for.
+
+    Args:
+        throughput_mib: MiB a second of records; None as fast as it goes.
+        budget: as `write_pace.parse_budget` takes it.
+    Raises:
+        BadSetting: it cannot be.
+    """
+    depth = 4 if depth is None else depth
+    profile = WalProfile(
+        record_bytes=_filling(64 << 10) if record_bytes is None else record_bytes,
+        in_flight=16 * depth if in_flight is None else in_flight,
+        depth=depth,
+        block_bytes=256 << 10 if block_bytes is None else block_bytes,
+        bytes_per_s=None if throughput_mib is None else throughput_mib * (1 << 20),
+        budget=parse_budget(budget),
+    )
+    return WalCase(f"wal_{profile.record_bytes}B_records", profile)
+
+
+def sized(cases: Sequence[WalCase], *, seconds: float, capacity_bytes: int) -> list[WalCase]:
+    """Those cases with runs of so many seconds, on a WAL of so many bytes.
+
+    Raises:
+        BadSetting: that WAL is too small for one of them.
+    """
+    return [
+        replace(case, profile=replace(
+            case.profile, seconds=seconds, capacity_bytes=capacity_bytes
+        ))
+        for case in cases
+    ]  # fmt: skip
