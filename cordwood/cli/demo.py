@@ -21,7 +21,8 @@ def demo(
         typer.Option("--dir", metavar="DIR", help="Where to work.", show_default="a new directory"),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the cluster's data too, not only the Parquet.")
+        bool,
+        typer.Option("--keep", help="Leave the cluster's data, too. The Parquet stays either way."),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Decides which node is killed.")] = 1,
 ) -> None:

@@ -43,8 +43,9 @@ SLOW = LinkSettings(delay_min_s=0.02, delay_jitter_s=0.4, slow_chance=0.05, slow
 NARROW = LinkSettings(bytes_per_s=200_000.0, window_bytes=4096, split_chance=0.5)
 """A line that carries less than is asked of it: senders' buffers fill."""
 
-CORRUPTING = LinkSettings(corrupt_chance=0.01)
-"""A bad cable that TCP's checksum lets through now and then."""
+CORRUPT_CHANCES = (0.01, 0.1)
+"""A bad cable that TCP's checksum lets through now and then, or so often that hardly a
+connection is greeted before it breaks, and calls are open when it does."""
 
 CLOCK_STEP_US = 3_600_000_000
 """An hour either way, as a wrong time server makes it."""
@@ -256,6 +257,11 @@ def _changed_links(settings: LinkSettings) -> Strike:
     return strike
 
 
+def _corrupting_links(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    settings = LinkSettings(corrupt_chance=chance.choice(CORRUPT_CHANCES))
+    return _changed_links(settings)(stage, nodes, chance)
+
+
 def _bad_link(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
     """One link of one node, both ways: lossy or slow."""
     pair = (stage.names(nodes)[0], chance.choice(stage.rest(nodes[:1])))
@@ -384,7 +390,7 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "bad_link": FaultKind("one link loses or delays", _bad_link),
     "slow_links": FaultKind("nodes far away", _changed_links(SLOW)),
     "narrow_links": FaultKind("nodes behind a thin line", _changed_links(NARROW)),
-    "corrupting_links": FaultKind("bits flip on the way", _changed_links(CORRUPTING)),
+    "corrupting_links": FaultKind("bits flip on the way", _corrupting_links),
     "slow_disk": FaultKind("a disk 200 times slower", _slow_disk),
     "disk_stall": FaultKind("a disk that does nothing for seconds", _disk_stall, for_s=(0.0, 0.0)),
     "write_error": FaultKind("writes fail with EIO or ENOSPC", _write_error),

@@ -44,6 +44,7 @@ __all__ = [
     "AppendInvoked",
     "AppendOk",
     "AppendUnknown",
+    "CallFailed",
     "CleanEpochSet",
     "DumpedSlots",
     "EndReason",
@@ -262,6 +263,19 @@ class TailAnswered(_Event, frozen=True, gc=False, tag="tail"):
     invoked_us: TimeUs
 
 
+class CallFailed(_Event, frozen=True, gc=False, tag="call-failed"):
+    """A client's call that is neither an append nor a read ended with an error.
+
+    Attributes:
+        call: the method's name ("tail", "connect", …).
+        error: the error's class name.
+    """
+
+    client: str
+    call: str
+    error: str
+
+
 class FaultStruck(_Event, frozen=True, gc=False, tag="fault"):
     """A fault begins: its kind ("crash", "partition", …), the nodes hit, more in words."""
 
@@ -343,6 +357,7 @@ Event: TypeAlias = (
     | CleanEpochSet
     | Released
     | TailAnswered
+    | CallFailed
     | FaultStruck
     | FaultEased
     | NodeStarted
@@ -499,6 +514,10 @@ class HistoryRecorder:
     def tail_answered(self, client: str, log: int, lsn: int, *, invoked_us: int) -> None:
         """Note an answer to `tail()`, with the time of the question."""
         self.add(TailAnswered(self._now_us(), client, log, int(lsn), invoked_us))
+
+    def call_failed(self, client: str, call: str, error: BaseException) -> None:
+        """Note that a call ended with an error."""
+        self.add(CallFailed(self._now_us(), client, call, type(error).__name__))
 
     def fault_struck(self, kind: str, nodes: Iterable[int] = (), text: str = "") -> None:
         """Note that a fault begins."""

@@ -129,7 +129,7 @@ def _workload(
         append_timeout_s=chance.choice((3.0, 5.0, 5.0, 10.0)),
         rush_s=rush_s,
         lull_s=lull_s,
-        ask_s=chance.choice((0.0, 1.0, 4.0)),
+        ask_s=chance.choice((0.0, 0.3, 3.0)),
         client=client,
     )
 

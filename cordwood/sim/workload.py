@@ -138,6 +138,14 @@ class Clients:
             read_bytes=own.read_bytes,
         )
 
+    def told(self, client: str, call: str, error: BaseException) -> None:
+        """Note what a call other than an append or an open read ended with."""
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                self.told(client, call, each)
+        else:
+            self.recorder.call_failed(client, call, error)
+
     def is_lull(self, now_s: float) -> bool:
         """Whether producers rest."""
         options = self.options
@@ -157,7 +165,9 @@ async def produce(name: str, clients: Clients, host: Host) -> None:
                 for lane in range(clients.options.lanes):
                     session = life * clients.options.lanes + lane
                     tasks.create_task(_Lane(name, session, store, clients, chance).run())
-        except* CordwoodError:
+        except* CordwoodError as group:
+            # An append's own end is noted with its call: this is what it took to get there.
+            clients.told(name, "connect", group)
             await asyncio.sleep(RECONNECT_S)
 
 
@@ -255,7 +265,8 @@ async def final_tails(clients: Clients, host: Host) -> None:
                 for log in clients.options.logs:
                     if log in clients.log_ids:
                         found[clients.log_ids[log]] = await _ask_tail(ASKER, store, log, clients)
-        except CordwoodError:
+        except CordwoodError as error:
+            clients.told(ASKER, "tail", error)
             await asyncio.sleep(RECONNECT_S)
     clients.tails.update(found)
 
@@ -271,7 +282,8 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
                     log = chance.choice(clients.options.logs)
                     if log in clients.log_ids:
                         await _ask_tail(name, store, log, clients)
-        except CordwoodError:
+        except CordwoodError as error:
+            clients.told(name, "tail", error)
             await asyncio.sleep(RECONNECT_S)
 
 
@@ -292,7 +304,8 @@ async def follow(name: str, log: str, clients: Clients, host: Host) -> None:
                 while not clients.giving_up:
                     if await reader.read_once(store):
                         return
-        except CordwoodError:
+        except CordwoodError as error:
+            clients.told(name, "read", error)
             await asyncio.sleep(RECONNECT_S)
 
 

@@ -290,7 +290,11 @@ class RecordedStore(_Store):
         """See `Store.tails`."""
         ids = [await self._log_id(log) for log in logs]
         invoked_us = self._recording.now_us()
-        lsns = await self._store.tails(logs)
+        try:
+            lsns = await self._store.tails(logs)
+        except Exception as error:
+            self._recording.history.call_failed(self._calls.client, "tail", error)
+            raise
         for log_id, lsn in zip(ids, lsns, strict=True):
             self._recording.history.tail_answered(
                 self._calls.client, log_id, lsn, invoked_us=invoked_us

@@ -15,7 +15,16 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from cordwood.block import Buffer
-from cordwood.errors import Closed, CordwoodError, Corrupt, Malformed, NotOurCluster, Unreachable
+from cordwood.errors import (
+    Closed,
+    CordwoodError,
+    Corrupt,
+    Malformed,
+    NotOurCluster,
+    Rejected,
+    Retryable,
+    Unreachable,
+)
 from cordwood.host.seams import Network, Transport
 from cordwood.layout.frame import Frame, FrameParser, Kind, checksum, frame_header
 from cordwood.layout.hello import (
@@ -114,12 +123,13 @@ class Connection:
         self._out.clear()
         self._out_bytes = 0
         self._writable.set()
+        told = self._for_callers(error)
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(error)
+                call.set_exception(told)
         self._calls.clear()
         if not self.ready.done():
-            self.ready.set_exception(error)
+            self.ready.set_exception(told)
             self.ready.exception()
         elif self.peer is not None:
             self._handler.on_lost(self, error)
@@ -177,11 +187,12 @@ class Connection:
         """Ask and wait for the answer.
 
         Raises:
-            Unreachable: no answer in time, or the connection went away.
+            Unreachable: no answer in time, or the connection went away, for whatever reason.
+            Closed, NotOurCluster: this side closed it, or the other one refused.
             CordwoodError: what the other side answered.
         """
         if self._error is not None:
-            raise self._error
+            raise self._for_callers(self._error)
         if len(self._calls) >= CALLS_MAX:
             raise Unreachable(f"{CALLS_MAX} calls to {self} are unanswered")
         request = self._next_request
@@ -232,6 +243,17 @@ class Connection:
             self._transport.abort()
 
     # Inside.
+
+    def _for_callers(self, error: CordwoodError) -> CordwoodError:
+        """What a caller is told of why the connection went.
+
+        A frame that arrived damaged says nothing about a caller's request: to that one the
+        connection was lost, as by a reset, and asking again is right. Only who reads the
+        node's log needs to know which byte was wrong.
+        """
+        if isinstance(error, (Retryable, Rejected)):
+            return error
+        return Unreachable(f"the connection to {self} was lost: {error}")
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -295,7 +317,7 @@ async def dial(
     """Connect and greet.
 
     Raises:
-        Unreachable: refused, or not greeted within `timeout_s`.
+        Unreachable: refused, not greeted within `timeout_s`, or greeted in no way of ours.
         NotOurCluster: the other side is another cluster, node or version.
     """
     made = await network.connect(

@@ -9,13 +9,14 @@ One event a line; each line comes one millisecond after the one before::
     w1 put a b @ e1n1 e1n2          an append and its ack
     w1 send c d                     an append that goes on …
     w1 ack c e1n3 e1n4              … and ends, named by its first payload
-    w1 fail c | w1 lose c           … or fails, or ends with unknown outcome
+    w1 fail c | w1 lose c           … or fails, or ends with unknown outcome (`… c Fenced`)
+    w1 told Overloaded              another call of it ended with this error
     w1#2 send e within 5            session 2 of w1; a deadline of 5 s
     s1 releases e1n4                a sequencer
     w1 asks | w1 tail e1n4          a question for the tail; its answer
     r1 from e1n1 [to e1n9]          a reader starts
     r1 e1n1=a e1n2=b e1n3-e2n0=bridge   … is given records and gaps
-    r1 end until|tail|stopped|error
+    r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
     fault crash | ease crash | start n1 | heal | wait 2.5
 
@@ -39,6 +40,7 @@ from cordwood.sim.history import (
     AppendInvoked,
     AppendOk,
     AppendUnknown,
+    CallFailed,
     CleanEpochSet,
     DumpedSlots,
     EndReason,
@@ -189,7 +191,10 @@ class _Stage:
             error = words[1] if words[1:] else "NoSequencer"
             self.add(AppendFailed(self.time_us, self.ops[words[0]], error))
         elif verb == "lose":
-            self.add(AppendUnknown(self.time_us, self.ops[words[0]], "OutcomeUnknown"))
+            error = words[1] if words[1:] else "OutcomeUnknown"
+            self.add(AppendUnknown(self.time_us, self.ops[words[0]], error))
+        elif verb == "told":
+            self.add(CallFailed(self.time_us, client, "tail", words[0]))
         else:
             raise AssertionError(f"a client cannot {verb}")
 
@@ -198,7 +203,7 @@ class _Stage:
             until = parse_lsn(words[3]) if words[2:] else None
             self.add(ReadStarted(self.time_us, who, self.log, parse_lsn(words[1]), until))
         elif words[0] == "end":
-            error = "Unreachable" if words[1] == "error" else ""
+            error = (words[2:] or ["Unreachable"])[0] if words[1] == "error" else ""
             self.add(ReadEnded(self.time_us, who, EndReason(words[1]), error))
         else:
             for word in words:

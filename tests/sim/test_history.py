@@ -67,6 +67,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.append_raised(third, OutcomeUnknown("lost"))
     recorder.released(1, make_lsn(1, 2), by="e1@3")
     recorder.tail_answered("w1", 1, make_lsn(1, 2), invoked_us=5)
+    recorder.call_failed("w1", "tail", NoSequencer("nobody"))
     recorder.read_started("r1", 1, make_lsn(1, 1), until=make_lsn(1, 9))
     recorder.record_delivered("r1", make_lsn(1, 1), payload)
     recorder.gap_delivered("r1", make_lsn(1, 3), make_lsn(2, 0), GapKind.BRIDGE)

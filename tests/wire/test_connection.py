@@ -281,7 +281,9 @@ class TestDamage:
         run(scenario)
 
     @pytest.mark.parametrize("kind", [Kind.REPLY, Kind.FAULT])
-    def test_an_answer_that_cannot_be_read_fails_the_call(self, kind: Kind) -> None:
+    def test_an_answer_that_cannot_be_read_is_a_lost_connection_to_its_caller(
+        self, kind: Kind
+    ) -> None:
         async def scenario() -> None:
             ends = memory_ends()
             accepted = await listen(ends)
@@ -289,9 +291,11 @@ class TestDamage:
             asking = asyncio.create_task(ours.call(Ping(), timeout_s=9))
             await asyncio.sleep(0.1)
             accepted[0].send(kind, 1, (b"\xc1",))
-            with pytest.raises(Malformed):
+            with pytest.raises(Unreachable, match="connection to node 1 was lost: "):
                 await asking
             assert now() < 1
+            with pytest.raises(Unreachable, match="connection to node 1 was lost: "):
+                await ours.call(Ping(), timeout_s=1)
 
         run(scenario)
 

@@ -41,6 +41,7 @@ from cordwood.sim.checkers.sessions import (
     check_session_order,
     check_tail,
 )
+from cordwood.sim.checkers.told_errors import check_told_errors
 from cordwood.sim.checkers.validity import Validity, run_is_valid
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import Event
@@ -76,6 +77,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L5": check_deadlines,
+        "E1": check_told_errors,
     }
 )
 """Every promise that can be checked today, by its id."""

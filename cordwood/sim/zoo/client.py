@@ -67,6 +67,13 @@ def _unknown_is_done(right: Any) -> Any:
     return change
 
 
+def _damage_told(right: Any) -> Any:
+    def for_callers(self: Any, error: Any) -> Any:
+        return error
+
+    return for_callers
+
+
 BUGS = (
     PlantedBug("unknown-resent", "a client sends again what may have been stored",
                changed({f"{_APPENDS}.on_down": _unknown_resent})),
@@ -74,6 +81,8 @@ BUGS = (
                changed({f"{_APPENDS}.sweep": _deadline_ignored})),
     PlantedBug("frame-crc-ignored", "damaged frames are taken for good ones",
                changed({"layout.frame:crc32c": instead(lambda data, crc=0: 0)})),
+    PlantedBug("damage-told", "a damaged frame's checksum error is what callers are told",
+               changed({"wire.connection:Connection._for_callers": _damage_told})),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",
                changed({"metadata.memory:MemoryData.compare_and_set": _no_compare})),
     PlantedBug("unknown-is-done", "a write of unknown outcome is taken for done",
