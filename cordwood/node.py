@@ -337,6 +337,7 @@ class Node:
     def on_lost(self, connection: Connection, error: CordwoodError) -> None:
         """See `wire.server.Service`."""
         self._storage.on_lost(connection)
+        self._sequencer.on_lost(connection)
 
     async def on_call(self, connection: Connection, call: Call) -> Reply:
         """See `wire.server.Service`."""

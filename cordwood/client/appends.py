@@ -5,6 +5,11 @@ that stored nothing is tried again, elsewhere if told so, until the deadline. A
 block whose fate nobody knows (connection lost, sequencer fenced, deadline passed)
 ends as OutcomeUnknown and is never sent again, because that could store it twice.
 
+Blocks of one log never pass one another: once one came back, nothing more is sent until
+all that was sent is answered, and then what came back goes first. The sequencer keeps
+the other half of that rule: behind a block that it sent back it takes no other one from
+this connection until the client says that it begins afresh.
+
 Source: design.md §4, §7; hotpath digest §6 (futures are the client's ceiling).
 """
 
@@ -22,7 +27,6 @@ from cordwood.client.window import Window
 from cordwood.errors import (
     CordwoodError,
     Fenced,
-    NoSequencer,
     OutcomeUnknown,
     RecordTooLarge,
     Retryable,
@@ -114,6 +118,8 @@ class LogAppends:
         self._hint = NodeId(0)
         self._pause_s = 0.0
         self._seeking: asyncio.Task[None] | None = None
+        # A block came back: look for the sequencer anew, once all that was sent is answered.
+        self._came_back = False
 
     @property
     def is_idle(self) -> bool:
@@ -232,13 +238,13 @@ class LogAppends:
     def _pump(self) -> None:
         """Send what is queued to the sequencer, or look for it."""
         self._give_up_late(self._owner.loop.time())
-        if not self._queue:
+        if not self._queue or self._seeking is not None:
             return
         target = self._target
-        if self._seeking is not None:
-            return
-        if target is None or not target.is_open:
-            self._seeking = self._owner.spawn(self._seek())
+        if self._came_back or target is None or not target.is_open:
+            if not self._sent:
+                self._came_back = False
+                self._seeking = self._owner.spawn(self._seek())
             return
         while self._queue:
             parts: list[Buffer] = []
@@ -249,6 +255,7 @@ class LogAppends:
                 assert entry is not None, "a queued batch was cut"
                 entry.token = self._owner.next_token()
                 entry.flags = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
+                entry.flags |= 0 if self._sent else AppendFlag.AFRESH
                 self._sent[entry.token] = (batch, target)
                 self._owner.sent[entry.token] = self
                 parts += (append_entry(entry), entry.body)
@@ -300,29 +307,37 @@ class LogAppends:
             self._activate_here = False
             self._finish(found[0])
             found[0].resolve(first)
+            self._pump_if_settled()
 
     def on_fault(self, token: int, error: CordwoodError, node: NodeId) -> None:
         """The sequencer refused a block, or does not know what became of it."""
         found = self._sent.pop(token, None)
         if found is None:
             return
-        batch = found[0]
-        if not isinstance(error, Retryable):
+        if isinstance(error, Retryable):
+            self._come_back(found[0], token, error, node)
+        else:
             if isinstance(error, (Fenced, OutcomeUnknown)):
-                self._target = None
-            self._finish(batch)
-            batch.fail(error)
-            return
+                self._came_back = True
+            self._finish(found[0])
+            found[0].fail(error)
+        self._pump_if_settled()
+
+    def _pump_if_settled(self) -> None:
+        """Go on where blocks waited for the last answer."""
+        if self._came_back and not self._sent:
+            self._pump()
+
+    def _come_back(self, batch: Batch, token: int, error: CordwoodError, node: NodeId) -> None:
+        """Keep a refused block for another try."""
         batch.refused = error
         self._owner.sent.pop(token, None)  # it gets another token when it is sent again
         self._requeue(batch, token)
         self._hint = node
-        if not node:
+        if not (node or self._came_back):
+            # Once for all that come back together.
             self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
-        if isinstance(error, NoSequencer):
-            self._target = None
-        if self._seeking is None:
-            self._seeking = self._owner.spawn(self._seek())
+        self._came_back = True
 
     def _requeue(self, batch: Batch, token: int) -> None:
         """Put a refused batch back where its age puts it."""

@@ -10,7 +10,8 @@ bytes and the body as stored::
     8      8     token: the client's number for this block on this connection
     16     4     records
     20     1     codec
-    21     1     flags: 1 activate here, the log's own node did not answer
+    21     1     flags: 1 activate here, the log's own node did not answer; 2 afresh,
+                 the client knows what became of all it sent before to this log here
     22     2     reserved, 0
     24     8     producer id, 0 for none
     32     4     producer epoch
@@ -74,6 +75,10 @@ class AppendFlag(enum.IntFlag):
     """Bits of an append entry."""
 
     ACTIVATE_HERE = 1
+    AFRESH = 2
+
+
+_FLAGS = int(AppendFlag.ACTIVATE_HERE | AppendFlag.AFRESH)
 
 
 class Refusal(enum.IntEnum):
@@ -155,7 +160,7 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
         entry = AppendEntry(*_ENTRY.unpack_from(payload, at))
         at += ENTRY_BYTES
         stored = entry.stored_bytes
-        if entry.reserved or entry.reserved2 or entry.flags > 1 or entry.codec not in _CODECS:
+        if entry.reserved or entry.reserved2 or entry.flags > _FLAGS or entry.codec not in _CODECS:
             raise Malformed("an APPEND entry sets bits that this version keeps at 0")
         if not 1 <= entry.count <= BLOCK_RECORDS_MAX or not 1 <= entry.log < 1 << 62:
             raise Malformed("an APPEND entry has a field out of its range")

@@ -102,6 +102,8 @@ class SequencerRole:
         self._held: dict[int, None] = {}
         self._acks: dict[Connection, list[int]] = {}
         self._faults: dict[Connection, list[AppendFault]] = {}
+        # By connection and log, why a block was sent back that may come again.
+        self._sent_back: dict[Connection, dict[int, tuple[CordwoodError, NodeId]]] = {}
         self._releases: dict[NodeId, dict[int, int]] = {}
         self._turn_due = False
         self._send_due = False
@@ -115,19 +117,32 @@ class SequencerRole:
         """An APPEND frame.
 
         Where a block is refused that may come again, those of its log behind it are
-        refused as well: a large call comes as several blocks, and none may pass another.
+        refused as well, until the client has heard of it: a large call comes as several
+        blocks, and none may pass another.
 
         Raises:
             Malformed: it is damaged.
         """
-        refused: dict[int, tuple[CordwoodError, NodeId]] = {}
         for entry in read_append(frame.payload):
-            error = refused.get(entry.log) or self._admit(connection, entry)
+            error = self._behind(connection, entry) or self._admit(connection, entry)
             if error is not None:
-                self._answer_fault(connection, entry.token, *error)
-                if isinstance(error[0], Retryable):
-                    refused[entry.log] = error
+                self._answer_fault(connection, entry, *error)
         self._turn_soon()
+
+    def _behind(
+        self, connection: Connection, entry: AppendEntry
+    ) -> tuple[CordwoodError, NodeId] | None:
+        """Why an entry goes back like one before it; None if none before it did."""
+        sent_back = self._sent_back.get(connection)
+        if sent_back is None:
+            return None
+        if entry.flags & AppendFlag.AFRESH:
+            sent_back.pop(entry.log, None)
+        return sent_back.get(entry.log)
+
+    def on_lost(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._sent_back.pop(connection, None)
 
     async def tail(self, ask: AskTail) -> TailReply:
         """The last released LSN, from this log's sequencer, which is started if need be.
@@ -284,11 +299,11 @@ class SequencerRole:
     def refuse(self, connection: Connection, entry: AppendEntry, error: CordwoodError) -> None:
         """See `appender.Role`."""
         self._in_flight_bytes -= entry.stored_bytes
-        self._answer_fault(connection, entry.token, error, NodeId(0))
+        self._answer_fault(connection, entry, error, NodeId(0))
 
     def unknown(self, connection: Connection, token: int, error: CordwoodError) -> None:
         """See `appender.Role`."""
-        self._answer_fault(connection, token, error, NodeId(0))
+        self._tell_fault(connection, token, error, NodeId(0))
 
     def release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
         """See `appender.Role`."""
@@ -339,6 +354,14 @@ class SequencerRole:
                 slot.appender.flush(now, now_us)
 
     def _answer_fault(
+        self, connection: Connection, entry: AppendEntry, error: CordwoodError, node: NodeId
+    ) -> None:
+        """Send an entry back, and with it those behind it if it may come again."""
+        if isinstance(error, Retryable) and connection.is_open:
+            self._sent_back.setdefault(connection, {})[entry.log] = error, node
+        self._tell_fault(connection, entry.token, error, node)
+
+    def _tell_fault(
         self, connection: Connection, token: int, error: CordwoodError, node: NodeId
     ) -> None:
         self._faults.setdefault(connection, []).append(AppendFault(token, to_fault(error), node))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import random
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from cordwood.errors import (
     UnknownLog,
 )
 from cordwood.lsn import Lsn, make_lsn
+from cordwood.nodes import NodeId
+from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import MIB, SequencerSettings
 
 LOG = 1
@@ -403,6 +406,35 @@ class TestRetries:
                 assert nobody_waits(store)
 
         simulate(scenario)
+
+    @pytest.mark.parametrize("seed", [1, 2, 3])
+    def test_what_comes_back_keeps_its_place(
+        self, seed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A block that was sent back was numbered after blocks that it was submitted before:
+        those sent meanwhile, and those that came back later and were sent again earlier."""
+        chance = random.Random(seed)
+        admit = SequencerRole._admit
+
+        def moody(self: SequencerRole, *asked: Any) -> Any:
+            if chance.random() < 0.1:
+                return Overloaded("not just now"), NodeId(0)
+            return admit(self, *asked)
+
+        monkeypatch.setattr(SequencerRole, "_admit", moody)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(block_records=2, timeout_s=60) as store:
+                log = await store.open_log("log")
+                futures = []
+                for number in range(300):
+                    futures.append(log.append_nowait(b"%d" % number))
+                    if number % 5 == 0:
+                        await asyncio.sleep(chance.choice((0, 0.0003, 0.002)))
+                lsns = await asyncio.gather(*futures)
+                assert lsns == [at(n) for n in range(1, 301)]
+
+        simulate(scenario, nodes=3, seed=seed)
 
 
 class TestWindow:

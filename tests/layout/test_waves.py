@@ -106,7 +106,7 @@ class TestAppend:
                 token=st.integers(0, 2**64 - 1),
                 count=st.integers(1, BLOCK_RECORDS_MAX),
                 codec=st.sampled_from(Codec),
-                flags=st.integers(0, 1),
+                flags=st.integers(0, 3),
                 reserved=st.just(0),
                 producer=st.integers(0, 2**64 - 1),
                 producer_epoch=st.integers(0, 2**32 - 1),
@@ -146,7 +146,7 @@ class TestAppend:
             (24, "<I", 0),  # records
             (24, "<I", BLOCK_RECORDS_MAX + 1),
             (28, "<B", 3),  # codec
-            (29, "<B", 2),  # flags
+            (29, "<B", 4),  # flags
             (30, "<H", 1),  # reserved
             (44, "<I", 1),  # reserved
             (56, "<I", 4),  # body as stored: eats the next entry

@@ -17,8 +17,9 @@ from cordwood.layout.body import encode_body
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.message import AppendFault, read_append_faults
-from cordwood.layout.waves import AppendEntry, append_entry, append_head, read_pairs
+from cordwood.layout.waves import AppendEntry, AppendFlag, append_entry, append_head, read_pairs
 from cordwood.lsn import Lsn, make_lsn
+from cordwood.sequencer import role
 from cordwood.settings import MIB, SequencerSettings
 from cordwood.wire.connection import Connection, dial
 
@@ -286,6 +287,32 @@ async def append_until_full(
     await asyncio.gather(*(call(number) for number in range(50)))
     assert cluster.running
     return acked, outcomes
+
+
+class TestOrder:
+    def test_nothing_passes_what_was_sent_back_until_the_client_begins_afresh(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A log's blocks that a client sent before it heard of a refusal went on, and those
+        of one call were numbered in another order than they were given in."""
+        monkeypatch.setattr(role, "ACTIVATING_BYTES_MAX", 1000)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append("log", b"0")
+                raw = await RawClient.to_sequencer(cluster)
+                cluster.running[cluster.sequencer_of(LOG)]._sequencer.on_fenced(LOG, 0)
+                small, large = body_of(b"1"), body_of(bytes(2000))
+                raw.append(entry(1, small), entry(2, large), entry(3, small))
+                await until(lambda: {2, 3} <= raw.faults.keys())
+                raw.append(entry(4, small))
+                await until(lambda: {1} == raw.acked.keys() and 4 in raw.faults)
+                assert {fault.fault.error for fault in raw.faults.values()} == {"Overloaded"}
+                raw.append(entry(5, small, flags=AppendFlag.AFRESH), entry(6, small))
+                await until(lambda: {1, 5, 6} <= raw.acked.keys())
+                assert raw.acked[1] < raw.acked[5] < raw.acked[6]
+
+        simulate(scenario, nodes=3)
 
 
 class TestHostileClients:
