@@ -56,7 +56,7 @@ async def embedded_store(
         node = NodeSettings(
             node=NodeId(1),
             directory=os.path.join(path, "node-1"),
-            metadata_path="",
+            metadata="",
             listen=ADDRESS,
             default_replication=Replication(1, 1),
             create_logs=True,

@@ -1,8 +1,8 @@
 """A cluster of real processes on this machine.
 
-One directory holds everything: `cluster.json` (what was made), `metadata.sqlite`,
-`address` (where it listens, while it runs), and `node-N/` for each node. Started
-again on the same directory it is the same cluster.
+One directory holds everything: `cluster.json` (what was made), `metadata.sqlite` (unless
+the metadata store is elsewhere), `address` (where it listens, while it runs), and
+`node-N/` for each node. Started again on the same directory it is the same cluster.
 
 Source: design.md §11.
 """
@@ -26,6 +26,7 @@ from cordwood.client.cluster import SCHEME
 from cordwood.errors import BadSetting, StoreInUse, Unreachable
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import DirLock
+from cordwood.metadata.where import parse_zookeeper
 from cordwood.node_process import encode_settings
 from cordwood.nodes import NodeId, Replication
 from cordwood.settings import MIB, NodeSettings, StorageSettings
@@ -50,6 +51,7 @@ class ClusterShape(msgspec.Struct, frozen=True):
         copies, copy_racks: default replication of new logs.
         wal_bytes: each node's ring.
         ports: one for each node, so that a restarted node is found where it was.
+        metadata: `zookeeper://host:port,…/path`; "" is an SQLite file in the directory.
     """
 
     nodes: int = 5
@@ -58,6 +60,7 @@ class ClusterShape(msgspec.Struct, frozen=True):
     copy_racks: int = 2
     wal_bytes: int = 128 * MIB
     ports: tuple[int, ...] = ()
+    metadata: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 64:
@@ -70,6 +73,8 @@ class ClusterShape(msgspec.Struct, frozen=True):
                 f"{self.nodes} nodes in {self.racks} racks"
             )
         Replication(self.copies, self.copy_racks)
+        if self.metadata:
+            parse_zookeeper(self.metadata)
 
 
 @dataclass(slots=True)
@@ -207,7 +212,7 @@ class LocalCluster:
         return NodeSettings(
             node=node.node,
             directory=node.directory,
-            metadata_path=os.path.join(self.directory, "metadata.sqlite"),
+            metadata=self.shape.metadata or os.path.join(self.directory, "metadata.sqlite"),
             listen=node.address,
             location=node.location,
             default_replication=Replication(self.shape.copies, self.shape.copy_racks),
@@ -298,8 +303,8 @@ def _read_or_make_shape(path: str, shape: ClusterShape | None, port: int) -> Clu
         if shape is not None and msgspec.structs.replace(shape, ports=found.ports) != found:
             raise BadSetting(
                 f"{path} holds a cluster of another shape ({found.nodes} nodes, "
-                f"{found.racks} racks, WAL {found.wal_bytes // MIB} MiB): leave the options "
-                "out, or give another --dir"
+                f"{found.racks} racks, WAL {found.wal_bytes // MIB} MiB, metadata in "
+                f"{found.metadata or 'SQLite'}): leave the options out, or give another --dir"
             )
         return found
     if os.path.exists(os.path.join(path, "node-1", "identity")):

@@ -21,7 +21,7 @@ import uvloop
 
 from cordwood.errors import CordwoodError
 from cordwood.host.real import real_host
-from cordwood.metadata.sqlite import SqliteMetadata
+from cordwood.metadata.where import open_metadata
 from cordwood.node import running_node
 from cordwood.settings import NodeSettings
 
@@ -43,7 +43,7 @@ async def run(settings: NodeSettings) -> None:
         loop.add_signal_handler(number, stop.set)
     _stop_when_orphaned(loop, stop)
     async with real_host() as host:
-        metadata = SqliteMetadata(settings.metadata_path, host)
+        metadata = open_metadata(settings.metadata, host)
         try:
             async with running_node(settings, host, metadata) as node:
                 gc.collect()

@@ -91,7 +91,9 @@ class NodeSettings:
     Attributes:
         node: its number.
         directory: holds `identity` and `wal`.
-        metadata_path: the cluster's SQLite file, shared by the nodes of one machine.
+        metadata: the cluster's metadata store: the path of an SQLite file, which the nodes
+            of one machine share, or `zookeeper://host:port,…/path`. Not read where the
+            store is handed over opened.
         listen: `host:port`; loopback by default, port 0 takes a free one.
         location: its failure domains, see `nodes.Member`.
         weight: its share of new records.
@@ -103,7 +105,7 @@ class NodeSettings:
 
     node: NodeId
     directory: str
-    metadata_path: str
+    metadata: str
     listen: str = "127.0.0.1:4440"
     location: str = ""
     weight: float = 1.0

@@ -140,7 +140,7 @@ class ClusterAtHand:
         settings = NodeSettings(
             node=NodeId(number),
             directory="/node",
-            metadata_path="",
+            metadata="",
             listen=f"node-{number}:{PORT}",
             location=f"rack{number}",
             default_replication=self._replication,

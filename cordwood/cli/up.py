@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,6 +62,15 @@ def up(
             "--wal-mib", min=1, help="Each node's write-ahead log, MiB.", show_default="128"
         ),
     ] = None,
+    metadata: Annotated[
+        str | None,
+        typer.Option(
+            "--metadata",
+            metavar="URL",
+            help="Keep the metadata in zookeeper://host:port,…/path.",
+            show_default="an SQLite file in DIR",
+        ),
+    ] = None,
     port: Annotated[
         int,
         typer.Option(
@@ -75,7 +84,7 @@ def up(
     from cordwood.settings import MIB
 
     wal_bytes = None if wal_mib is None else wal_mib * MIB
-    shape = shape_for(directory, nodes, racks, copies, copy_racks, wal_bytes)
+    shape = shape_for(directory, nodes, racks, copies, copy_racks, wal_bytes, metadata)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_Foreground(directory, shape, port).run())
 
@@ -87,6 +96,7 @@ def shape_for(
     copies: int | None,
     copy_racks: int | None,
     wal_bytes: int | None,
+    metadata: str | None = None,
 ) -> ClusterShape | None:
     """The shape that the options ask for; None if they leave everything open.
 
@@ -96,11 +106,11 @@ def shape_for(
     Raises:
         BadSetting: it cannot be.
     """
-    asked = {
+    asked: dict[str, Any] = {
         name: value
         for name, value in (
             ("nodes", nodes), ("racks", racks), ("copies", copies),
-            ("copy_racks", copy_racks), ("wal_bytes", wal_bytes),
+            ("copy_racks", copy_racks), ("wal_bytes", wal_bytes), ("metadata", metadata),
         )
         if value is not None
     }  # fmt: skip
@@ -123,7 +133,8 @@ def shape_for(
     racks = asked.get("racks", min(usual.racks, nodes))
     copies = asked.get("copies", min(usual.copies, nodes))
     copy_racks = asked.get("copy_racks", min(usual.copy_racks, racks, copies))
-    return ClusterShape(nodes, racks, copies, copy_racks, asked.get("wal_bytes", usual.wal_bytes))
+    fitted = {"nodes": nodes, "racks": racks, "copies": copies, "copy_racks": copy_racks}
+    return msgspec.structs.replace(usual, **{**asked, **fitted})
 
 
 class _Foreground:
@@ -212,7 +223,7 @@ def welcome(cluster: LocalCluster, directory: str, seconds: float) -> str:
         f"Ready in {seconds:.1f} s: {cluster.url}\n"
         f"{nodes}\n"
         f"  each record in {Replication(shape.copies, shape.copy_racks)}; "
-        f"WAL {shape.wal_bytes >> 20} MiB a node\n"
+        f"WAL {shape.wal_bytes >> 20} MiB a node; metadata in {shape.metadata or 'SQLite'}\n"
         "Try, in another shell:\n"
         f"  cordwood append demo hello{where}\n"
         f"  cordwood tail demo --follow{where}\n"

@@ -23,11 +23,14 @@ import random
 from dataclasses import dataclass, field
 
 from cordwood.errors import Closed, OutcomeUnknown, Unreachable
+from cordwood.metadata.lease import EntryLeases
 from cordwood.metadata.store import (
+    Leases,
     Versioned,
     check_key,
     check_listed,
     check_prefix,
+    check_watched,
     check_write,
 )
 
@@ -40,6 +43,9 @@ simulated nodes try again often enough to meet an outage from every side."""
 
 LATE_S_MAX = 10.0
 """How long after its caller gave up a write may still come: time for many more tries."""
+
+WATCH_POLL_S = 0.25
+"""As on SQLite."""
 
 LATE_WRITES_MAX = 1_000
 """Writes that may be under way to nobody; further ones are dropped, as a store would."""
@@ -65,11 +71,12 @@ class MemoryData:
 
     Attributes:
         values: by key.
+        last_version: of the newest write; every write has a higher one.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, Versioned] = {}
-        self._last_version = 0
+        self.last_version = 0
         self._late: list[LateWrite] = []
 
     def listed(self, prefix: str) -> list[tuple[str, Versioned]]:
@@ -81,12 +88,12 @@ class MemoryData:
         found = self.values.get(key)
         if (found.version if found else 0) != expected:
             return None
-        self._last_version += 1
+        self.last_version += 1
         if value is None:
             del self.values[key]
         else:
-            self.values[key] = Versioned(value, self._last_version)
-        return self._last_version
+            self.values[key] = Versioned(value, self.last_version)
+        return self.last_version
 
     def put_off(self, write: LateWrite) -> None:
         """Have `write` come when it is due."""
@@ -126,6 +133,7 @@ class MemoryMetadata:
         self._chance = chance
         self._deadline_s = deadline_s
         self._closed = False
+        self._leases = EntryLeases(self, _loop_us, chance.randbytes)
 
     async def get(self, key: str) -> Versioned | None:
         """See `MetadataStore`."""
@@ -154,6 +162,32 @@ class MemoryMetadata:
         version = self._set(key, value, expected)
         await asyncio.sleep(back_s)
         return version
+
+    async def changed(self, prefix: str, seen: int | None, timeout_s: float) -> int:
+        """See `MetadataStore`; any write counts, and is told within WATCH_POLL_S."""
+        check_watched(prefix)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while True:
+            back_s = await self._go()
+            mark = self.data.last_version
+            await asyncio.sleep(back_s)
+            left = until - loop.time()
+            if mark != seen or left <= 0:
+                return mark
+            await asyncio.sleep(min(left, WATCH_POLL_S))
+
+    async def take_lease(self, key: str, value: bytes, ttl_s: float) -> bool:
+        """See `MetadataStore`; by the loop's clock."""
+        return await self._leases.take(key, value, ttl_s)
+
+    async def drop_lease(self, key: str) -> None:
+        """See `MetadataStore`."""
+        await self._leases.drop(key)
+
+    async def leases(self, prefix: str) -> Leases:
+        """See `MetadataStore`."""
+        return await self._leases.all(prefix)
 
     async def close(self) -> None:
         """See `MetadataStore`; what is stored stays."""
@@ -197,3 +231,7 @@ class MemoryMetadata:
             self.data.put_off(LateWrite(due_s, key, value, expected))
         await asyncio.sleep(self._deadline_s)
         raise OutcomeUnknown(f"the metadata store did not answer a write of {key}")
+
+
+def _loop_us() -> int:
+    return round(asyncio.get_running_loop().time() * 1e6)

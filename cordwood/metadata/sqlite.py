@@ -19,6 +19,7 @@ Source: design.md §6; sqlite.org, "WAL", "PRAGMA", "Result and Error Codes".
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import threading
@@ -36,13 +37,16 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Host
+from cordwood.metadata.lease import EntryLeases
 from cordwood.metadata.store import (
     DEADLINE_S,
     LIST_KEYS_MAX,
+    Leases,
     Versioned,
     check_key,
     check_listed,
     check_prefix,
+    check_watched,
     check_write,
 )
 
@@ -67,6 +71,9 @@ WAIT_SHARE = 0.8
 
 SWITCH_PAUSE_S = 0.005
 """Between tries to switch a new file to WAL mode: others do the same, for milliseconds."""
+
+WATCH_POLL_S = 0.25
+"""How late a change is told. One small read; a person waits less long for its effect."""
 
 _TABLES = (
     "CREATE TABLE entry (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL)",
@@ -107,6 +114,9 @@ class SqliteMetadata:
         self._host = host
         self._deadline_s = deadline_s
         self._pages_max = bytes_max // PAGE_BYTES
+        self._leases = EntryLeases(
+            self, lambda: host.clock.now_us(), lambda count: host.random.randbytes(count)
+        )
         self._lock = threading.Lock()
         # Guarded by the lock.
         self._connection: sqlite3.Connection | None = None
@@ -133,6 +143,30 @@ class SqliteMetadata:
             raise OutcomeUnknown(
                 f"{self._path}: a write of {key} did not return within {self._deadline_s:g} s"
             ) from None
+
+    async def changed(self, prefix: str, seen: int | None, timeout_s: float) -> int:
+        """See `MetadataStore`; any write to the file counts, and is told within WATCH_POLL_S."""
+        check_watched(prefix)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while True:
+            mark = await self._read(_last_version)
+            left = until - loop.time()
+            if mark != seen or left <= 0:
+                return mark
+            await asyncio.sleep(min(left, WATCH_POLL_S))
+
+    async def take_lease(self, key: str, value: bytes, ttl_s: float) -> bool:
+        """See `MetadataStore`; by the machine's clock, which all users of the file share."""
+        return await self._leases.take(key, value, ttl_s)
+
+    async def drop_lease(self, key: str) -> None:
+        """See `MetadataStore`."""
+        await self._leases.drop(key)
+
+    async def leases(self, prefix: str) -> Leases:
+        """See `MetadataStore`."""
+        return await self._leases.all(prefix)
 
     async def close(self) -> None:
         """See `MetadataStore`."""
@@ -227,6 +261,12 @@ def _get(db: sqlite3.Connection, key: str) -> Versioned | None:
     return None if row is None else Versioned(row[0], row[1])
 
 
+def _last_version(db: sqlite3.Connection) -> int:
+    (version,) = db.execute("SELECT last_version FROM counter").fetchone()
+    assert isinstance(version, int), "the counter is an integer"
+    return version
+
+
 def _list(db: sqlite3.Connection, prefix: str) -> list[tuple[str, Versioned]]:
     # Keys are ASCII, so DEL sorts after any of them that has the prefix.
     rows = db.execute(
@@ -245,13 +285,12 @@ def _compare_and_set(
         db.execute("ROLLBACK")
         return None
     db.execute("UPDATE counter SET last_version = last_version + 1")
-    (version,) = db.execute("SELECT last_version FROM counter").fetchone()
+    version = _last_version(db)
     if value is None:
         db.execute("DELETE FROM entry WHERE key = ?", (key,))
     else:
         db.execute("INSERT OR REPLACE INTO entry VALUES (?, ?, ?)", (key, value, version))
     _commit(db, key)
-    assert isinstance(version, int), "the counter is an integer"
     return version
 
 

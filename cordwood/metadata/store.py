@@ -7,8 +7,9 @@ Versions come from one counter of the whole store, so none ever returns, not eve
 after a delete: a compare-and-set can never succeed on a value that was replaced
 and put back, or deleted and made again.
 
-Watches and leases come with the failure detector and are hints; nothing here
-needs them.
+Watches and leases are hints: who watches reads again what he needs, and a lease may be
+held by two for a moment (a process that slept does not know that its lease ran out). What
+must be right rests on compare-and-set.
 
 Source: design.md §6.
 """
@@ -24,11 +25,18 @@ from cordwood.errors import BadSetting
 KEY_BYTES_MAX = 512
 """A log's name (255 bytes) under a prefix, with room."""
 
-VALUE_BYTES_MAX = 1 << 20
-"""ZooKeeper's default limit, so that every backend can hold what any can."""
+VALUE_BYTES_MAX = 1_000_000
+"""ZooKeeper takes requests under 1 MiB by default, path and all; every backend holds what
+any can."""
 
 LIST_KEYS_MAX = 100_000
 """An answer that one process can hold; a store with more needs paging, not a longer list."""
+
+LEASE_BYTES_MAX = 1024
+"""Who holds it, and where to find him."""
+
+LEASE_TTL_MAX_S = 3600.0
+"""A lease says who works on something just now; what lasts longer is an entry."""
 
 DEADLINE_S = 5.0
 """Of one call: far above a synced write, far below what a person takes for an answer."""
@@ -37,6 +45,10 @@ DEADLINE_S = 5.0
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _KEY = re.compile(rf"(?:{_PART}/)*{_PART}")
 _PREFIX = re.compile(rf"(?:{_PART}/)*(?:{_PART})?")
+
+
+Leases = list[tuple[str, bytes]]
+"""Keys and values; a class with a method `list` cannot write that itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,50 @@ class MetadataStore(Protocol):
             BadSetting: no key begins so, or more than LIST_KEYS_MAX do.
         """
 
+    async def changed(self, prefix: str, seen: int | None, timeout_s: float) -> int:
+        """Wait until something under `prefix` may have changed since `seen`.
+
+        Ask for a mark first and read then: what changes in between is told next time.
+
+        Args:
+            prefix: with at least one whole part: `nodes/`.
+            seen: a mark that an earlier call returned; None returns one at once.
+        Returns:
+            A mark; it is `seen` if nothing changed in `timeout_s`.
+        Raises:
+            Unreachable: the store did not answer.
+            BadSetting: no key begins so, or the prefix has no whole part.
+        """
+
+    async def take_lease(self, key: str, value: bytes, ttl_s: float) -> bool:
+        """Take or renew a lease. Leases have keys of their own, apart from values'.
+
+        Args:
+            value: what `leases` tells others of its holder, LEASE_BYTES_MAX at most.
+            ttl_s: how long it lasts from now on, up to LEASE_TTL_MAX_S. A backend that sees
+                its holder live (ZooKeeper) keeps it that long, and lets it go soon after.
+        Returns:
+            Whether this store holds it now; False if another one does.
+        Raises:
+            Unreachable: the store did not answer; it may be held.
+            Overloaded: as for `compare_and_set`.
+            BadSetting: a wrong key, value or time.
+        """
+
+    async def drop_lease(self, key: str) -> None:
+        """Let a lease go, if this store holds it.
+
+        Raises:
+            Unreachable, Overloaded, BadSetting: as for `take_lease`.
+        """
+
+    async def leases(self, prefix: str) -> Leases:
+        """Leases in force whose keys begin with `prefix`, sorted, and their values.
+
+        Raises:
+            Unreachable, BadSetting: as for `list`.
+        """
+
     async def close(self) -> None:
         """Let the store go; later calls raise Closed. Safe to call twice."""
 
@@ -121,6 +177,32 @@ def check_write(key: str, value: bytes | None, expected: int) -> None:
         )
     if expected < 0 or (value is None and expected == 0):
         raise BadSetting(f"{key} cannot be deleted or set expecting version {expected}")
+
+
+def check_watched(prefix: str) -> str:
+    """The first part of a prefix that may be watched.
+
+    Raises:
+        BadSetting: it has no whole part, or is not the beginning of a key.
+    """
+    check_prefix(prefix)
+    first, slash, _ = prefix.partition("/")
+    if not slash:
+        raise BadSetting(f"{prefix!r} cannot be watched: name its first part whole, as in 'nodes/'")
+    return first
+
+
+def check_lease(key: str, value: bytes, ttl_s: float) -> None:
+    """Refuse a lease that no store should be asked for.
+
+    Raises:
+        BadSetting: a wrong key, a value over LEASE_BYTES_MAX, a time out of its range.
+    """
+    check_key(key)
+    if len(value) > LEASE_BYTES_MAX:
+        raise BadSetting(f"lease {key} has {len(value)} bytes; the limit is {LEASE_BYTES_MAX}")
+    if not 0 < ttl_s <= LEASE_TTL_MAX_S:
+        raise BadSetting(f"lease {key} for {ttl_s} s; it goes up to {LEASE_TTL_MAX_S:g}")
 
 
 def check_listed(prefix: str, count: int) -> None:

@@ -189,7 +189,7 @@ class SimCluster:
         return NodeSettings(
             node=number,
             directory="/node",
-            metadata_path="",
+            metadata="",
             listen=f"{self.machine(number).name}:{PORT}",
             location=self.rack(number),
             default_replication=self.options.replication,

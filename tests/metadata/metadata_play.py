@@ -55,3 +55,21 @@ def run_on_sqlite(path: Path | str, act: Act[Result], **settings: Any) -> Result
 
     with asyncio.Runner() as runner:
         return runner.run(main())
+
+
+def run_on_zookeeper(where: str, act: Act[Result], **settings: Any) -> Result:
+    """Run `act` on a real server, with a session of its own; `where` is `host:port/root`."""
+    from cordwood.metadata.zookeeper import ZooKeeperMetadata
+
+    hosts, slash, root = where.partition("/")
+
+    async def main() -> Result:
+        async with real_host() as host, asyncio.timeout(60):
+            store = ZooKeeperMetadata(hosts, slash + root, host, **settings)
+            try:
+                return await act(store)
+            finally:
+                await store.close()
+
+    with asyncio.Runner() as runner:
+        return runner.run(main())

@@ -1,16 +1,18 @@
-"""One contract suite for the metadata store: what `store.py` says, on SQLite and in memory."""
+"""One contract suite for the metadata store: what `store.py` says, on SQLite, in memory and on a
+real ZooKeeper."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from metadata_play import run_on_sqlite, run_patiently
+from metadata_play import run_on_sqlite, run_on_zookeeper, run_patiently
 
 from cordwood.errors import BadSetting, Closed
 from cordwood.metadata.memory import MemoryMetadata
@@ -138,6 +140,115 @@ class TestList:
         play(act)
 
 
+class TestWatch:
+    def test_a_mark_moves_with_what_is_below_the_prefix(self, play):
+        async def act(store: MetadataStore) -> None:
+            mark = await store.changed("a/", None, 5)
+            assert await store.changed("a/", mark, 0) == mark
+            version = await store.compare_and_set("a/b", b"1", 0)
+            moved = await store.changed("a/", mark, 5)
+            assert moved != mark
+            await store.compare_and_set("a/b", None, version)
+            assert await store.changed("a/", moved, 5) != moved
+
+        play(act)
+
+    def test_who_waits_is_told(self, play):
+        async def act(store: MetadataStore) -> None:
+            mark = await store.changed("a/", None, 5)
+            async with asyncio.TaskGroup() as tasks:
+                waiting = tasks.create_task(store.changed("a/", mark, 20))
+                await asyncio.sleep(0.05)
+                assert not waiting.done()
+                assert await store.compare_and_set("a/b", b"1", 0)
+            assert waiting.result() != mark
+
+        play(act)
+
+    def test_who_waits_in_vain_gets_the_same_mark(self, play):
+        async def act(store: MetadataStore) -> None:
+            mark = await store.changed("a/", None, 5)
+            assert await store.changed("a/", mark, 0.05) == mark
+
+        play(act)
+
+    @pytest.mark.parametrize("prefix", ["", "a", "/", "a//"])
+    def test_a_prefix_without_a_whole_part_is_refused(self, play, prefix):
+        async def act(store: MetadataStore) -> None:
+            with pytest.raises(BadSetting):
+                await store.changed(prefix, None, 1)
+
+        play(act)
+
+
+class TestLeases:
+    def test_a_lease_is_taken_renewed_told_and_dropped(self, play):
+        async def act(store: MetadataStore) -> None:
+            assert await store.leases("") == []
+            assert await store.take_lease("up/1", b"one", 60)
+            assert await store.take_lease("up/1", b"two", 60)
+            assert await store.take_lease("up/2", b"", 60)
+            assert await store.take_lease("down", b"x", 60)
+            assert await store.leases("up/") == [("up/1", b"two"), ("up/2", b"")]
+            await store.drop_lease("up/1")
+            await store.drop_lease("up/1")
+            await store.drop_lease("nobody-has-it")
+            assert await store.leases("") == [("down", b"x"), ("up/2", b"")]
+            assert await store.get("up/2") is None
+
+        play(act)
+
+    def test_what_one_has_another_does_not_get_until_it_is_let_go(self, pair):
+        async def act(one: MetadataStore, other: MetadataStore) -> None:
+            assert await one.take_lease("a", b"1", 60)
+            assert not await other.take_lease("a", b"2", 60)
+            await other.drop_lease("a")
+            assert await other.leases("") == [("a", b"1")]
+            await one.drop_lease("a")
+            assert await other.take_lease("a", b"2", 60)
+            assert not await one.take_lease("a", b"1", 60)
+
+        pair(act)
+
+    @pytest.mark.parametrize(
+        ("key", "value", "ttl_s"),
+        [("", b"", 1), ("a//b", b"", 1), ("a", b"x" * 1025, 1), ("a", b"", 0), ("a", b"", 1e9)],
+    )
+    def test_leases_that_cannot_be(self, play, key, value, ttl_s):
+        async def act(store: MetadataStore) -> None:
+            with pytest.raises(BadSetting):
+                await store.take_lease(key, value, ttl_s)
+
+        play(act)
+
+
+class TestTwoUsers:
+    def test_what_one_writes_the_other_reads_at_once(self, pair):
+        async def act(one: MetadataStore, other: MetadataStore) -> None:
+            version = 0
+            for turn in range(5):
+                value = b"%d" % turn
+                version = await one.compare_and_set("a", value, version) or 0
+                assert await other.get("a") == Versioned(value, version)
+                one, other = other, one
+
+        pair(act)
+
+    def test_a_version_that_was_deleted_and_made_anew_is_another(self, pair):
+        """Even for one who read it before, and does not read again."""
+
+        async def act(one: MetadataStore, other: MetadataStore) -> None:
+            old = await one.compare_and_set("a", b"1", 0)
+            assert old
+            assert await other.get("a") == Versioned(b"1", old)
+            assert await one.compare_and_set("a", None, old)
+            new = await one.compare_and_set("a", b"1", 0)
+            assert await other.compare_and_set("a", b"2", old) is None
+            assert await one.get("a") == Versioned(b"1", new)
+
+        pair(act)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "key",
@@ -203,6 +314,9 @@ steps = st.lists(
 )
 
 
+plans = itertools.count(1)
+
+
 async def same_as_a_dict(store: MetadataStore, plan) -> None:
     model: dict[str, Versioned] = {}
     newest = 0
@@ -230,6 +344,13 @@ async def same_as_a_dict(store: MetadataStore, plan) -> None:
 @given(steps)
 def test_memory_does_as_a_dict_would(plan):
     run_patiently(same_as_a_dict(MemoryMetadata(random.Random(1)), plan))
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=steps)
+def test_zookeeper_does_as_a_dict_would(zookeeper, plan):
+    where = f"{zookeeper}/{next(plans)}"
+    run_on_zookeeper(where, lambda store: same_as_a_dict(store, plan))
 
 
 @settings(max_examples=25)

@@ -20,7 +20,7 @@ from cordwood.storage.wal import Wal
 SETTINGS = NodeSettings(
     node=NodeId(1),
     directory="/node",
-    metadata_path="",
+    metadata="",
     listen="node-1:4440",
     storage=StorageSettings(MIB),
 )

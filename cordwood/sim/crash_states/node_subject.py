@@ -31,7 +31,7 @@ from cordwood.sim.process import Process
 SETTINGS = NodeSettings(
     node=NodeId(1),
     directory="/data/node-1",
-    metadata_path="",
+    metadata="",
     listen="node-1:4440",
     storage=StorageSettings(MIB),
 )

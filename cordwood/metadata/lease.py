@@ -1,0 +1,98 @@
+"""Leases on a store that cannot see its users die: entries with a time on them.
+
+A holder writes until when it holds; others take it over once that time is past by the
+clock. Clocks that disagree make a lease longer or shorter, and leases are hints. A time
+further ahead than any lease goes (a clock was set back) counts as past.
+
+Source: design.md §6 ("ephemerals are leases").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from cordwood.errors import Malformed
+from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.store import LEASE_TTL_MAX_S, MetadataStore, check_lease, check_prefix
+
+HOLDER_BYTES = 8
+
+_PREFIX = "leases/"
+
+
+class _Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`leases/<key>`; `until_us` of the clock that its holders share."""
+
+    holder: str
+    until_us: int
+    value: bytes
+
+
+class EntryLeases:
+    """The leases of one user of a store; see `MetadataStore` for what the methods do.
+
+    Args:
+        now_us: the clock that all users of the store share, in µs.
+        draw: gives so many random bytes; called once, for the holder's name.
+    """
+
+    def __init__(
+        self, store: MetadataStore, now_us: Callable[[], int], draw: Callable[[int], bytes]
+    ) -> None:
+        self._store = store
+        self._now_us = now_us
+        self._draw = draw
+        self._drawn = ""
+
+    async def take(self, key: str, value: bytes, ttl_s: float) -> bool:
+        """See `MetadataStore.take_lease`."""
+        check_lease(key, value, ttl_s)
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is not None:
+                lease = _decode(key, found)
+                if lease.holder != self._holder and self._is_in_force(lease):
+                    return None
+            until_us = self._now_us() + round(ttl_s * 1e6)
+            return msgspec.json.encode(_Lease(self._holder, until_us, value))
+
+        stored = await change_repeatably(self._store, _PREFIX + key, decide)
+        assert stored is not None, "a lease that nobody has is taken"
+        return _decode(key, stored).holder == self._holder
+
+    async def drop(self, key: str) -> None:
+        """See `MetadataStore.drop_lease`."""
+        check_lease(key, b"", 1)
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is None or _decode(key, found).holder != self._holder:
+                return None
+            return msgspec.json.encode(_Lease(self._holder, 0, b""))
+
+        await change_repeatably(self._store, _PREFIX + key, decide)
+
+    async def all(self, prefix: str) -> list[tuple[str, bytes]]:
+        """See `MetadataStore.leases`."""
+        check_prefix(prefix)
+        listed = await self._store.list(_PREFIX + prefix)
+        leases = [(key.removeprefix(_PREFIX), _decode(key, found.value)) for key, found in listed]
+        return [(key, lease.value) for key, lease in leases if self._is_in_force(lease)]
+
+    @property
+    def _holder(self) -> str:
+        if not self._drawn:
+            self._drawn = self._draw(HOLDER_BYTES).hex()
+        return self._drawn
+
+    def _is_in_force(self, lease: _Lease) -> bool:
+        now_us = self._now_us()
+        return now_us < lease.until_us <= now_us + LEASE_TTL_MAX_S * 1e6
+
+
+def _decode(key: str, value: bytes) -> _Lease:
+    try:
+        return msgspec.json.decode(value, type=_Lease)
+    except msgspec.DecodeError as error:
+        raise Malformed(f"the lease {key} cannot be read: {error}") from error

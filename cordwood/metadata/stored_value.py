@@ -1,0 +1,78 @@
+"""What ZooKeeper keeps for a key, and what a write of unknown outcome turns out to be.
+
+ZooKeeper compares how often a path was written since it was made, so a path that was
+removed and made anew would pass for the old one. Hence no path is ever removed: what is
+deleted leaves a mark, and a path that only leads to others is empty. So a path's
+`data_version` stands for one content for ever, and so does its zxid::
+
+    offset  bytes
+    0       1      VALUE or DELETED
+    1       16     nonce of the write
+    17      ...    the value
+
+Source: design.md §6 ("a compare-and-set of unknown outcome is settled by its nonce").
+"""
+
+from __future__ import annotations
+
+import enum
+
+from cordwood.errors import Malformed
+
+NONCE_BYTES = 16
+
+VALUE = b"\x01"
+DELETED = b"\x00"
+
+MAKE = -1
+"""In place of a data version: the path is to be made."""
+
+_HEAD_BYTES = 1 + NONCE_BYTES
+
+
+def pack_stored(value: bytes | None, nonce: bytes) -> bytes:
+    """What is stored for a value; None is deleted."""
+    return (DELETED if value is None else VALUE) + nonce + (value or b"")
+
+
+def read_stored(key: str, data: bytes) -> bytes | None:
+    """The value in what is stored, None for none.
+
+    Raises:
+        Malformed: nothing of ours.
+    """
+    if not data or (data[:1] == DELETED and len(data) == _HEAD_BYTES):
+        return None
+    if data[:1] != VALUE or len(data) < _HEAD_BYTES:
+        raise Malformed(f"{key} in ZooKeeper is no value of ours: was it written by hand?")
+    return data[_HEAD_BYTES:]
+
+
+class Verdict(enum.Enum):
+    """Of a write whose answer was lost."""
+
+    DONE = "it was done"
+    NOT_DONE = "it was not done, and will not be"
+    UNKNOWN = "it was not done, or was replaced since"
+
+
+def settle(nonce: bytes, expected: int, found: tuple[bytes, int] | None) -> Verdict:
+    """Judge a lost write by what was read after it, on a newer connection of its session
+    or of its client's next one.
+
+    Such a read comes after it, if it was done at all: a server drops a session's older
+    connection when it takes a newer one, and a session that ended writes nothing more.
+
+    Args:
+        nonce: the write's own.
+        expected: the data version that it expected, or MAKE.
+        found: the path's data and data version now, None if it is not there.
+    """
+    if found is None:
+        # No path is ever removed.
+        return Verdict.NOT_DONE
+    data, data_version = found
+    if data[1:_HEAD_BYTES] == nonce:
+        return Verdict.DONE
+    # Version `expected + 1` is the write that came next, and it has another's nonce.
+    return Verdict.NOT_DONE if data_version <= expected + 1 else Verdict.UNKNOWN
