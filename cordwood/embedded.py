@@ -2,7 +2,8 @@
 
 The node is the one that clusters run, and the client talks to it through a
 network that lives in memory, so nothing behaves differently; durability is one
-copy's, on this disk.
+copy's, on this disk. `store.serve()` opens it to other processes of this machine, as
+Spark's executors are.
 
 Source: design.md §7, §11.
 """
@@ -27,6 +28,9 @@ from cordwood.settings import MIB, ClientSettings, NodeSettings, StorageSettings
 
 ADDRESS = "embedded:1"
 
+LOOPBACK = "127.0.0.1"
+"""Where `serve` listens: any other address needs what the embedded store has not."""
+
 CLUSTER_FILE = "cluster.json"
 """What a local cluster leaves in its directory."""
 
@@ -47,7 +51,8 @@ async def embedded_store(
     path = _check_directory(directory)
     async with AsyncExitStack() as exit_stack:
         real = await exit_stack.enter_async_context(real_host())
-        host = dataclasses.replace(real, network=MemoryNetwork())
+        network = MemoryNetwork()
+        host = dataclasses.replace(real, network=network)
         await host.disk.make_dir(path)
         # Taken before anything is opened, so that a second process changes nothing.
         exit_stack.callback(host.disk.lock_dir(path, f"process {os.getpid()}").release)
@@ -62,8 +67,19 @@ async def embedded_store(
             create_logs=True,
             storage=StorageSettings(wal_bytes),
         )
-        await exit_stack.enter_async_context(running_node(node, host, metadata))
+        running = await exit_stack.enter_async_context(running_node(node, host, metadata))
         store = await exit_stack.enter_async_context(connected((ADDRESS,), host, settings))
+
+        async def serve(port: int) -> str:
+            listener = await real.network.listen(
+                f"{LOOPBACK}:{port}", lambda: network.accept(ADDRESS)
+            )
+            exit_stack.push_async_callback(listener.close)
+            network.add_alias(ADDRESS, listener.address)
+            await running.move(listener.address)
+            return listener.address
+
+        store.serve_with(serve)
         yield store
 
 

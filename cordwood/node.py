@@ -31,6 +31,7 @@ from cordwood.layout.hello import Hello
 from cordwood.layout.message import (
     AskEpoch,
     AskMembers,
+    AskReleased,
     AskStatus,
     AskTail,
     Call,
@@ -199,6 +200,11 @@ class Node:
             self.settings.node, self.host, activation, tools, lambda: self._members, self._tasks
         )
 
+    async def move(self, address: str) -> None:
+        """Tell the cluster that this node is reached at `address` from now on."""
+        await self._membership.move(self.settings.node, address)
+        await self._refresh_members()
+
     async def close(self) -> None:
         """Stop taking work, settle the WAL, let the directory go."""
         await self._exit.aclose()
@@ -356,6 +362,8 @@ class Node:
                 return self._storage.epoch_end(call)
             case AskTail():
                 return await self._sequencer.tail(call)
+            case AskReleased():
+                return self._sequencer.released(call)
             case FindLog():
                 return await self._find_log(call)
             case CreateLog():

@@ -16,11 +16,13 @@ import pytest
 import cordwood
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.aio import open_store
-from cordwood.client.blocking import BlockingStore, open_blocking
+from cordwood.client.blocking import BlockingStore, connect, open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.errors import BadSetting, Closed, NotOurCluster, StoreInUse
 from cordwood.lsn import Lsn, make_lsn, parse_lsn
 from cordwood.settings import MIB, ClientSettings
+from cordwood.spark.options import SERVERS, parse_options
+from cordwood.spark.source import CordwoodSource
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = ClientSettings(timeout_s=10.0)
@@ -234,3 +236,54 @@ def test_asyncio_on_a_plain_loop(tmp_path: Path) -> None:
             assert len([item async for item in stream]) == 20
 
     asyncio.run(main())
+
+
+class TestServe:
+    def test_another_process_reads_and_appends(self, tmp_path: Path) -> None:
+        script = """
+import sys
+from cordwood.block import Record
+from cordwood.client.blocking import connect
+
+with connect(sys.argv[1]) as store:
+    found = [each.value for each in store.read("log") if isinstance(each, Record)]
+    print(found, store.append("log", b"theirs"))
+"""
+        with open_at(tmp_path) as store:
+            store.append("log", b"ours")
+            url = store.serve()
+            assert store.serve() == url
+            other = child(script, url)
+            said, _ = other.communicate(timeout=60)
+            assert said.strip() == "[b'ours'] e1n2"
+            assert records(store, "log") == {make_lsn(1, 1): b"ours", make_lsn(1, 2): b"theirs"}
+            assert store.append("log", b"ours again") == make_lsn(1, 3)
+        with open_at(tmp_path) as store:
+            assert store.members == {1: "embedded:1"}
+
+    def test_spark_reads_it_and_is_told_how(self, tmp_path: Path) -> None:
+        asked = {"subscribe": "log"}
+        with pytest.raises(BadSetting, match=r"store\.serve\(\)"):
+            parse_options({**asked, SERVERS: str(tmp_path)})
+        with open_at(tmp_path) as store:
+            store.append_many("log", [b"1", b"2"])
+            source = CordwoodSource({**asked, SERVERS: store.serve()})
+            reader = source.reader(source.schema())
+            (partition,) = reader.partitions()
+            found = [value for batch in reader.read(partition) for value in batch["value"]]
+            assert [value.as_py() for value in found] == [b"1", b"2"]
+
+    def test_a_cluster_has_addresses_already(self, tmp_path: Path) -> None:
+        with (
+            open_at(tmp_path) as store,
+            connect(store.serve()) as client,
+            pytest.raises(BadSetting, match="only an embedded store is served"),
+        ):
+            client.serve()
+
+    def test_a_port_that_is_taken(self, tmp_path: Path) -> None:
+        with open_at(tmp_path / "a") as one, open_at(tmp_path / "b") as two:
+            port = int(one.serve().rpartition(":")[2])
+            with pytest.raises(BadSetting, match="cannot listen"):
+                two.serve(port)
+            assert two.serve() != one.serve()

@@ -140,6 +140,10 @@ class BlockingStore:
         """Tails of several logs; see `store.Store.tails`."""
         return self._thread.call(self._store.tails(logs))
 
+    def released(self, logs: Sequence[str]) -> list[Lsn]:
+        """Where logs can be read up to; see `store.Store.released`."""
+        return self._thread.call(self._store.released(logs))
+
     def epoch_end(self, log: str, epoch: int) -> Lsn | None:
         """Where a closed epoch's records end; see `store.Store.epoch_end`."""
         return self._call(self._store.epoch_end(log, epoch))
@@ -159,6 +163,10 @@ class BlockingStore:
     def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
         """What each node says of itself; see `store.Store.status`."""
         return self._call(self._store.status())
+
+    def serve(self, port: int = 0) -> str:
+        """Open an embedded store to this machine; see `store.Store.serve`."""
+        return self._call(self._store.serve(port))
 
     @property
     def cluster_id(self) -> str:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import TypeVar
 
 from cordwood.block import Buffer
 from cordwood.client.appends import SEEK_DIALS, Appends
-from cordwood.client.cluster import Cluster, LogInfo, log_info
+from cordwood.client.ask_released import ask_released
+from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
 from cordwood.errors import (
@@ -81,6 +82,8 @@ class Store:
         self._numbers = count(1)
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
+        self._serve: Callable[[int], Awaitable[str]] | None = None
+        self._served = ""
         cluster.add_listener(self)
 
     async def __aenter__(self) -> Store:
@@ -316,6 +319,24 @@ class Store:
                 raise answer
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
+    async def released(self, logs: Sequence[str]) -> list[Lsn]:
+        """Where each log can be read up to, in their order, as its sequencer knows it.
+
+        A call a node for all the logs it sequences, so it is cheap to ask often. It may
+        lie below `tail` for as long as a sequencer has not heard that another one took over;
+        it is never above it. A log without a sequencer is asked for its `tail`.
+
+        Raises:
+            CordwoodError: as `tail`, for the first that failed.
+        """
+        found = {log: (await self._find(log)).log_id for log in dict.fromkeys(logs)}
+        known = await ask_released(
+            self._cluster, found.values(), timeout_s=self._settings.timeout_s
+        )
+        left = [log for log, number in found.items() if number not in known]
+        tails = dict(zip(left, await self.tails(left), strict=True))
+        return [tails[log] if log in tails else Lsn(known[found[log]]) for log in logs]
+
     async def epoch_end(self, log: str, epoch: int) -> Lsn | None:
         """Where the records of a closed epoch end: the LSN of its bridge.
 
@@ -386,6 +407,31 @@ class Store:
         nodes = sorted(self._cluster.members)
         answers = await asyncio.gather(*(ask(node) for node in nodes))
         return dict(zip(nodes, answers, strict=True))
+
+    async def serve(self, port: int = 0) -> str:
+        """Open an embedded store to other processes of this machine, until it is closed.
+
+        Args:
+            port: on 127.0.0.1; 0 takes a free one. A second call returns the first's address.
+        Returns:
+            Its URL, for `connect` and for Spark's `cordwood.bootstrap.servers`.
+        Raises:
+            BadSetting: this client is of a cluster, which has addresses of its own, or the
+                port cannot be had.
+        """
+        self._cluster.check_open()
+        if self._serve is None:
+            known = ", ".join(self.members.values())
+            raise BadSetting(
+                f"only an embedded store is served; this cluster is reached at {SCHEME}{known}"
+            )
+        if not self._served:
+            self._served = SCHEME + await self._serve(port)
+        return self._served
+
+    def serve_with(self, serve: Callable[[int], Awaitable[str]]) -> None:
+        """Take what `serve` calls: it listens on a port and returns `host:port`."""
+        self._serve = serve
 
     @property
     def cluster_id(self) -> str:

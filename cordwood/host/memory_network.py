@@ -46,6 +46,14 @@ class MemoryNetwork:
         ours.connection_made(cast(asyncio.BaseTransport, near))
         return ours
 
+    def add_alias(self, address: str, alias: str) -> None:
+        """Let what listens at `address` be reached under `alias` too."""
+        self._accepting[alias] = self._accepting[address]
+
+    def accept(self, address: str) -> StreamHandler:
+        """A handler for a connection that came from outside this process."""
+        return self._accepting[address]()
+
     def forget(self, address: str) -> None:
         """Nothing listens there any more."""
         self._accepting.pop(address, None)

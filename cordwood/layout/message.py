@@ -20,6 +20,9 @@ from cordwood.errors import CordwoodError, Fenced, Malformed
 
 Message = TypeVar("Message")
 
+ASK_LOGS_MAX = 10_000
+"""Logs of one AskReleased: a frame of 90 KB, answered in a few milliseconds."""
+
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U62 = Annotated[int, Meta(ge=1, le=2**62 - 1)]
 AnyLsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -124,6 +127,12 @@ class TailReply(Struct, frozen=True, tag="tail"):
     node: U32
 
 
+class ReleasedReply(Struct, frozen=True, tag="released"):
+    """What `AskReleased` asked for, in its order; 0 for a log not sequenced here."""
+
+    released: list[AnyLsn]
+
+
 class SealReply(Struct, frozen=True, tag="sealed"):
     """A node's answer to a seal.
 
@@ -180,6 +189,16 @@ class AskTail(Struct, frozen=True, tag="ask_tail"):
     activate_here: bool
 
 
+class AskReleased(Struct, frozen=True, tag="ask_released"):
+    """What this node, as their sequencer, has released of many logs.
+
+    Cheaper than AskTail and weaker: nobody is asked whether this sequencer still rules, so
+    the answer may lie below the tail, and no sequencer is started.
+    """
+
+    logs: Annotated[list[U62], Meta(max_length=ASK_LOGS_MAX)]
+
+
 class Ping(Struct, frozen=True, tag="ping"):
     """Are you there?"""
 
@@ -223,11 +242,11 @@ class EpochReply(Struct, frozen=True, tag="epoch"):
 
 Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
-    | Seal | Clean
+    | Seal | Clean | AskReleased
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
-    | DoneReply
+    | DoneReply | ReleasedReply
 )  # fmt: skip
 
 

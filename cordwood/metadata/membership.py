@@ -103,6 +103,24 @@ class Membership:
         assert stored is not None, "an entry was written"
         return _member(node_id, stored)
 
+    async def move(self, node_id: NodeId, address: str) -> Member:
+        """Say that a node is reached elsewhere from now on; it has not started again.
+
+        Raises:
+            BadSetting: the address is none, or the node never registered.
+        """
+        _check(node_id, address, "", 1.0)
+
+        def decide(found: bytes | None) -> bytes:
+            if found is None:
+                raise BadSetting(f"node {node_id} never registered, so it cannot move")
+            entry = _decode(node_id, found)
+            return msgspec.json.encode(msgspec.structs.replace(entry, address=address))
+
+        stored = await change_repeatably(self._store, _key(node_id), decide)
+        assert stored is not None, "an entry was written"
+        return _member(node_id, stored)
+
     async def members(self) -> tuple[Member, ...]:
         """Every node that ever registered, in node order."""
         listed = await self._store.list(_NODES)

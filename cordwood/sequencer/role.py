@@ -26,7 +26,15 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
-from cordwood.layout.message import AppendFault, AskTail, TailReply, pack, to_fault
+from cordwood.layout.message import (
+    AppendFault,
+    AskReleased,
+    AskTail,
+    ReleasedReply,
+    TailReply,
+    pack,
+    to_fault,
+)
 from cordwood.layout.waves import AppendEntry, AppendFlag, pack_pairs, read_append
 from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.quorum.sequencer_placement import sequencer_order
@@ -170,6 +178,17 @@ class SequencerRole:
             if await self._still_rules(ask.log, slot, appender):
                 return TailReply(appender.epoch, appender.lng, self._node)
         raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
+
+    def released(self, ask: AskReleased) -> ReleasedReply:
+        """What is released of the logs that are active here, 0 for others.
+
+        A sequencer that was replaced and has not heard of it answers with what it released
+        itself: that stays true, there may only be more.
+        """
+        slots = map(self._slots.get, ask.logs)
+        return ReleasedReply(
+            [0 if slot is None or slot.appender is None else slot.appender.lng for slot in slots]
+        )
 
     async def _still_rules(self, log: int, slot: _Slot, appender: LogAppender) -> bool:
         """Whether nobody has taken a higher epoch; ends the appender if somebody has."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from calls_counted import counted_calls
+from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.aio import open_store
@@ -34,6 +36,45 @@ class TestTails:
     def test_of_no_log_are_none(self, tmp_path):
         with open_at(tmp_path) as store:
             assert store.tails([]) == []
+
+
+class TestReleased:
+    def test_is_the_tail_where_the_sequencer_runs(self, tmp_path):
+        with open_at(tmp_path) as store:
+            one = store.append("one", b"1")
+            last = store.append_many("two", [b"1", b"2", b"3"])[-1]
+            assert store.released(["two", "one", "two"]) == [last, one, last]
+            assert store.released([]) == []
+
+    def test_starts_the_sequencer_of_a_log_that_has_none(self, tmp_path):
+        with open_at(tmp_path) as store:
+            last = store.append("log", b"1")
+        with open_at(tmp_path) as store:
+            assert store.released(["log"]) == [make_lsn(last.epoch + 1, 0)]
+
+    def test_costs_a_call_for_each_node_however_many_logs(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                logs = [f"log-{number}" for number in range(20)]
+                tails = [await store.append(log, b"x") for log in logs]
+                with counted_calls() as calls:
+                    assert await store.released(logs) == tails
+                assert calls == {"AskReleased": 3}
+
+        simulate(scenario)
+
+    def test_a_node_that_is_gone_is_done_without(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=10) as store:
+                logs = [f"log-{number}" for number in range(6)]
+                tails = [await store.append(log, b"x") for log in logs]
+                cluster.kill(2)
+                again = await store.released(logs)
+                assert all(new >= old for new, old in zip(again, tails, strict=True))
+                for log, tail in zip(logs, again, strict=True):
+                    assert tail <= await store.tail(log)
+
+        simulate(scenario, nodes=5)
 
 
 class TestEpochEnd:

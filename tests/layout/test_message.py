@@ -24,6 +24,7 @@ from cordwood.layout.message import (
     AppendFault,
     AskEpoch,
     AskMembers,
+    AskReleased,
     AskStatus,
     AskTail,
     Call,
@@ -41,6 +42,7 @@ from cordwood.layout.message import (
     MemberInfo,
     MembersReply,
     Ping,
+    ReleasedReply,
     Reply,
     Seal,
     SealReply,
@@ -68,13 +70,13 @@ LOG = LogReply(
 )
 CALLS: list[Call] = [
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
-    AskTail(9, False), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
+    AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
     AskEpoch(9, 4),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
     SealReply({4: lsn(4, 16), 5: lsn(5, 0)}, 1_700_000_000_000_000), DoneReply(),
-    EpochReply(True, 5, lsn(4, 16)),
+    EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],
         [LogState(9, True, 5, lsn(5, 1), lsn(5, 1), 4, 400, 5)],

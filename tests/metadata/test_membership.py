@@ -78,6 +78,18 @@ class TestMembers:
 
         play(act)
 
+    def test_a_node_that_moves_has_not_started_again(self, play):
+        async def act(store) -> None:
+            membership = Membership(store)
+            await membership.register(NodeId(3), "host:1", "eu.rack1", 2.5)
+            moved = await membership.move(NodeId(3), "host:2")
+            assert moved == Member(NodeId(3), "host:2", "eu.rack1", 1, 2.5)
+            assert await membership.members() == (moved,)
+            with pytest.raises(BadSetting, match="never registered"):
+                await membership.move(NodeId(4), "host:2")
+
+        play(act)
+
     def test_members_come_in_node_order(self, play):
         async def act(store) -> None:
             membership = Membership(store)
