@@ -159,6 +159,41 @@ def ranges(start: StreamOffset, end: StreamOffset) -> dict[int, tuple[int, int]]
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a micro-batch may hold; None is no limit.
+
+    Attributes:
+        max_records: exactly.
+        max_bytes: about; the size of records is known by sample.
+        min_records: fewer wait to become more.
+    """
+
+    max_records: int | None = None
+    max_bytes: int | None = None
+    min_records: int = 0
+
+
+def share_bytes(
+    limit: int, counts: Mapping[int, int], sizes: Mapping[int, float], turn: int
+) -> dict[int, int]:
+    """Share a trigger's bytes among logs by what waits in each, a record the least.
+
+    Args:
+        limit: bytes in all.
+        counts: records that may be read, at least 1 for each log.
+        sizes: mean bytes of a record, by log.
+        turn: as in `share_out`.
+    Returns:
+        Records by log, at least 1; logs that must wait are left out.
+    """
+    backlog = {log: max(1, round(count * sizes[log])) for log, count in counts.items()}
+    if sum(backlog.values()) <= limit:
+        return dict(counts)
+    shares = share_out(limit, backlog, turn)
+    return {log: min(counts[log], max(1, int(share / sizes[log]))) for log, share in shares.items()}
+
+
 def share_out(limit: int, backlog: Mapping[int, int], turn: int) -> dict[int, int]:
     """Share a trigger's records among logs by their backlog, the least one each.
 

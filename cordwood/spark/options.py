@@ -10,7 +10,6 @@ Source: research digest on PySpark 4.3, §6.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -20,7 +19,8 @@ from dataclasses import dataclass, field
 from cordwood.client.cluster import SCHEME, parse_url
 from cordwood.errors import BadSetting
 from cordwood.layout.arrow import COLUMNS
-from cordwood.spark.places import Edge, Places, is_number, log_key, parse_places
+from cordwood.spark.given import Given, refuse_unknown
+from cordwood.spark.places import At, Edge, Places, is_number, log_key, parse_places, parse_times
 
 SERVERS = "cordwood.bootstrap.servers"
 TIMEOUT = "cordwood.request.timeout.ms"
@@ -34,32 +34,32 @@ OPTIONS = {
     "subscribePattern": "a regular expression for whole names, as /orders/.*",
     "assign": 'logs by number or name, as JSON: [17, "/orders"]',
     "startingOffsets": "earliest (batch), latest (streams) or JSON by log",
+    "startingTimestamp": "ms since 1970 UTC: what was appended then or later",
+    "startingOffsetsByTimestamp": 'the same by log, as JSON: {"/orders": 1700000000000}',
+    "startingOffsetsByTimestampStrategy": "where nothing is that late: error, or latest",
     "endingOffsets": "latest or JSON by log; the first LSN that is not read",
+    "endingTimestamp": "ms since 1970 UTC: what was appended before (batch only)",
+    "endingOffsetsByTimestamp": "the same by log, as JSON (batch only)",
     "failOnDataLoss": "true: fail where records are gone; false: go on after them",
     "includeHeaders": "true adds the column headers",
     "includePayload": "false leaves out the column value",
+    "includeGaps": "true gives ranges without records as rows, and fails for none of them",
+    "filterPushdown": "true lets a batch use filters on log, log_id and lsn to read less",
     "minPartitions": "at least so many tasks, where there are records for them",
     "targetPartitionBytes": "bytes of records for one task, 128m",
     "maxRecordsPerTrigger": "records of one micro-batch at most",
     "maxOffsetsPerTrigger": "Kafka's name for maxRecordsPerTrigger",
+    "maxBytesPerTrigger": "bytes of records of one micro-batch at most, about",
+    "minOffsetsPerTrigger": "wait for so many records before a micro-batch",
+    "maxTriggerDelay": "wait for them no longer than this, 15m",
 }
 """What there is, and a word on each."""
 
-NOT_YET = (
-    "startingTimestamp",
-    "endingTimestamp",
-    "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "maxBytesPerTrigger",
-    "groupId",
-    "includeGaps",
-    "filterPushdown",
-    "view",
-)
-"""Planned. They are refused until they do what they say."""
+NOT_YET = {
+    "groupId": "it names a cursor, and the store has none yet; the checkpoint keeps the place",
+    "view": "`cordwood spark stats` and `cordwood spark audit` tell what it would show",
+}
+"""Planned, and what each waits for. They are refused until they do what they say."""
 
 TARGET_PARTITION_BYTES = 128 << 20
 """What Spark itself reads of files in one task (`spark.sql.files.maxPartitionBytes`)."""
@@ -67,8 +67,11 @@ TARGET_PARTITION_BYTES = 128 << 20
 REQUEST_TIMEOUT_MS = 30_000
 """The client's own default: it covers the restart of a node."""
 
-_SIZE = re.compile(r"(\d{1,15})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+MAX_TRIGGER_DELAY_S = 900.0
+"""Kafka's default for its option of the same name."""
+
+GAP_COLUMNS = ("record_type", "gap_type", "gap_end_lsn")
+"""What `includeGaps` adds: `record` or `gap`; for a gap its kind and its last LSN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,12 @@ class SourceOptions:
         columns: in the order of the schema.
         min_partitions: 0 for no wish.
         target_partition_bytes: uncompressed bytes of bodies.
-        max_records: of a micro-batch, None for no limit.
+        max_records, max_bytes: of a micro-batch, None for no limit.
+        min_records: that a micro-batch waits for, for at most `max_delay_s`; None for no wait.
+        no_later: whether a log without records of the starting time or later is an error, or
+            starts at its end.
+        gaps: whether gaps are rows.
+        pushdown: whether Spark's filters may narrow a batch.
     """
 
     servers: str
@@ -113,6 +121,12 @@ class SourceOptions:
     min_partitions: int = 0
     target_partition_bytes: int = TARGET_PARTITION_BYTES
     max_records: int | None = None
+    max_bytes: int | None = None
+    min_records: int | None = None
+    max_delay_s: float = MAX_TRIGGER_DELAY_S
+    no_later: str = "error"
+    gaps: bool = False
+    pushdown: bool = False
 
     def check_batch(self) -> None:
         """Check what only a batch cannot do.
@@ -126,11 +140,31 @@ class SourceOptions:
                 "startingOffsets is latest, and a batch from there on would always be empty: "
                 "give earliest or JSON, or use readStream"
             )
-        if self.max_records is not None:
+        limits = {
+            "maxRecordsPerTrigger (or maxOffsetsPerTrigger)": self.max_records,
+            "maxBytesPerTrigger": self.max_bytes,
+            "minOffsetsPerTrigger": self.min_records,
+        }
+        for name, value in limits.items():
+            if value is not None:
+                raise BadSetting(
+                    f"{name} limits the micro-batches of readStream; a batch reads all of "
+                    "startingOffsets to endingOffsets"
+                )
+
+    def check_stream(self) -> None:
+        """Check what only a stream cannot do.
+
+        Raises:
+            BadSetting: it is to end at a time, or to push filters.
+        """
+        if any(isinstance(place, At) for place in (self.ends.default, *self.ends.by_log.values())):
             raise BadSetting(
-                "maxRecordsPerTrigger (or maxOffsetsPerTrigger) limits the micro-batches of "
-                "readStream; a batch reads all of startingOffsets to endingOffsets"
+                "endingTimestamp is for batches, which know what was appended before it; a stream "
+                "ends at endingOffsets, or with the trigger AvailableNow"
             )
+        if self.pushdown:
+            raise BadSetting("filterPushdown is for batches: Spark pushes no filters to streams")
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
@@ -140,7 +174,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         BadSetting: one is unknown, not built yet, missing or wrong; the text lists
             what there is.
     """
-    options = _Given(given)
+    refuse_unknown(given, OPTIONS, NOT_YET)
+    options = Given(given)
     return SourceOptions(
         servers=_servers(options),
         selection=_selection(options),
@@ -152,74 +187,16 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         min_partitions=options.count("minPartitions", 0),
         target_partition_bytes=options.size("targetPartitionBytes", TARGET_PARTITION_BYTES),
         max_records=_max_records(options),
+        max_bytes=options.size("maxBytesPerTrigger", 0) or None,
+        min_records=options.count("minOffsetsPerTrigger", 0) or None,
+        max_delay_s=options.duration_s("maxTriggerDelay", MAX_TRIGGER_DELAY_S),
+        no_later=options.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
+        gaps=options.flag("includeGaps", False),
+        pushdown=options.flag("filterPushdown", False),
     )
 
 
-class _Given:
-    """What the user gave, every name of which is known."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._values = {name.lower(): str(value) for name, value in given.items()}
-        _refuse_unknown(given)
-
-    def text(self, name: str) -> str | None:
-        """The value without blanks around it; None if it was not given."""
-        found = self._values.get(name.lower())
-        return None if found is None else found.strip()
-
-    def flag(self, name: str, default: bool) -> bool:
-        """`true` or `false`."""
-        found = self.text(name)
-        if found is None:
-            return default
-        if found.lower() not in ("true", "false"):
-            raise BadSetting(f"{name} is {found!r}; it is true or false")
-        return found.lower() == "true"
-
-    def count(self, name: str, default: int) -> int:
-        """A whole number from 1 on, if it was given."""
-        found = self.text(name)
-        if found is None:
-            return default
-        if not re.fullmatch(r"\d{1,18}", found, re.ASCII) or int(found) < 1:
-            raise BadSetting(f"{name} is {found!r}; it is a whole number from 1 on")
-        return int(found)
-
-    def size(self, name: str, default: int) -> int:
-        """Bytes, with Spark's units: `64m`, `1gb`, `1048576`."""
-        found = self.text(name)
-        if found is None:
-            return default
-        match = _SIZE.fullmatch(found)
-        if match is None or int(match[1]) < 1:
-            raise BadSetting(f"{name} is {found!r}; it is a number of bytes, as 64m or 1g")
-        return int(match[1]) * _UNITS[(match[2] or "").lower()]
-
-
-def _refuse_unknown(given: Mapping[str, str]) -> None:
-    known = {name.lower() for name in OPTIONS}
-    later = {name.lower(): name for name in NOT_YET}
-    wrong = [name for name in given if name.lower() not in known]
-    if not wrong:
-        return
-    told = [
-        f"{later[name.lower()]} is not built yet"
-        if name.lower() in later
-        else f"there is no {name}{_nearest(name)}"
-        for name in wrong
-    ]
-    raise BadSetting(f"{'; '.join(told)}. The options are: {', '.join(OPTIONS)}")
-
-
-def _nearest(name: str) -> str:
-    """What may have been meant."""
-    by_lower = {known.lower(): known for known in OPTIONS}
-    wanted = name.lower().replace("kafka.", "cordwood.")
-    near = difflib.get_close_matches(wanted, by_lower, n=1, cutoff=0.75)
-    return f" (did you mean {by_lower[near[0]]}?)" if near else ""
-
-
-def _servers(options: _Given) -> str:
+def _servers(options: Given) -> str:
     servers = options.text(SERVERS)
     if not servers:
         raise BadSetting(
@@ -229,8 +206,9 @@ def _servers(options: _Given) -> str:
     if _is_directory(servers):
         raise BadSetting(
             f"{SERVERS} is {servers!r}, a directory: an embedded store lives inside the process "
-            "that opened it, where Spark's executors cannot reach it, and serving one is not "
-            "built yet. Start a cluster with `cordwood up` and give its address"
+            "that opened it, where Spark's executors cannot reach it. Serve it there, "
+            "`address = store.serve()`, and give that address; or start a cluster with "
+            "`cordwood up` and give its address"
         )
     try:
         parse_url(servers)
@@ -245,7 +223,7 @@ def _is_directory(servers: str) -> bool:
     return servers.startswith((".", "/", "~", "file:")) or os.path.isdir(servers)
 
 
-def _selection(options: _Given) -> Selection:
+def _selection(options: Given) -> Selection:
     given = [name for name in SELECTIONS if options.text(name) is not None]
     if len(given) != 1:
         told = f"{' and '.join(given)} exclude one another" if given else "no log is selected"
@@ -299,26 +277,47 @@ def _assigned(value: str) -> list[str]:
     return sorted(keys)
 
 
-def _starts(options: _Given) -> Places | None:
-    text = options.text("startingOffsets")
+def _starts(options: Given) -> Places | None:
+    given = _one_of(options, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+    if given is None:
+        return None
     # A log that the JSON leaves out is read whole: to skip it would be a loss nobody asked for.
-    return None if text is None else parse_places("startingOffsets", text, Edge.EARLIEST)
+    return _places(*given, Edge.EARLIEST)
 
 
-def _ends(options: _Given) -> Places:
-    ends = parse_places("endingOffsets", options.text("endingOffsets") or "latest", Edge.LATEST)
+def _ends(options: Given) -> Places:
+    given = _one_of(options, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+    if given is None:
+        return Places(Edge.LATEST)
+    ends = _places(*given, Edge.LATEST)
     if Edge.EARLIEST in (ends.default, *ends.by_log.values()):
         raise BadSetting("endingOffsets is earliest, which would read nothing: give latest or JSON")
     return ends
 
 
-def _columns(options: _Given) -> tuple[str, ...]:
+def _one_of(options: Given, *names: str) -> tuple[str, str] | None:
+    """The one of these options that was given, and its value."""
+    given = [(name, text) for name in names if (text := options.text(name)) is not None]
+    if len(given) > 1:
+        told = " and ".join(name for name, _ in given)
+        raise BadSetting(f"{told} exclude one another: give one of {', '.join(names)}")
+    return given[0] if given else None
+
+
+def _places(option: str, text: str, default: Edge) -> Places:
+    by_time = option.endswith("Timestamp")
+    return (parse_times if by_time else parse_places)(option, text, default)
+
+
+def _columns(options: Given) -> tuple[str, ...]:
     payload = options.flag("includePayload", True)
     columns = tuple(name for name in COLUMNS if payload or name != "value")
-    return (*columns, "headers") if options.flag("includeHeaders", False) else columns
+    if options.flag("includeHeaders", False):
+        columns = (*columns, "headers")
+    return (*columns, *GAP_COLUMNS) if options.flag("includeGaps", False) else columns
 
 
-def _max_records(options: _Given) -> int | None:
+def _max_records(options: Given) -> int | None:
     names = ("maxRecordsPerTrigger", "maxOffsetsPerTrigger")
     given = [name for name in names if options.text(name) is not None]
     if len(given) == 2:

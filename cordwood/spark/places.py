@@ -21,6 +21,9 @@ from cordwood.lsn import LSN_MAX, Lsn, parse_lsn
 _LISTED = 10
 """Logs that an error names."""
 
+_TIME_DIGITS_MAX = 15
+"""Of milliseconds: some thirty thousand years, and µs of them still fit 64 bits."""
+
 
 class Edge(enum.Enum):
     """An end of a log, wherever that is when the query asks."""
@@ -29,8 +32,19 @@ class Edge(enum.Enum):
     LATEST = "latest"
 
 
-Place = Edge | Lsn
-"""An end of the log, or the LSN itself."""
+@dataclass(frozen=True, slots=True)
+class At:
+    """The first record that was appended at this time or later, in µs since 1970 UTC.
+
+    Append time is the sequencer's and never falls along a log, so there is one such place;
+    a record's own timestamp may be anything.
+    """
+
+    time_us: int
+
+
+Place = Edge | Lsn | At
+"""An end of the log, the LSN itself, or a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ class Places:
         by_log: of those that are, by name (with its slash) or by number in digits.
     """
 
-    default: Edge
+    default: Edge | At
     by_log: Mapping[str, Place] = field(default_factory=dict)
 
     def of(self, log_id: int, name: str) -> Place:
@@ -100,6 +114,38 @@ def parse_places(option: str, text: str, default: Edge) -> Places:
         raise _wrong(option, text, f"; {error}") from None
     assert isinstance(entries, dict), "JSON that begins with a brace is an object"
     return Places(default, {log_key(log): _place(option, log, at) for log, at in entries.items()})
+
+
+def parse_times(option: str, text: str, default: Edge) -> Places:
+    """Read one time for all logs, or JSON with a time for each, in ms since 1970 UTC.
+
+    Args:
+        option: its name, for errors.
+        default: of the logs that a JSON object does not name.
+    Raises:
+        BadSetting: it is neither.
+    """
+    told = text.strip()
+    wrong = BadSetting(
+        f"{option} is {text!r}; it takes milliseconds since 1970 UTC"
+        + (', by log as JSON: {"/orders": 1700000000000}' if "By" in option else "")
+    )
+    if "By" not in option:
+        if not (told.isascii() and told.isdigit() and len(told) <= _TIME_DIGITS_MAX):
+            raise wrong
+        return Places(At(int(told) * 1000))
+    try:
+        entries = json.loads(told)
+    except json.JSONDecodeError:
+        raise wrong from None
+    if not isinstance(entries, dict):
+        raise wrong
+    times: dict[str, Place] = {}
+    for log, at in entries.items():
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < 10**_TIME_DIGITS_MAX:
+            raise wrong
+        times[log_key(log)] = At(at * 1000)
+    return Places(default, times)
 
 
 def log_key(log: str) -> str:

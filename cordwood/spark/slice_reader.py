@@ -20,7 +20,9 @@ from cordwood.layout.arrow import body_to_batch, records_to_batch
 from cordwood.layout.body import open_body
 from cordwood.lsn import format_lsn
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.spark.gap_rows import gap_row, with_gap_columns
 from cordwood.spark.offsets import data_loss
+from cordwood.spark.options import GAP_COLUMNS
 from cordwood.spark.splitting import Slice
 
 if TYPE_CHECKING:
@@ -53,14 +55,34 @@ def read_slices(
     columns: Sequence[str],
     *,
     fail_on_data_loss: bool,
+    with_gaps: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Read slices one after another, in batches that may hold several of them.
 
+    Args:
+        with_gaps: give every gap as a row too, with GAP_COLUMNS behind `columns`; then none
+            is a failure.
     Raises:
         DataLoss: records are gone, and `fail_on_data_loss`.
         Unreachable: no node sent anything for STALL_TIMEOUT_S.
     """
-    gatherer = BatchGatherer(columns)
+    gatherer = BatchGatherer([name for name in columns if name not in GAP_COLUMNS])
+    batches = _read(store, slices, gatherer, fail_on_data_loss, with_gaps)
+    yield from map(_as_records, batches) if with_gaps else batches
+
+
+def _as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of records, or the row of a gap, which is so already, with GAP_COLUMNS."""
+    return batch if GAP_COLUMNS[0] in batch.schema.names else with_gap_columns(batch)
+
+
+def _read(
+    store: BlockingStore,
+    slices: Sequence[Slice],
+    gatherer: BatchGatherer,
+    fail_on_data_loss: bool,
+    with_gaps: bool,
+) -> Iterator[pa.RecordBatch]:
     for each in slices:
         with store.read(each.name, each.start, each.stop - 1) as reader:
             if reader.info.log_id != each.log_id:
@@ -69,8 +91,13 @@ def read_slices(
                     raise data_loss(each.log_id, each.name, each.start, None, "LOG_GONE")
                 continue
             runs = _runs(reader, each)
-            for delivery in deliveries(each, runs, fail_on_data_loss=fail_on_data_loss):
-                yield from gatherer.add(each.name, delivery)
+            failing = fail_on_data_loss and not with_gaps
+            for taken in tiled(each, runs, fail_on_data_loss=failing):
+                if isinstance(taken, Delivery):
+                    yield from gatherer.add(each.name, taken)
+                elif with_gaps:
+                    yield from gatherer.finish()
+                    yield gap_row(each, taken, gatherer.columns)
     yield from gatherer.finish()
 
 
@@ -84,10 +111,10 @@ def _runs(reader: BlockingReader, read: Slice) -> Iterator[Sequence[Taken]]:
         ) from error
 
 
-def deliveries(
+def tiled(
     read: Slice, runs: Iterable[Sequence[Taken]], *, fail_on_data_loss: bool
-) -> Iterator[Delivery[HeldBlock]]:
-    """What of a slice has records, once it is known to tile the slice.
+) -> Iterator[Taken]:
+    """The blocks and gaps of a slice, in order, which are checked to tile it.
 
     Raises:
         DataLoss: records are gone, and `fail_on_data_loss`.
@@ -98,11 +125,10 @@ def deliveries(
             if taken.first != expected:
                 raise AssertionError(_torn(read, expected, taken.first))
             expected = taken.last + 1
-            if isinstance(taken, Delivery):
-                yield taken
-            elif fail_on_data_loss and taken.kind not in _PASSED_OVER:
+            if fail_on_data_loss and isinstance(taken, Gap) and taken.kind not in _PASSED_OVER:
                 kind = taken.kind.name
                 raise data_loss(read.log_id, read.name, taken.first, expected, kind)
+            yield taken
     if expected != read.stop:
         raise AssertionError(_torn(read, expected, read.stop))
 
@@ -115,10 +141,14 @@ def _torn(read: Slice, expected: int, came: int) -> str:
 
 
 class BatchGatherer:
-    """Makes batches of about ROWS_MAX rows or BATCH_BYTES of blocks of any size."""
+    """Makes batches of about ROWS_MAX rows or BATCH_BYTES of blocks of any size.
+
+    Attributes:
+        columns: of the batches.
+    """
 
     def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = tuple(columns)
+        self.columns = tuple(columns)
         self._log = (0, "")
         self._records: list[Record] = []
         self._batches: list[pa.RecordBatch] = []
@@ -148,7 +178,7 @@ class BatchGatherer:
         for first in range(start, stop, step):
             last = min(stop, first + step)
             batch = body_to_batch(
-                header, body, name, start=first, stop=last, columns=self._columns
+                header, body, name, start=first, stop=last, columns=self.columns
             )  # fmt: skip
             if last - first >= step // 2:
                 # Large enough as it is: not copied into a larger one.
@@ -180,6 +210,6 @@ class BatchGatherer:
     def _close_records(self) -> None:
         if self._records:
             log, name = self._log
-            batch = records_to_batch(log, name, self._records, columns=self._columns)
+            batch = records_to_batch(log, name, self._records, columns=self.columns)
             self._batches.append(batch)
             self._records = []

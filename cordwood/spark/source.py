@@ -15,19 +15,22 @@ Source: research digest on PySpark 4.3, §2, §6, §8; style.md §10.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import (
@@ -46,14 +49,17 @@ from cordwood.errors import BadSetting, Rejected
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, check_any, initial_places, stream_stops
 from cordwood.spark.offsets import (
+    Limits,
     StreamOffset,
     check_cluster,
     move_on,
     parse_offset,
     ranges,
+    share_bytes,
     share_out,
 )
 from cordwood.spark.options import SourceOptions, parse_options
+from cordwood.spark.pushdown import Narrowed, narrow
 from cordwood.spark.runs import advance, records_in
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.slice_reader import read_slices
@@ -65,8 +71,13 @@ if TYPE_CHECKING:
 
 NAME = "cordwood"
 
-POLL_S = 0.25
-"""An idle stream asks for the tails four times a second, whatever its trigger."""
+POLL_S = 0.3
+"""For each call that it costs, an idle stream waits this long before it asks where its logs
+end, whatever its trigger. So it makes 3.4 calls a second at most, and with the list of logs
+for a pattern (1) and the list of members (0.2) fewer than 5."""
+
+EAGER_POLLS = 4
+"""How many idle polls it takes until a stream waits so long for all nodes that it asks."""
 
 _TYPES: dict[str, DataType] = {
     "key": BinaryType(),
@@ -77,6 +88,9 @@ _TYPES: dict[str, DataType] = {
     "epoch": IntegerType(),
     "offset": LongType(),
     "timestamp": TimestampType(),
+    "record_type": StringType(),
+    "gap_type": StringType(),
+    "gap_end_lsn": LongType(),
     "headers": ArrayType(
         StructType([StructField("key", StringType()), StructField("value", BinaryType())])
     ),
@@ -103,11 +117,13 @@ class CordwoodSource(DataSource):
         """A batch."""
         options = _checked_options(self.options, schema)
         options.check_batch()
-        return CordwoodReader(options)
+        return CordwoodFilteringReader(options) if options.pushdown else CordwoodReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream."""
-        return CordwoodStreamReader(_checked_options(self.options, schema))
+        options = _checked_options(self.options, schema)
+        options.check_stream()
+        return CordwoodStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Writing comes with the sink."""
@@ -147,7 +163,11 @@ class _SliceReader:
             options = self._options
             store = shared_store(options.servers, options.request_timeout_s)
             yield from read_slices(
-                store, slices, options.columns, fail_on_data_loss=options.fail_on_data_loss
+                store,
+                slices,
+                options.columns,
+                fail_on_data_loss=options.fail_on_data_loss,
+                with_gaps=options.gaps,
             )
 
 
@@ -165,6 +185,7 @@ class CordwoodReader(_SliceReader, DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._narrowed = Narrowed()
 
     def partitions(self) -> list[InputPartition]:
         """Plan the tasks.
@@ -178,8 +199,25 @@ class CordwoodReader(_SliceReader, DataSourceReader):
         logs = watch.selected()
         if not logs:
             check_any(self._options, logs, watch.all_logs())
-        planned = batch_ranges(self._options, logs, watch.tails(logs))
-        return _partitions(watch, watch.slices(planned), self._options)
+        tails = watch.tails(logs)
+        planned = batch_ranges(watch.timed(logs, tails), logs, tails)
+        left = self._narrowed.logs(logs)
+        planned = {log: ends for log, ends in planned.items() if log in left}
+        slices = watch.slices(self._narrowed.ranges(planned))
+        return _partitions(watch, slices, self._options)
+
+
+class CordwoodFilteringReader(CordwoodReader):
+    """A batch that reads less where Spark's filters say so.
+
+    A class of its own, because Spark refuses a reader that merely has `pushFilters` unless
+    `spark.sql.python.filterPushdown.enabled` is true (trap 6).
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take the filters on log, log_id and lsn; return those that are left to Spark."""
+        self._narrowed, rest = narrow(filters)
+        return rest
 
 
 class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -192,19 +230,27 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         self._latest: dict[int, int] | None = None
         self._is_checked = False
         self._asked_at = 0.0
-        self._is_idle = False
+        self._idle_polls = 0
+        self._moved_at: float | None = None
         self._turn = 0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new stream starts; Spark asks again after a crash in batch 0."""
         logs = self._watch.selected()
-        places = initial_places(self._options, logs, self._watch.tails(logs))
+        tails = self._watch.tails(logs)
+        places = initial_places(self._watch.timed(logs, tails), logs, tails)
         return StreamOffset(self._watch.cluster, places, is_initial=True).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """`maxRecordsPerTrigger`, if it was given."""
-        limit = self._options.max_records
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """One of the limits that were given; Spark knows of one, the others hold all the same."""
+        options = self._options
+        if options.max_records is not None:
+            return ReadMaxRows(options.max_records)
+        if options.max_bytes is not None:
+            return ReadMaxBytes(options.max_bytes)
+        if options.min_records is not None:
+            return ReadMinRows(options.min_records)
+        return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Up to where the next batch reads; `start` itself if there is nothing new.
@@ -218,14 +264,18 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         if not self._is_checked:
             self._check(offset)
         stops = self._stops() if self._frozen is None else self._frozen
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        moved = move_on(offset, self._limited(offset, stops, most))
-        self._is_idle = moved is offset
-        return start if moved is offset else moved.to_json()
+        moved = move_on(offset, self._limited(offset, stops, self._limits(limit)))
+        if moved is offset:
+            self._idle_polls += 1
+            return start
+        self._idle_polls = 0
+        self._moved_at = time.monotonic()
+        return moved.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read up to what is there now, and no further."""
-        self._frozen = self._stops()
+        logs = self._watch.selected()
+        self._frozen = stream_stops(self._options, logs, self._watch.tails(logs))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The ends of the logs as last asked, so that a query's progress shows its lag."""
@@ -264,30 +314,63 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
 
     def _stops(self) -> dict[int, int]:
         """Ask where the logs end; an idle stream waits for its turn first."""
-        due_s = self._asked_at + POLL_S - time.monotonic()
-        if self._is_idle and due_s > 0:
-            time.sleep(due_s)
         logs = self._watch.selected()
-        tails = self._watch.tails(logs)
+        if self._idle_polls:
+            due_s = self._asked_at + self._pause_s(logs) - time.monotonic()
+            if due_s > 0:
+                time.sleep(due_s)
+        tails = self._watch.released(logs)
         self._asked_at = time.monotonic()
         self._latest = {log: tail + 1 for log, tail in tails.items()}
         return stream_stops(self._options, logs, tails)
 
+    def _pause_s(self, logs: Mapping[int, str]) -> float:
+        """How long an idle stream waits; longer the longer it is idle, see POLL_S."""
+        calls = self._watch.nodes_asked(logs)
+        return POLL_S * min(calls, 1 + self._idle_polls // EAGER_POLLS)
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        """What holds for this batch: Spark's word, and the limits it does not know of."""
+        if isinstance(limit, ReadAllAvailable):
+            # Spark asks for all there is, and means it.
+            return Limits()
+        options = self._options
+        waits = (
+            options.min_records is not None
+            and self._frozen is None
+            and (
+                self._moved_at is not None
+                and time.monotonic() - self._moved_at < options.max_delay_s
+            )
+        )
+        return Limits(
+            limit.max_rows if isinstance(limit, ReadMaxRows) else options.max_records,
+            limit.max_bytes if isinstance(limit, ReadMaxBytes) else options.max_bytes,
+            options.min_records or 0 if waits else 0,
+        )
+
     def _limited(
-        self, offset: StreamOffset, stops: Mapping[int, int], most: int | None
+        self, offset: StreamOffset, stops: Mapping[int, int], limits: Limits
     ) -> dict[int, int]:
-        """Stops no further than `most` records on; logs without new records left out."""
+        """Stops no further on than the limits let; logs without new records left out."""
         names = self._watch.selected()
+        starts = {log: offset.logs.get(log, OLDEST) for log in stops}
         runs = {
-            log: self._watch.runs(names[log], offset.logs.get(log, OLDEST), stop)
+            log: self._watch.runs(names[log], starts[log], stop)
             for log, stop in stops.items()
-            if stop > offset.logs.get(log, OLDEST)
+            if stop > starts[log]
         }
         backlog = {log: records for log in runs if (records := records_in(runs[log]))}
-        if most is None or not backlog:
-            return {log: stops[log] for log in backlog}
+        total = sum(backlog.values())
+        if total < max(1, limits.min_records):
+            return {}
         self._turn += 1
+        shares = share_out(limits.max_records or total, backlog, self._turn)
+        if limits.max_bytes is not None:
+            firsts = {log: runs[log][0].first for log in shares}
+            sizes = self._watch.sizes(names, firsts, shares)
+            shares = share_bytes(limits.max_bytes, shares, sizes, self._turn)
         return {
             log: stops[log] if share == backlog[log] else advance(runs[log], share)
-            for log, share in share_out(most, backlog, self._turn).items()
+            for log, share in shares.items()
         }

@@ -8,19 +8,22 @@ Source: research digest on PySpark 4.3, §8.
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from cordwood.client.blocking import BlockingStore
-from cordwood.errors import UnknownLog
+from cordwood.errors import BadSetting, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
-from cordwood.lsn import Lsn
+from cordwood.lsn import OLDEST, Lsn
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.spark.find_time import Seen, find_time
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import Selection, SourceOptions
-from cordwood.spark.places import listed
+from cordwood.spark.places import At, Edge, Place, Places, check_strangers, listed
 from cordwood.spark.runs import Run, records_in, runs_of
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, Span
@@ -77,6 +80,87 @@ class Watch:
     def tails(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
         """The last released LSN of each log, by number."""
         return dict(zip(logs, self.store.tails(list(logs.values())), strict=True))
+
+    def released(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """As `tails`, cheaper: a call to a node for all logs that it sequences.
+
+        A sequencer that another one has replaced and that has not heard of it may tell less
+        than there is, never more. So this is for polling, and `tails` for a last word.
+        """
+        return dict(zip(logs, self.store.released(list(logs.values())), strict=True))
+
+    def nodes_asked(self, logs: Mapping[int, str]) -> int:
+        """Calls that `released` makes at most."""
+        return max(1, min(len(logs), len(self.store.members)))
+
+    def timed(self, logs: Mapping[int, str], tails: Mapping[int, int]) -> SourceOptions:
+        """The options, with LSNs in the place of times.
+
+        Raises:
+            BadSetting: a log has no record so late, and the options make that an error.
+        """
+        options = self._options
+        starts = options.starts
+        check_strangers("endingTimestamp", options.ends, logs)
+        if starts is not None:
+            check_strangers("startingTimestamp", starts, logs)
+            none = Edge.LATEST if options.no_later == "latest" else None
+            starts = self._without_times("startingTimestamp", starts, none, logs, tails)
+        ends = self._without_times("endingTimestamp", options.ends, Edge.LATEST, logs, tails)
+        return dataclasses.replace(options, starts=starts, ends=ends)
+
+    def _without_times(
+        self,
+        option: str,
+        places: Places,
+        none: Edge | None,
+        logs: Mapping[int, str],
+        tails: Mapping[int, int],
+    ) -> Places:
+        """`places` with LSNs for times; `none` where no record is so late, None for an error."""
+        if not any(isinstance(place, At) for place in (places.default, *places.by_log.values())):
+            return places
+        by_log: dict[str, Place] = {}
+        for log, name in logs.items():
+            place = places.of(log, name)
+            if isinstance(place, At):
+                found = self.find_time(name, place.time_us, tails[log] + 1)
+                if found is not None:
+                    by_log[str(log)] = Lsn(found)
+                    continue
+                if none is None:
+                    raise BadSetting(
+                        f"{option}: {name} has no record from {_utc(place.time_us)} on. With "
+                        "startingOffsetsByTimestampStrategy=latest it is read from its end"
+                    )
+                place = none
+            by_log[str(log)] = place
+        # A log that is discovered later is read whole, as without times.
+        return Places(Edge.LATEST if option.startswith("ending") else Edge.EARLIEST, by_log)
+
+    def find_time(self, log: str, time_us: int, stop: int) -> int | None:
+        """The first record of a log below `stop` that was appended at `time_us` or later."""
+        runs = self.runs(log, OLDEST, stop)
+        return find_time(time_us, runs, lambda lsn, end: self._look(log, lsn, end))
+
+    def _look(self, log: str, lsn: int, stop: int) -> Seen | None:
+        """The first block with records in `[lsn, stop)`.
+
+        One LSN is asked for first: a wider question has every node send what it holds.
+        """
+        for until in (lsn, stop - 1):
+            if lsn >= stop:
+                return None
+            with self.store.read(log, lsn, until) as reader:
+                for run in reader.block_runs(
+                    bytes_max=1, timeout_s=self._options.request_timeout_s
+                ):
+                    for taken in run:
+                        if isinstance(taken, Delivery):
+                            header = taken.block.header
+                            return Seen(header.first, header.last, header.append_time_us)
+                        lsn = taken.last + 1
+        return None
 
     def runs(self, log: str, start: int, stop: int) -> list[Run]:
         """Where `[start, stop)` of a log may have records."""
@@ -144,8 +228,37 @@ class Watch:
                     return header.raw_bytes / header.count
         return None
 
+    def sizes(
+        self, logs: Mapping[int, str], places: Mapping[int, int], counts: Mapping[int, int]
+    ) -> dict[int, float]:
+        """Mean bytes of the records that are next in each log, by the block there.
+
+        Args:
+            places: the next LSN with a record, by log.
+            counts: records that wait; of many logs, those with the most are looked at, and
+                their mean stands for the others.
+        """
+        most = sorted(places, key=lambda log: (-counts[log], log))[:SAMPLES_MAX]
+        sampled: dict[int, float] = {}
+        for log in most:
+            lsn = places[log]
+            size = self._sample(Slice(log, logs[log], lsn, lsn + 1), lsn)
+            if size is not None:
+                sampled[log] = max(1.0, size)
+        mean = sum(sampled.values()) / len(sampled) if sampled else RECORD_BYTES_GUESS
+        return {log: sampled.get(log, mean) for log in places}
+
     def _ask_epoch_end(self, log: str, epoch: int) -> Lsn | None:
         return self.store.epoch_end(log, epoch)
+
+
+def _utc(time_us: int) -> str:
+    """A time for an error."""
+    try:
+        when = datetime.datetime.fromtimestamp(time_us / 1e6, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{time_us // 1000} ms after 1970"
+    return when.isoformat(timespec="milliseconds")
 
 
 def select(selection: Selection, logs: Mapping[int, str]) -> dict[int, str]:

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from cordwood.errors import BadSetting
 from cordwood.lsn import LSN_MAX, Lsn, format_lsn, make_lsn
+from cordwood.spark.given import shown
 from cordwood.spark.options import (
     COLUMNS,
+    GAP_COLUMNS,
+    MAX_TRIGGER_DELAY_S,
     NOT_YET,
     OPTIONS,
     SELECTIONS,
@@ -22,7 +25,7 @@ from cordwood.spark.options import (
     SourceOptions,
     parse_options,
 )
-from cordwood.spark.places import Edge, Places, check_strangers, parse_places
+from cordwood.spark.places import At, Edge, Places, check_strangers, parse_places
 
 LEAST = {SERVERS: "127.0.0.1:4440", "subscribe": "orders"}
 
@@ -99,6 +102,24 @@ class TestWhatIsTaken:
         assert found.min_partitions == 7
         assert found.request_timeout_s == 1.5
         assert found.target_partition_bytes == TARGET_PARTITION_BYTES
+
+    def test_times_are_by_append_time_in_milliseconds(self):
+        assert options(startingTimestamp="1500").starts == Places(At(1_500_000))
+        found = options(startingOffsetsByTimestamp='{"orders": 1500, "17": 2}').starts
+        assert found == Places(Edge.EARLIEST, {"/orders": At(1_500_000), "17": At(2_000)})
+        assert options(endingTimestamp="1500").ends == Places(At(1_500_000))
+        assert options().no_later == "error"
+
+    def test_limits_of_a_micro_batch(self):
+        found = options(maxBytesPerTrigger="64m", minOffsetsPerTrigger="10", maxTriggerDelay="90s")
+        assert (found.max_bytes, found.min_records, found.max_delay_s) == (64 << 20, 10, 90.0)
+        assert options(maxTriggerDelay="15m").max_delay_s == MAX_TRIGGER_DELAY_S
+        assert (options().max_bytes, options().min_records) == (None, None)
+
+    def test_gaps_have_columns_of_their_own(self):
+        found = options(includeGaps="true", includeHeaders="true")
+        assert found.gaps
+        assert found.columns == (*COLUMNS, "headers", *GAP_COLUMNS)
 
     def test_they_travel_to_executors(self):
         found = options(startingOffsets='{"orders": "e7n3"}', includeHeaders="true")
@@ -184,6 +205,18 @@ class TestWhatIsRefused:
             ("targetPartitionBytes", "0"),
             ("targetPartitionBytes", "12 parsecs"),
             ("cordwood.request.timeout.ms", "0"),
+            ("startingTimestamp", "2026-01-01"),
+            ("startingTimestamp", "-5"),
+            ("endingTimestamp", "1e9"),
+            ("startingOffsetsByTimestamp", "5"),
+            ("startingOffsetsByTimestamp", '{"orders": "e1n5"}'),
+            ("startingOffsetsByTimestamp", '{"orders": -1}'),
+            ("startingOffsetsByTimestampStrategy", "earliest"),
+            ("maxBytesPerTrigger", "some"),
+            ("maxTriggerDelay", "15"),
+            ("minOffsetsPerTrigger", "0"),
+            ("includeGaps", "yes"),
+            ("filterPushdown", "1"),
             ("startingOffsets", "oldest"),
             ("startingOffsets", "{"),
             ("startingOffsets", "[1]"),
@@ -204,12 +237,39 @@ class TestWhatIsRefused:
             {"startingOffsets": "latest"},
             {"startingOffsets": '{"orders": "latest"}'},
             {"maxRecordsPerTrigger": "5"},
+            {"maxBytesPerTrigger": "5m"},
+            {"minOffsetsPerTrigger": "5"},
         ],
     )
     def test_what_only_a_stream_can_do(self, more):
         found = options(**more)
         with pytest.raises(BadSetting, match="readStream"):
             found.check_batch()
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"endingTimestamp": "1700000000000"},
+            {"endingOffsetsByTimestamp": '{"orders": 1700000000000}'},
+            {"filterPushdown": "true"},
+        ],
+    )
+    def test_what_only_a_batch_can_do(self, more):
+        found = options(**more)
+        found.check_batch()
+        with pytest.raises(BadSetting, match="for batches"):
+            found.check_stream()
+
+    def test_two_ways_to_say_where_it_starts(self):
+        told = refusal({**LEAST, "startingOffsets": "earliest", "startingTimestamp": "5"})
+        assert "startingOffsets and startingTimestamp exclude one another" in told
+
+    @pytest.mark.parametrize("name", ["cordwood.password", "accessToken", "aws.secret.key"])
+    def test_the_value_of_a_secret_is_never_told(self, name):
+        told = refusal({**LEAST, name: "hunter2", "minPartitions": "no"})
+        assert name in told
+        assert "hunter2" not in told
+        assert "hunter2" not in shown(name, "hunter2")
 
     def test_a_plain_batch_is_fine(self):
         options(startingOffsets='{"orders": "e1n5"}').check_batch()

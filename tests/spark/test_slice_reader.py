@@ -21,7 +21,7 @@ from cordwood.spark.slice_reader import (
     SMALL_BLOCK_RECORDS,
     BatchGatherer,
     Taken,
-    deliveries,
+    tiled,
 )
 from cordwood.spark.splitting import Slice
 
@@ -133,7 +133,8 @@ class TestContinuity:
     asked = Slice(LOG, "/log", OLDEST, OLDEST + 20)
 
     def walk(self, *runs: list[Taken], fail: bool = True) -> list[int]:
-        return [each.first for each in deliveries(self.asked, runs, fail_on_data_loss=fail)]
+        found = tiled(self.asked, runs, fail_on_data_loss=fail)
+        return [each.first for each in found if isinstance(each, Delivery)]
 
     def test_blocks_that_tile_the_slice_pass(self):
         assert self.walk([block(OLDEST, 5)], [block(OLDEST + 5, 15)]) == [OLDEST, OLDEST + 5]
@@ -171,5 +172,8 @@ class TestContinuity:
         asked = Slice(LOG, "/log", OLDEST, make_lsn(2, 3))
         bridge = Gap(Lsn(OLDEST + 5), make_lsn(2, 0), GapKind.BRIDGE)
         taken: list[Taken] = [block(OLDEST, 5), bridge, block(make_lsn(2, 1), 2)]
-        found = list(deliveries(asked, [taken], fail_on_data_loss=True))
-        assert [each.first for each in found] == [OLDEST, make_lsn(2, 1)]
+        found = list(tiled(asked, [taken], fail_on_data_loss=True))
+        assert [each.first for each in found if isinstance(each, Delivery)] == [
+            OLDEST,
+            make_lsn(2, 1),
+        ]

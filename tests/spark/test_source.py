@@ -144,6 +144,31 @@ class TestBatch:
             source.spark.catalog.dropTempView("orders")
         assert row.asDict() == {"records": 40, "keys": 26, "first": 1}
 
+    def test_gaps_and_filters_through_sql(self, source, store, log):
+        """Filters leave a log out and narrow the other; what is left is as without them."""
+        lsns = store.append_many(f"{log}/a", [b"%d" % number for number in range(30)])
+        store.append_many(f"{log}/b", [b"x"] * 30)
+        asked = {
+            SERVERS: source.options[SERVERS],
+            "subscribePattern": f"{log}/.*",
+            "filterPushdown": "true",
+            "includeGaps": "true",
+        }
+        pairs = ", ".join(f"`{name}` '{value}'" for name, value in asked.items())
+        conf = "spark.sql.python.filterPushdown.enabled"
+        source.spark.conf.set(conf, "true")
+        source.spark.sql(f"CREATE TEMPORARY VIEW some USING cordwood OPTIONS ({pairs})")
+        try:
+            rows = source.spark.sql(
+                f"SELECT cast(value AS string) AS value, record_type, gap_type FROM some "
+                f"WHERE log = '{log}/a' AND lsn >= {int(lsns[20])} AND key IS NULL ORDER BY lsn"
+            ).collect()
+        finally:
+            source.spark.catalog.dropTempView("some")
+            source.spark.conf.unset(conf)
+        assert [row.value for row in rows] == [str(number) for number in range(20, 30)]
+        assert {(row.record_type, row.gap_type) for row in rows} == {("record", None)}
+
     def test_goes_on_while_one_of_three_copies_is_gone(self, source, cluster, store, log):
         fill(store, log, 0, 300)
         number = store.log(log).log_id

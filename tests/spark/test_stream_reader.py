@@ -8,13 +8,24 @@ import uuid
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from calls_counted import counted_calls
+from pyspark.sql.datasource import DataSourceReader, EqualTo, GreaterThanOrEqual
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+)
 
+from cordwood.block import Record
+from cordwood.client.blocking import BlockingStore
 from cordwood.errors import BadSetting, UnknownLog
 from cordwood.lsn import OLDEST, Lsn, format_lsn
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SELECTIONS, SERVERS
 from cordwood.spark.source import (
+    EAGER_POLLS,
     POLL_S,
     CordwoodReader,
     CordwoodSource,
@@ -60,6 +71,15 @@ def values(reader: CordwoodStreamReader | CordwoodReader, partitions) -> list[by
         for batch in reader.read(partition)
         for value in batch["value"].to_pylist()
     ]
+
+
+def append_time_ms(store: BlockingStore, log: str) -> int:
+    """When the last record of a log was appended."""
+    tail = store.tail(log)
+    with store.read(log, tail, tail) as reader:
+        (record,) = reader
+    assert isinstance(record, Record)
+    return record.append_time_us // 1000
 
 
 def numbers(first: int, stop: int) -> list[bytes]:
@@ -128,6 +148,24 @@ class TestIdle:
         assert time.monotonic() - began >= polls * POLL_S * 0.99
         assert 1 / POLL_S < IDLE_CALLS_PER_S_MAX
 
+    def test_costs_less_than_five_calls_a_second(self, store, log, new_reader):
+        """Counted, for many logs on all nodes and a pattern that looks for more."""
+        for number in range(12):
+            store.append(f"{log}/{number}", b"1")
+        reader = new_reader(subscribePattern=f"{log}/.*")
+        start = stored(reader.initialOffset())
+        for _ in range(EAGER_POLLS * 3):
+            # So long is it eager; what follows is what it costs by the hour.
+            reader._idle_polls += 1
+        assert reader.latestOffset(start, ALL) is start
+        with counted_calls() as calls:
+            began = time.monotonic()
+            while time.monotonic() - began < 2.5:
+                assert reader.latestOffset(start, ALL) is start
+            seconds = time.monotonic() - began
+        assert calls["AskReleased"] >= 3
+        assert calls.total() / seconds <= IDLE_CALLS_PER_S_MAX, calls
+
     def test_what_comes_is_seen_at_the_next_poll(self, store, log, new_reader):
         store.append(log, b"1")
         reader = new_reader()
@@ -179,6 +217,152 @@ class TestLimit:
         found = [value for batch in batches for value in batch]
         assert sorted(found, key=int) == numbers(0, 90) + numbers(100, 110)
         assert len(batches) == 5
+
+
+class TestBytes:
+    def test_a_batch_has_about_so_many(self, store, log, new_reader):
+        store.append_many(log, [bytes(1000)] * 100)
+        store.append_many(log, [bytes(10)] * 1000)
+        reader = new_reader(startingOffsets="earliest", maxBytesPerTrigger="25k")
+        limit = reader.getDefaultReadLimit()
+        assert limit == ReadMaxBytes(25 << 10)
+        sizes = []
+        start = stored(reader.initialOffset())
+        while (end := reader.latestOffset(start, limit)) is not start:
+            sizes.append(list(map(len, values(reader, reader.partitions(start, stored(end))))))
+            start = stored(end)
+        assert sum(map(len, sizes)) == 1100
+        assert all(sum(batch) <= 26 << 10 for batch in sizes)
+        assert len(sizes) <= 8
+
+    def test_with_a_limit_of_records_both_hold(self, store, log, new_reader):
+        store.append_many(log, [bytes(1000)] * 100)
+        reader = new_reader(
+            startingOffsets="earliest", maxBytesPerTrigger="50k", maxRecordsPerTrigger="20"
+        )
+        start = stored(reader.initialOffset())
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        assert len(values(reader, reader.partitions(start, stored(end)))) == 20
+
+    def test_a_record_that_is_larger_still_comes(self, store, log, new_reader):
+        store.append_many(log, [bytes(5000)] * 3)
+        reader = new_reader(startingOffsets="earliest", maxBytesPerTrigger="1k")
+        start = stored(reader.initialOffset())
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        assert len(values(reader, reader.partitions(start, stored(end)))) == 1
+
+
+class TestWaiting:
+    def test_few_records_wait_for_more_but_not_too_long(self, store, log, new_reader):
+        store.append_many(log, numbers(0, 20))
+        reader = new_reader(
+            startingOffsets="earliest", minOffsetsPerTrigger="15", maxTriggerDelay="700ms"
+        )
+        limit = reader.getDefaultReadLimit()
+        assert limit == ReadMinRows(15)
+        start = stored(reader.initialOffset())
+        first = stored(reader.latestOffset(start, limit))
+        store.append_many(log, numbers(20, 30))
+        assert reader.latestOffset(first, limit) is first
+        store.append_many(log, numbers(30, 36))
+        second = stored(reader.latestOffset(first, limit))
+        assert values(reader, reader.partitions(first, second)) == numbers(20, 36)
+        store.append(log, b"36")
+        began = time.monotonic()
+        while (third := reader.latestOffset(second, limit)) is second:
+            assert time.monotonic() - began < 5
+        assert values(reader, reader.partitions(second, stored(third))) == [b"36"]
+
+    def test_nothing_waits_when_all_there_is_was_asked_for(self, store, log, new_reader):
+        store.append(log, b"1")
+        reader = new_reader(startingOffsets="earliest", minOffsetsPerTrigger="15")
+        reader.prepareForTriggerAvailableNow()
+        start = stored(reader.initialOffset())
+        assert reader.latestOffset(start, reader.getDefaultReadLimit()) is not start
+
+
+class TestTimes:
+    def test_a_stream_starts_at_what_was_appended_then(self, store, log, new_reader):
+        store.append_many(log, numbers(0, 30))
+        cut_ms = append_time_ms(store, log) + 1
+        while time.time() * 1000 < cut_ms + 1:
+            time.sleep(0.001)
+        store.append_many(log, numbers(30, 50))
+        by_log = json.dumps({log: cut_ms})
+        for option, value in (
+            ("startingTimestamp", str(cut_ms)),
+            ("startingOffsetsByTimestamp", by_log),
+        ):
+            reader = new_reader(**{option: value})
+            start = stored(reader.initialOffset())
+            end = stored(reader.latestOffset(start, ALL))
+            assert values(reader, reader.partitions(start, end)) == numbers(30, 50)
+
+    def test_a_batch_has_both_ends(self, cluster, store, log):
+        store.append_many(log, numbers(0, 30))
+        cut_ms = append_time_ms(store, log) + 1
+        while time.time() * 1000 < cut_ms + 1:
+            time.sleep(0.001)
+        store.append_many(log, numbers(30, 50))
+        asked = {SERVERS: cluster.url, "subscribe": log}
+        for option, wanted in (
+            ("startingTimestamp", numbers(30, 50)),
+            ("endingTimestamp", numbers(0, 30)),
+        ):
+            source = CordwoodSource({**asked, option: str(cut_ms)})
+            reader = source.reader(source.schema())
+            assert values(reader, reader.partitions()) == wanted
+
+    def test_a_time_after_the_last_record_is_an_error_or_the_end(self, store, log, new_reader):
+        last = store.append(log, b"1")
+        late = str(int(time.time() * 1000) + 60_000)
+        with pytest.raises(BadSetting, match=f"{log} has no record from .* on"):
+            new_reader(startingTimestamp=late).initialOffset()
+        reader = new_reader(startingTimestamp=late, startingOffsetsByTimestampStrategy="latest")
+        offset = reader.initialOffset()
+        assert offset["logs"] == {str(store.log(log).log_id): format_lsn(last + 1)}
+
+
+class TestGapRows:
+    def test_rows_tile_what_was_read(self, cluster, store, log):
+        """Also below the first epoch, where a bridge says that nobody ever wrote."""
+        last = store.append_many(log, numbers(0, 5))[-1]
+        source = CordwoodSource({SERVERS: cluster.url, "subscribe": log, "includeGaps": "true"})
+        reader = source.reader(source.schema())
+        (partition,) = reader.partitions()
+        batches = list(reader.read(partition))
+        assert {batch.schema for batch in batches} == {
+            to_arrow_schema(source.schema(), timezone="UTC")
+        }
+        expected = OLDEST
+        for row in (row for batch in batches for row in batch.to_pylist()):
+            assert row["lsn"] == expected
+            assert (row["record_type"] == "gap") == (row["value"] is None)
+            assert row["log"] == log
+            expected = (row["gap_end_lsn"] or row["lsn"]) + 1
+        assert expected == last + 1
+
+
+class TestFilters:
+    def test_narrow_what_is_planned(self, cluster, store, log):
+        lsns = store.append_many(f"{log}/a", numbers(0, 20))
+        store.append_many(f"{log}/b", numbers(20, 40))
+        source = CordwoodSource(
+            {SERVERS: cluster.url, "subscribePattern": f"{log}/.*", "filterPushdown": "true"}
+        )
+        reader = source.reader(source.schema())
+        kept = EqualTo(("key",), b"x")
+        rest = reader.pushFilters(
+            [EqualTo(("log",), f"{log}/a"), GreaterThanOrEqual(("lsn",), int(lsns[5])), kept]
+        )
+        assert rest == [kept]
+        assert values(reader, reader.partitions()) == numbers(5, 20)
+
+    def test_are_not_even_defined_unless_asked_for(self, cluster, log):
+        """Spark refuses a reader that has `pushFilters` while its own switch is off."""
+        source = CordwoodSource({SERVERS: cluster.url, "subscribe": log})
+        reader = source.reader(source.schema())
+        assert type(reader).pushFilters is DataSourceReader.pushFilters
 
 
 class TestAvailableNow:
