@@ -50,6 +50,7 @@ from cordwood.layout.message import (
     Reply,
     Seal,
     StatusReply,
+    Yield,
 )
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.log_tree import LogInfo, LogTree
@@ -71,6 +72,7 @@ from cordwood.storage.shard import Shard
 from cordwood.storage.wal import Wal
 from cordwood.storage.wal_file import WalBlank, open_wal
 from cordwood.wire.connection import Connection
+from cordwood.wire.gossip import Gossip
 from cordwood.wire.peers import Peers
 from cordwood.wire.server import Server
 from cordwood.wire.store_channel import StoreChannel
@@ -81,7 +83,8 @@ PURGE_RETRY_S = 0.5
 """Pause before a purge is tried again: peers that know are on their way."""
 
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
-_NODES_ONLY = frozenset({Kind.STORE, Kind.RELEASE})
+_NODE_CALLS = (Seal, Clean, Yield)
+_NODES_ONLY = frozenset({Kind.STORE, Kind.RELEASE, Kind.GOSSIP})
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -117,6 +120,8 @@ class Node:
         self._sequencer: SequencerRole
         self._peers: Peers
         self._channel: StoreChannel
+        self._health: NodeHealth
+        self._gossip: Gossip
         self._digests: DigestReads
         self._server: Server
 
@@ -163,7 +168,7 @@ class Node:
         self._exit.push_async_callback(self._server.close)
         await self._server.listen(settings.listen)
         await self._refresh_members()
-        for work in (self._refresh(), self._sequencer.run()):
+        for work in (self._refresh(), self._sequencer.run(), self._gossip.run()):
             self._exit.callback(self._tasks.create_task(work).cancel)
         self._exit.callback(self._stop_purging)
         for log in sorted(self._shard.cache.logs):
@@ -178,11 +183,20 @@ class Node:
         self._peers = Peers(self.host, self._hello, self._tasks, self)
         self._channel = StoreChannel(self._peers)
         self._digests = DigestReads(self._peers)
+        self._health = NodeHealth()
+        self._gossip = Gossip(
+            self.settings.node,
+            self._incarnation,
+            self.settings.gossip_s,
+            self._peers,
+            self.host.random,
+            self._on_gossip_tick,
+        )
         settings = self.settings.sequencer.fitted_to(self._shard.wal.record_bytes_max)
         tools = AppenderTools(
             self._peers,
             self._channel,
-            NodeHealth(),
+            self._health,
             settings,
             asyncio.get_running_loop().time,
             self.host.random,
@@ -195,10 +209,35 @@ class Node:
             self._epochs,
             settings.run_bytes,
         )
-        activation = Activation(recovery, tools, lambda: self._members, self._refresh_members)
-        self._sequencer = SequencerRole(
-            self.settings.node, self.host, activation, tools, lambda: self._members, self._tasks
+        activation = Activation(
+            self.settings.node,
+            recovery,
+            tools,
+            lambda: self._members,
+            self._refresh_members,
+            self._gossip,
         )
+        self._sequencer = SequencerRole(
+            self.settings.node,
+            self.host,
+            activation,
+            tools,
+            lambda: self._members,
+            self._gossip,
+            self._tasks,
+        )
+
+    def _on_gossip_tick(self) -> None:
+        self._health.set_silent(self._gossip.silent)
+        self._sequencer.on_isolated(self._gossip.is_isolated)
+
+    async def leave(self) -> None:
+        """Tell the others that this node goes, and let its sequencers finish.
+
+        Whoever appends is sent to the next node at once, instead of finding out.
+        """
+        self._gossip.leave()
+        await self._sequencer.leave()
 
     async def move(self, address: str) -> None:
         """Tell the cluster that this node is reached at `address` from now on."""
@@ -282,6 +321,7 @@ class Node:
         members = await self._membership.members()
         self._members = {member.node: member for member in members}
         self._peers.want({member.node: member.address for member in members})
+        self._gossip.want({member.node: member.incarnation for member in members})
 
     async def _refresh(self) -> None:
         while True:
@@ -335,6 +375,8 @@ class Node:
             raise Malformed(f"frames of kind {frame.kind} are for nodes, not for clients")
         if frame.kind == Kind.APPEND:
             self._sequencer.on_append(connection, frame)
+        elif frame.kind == Kind.GOSSIP:
+            self._gossip.on_frame(frame)
         elif frame.kind in _STORAGE_KINDS:
             self._storage.on_frame(connection, frame)
         else:
@@ -347,8 +389,8 @@ class Node:
 
     async def on_call(self, connection: Connection, call: Call) -> Reply:
         """See `wire.server.Service`."""
-        if isinstance(call, (Seal, Clean)) and not (connection.peer and connection.peer.node):
-            raise Rejected("sealing and cleaning are for nodes, not for clients")
+        if isinstance(call, _NODE_CALLS) and not (connection.peer and connection.peer.node):
+            raise Rejected(f"{type(call).__name__} is for nodes, not for clients")
         match call:
             case Ping():
                 return DoneReply()
@@ -357,7 +399,11 @@ class Node:
             case Clean():
                 return await self._storage.clean(call)
             case AskMembers():
-                return MembersReply(self._cluster, self._member_infos())
+                dead: list[int] = sorted(self._gossip.dead)
+                return MembersReply(self._cluster, self._member_infos(), dead)
+            case Yield():
+                await self._sequencer.give_up(call.log, call.epoch, NodeId(call.node))
+                return DoneReply()
             case AskEpoch():
                 return self._storage.epoch_end(call)
             case AskTail():
@@ -502,6 +548,7 @@ async def running_node(
             try:
                 await node.start()
                 yield node
+                await node.leave()
             finally:
                 await node.close()
     except BaseExceptionGroup as group:

@@ -101,6 +101,8 @@ class NodeSettings:
         create_logs: whether looking up a log that is not there makes it.
         refresh_s: how often the member list is read again; a new node is used after
             that long. One small read of a local file.
+        gossip_s: a tick of the failure detector; a node is dead after 30 of them. LogDevice's
+            100 ms: a silent node is known in three seconds for ten small frames a second.
     """
 
     node: NodeId
@@ -112,12 +114,14 @@ class NodeSettings:
     default_replication: Replication = field(default_factory=Replication)
     create_logs: bool = False
     refresh_s: float = 1.0
+    gossip_s: float = 0.1
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
 
     def __post_init__(self) -> None:
         _check("node", self.node, 1, 2**32 - 1)
         _check("refresh_s", self.refresh_s, 0.05, 3600)
+        _check("gossip_s", self.gossip_s, 0.01, 10)
         _check("weight", self.weight, 0, 1000)
 
 

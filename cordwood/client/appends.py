@@ -57,6 +57,10 @@ RETRY_MAX_S = 1.0
 LAST_TRY_SHARE = 1 / 20
 """Share of its timeout that an append must have left to be tried again."""
 
+STALL_S = 1.0
+"""A block unanswered for so long makes the client ask others about the sequencer's node; a
+stopped process keeps its connections, and only silence tells."""
+
 SWEEP_S = 0.1
 """How often deadlines are checked."""
 
@@ -68,7 +72,7 @@ class Batch:
     """Records that become one block, and the futures that wait for it."""
 
     __slots__ = ("bytes", "count", "deadline", "entry", "futures", "headers", "keys", "refused",
-                 "times", "values")  # fmt: skip
+                 "sent_at", "times", "values")  # fmt: skip
 
     def __init__(self, deadline: float) -> None:
         self.values: list[Buffer] = []
@@ -82,6 +86,7 @@ class Batch:
         self.deadline = deadline
         self.entry: AppendEntry | None = None
         self.refused: CordwoodError | None = None
+        self.sent_at = 0.0
 
     def resolve(self, first: int) -> None:
         """All records are stored, from `first` on."""
@@ -246,6 +251,7 @@ class LogAppends:
                 self._came_back = False
                 self._seeking = self._owner.spawn(self._seek())
             return
+        now = self._owner.loop.time()
         while self._queue:
             parts: list[Buffer] = []
             count = size = 0
@@ -256,6 +262,7 @@ class LogAppends:
                 entry.token = self._owner.next_token()
                 entry.flags = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
                 entry.flags |= 0 if self._sent else AppendFlag.AFRESH
+                batch.sent_at = now
                 self._sent[entry.token] = (batch, target)
                 self._owner.sent[entry.token] = self
                 parts += (append_entry(entry), entry.body)
@@ -367,8 +374,18 @@ class LogAppends:
             )
         self._pump()
 
+    def _check_stall(self, now: float) -> None:
+        """Ask about the node that has owed an answer for longest, if that is long."""
+        oldest = next(iter(self._sent.values()), None)
+        if oldest is None or now - oldest[0].sent_at < STALL_S:
+            return
+        peer = oldest[1].peer
+        if peer is not None:
+            self._cluster.check_node(NodeId(peer.node))
+
     def sweep(self, now: float) -> None:
         """Give up what is past its deadline."""
+        self._check_stall(now)
         late = [token for token, (batch, _) in self._sent.items() if batch.deadline <= now]
         for token in late:
             batch, _ = self._sent.pop(token)

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 REFRESH_S = 5.0
 """How often the member list is read again; moves are rare, and errors refresh too."""
 
+CHECK_S = 0.5
+"""How long a node may take to say what it thinks of another one; the next is asked then."""
+
 ASK_ONE_S = 5.0
 """How long one node may take before another one is asked."""
 
@@ -112,6 +115,7 @@ class Cluster:
 
     Attributes:
         members: nodes by number, as last heard.
+        dead: those of them that the node asked last takes for dead.
     """
 
     def __init__(self, host: Host, addresses: Sequence[str], tasks: asyncio.TaskGroup) -> None:
@@ -124,6 +128,8 @@ class Cluster:
         self._asking: dict[tuple[str, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
         self._closed = False
         self.members: dict[NodeId, Member] = {}
+        self.dead: frozenset[NodeId] = frozenset()
+        self._checking: dict[NodeId, asyncio.Task[None]] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None
 
@@ -234,8 +240,32 @@ class Cluster:
         return info
 
     def sequencers(self, log: int) -> tuple[NodeId, ...]:
-        """Nodes in the order in which they should sequence a log."""
-        return sequencer_order(log, self.members.values())
+        """Nodes in the order in which they should sequence a log; the dead come last."""
+        return sequencer_order(log, self.members.values(), self.dead)
+
+    def check_node(self, node: NodeId) -> None:
+        """`node` leaves something unanswered: ask the others, and if they take it for dead,
+        close the connection to it.
+
+        One question at a time for each node; whoever waits is told by the connection's end.
+        """
+        if node not in self._checking and not self._closed:
+            task = self._checking[node] = self._tasks.create_task(self._check_node(node))
+            task.add_done_callback(lambda _: self._checking.pop(node, None))
+
+    async def _check_node(self, node: NodeId) -> None:
+        others = [each for each in self.peers.up if each != node]
+        if not others:
+            return
+        asked = others[self._host.random.randrange(len(others))]
+        try:
+            self._learn(await self.peers.call(asked, AskMembers(), timeout_s=CHECK_S))
+        except CordwoodError as error:
+            logger.debug("node %d could not be asked about node %d: %s", asked, node, error)
+        connection = self.peers.get(node)
+        if node in self.dead and connection is not None:
+            connection.fail(Unreachable(f"node {node} does not answer, and others call it dead"))
+        await asyncio.sleep(CHECK_S / 2)
 
     @property
     def cluster_id(self) -> bytes:
@@ -277,6 +307,7 @@ class Cluster:
     def _learn(self, reply: Reply) -> None:
         assert isinstance(reply, MembersReply), "AskMembers is answered with members"
         self._cluster = reply.cluster
+        self.dead = frozenset(NodeId(node) for node in reply.dead)
         self._want(reply.members)
 
     def _want(self, members: Sequence[MemberInfo]) -> None:

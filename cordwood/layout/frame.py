@@ -63,6 +63,7 @@ class Kind(enum.IntEnum):
     CALL = 64
     REPLY = 65
     FAULT = 66
+    GOSSIP = 80
 
 
 _GREETINGS = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSAL})

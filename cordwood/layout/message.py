@@ -67,10 +67,15 @@ class LogReply(Struct, frozen=True, tag="log"):
 
 
 class MembersReply(Struct, frozen=True, tag="members"):
-    """The cluster's id (16 bytes) and its nodes."""
+    """The cluster's id (16 bytes) and its nodes.
+
+    Attributes:
+        dead: those of them that the answering node takes for dead.
+    """
 
     cluster: bytes
     members: list[MemberInfo]
+    dead: list[U32] = []
 
 
 class LogsReply(Struct, frozen=True, tag="logs"):
@@ -225,6 +230,18 @@ class Clean(Struct, frozen=True, tag="clean"):
     lng: AnyLsn
 
 
+class Yield(Struct, frozen=True, tag="yield"):
+    """Whoever took epoch `epoch` asks the log's sequencer to finish and stop.
+
+    Attributes:
+        node: who takes over; clients are sent there.
+    """
+
+    log: U62
+    epoch: U32
+    node: U32
+
+
 class AskEpoch(Struct, frozen=True, tag="ask_epoch"):
     """What do you know of the end of an epoch?"""
 
@@ -242,7 +259,7 @@ class EpochReply(Struct, frozen=True, tag="epoch"):
 
 Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
-    | Seal | Clean | AskReleased
+    | Seal | Clean | AskReleased | Yield
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply

@@ -63,6 +63,8 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         clean_epoch: all epochs up to this one are recovered; 0 for none.
         clean_tail: LSN of the last record (or `(E, 0)`) up to there; 0 for none.
         owner: node that took the newest epoch, 0 where it did not say. A hint.
+        owner_before: node that took the epoch before that, 0 likewise: it may still sequence,
+            and is asked to finish before it is sealed.
         history: nodesets, by the epoch from which on they hold, ascending.
     """
 
@@ -71,6 +73,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clean_tail: Annotated[int, msgspec.Meta(ge=0, le=LSN_MAX)]
     history: Annotated[tuple[NodesetSince, ...], msgspec.Meta(min_length=1, max_length=HISTORY_MAX)]
     owner: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
+    owner_before: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
 
     def configuration(self, epoch: int) -> tuple[tuple[NodeId, ...], Replication]:
         """The nodeset and replication property of an epoch that was handed out.
@@ -146,6 +149,7 @@ class EpochStore:
                     record,
                     next_epoch=record.next_epoch + 1,
                     owner=owner,
+                    owner_before=record.owner,
                     history=_extended(log_id, record, nodes, replication),
                 )
             )

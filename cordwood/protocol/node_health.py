@@ -1,6 +1,7 @@
 """Which nodes a sequencer should pick for new copies, from how they answered.
 
-A node that let a wave time out, or said that it is full, is left out for a while;
+A node that let a wave time out, or said that it is full, is left out for a while, and
+one that the failure detector suspects for as long as that lasts;
 if the rest cannot hold a copyset, every node that is up counts again, since a slow
 copy is better than none.
 
@@ -26,6 +27,11 @@ class NodeHealth:
 
     def __init__(self) -> None:
         self._again: dict[NodeId, float] = {}
+        self._silent: frozenset[NodeId] = frozenset()
+
+    def set_silent(self, nodes: frozenset[NodeId]) -> None:
+        """These are the nodes that the failure detector suspects, or calls dead, now."""
+        self._silent = nodes
 
     def on_slow(self, node: NodeId, now: float) -> None:
         """`node` did not answer a wave in time."""
@@ -45,4 +51,6 @@ class NodeHealth:
 
     def pick_from(self, up: Iterable[NodeId], now: float) -> frozenset[NodeId]:
         """The nodes of `up` that nothing speaks against at `now`."""
-        return frozenset(node for node in up if self._again.get(node, 0.0) <= now)
+        return frozenset(
+            node for node in up if node not in self._silent and self._again.get(node, 0.0) <= now
+        )

@@ -1,7 +1,7 @@
 """Which node should sequence a log: weighted rendezvous hashing.
 
 Every node and client that knows the same members names the same owner, and a
-member that goes moves only its own logs.
+member that goes moves only its own logs. Nodes that are taken for dead come last.
 
 Source: LogDevice digest 2.2.
 """
@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from cordwood.nodes import Member, NodeId
 
 
-def sequencer_order(log: int, members: Iterable[Member]) -> tuple[NodeId, ...]:
-    """Nodes in the order in which they should sequence `log`: the owner first."""
-    scored = sorted((_score(log, member), member.node) for member in members)
-    return tuple(node for _, node in scored)
+def sequencer_order(
+    log: int, members: Iterable[Member], dead: Set[NodeId] = frozenset()
+) -> tuple[NodeId, ...]:
+    """Nodes in the order in which they should sequence `log`: the owner first.
+
+    Args:
+        dead: nodes that come after all others, whatever their score.
+    """
+    scored = sorted((m.node in dead, _score(log, m), m.node) for m in members)
+    return tuple(node for _, _, node in scored)
 
 
 def _score(log: int, member: Member) -> float:

@@ -1,4 +1,8 @@
-"""Starting a sequencer: take an epoch, recover what is below it, begin.
+"""Starting a sequencer: take an epoch, let the old one finish, recover, begin.
+
+Where the node that took the epoch before still lives, it is asked to finish first: what
+it has in flight is then stored and acknowledged, and its clients are sent on. A seal
+would make the outcome of all that unknown.
 
 An epoch that was taken and could not be recovered yet (members absent) is kept
 for the next try, so that retries do not burn epochs; being fenced throws it away.
@@ -10,8 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
-from cordwood.errors import Fenced, NoSequencer
+from cordwood.errors import CordwoodError, Fenced, NoSequencer
+from cordwood.layout.message import Yield
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.recovery.recover_log import RecoveryTools, recover_log
@@ -23,16 +29,32 @@ TRIES_MAX = 3
 """Lost races for one log in a row; somebody else is then busy sequencing it."""
 
 
+YIELD_TIMEOUT_S = 2.5
+"""A sequencer that is asked to finish gives up after 2 s by itself."""
+
+
+class View(Protocol):
+    """What the failure detector knows; see `wire.gossip.Gossip`."""
+
+    @property
+    def silent(self) -> frozenset[NodeId]:
+        """Nodes that are dead or suspected to be."""
+
+
 class Activation:
     """Activates sequencers on one node."""
 
     def __init__(
         self,
+        node: NodeId,
         recovery: RecoveryTools,
         tools: AppenderTools,
         members: Callable[[], Mapping[NodeId, Member]],
         refresh_members: Callable[[], Awaitable[None]],
+        view: View,
     ) -> None:
+        self._node = node
+        self._view = view
         self._recovery = recovery
         self._tools = tools
         self._members = members
@@ -48,14 +70,25 @@ class Activation:
             Unreachable: the metadata store does not answer.
         """
         for _ in range(TRIES_MAX):
-            epoch, record = self._taken.get(log) or await self._recovery.epochs.take_epoch(log)
-            self._taken[log] = (epoch, record)
+            epoch, record = self._taken.get(log) or await self._take(log)
             try:
                 return await self._begin(log, epoch, record, role)
             except Fenced as fenced:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
                 del self._taken[log]
         raise NoSequencer(f"log {log}: other nodes took every epoch that this one tried")
+
+    async def _take(self, log: int) -> tuple[int, EpochRecord]:
+        """Take the next epoch, and wait until the one before is finished, if that can be had."""
+        epoch, record = await self._recovery.epochs.take_epoch(log, owner=self._node)
+        self._taken[log] = (epoch, record)
+        old, peers = NodeId(record.owner_before), self._recovery.peers
+        if old and old != self._node and old not in self._view.silent and peers.get(old):
+            try:
+                await peers.call(old, Yield(log, epoch, self._node), timeout_s=YIELD_TIMEOUT_S)
+            except CordwoodError as error:
+                logger.info("log %d: node %d was asked to finish: %s", log, old, error)
+        return epoch, record
 
     async def is_newest(self, log: int, epoch: int) -> bool:
         """Whether nobody has taken an epoch above `epoch`.

@@ -142,8 +142,8 @@ class LogAppender:
 
     @property
     def in_flight(self) -> int:
-        """Runs that are not stored yet."""
-        return len(self._window)
+        """Runs that are not stored yet; none once it is over, when nobody waits any more."""
+        return 0 if self._over else len(self._window)
 
     def enqueue(self, waiting: Waiting) -> None:
         """Take an entry; `flush` numbers it at the end of the turn."""

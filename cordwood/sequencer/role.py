@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from crc32c import crc32c
 
@@ -66,16 +67,32 @@ TAIL_TRIES_MAX = 3
 ACTIVATE_AGAIN_S = 0.5
 """Pause after an activation that failed: each try seals nodes, and clients ask all the time."""
 
+LEAVE_S = 2.0
+"""How long a node that leaves lets its sequencers finish, as LogDevice drains an epoch."""
+
+ISOLATED_S = 2.0
+"""How long a node that sees nobody goes on to sequence, after it took the last other one for
+dead. LogDevice waits 20 minutes; here the others have given its logs away by then."""
+
 LOGS_MAX = 100_000
 """Logs sequenced by one node at once."""
+
+
+class View(Protocol):
+    """What the failure detector knows; see `wire.gossip.Gossip`."""
+
+    @property
+    def dead(self) -> frozenset[NodeId]:
+        """Nodes taken for dead."""
 
 
 class _Slot:
     """One log on this node: active, or being activated with entries waiting."""
 
-    __slots__ = ("appender", "ready", "repeats", "waiting", "waiting_bytes")
+    __slots__ = ("appender", "heir", "ready", "repeats", "waiting", "waiting_bytes")
 
     def __init__(self) -> None:
+        self.heir: NodeId | None = None
         self.appender: LogAppender | None = None
         self.ready: asyncio.Future[LogAppender] = asyncio.get_running_loop().create_future()
         self.waiting: list[Waiting] = []
@@ -93,8 +110,13 @@ class SequencerRole:
         activation: Activation,
         tools: AppenderTools,
         members: Callable[[], Mapping[NodeId, Member]],
+        view: View,
         tasks: asyncio.TaskGroup,
     ) -> None:
+        self._view = view
+        self._leaving = False
+        self._stored = asyncio.Event()
+        self._isolated_since: float | None = None
         self._node = node
         self._host = host
         self._activation = activation
@@ -163,6 +185,9 @@ class SequencerRole:
                 store does not answer.
         """
         for _ in range(TAIL_TRIES_MAX):
+            refusal = self._refusal(ask.log)
+            if refusal is not None:
+                raise refusal[0]
             slot = self._slots.get(ask.log)
             if slot is None:
                 elsewhere = self._elsewhere(ask.log, ask.activate_here)
@@ -174,6 +199,8 @@ class SequencerRole:
             appender = slot.appender
             if appender is None:
                 appender = await asyncio.shield(slot.ready)
+            if slot.heir is not None:
+                raise NoSequencer(f"log {ask.log}: another node takes over just now")
             self._repeat_release(slot)
             if await self._still_rules(ask.log, slot, appender):
                 return TailReply(appender.epoch, appender.lng, self._node)
@@ -197,8 +224,37 @@ class SequencerRole:
         except Retryable as error:
             raise NoSequencer(f"log {log}: who rules it is not known: {error}") from error
         if not rules and self._slots.get(log) is slot:
-            self.on_fenced(log, 0)
+            await self._finish(log, slot, NodeId(0))
         return rules
+
+    async def give_up(self, log: int, epoch: int, heir: NodeId) -> None:
+        """`heir` took `epoch`: finish what is numbered here, at most LEAVE_S, then stop."""
+        slot = self._slots.get(log)
+        if slot is not None and slot.appender is not None and slot.appender.epoch < epoch:
+            await self._finish(log, slot, heir)
+
+    async def _finish(self, log: int, slot: _Slot, heir: NodeId) -> None:
+        """Take nothing more for `log`, store what is numbered, stop; clients go to `heir`."""
+        appender = slot.appender
+        assert appender is not None, "only an active log finishes"
+        slot.heir = heir
+        error = NoSequencer(f"log {log}: epoch {appender.epoch} ends, another node takes over")
+        for waiting in appender.take_pending():
+            self._in_flight_bytes -= waiting.entry.stored_bytes
+            self._answer_fault(waiting.connection, waiting.entry.token, error, heir)
+        await self._wait_stored(lambda: appender.in_flight)
+        if self._slots.get(log) is slot:
+            del self._slots[log]
+            appender.end(0)
+
+    async def _wait_stored(self, in_flight: Callable[[], int]) -> None:
+        """Wait until nothing is in flight, at most LEAVE_S."""
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                while in_flight():
+                    await self._stored.wait()
+        except TimeoutError:
+            logger.warning("%d runs are not stored, and this node gives up", in_flight())
 
     def sequencing(self) -> dict[int, LogAppender]:
         """Logs that are active here, for status pages."""
@@ -218,6 +274,9 @@ class SequencerRole:
             return RecordTooLarge(text), NodeId(0)
         if crc32c(entry.body) != entry.stored_crc:
             return ChecksumMismatch("the block arrived damaged; nothing was stored"), NodeId(0)
+        refusal = self._refusal(entry.log)
+        if refusal is not None:
+            return refusal
         slot = self._slots.get(entry.log)
         if slot is None:
             elsewhere = self._elsewhere(entry.log, bool(entry.flags & AppendFlag.ACTIVATE_HERE))
@@ -226,6 +285,8 @@ class SequencerRole:
             if len(self._slots) >= LOGS_MAX:
                 return Overloaded(f"this node sequences {LOGS_MAX} logs already"), NodeId(0)
             slot = self._start_if_due(entry.log)
+        if slot is not None and slot.heir is not None:
+            return NoSequencer(f"node {slot.heir} takes over log {entry.log}"), slot.heir
         if slot is None or (slot.appender is None and entry.log in self._failures):
             # It is tried again meanwhile. A client that waited for each try would meet its
             # deadline in one, and could not tell that from an append that was numbered.
@@ -248,10 +309,65 @@ class SequencerRole:
 
     def _elsewhere(self, log: int, activate_here: bool) -> NodeId:
         """The node that should sequence `log`, 0 if this one may."""
-        order = sequencer_order(log, self._members().values())
+        order = sequencer_order(log, self._members().values(), self._view.dead)
         if activate_here or not order or order[0] == self._node:
             return NodeId(0)
         return order[0]
+
+    def _next_node(self, log: int) -> NodeId:
+        """The node that sequences `log` once this one is gone, 0 if there is none."""
+        order = sequencer_order(log, self._members().values(), self._view.dead)
+        return next((node for node in order if node != self._node), NodeId(0))
+
+    def _refusal(self, log: int) -> tuple[NoSequencer, NodeId] | None:
+        """Why this node sequences nothing now, and who may instead; None while it does."""
+        if self._leaving:
+            text = f"node {self._node} leaves and sequences nothing any more"
+            return NoSequencer(text), self._next_node(log)
+        if self._is_isolated:
+            text = f"node {self._node} sees no other node, so it sequences nothing"
+            return NoSequencer(text), NodeId(0)
+        return None
+
+    @property
+    def _is_isolated(self) -> bool:
+        since = self._isolated_since
+        return since is not None and self._tools.now() - since >= ISOLATED_S
+
+    def on_isolated(self, is_isolated: bool) -> None:
+        """What the failure detector says of this node, again and again.
+
+        A node that has seen nobody for a while ends its sequencers: what they have in
+        flight cannot be stored, and its clients are better served elsewhere.
+        """
+        if not is_isolated:
+            self._isolated_since = None
+            return
+        if self._isolated_since is None:
+            self._isolated_since = self._tools.now()
+        if self._is_isolated and self._slots:
+            for log, slot in list(self._slots.items()):
+                if slot.appender is not None:
+                    logger.warning("log %d: not sequenced here, no other node is seen", log)
+                    del self._slots[log]
+                    slot.appender.end(0)
+
+    async def leave(self) -> None:
+        """Take nothing more, and wait until what is numbered is stored, at most LEAVE_S."""
+        self._turn()
+        self._leaving = True
+        for log, slot in list(self._slots.items()):
+            if slot.appender is None:
+                self._activations[log].cancel()
+                text = f"node {self._node} leaves before it could sequence log {log}"
+                self._abandon(log, slot, NoSequencer(text))
+        await self._wait_stored(self._in_flight)
+        self._send()
+
+    def _in_flight(self) -> int:
+        """Runs that are not stored yet, over all logs."""
+        appenders = (slot.appender for slot in self._slots.values())
+        return sum(appender.in_flight for appender in appenders if appender is not None)
 
     # Activation.
 
@@ -307,6 +423,8 @@ class SequencerRole:
         """See `appender.Role`."""
         self._in_flight_bytes -= freed
         self.appended_records += records
+        self._stored.set()
+        self._stored = asyncio.Event()
         for connection, token, first in acks:
             pairs = self._acks.get(connection)
             if pairs is None:
@@ -340,6 +458,9 @@ class SequencerRole:
         """See `appender.Role`."""
         old = self._slots.pop(log)
         assert old.appender is not None, "only an active log drains"
+        if old.heir is not None:
+            old.appender.end(0)  # another node has the next epoch already
+            return
         slot = self._start(log)
         slot.waiting = old.appender.take_pending()
         slot.waiting_bytes = sum(each.entry.stored_bytes for each in slot.waiting)

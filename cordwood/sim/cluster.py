@@ -57,6 +57,7 @@ class ClusterOptions:
         replication: of every log.
         wal_bytes: of each node.
         refresh_s: how often nodes read the member list.
+        gossip_s: a tick of their failure detectors.
         sequencer: settings of every node's sequencer.
     """
 
@@ -65,6 +66,7 @@ class ClusterOptions:
     replication: Replication = field(default_factory=lambda: Replication(3, 2))
     wal_bytes: int = 16 * MIB
     refresh_s: float = 2.0
+    gossip_s: float = 0.1
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
 
 
@@ -195,6 +197,7 @@ class SimCluster:
             default_replication=self.options.replication,
             create_logs=True,
             refresh_s=self.options.refresh_s,
+            gossip_s=self.options.gossip_s,
             sequencer=self.options.sequencer,
             storage=StorageSettings(self.options.wal_bytes),
         )

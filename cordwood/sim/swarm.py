@@ -47,7 +47,9 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     if damage is None:
         damage = Damage.WITHIN if chance.random() < DAMAGE_SHARE else Damage.NONE
     fills = damage is Damage.NONE and chance.random() < FILLS_SHARE
-    cluster = _cluster(chance, fills)
+    cluster = replace(
+        _cluster(chance, fills), gossip_s=stream(seed, "gossip").choice((0.05, 0.1, 0.2))
+    )
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)
     return RunOptions(

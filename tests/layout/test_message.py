@@ -48,6 +48,7 @@ from cordwood.layout.message import (
     SealReply,
     StatusReply,
     TailReply,
+    Yield,
     pack,
     read_append_faults,
     read_call,
@@ -71,7 +72,7 @@ LOG = LogReply(
 CALLS: list[Call] = [
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
-    AskEpoch(9, 4),
+    AskEpoch(9, 4), Yield(9, 5, 2),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),

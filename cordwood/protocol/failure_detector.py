@@ -1,0 +1,158 @@
+"""Which nodes live, from what nodes tell one another.
+
+Each node counts its own ticks. At each it grows the *age* of every other node by one
+and tells its whole list of ages to one of them, drawn at random; a list that comes in
+lowers ages to what the other one heard. So word of a node that lives reaches everybody
+in a few ticks, over whoever can still reach it, and a silent node's age grows everywhere.
+
+A node is `SUSPECT` once its age passes `suspect_ticks` (no new copies go there while
+others can take them) and `DEAD` past `dead_ticks` (its logs fall to the next node of
+each log's order). One that leaves says so and is dead at once, until it comes back with
+a higher incarnation. Time is counted in ticks and not read from a clock: a process that
+was stopped finds everybody as old as it left them, and not dead.
+
+A node that has just started trusts nobody's silence before it was told something by
+`TOLD_MIN` lists, or for as long as it takes to call anybody dead; until then all live.
+One for which everybody else is dead is *isolated*: it must stop to sequence, because the
+others have long given its logs to another.
+
+Source: LogDevice digest 2.12 (every 100 ms to a random node; dead after 30 intervals;
+three lists before the own view counts).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cordwood.nodes import NodeId
+
+TOLD_MIN = 3
+"""Lists heard before this node's own view counts, as in LogDevice."""
+
+AGE_MAX = 1_000_000
+"""Ages stop here; it is far past dead."""
+
+
+class NodeState(enum.Enum):
+    """What a node is to another one."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What one node says of one node.
+
+    Attributes:
+        age: the teller's ticks since the last sign of life, 0 for itself.
+        incarnation: the life that is meant; a higher one makes all else stale.
+        leaving: it said that it goes.
+    """
+
+    node: NodeId
+    age: int
+    incarnation: int
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorLimits:
+    """How long silence may last, in ticks.
+
+    Attributes:
+        suspect_ticks: with a tick of 0.1 s and some ten nodes, word takes three or four
+            ticks to get round; ten leave room for one that is lost or late.
+        dead_ticks: LogDevice's 30, so three seconds. A false alarm moves sequencers, which
+            costs as much as a failure.
+    """
+
+    suspect_ticks: int = 10
+    dead_ticks: int = 30
+
+
+class FailureDetector:
+    """One node's view of all; see the module.
+
+    Args:
+        node, incarnation: who looks.
+        limits: when silence counts.
+    """
+
+    def __init__(self, node: NodeId, incarnation: int, limits: DetectorLimits) -> None:
+        self._node = node
+        self._incarnation = incarnation
+        self._limits = limits
+        self._words: dict[NodeId, Word] = {}
+        self._ticks = 0
+        self._told = 0
+        self._leaving = False
+
+    def want(self, incarnations: Mapping[NodeId, int]) -> None:
+        """These are the members, with the incarnations that the metadata store knows."""
+        self._words = {
+            node: self._words.get(node) or Word(node, 0, incarnations[node])
+            for node in sorted(incarnations)
+            if node != self._node
+        }
+
+    def tick(self) -> list[Word]:
+        """Time goes on by one tick; what to tell one of the others."""
+        self._ticks += 1
+        for node, word in self._words.items():
+            older = min(word.age + 1, AGE_MAX)
+            self._words[node] = Word(node, older, word.incarnation, word.leaving)
+        return self.words()
+
+    def words(self) -> list[Word]:
+        """What this node says now, of itself first."""
+        return [
+            Word(self._node, 0, self._incarnation, self._leaving),
+            *self._words.values(),
+        ]
+
+    def on_words(self, words: Iterable[Word]) -> None:
+        """Another node tells what it knows; of those who are no members here nothing is kept."""
+        self._told += 1
+        for word in words:
+            held = self._words.get(word.node)
+            if held is None or word.incarnation < held.incarnation:
+                continue
+            if word.incarnation > held.incarnation:
+                self._words[word.node] = word
+            else:
+                leaving = held.leaving or word.leaving
+                age = min(held.age, word.age)
+                self._words[word.node] = Word(word.node, age, word.incarnation, leaving)
+
+    def leave(self) -> None:
+        """This node goes: so say all its words from now on."""
+        self._leaving = True
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether this view counts yet."""
+        return self._told >= TOLD_MIN or self._ticks > self._limits.dead_ticks
+
+    def state(self, node: NodeId) -> NodeState:
+        """What `node` is to this one; a node it knows nothing of is alive."""
+        word = self._words.get(node)
+        if word is None:
+            return NodeState.ALIVE
+        if word.leaving:
+            return NodeState.DEAD
+        if not self.is_trusted or word.age <= self._limits.suspect_ticks:
+            return NodeState.ALIVE
+        return NodeState.DEAD if word.age > self._limits.dead_ticks else NodeState.SUSPECT
+
+    def nodes(self, *states: NodeState) -> frozenset[NodeId]:
+        """The other nodes that are in one of these states."""
+        return frozenset(node for node in self._words if self.state(node) in states)
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether there are others, and all of them are dead."""
+        return bool(self._words) and all(self.state(node) is NodeState.DEAD for node in self._words)

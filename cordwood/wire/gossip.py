@@ -1,0 +1,117 @@
+"""Gossip: a node's failure detector, fed and heard over the connections that are there.
+
+At each tick the list of ages goes to one peer, drawn among those that are connected. It
+travels on the same connection as stores do, so a peer that reads nothing is silent too.
+
+Source: LogDevice digest 2.12; the rule is `protocol.failure_detector`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.gossip import pack_gossip, read_gossip
+from cordwood.nodes import NodeId
+from cordwood.protocol.failure_detector import (
+    DetectorLimits,
+    FailureDetector,
+    NodeState,
+    Word,
+)
+from cordwood.wire.peers import Peers
+
+BACKLOG_BYTES_MAX = 4 << 20
+"""A peer for which this much waits already is not told any more: it does not read."""
+
+
+class Chance(Protocol):
+    """A stream of chance; `random.Random` fits it."""
+
+    def random(self) -> float: ...
+
+
+class Gossip:
+    """See the module.
+
+    Args:
+        on_tick: called after each tick, when the view may have changed.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        incarnation: int,
+        tick_s: float,
+        peers: Peers,
+        random: Chance,
+        on_tick: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._tick_s = tick_s
+        self._peers = peers
+        self._random = random
+        self._on_tick = on_tick
+        self._detector = FailureDetector(node, incarnation, DetectorLimits())
+
+    def want(self, incarnations: Mapping[NodeId, int]) -> None:
+        """See `FailureDetector.want`."""
+        self._detector.want(incarnations)
+
+    def state(self, node: NodeId) -> NodeState:
+        """What a node is to this one."""
+        return self._detector.state(node)
+
+    @property
+    def dead(self) -> frozenset[NodeId]:
+        """Nodes that this one takes for dead."""
+        return self._detector.nodes(NodeState.DEAD)
+
+    @property
+    def silent(self) -> frozenset[NodeId]:
+        """Nodes that are dead or suspected to be."""
+        return self._detector.nodes(NodeState.SUSPECT, NodeState.DEAD)
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether this node sees nobody."""
+        return self._detector.is_isolated
+
+    def on_frame(self, frame: Frame) -> None:
+        """A GOSSIP frame.
+
+        Raises:
+            Malformed: it is damaged.
+        """
+        told = read_gossip(frame.payload)
+        self._detector.on_words(
+            Word(NodeId(node), age, incarnation, leaving)
+            for node, age, incarnation, leaving in told
+        )
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            await asyncio.sleep(self._tick_s)
+            self._detector.tick()
+            up = [node for node in self._peers.up if node != self._node]
+            if up:
+                self._tell(up[int(self._random.random() * len(up))])
+            self._on_tick()
+
+    def leave(self) -> None:
+        """Tell every peer that this node goes."""
+        self._detector.leave()
+        for node in self._peers.up:
+            if node != self._node:
+                self._tell(node)
+
+    def _tell(self, node: NodeId) -> None:
+        connection = self._peers.get(node)
+        if connection is None or connection.backlog_bytes > BACKLOG_BYTES_MAX:
+            return
+        words = self._detector.words()
+        payload = pack_gossip([(w.node, w.age, w.incarnation, w.leaving) for w in words])
+        connection.send(Kind.GOSSIP, 0, (payload,))
