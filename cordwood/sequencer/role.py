@@ -241,7 +241,7 @@ class SequencerRole:
         error = NoSequencer(f"log {log}: epoch {appender.epoch} ends, another node takes over")
         for waiting in appender.take_pending():
             self._in_flight_bytes -= waiting.entry.stored_bytes
-            self._answer_fault(waiting.connection, waiting.entry.token, error, heir)
+            self._answer_fault(waiting.connection, waiting.entry, error, heir)
         await self._wait_stored(lambda: appender.in_flight)
         if self._slots.get(log) is slot:
             del self._slots[log]
