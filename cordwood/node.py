@@ -354,7 +354,9 @@ class Node:
     def _on_change(self, log: int) -> None:
         """A log's blocks or its release moved."""
         self._streams.on_change(log)
-        if self._shard.cache.log(log).is_behind and log not in self._purging:
+        held = self._shard.cache.log(log)
+        self._sequencer.on_released(log, held.released >> 32)
+        if held.is_behind and log not in self._purging:
             self._purging[log] = task = self._tasks.create_task(self._purge(log))
             task.add_done_callback(lambda _: self._purging.pop(log, None))
 

@@ -454,6 +454,16 @@ class SequencerRole:
             logger.info("log %d: fenced by epoch %d", log, epoch)
             slot.appender.end(epoch)
 
+    def on_released(self, log: int, epoch: int) -> None:
+        """This node's storage heard of a release in `epoch`: those below it are over.
+
+        A sequencer that was replaced unawares would take the next append, however much
+        later that comes, and could then not say what became of it.
+        """
+        slot = self._slots.get(log)
+        if slot is not None and slot.appender is not None and slot.appender.epoch < epoch:
+            self.on_fenced(log, epoch)
+
     def on_drained(self, log: int) -> None:
         """See `appender.Role`."""
         old = self._slots.pop(log)

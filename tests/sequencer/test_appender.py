@@ -19,6 +19,7 @@ from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.message import AppendFault, read_append_faults
 from cordwood.layout.waves import AppendEntry, AppendFlag, append_entry, append_head, read_pairs
 from cordwood.lsn import Lsn, make_lsn
+from cordwood.nodes import NodeId
 from cordwood.sequencer import role
 from cordwood.settings import MIB, SequencerSettings
 from cordwood.wire.connection import Connection, dial
@@ -287,6 +288,27 @@ async def append_until_full(
     await asyncio.gather(*(call(number) for number in range(50)))
     assert cluster.running
     return acked, outcomes
+
+
+class TestReplaced:
+    def test_a_sequencer_hears_of_the_next_one_and_takes_nothing_more(self) -> None:
+        """Seeds 685867048 and 685867094: it heard only when a store of its was refused. The
+        append that found this out, long after, ended as an unknown outcome."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append("log", b"0")
+                old, new = cluster.sequencer_of(LOG), others(cluster)[0]
+                heir = cluster.running[new]
+                cluster.simulation.network.partition([f"node-{old}"], [f"node-{new}"])
+                await until(lambda: heir._peers.get(NodeId(old)) is None)
+                heir._sequencer._start(LOG)
+                await until(lambda: LOG in heir._sequencer.sequencing())
+                cluster.simulation.network.mend_all()
+                await until(lambda: LOG not in cluster.running[old]._sequencer.sequencing())
+                assert (await store.append("log", b"1")) > at(0, epoch=2)
+
+        simulate(scenario, nodes=5)
 
 
 class TestOrder:
