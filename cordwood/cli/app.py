@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import cordwood
-from cordwood.cli import bench, demo, logs, records, sim, status, up, verify, wal
+from cordwood.cli import bench, chaos, demo, logs, records, sim, status, up, verify, wal
 from cordwood.cli.ending import verb_ending
 
 
@@ -44,6 +44,7 @@ app.command(name="tail")(records.tail)
 app.add_typer(logs.app, name="logs")
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)
+app.command(name="chaos")(chaos.chaos)
 app.add_typer(sim.app, name="sim")
 app.command(name="verify")(verify.verify)
 app.add_typer(bench.app, name="bench")
