@@ -37,7 +37,6 @@ from cordwood.layout.message import (
     Call,
     Clean,
     CreateLog,
-    DoneReply,
     EpochNodes,
     FindLog,
     ListLogs,
@@ -395,7 +394,7 @@ class Node:
             raise Rejected(f"{type(call).__name__} is for nodes, not for clients")
         match call:
             case Ping():
-                return DoneReply()
+                raise AssertionError("a ping is the server's to answer")
             case Seal():
                 return await self._storage.seal(call)
             case Clean():

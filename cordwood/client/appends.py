@@ -450,6 +450,7 @@ class Appends:
         self._logs: dict[int, LogAppends] = {}
         self._dirty: dict[LogAppends, None] = {}
         self._running: dict[asyncio.Task[None], None] = {}
+        self._has_work = asyncio.Event()
         cluster.add_listener(self)
         self.spawn(self._sweep())
 
@@ -487,6 +488,7 @@ class Appends:
         """`log` has a batch to cut at the end of this turn."""
         if not self._dirty:
             self.loop.call_soon(self._flush)
+            self._has_work.set()
         self._dirty[log] = None
 
     def next_token(self) -> int:
@@ -537,6 +539,9 @@ class Appends:
 
     async def _sweep(self) -> None:
         while True:
+            if all(log.is_idle for log in self._logs.values()):
+                self._has_work.clear()
+                await self._has_work.wait()
             await asyncio.sleep(SWEEP_S)
             now = self.loop.time()
             for log in self._logs.values():

@@ -136,6 +136,7 @@ class SequencerRole:
         self._sent_back: dict[Connection, dict[int, tuple[CordwoodError, NodeId]]] = {}
         self._releases: dict[NodeId, dict[int, int]] = {}
         self._turn_due = False
+        self._stirred = asyncio.Event()
         self._send_due = False
         self._release_due = False
         self._in_flight_bytes = 0
@@ -445,6 +446,7 @@ class SequencerRole:
     def release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
         """See `appender.Role`."""
         self._slots[log].repeats = RELEASE_REPEATS
+        self._stirred.set()
         self._tell_release(log, nodeset, lsn)
 
     def on_fenced(self, log: int, epoch: int) -> None:
@@ -496,6 +498,7 @@ class SequencerRole:
     def _turn(self) -> None:
         """Number and send everything that arrived since the last turn."""
         self._turn_due = False
+        self._stirred.set()
         dirty, self._dirty = self._dirty, {}
         now, now_us = self._tools.now(), self._host.clock.now_us()
         for log in dirty:
@@ -527,6 +530,7 @@ class SequencerRole:
     def _repeat_release(self, slot: _Slot) -> None:
         if slot.appender is not None:
             slot.repeats = max(slot.repeats, 1)
+            self._stirred.set()
             self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.lng)
 
     def _send_soon(self) -> None:
@@ -561,10 +565,21 @@ class SequencerRole:
             if slot.appender is not None and node in slot.appender.nodeset:
                 self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.lng)
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no run is in flight and no release is to be told again: nothing to check."""
+        return not any(
+            slot.repeats or (slot.appender is not None and slot.appender.in_flight)
+            for slot in self._slots.values()
+        )
+
     async def run(self) -> None:
         """Check waves for timeouts, and repeat releases, until cancelled."""
         since_release = 0.0
         while True:
+            if self._is_idle:
+                self._stirred.clear()
+                await self._stirred.wait()
             await asyncio.sleep(TICK_S)
             now = self._tools.now()
             for slot in list(self._slots.values()):

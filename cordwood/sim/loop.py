@@ -146,6 +146,7 @@ class SimLoop(LoopWithoutMachine):
         self._exception_handler: ExceptionHandler | None = None
         self._running = self._stopping = self._closed = False
         self._thread = threading.get_ident()
+        self._froze = False
 
     # ---- what is simulated on top of a loop ----
 
@@ -342,6 +343,10 @@ class SimLoop(LoopWithoutMachine):
         collecting = gc.isenabled()
         sys.set_asyncgen_hooks(self._asyncgen_started, self._asyncgen_dropped)
         gc.disable()
+        if not self._froze:
+            # What was there before is none of this run's garbage, and not looked through.
+            gc.freeze()
+            self._froze = True
         asyncio._set_running_loop(self)
         self._running = True
         try:
@@ -356,17 +361,18 @@ class SimLoop(LoopWithoutMachine):
 
     def _run(self) -> None:
         runnable, draw, step = self._runnable, self._schedule.random, self.trace.step
-        at_this_instant = 0
+        before_instant = self.callbacks_run
         while not self._stopping:
             if not runnable:
                 self._advance()
-                at_this_instant = 0
+                before_instant = self.callbacks_run
                 continue
             count = len(runnable)
             index = int(draw() * count) if count > 1 else 0
             process = runnable[index]
-            handle = process.ready.popleft()
-            if not process.ready:
+            ready = process.ready
+            handle = ready.popleft()
+            if not ready:
                 process.queued = False
                 runnable[index] = runnable[-1]
                 runnable.pop()
@@ -380,11 +386,11 @@ class SimLoop(LoopWithoutMachine):
                 raise
             except BaseException as error:  # noqa: BLE001  (as asyncio does: a loop goes on)
                 self._report_callback(handle, error)
-            self.callbacks_run += 1
-            at_this_instant += 1
-            if at_this_instant > self._instant_callbacks_max:
-                raise Livelock(f"{at_this_instant} callbacks at {self._now:g} s; last {handle!r}")
-            if self.callbacks_run % COLLECT_EVERY_CALLBACKS == 0:
+            self.callbacks_run = run = self.callbacks_run + 1
+            if run - before_instant > self._instant_callbacks_max:
+                count = run - before_instant
+                raise Livelock(f"{count} callbacks at {self._now:g} s; last {handle!r}")
+            if run % COLLECT_EVERY_CALLBACKS == 0:
                 gc.collect(1)
                 self.trace.flush()
 
@@ -491,6 +497,8 @@ class SimLoop(LoopWithoutMachine):
             self._timers.clear()
             # What is in cycles would speak later, in the middle of something else.
             gc.collect()
+            if self._froze:
+                gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -176,25 +176,27 @@ class Pipe:
         loop.call_at(self._last_arrival, self._arrive, context=process.context)
 
     def _arrive(self) -> None:
-        now = self._network.loop.time()
-        if not self._flight or self._flight[0][0] > now:
+        now, flight = self._network.loop.time(), self._flight
+        if not flight or flight[0][0] > now:
             return  # it came with the one before, or the connection was reset
         if not self._network.links.is_open(self.source.host, self.target.host):
             self._stalled += 1
             self._network.wait_for_mending(self)
             return
-        segment = self._flight.popleft()[1]
+        segment = flight.popleft()[1]
         if self.target.gone:
             # Nobody has this connection any more, and the kernel there says so.
             if segment is not _FIN:
                 self.shut()
                 self._network.send_reset(self.source)
             return
-        self.target.receive(self._merged(segment, now))
+        if flight and segment:
+            segment = self._merged(segment, now)
+        self.target.receive(segment)
 
     def _merged(self, segment: bytes, now: float) -> bytes:
         """With `segment`, perhaps, what arrived at the same instant behind it."""
-        while self._flight and segment and self._network.draw() < MERGE_CHANCE:
+        while self._flight and self._network.draw() < MERGE_CHANCE:
             arrival, following = self._flight[0]
             if arrival > now or not following or len(segment) + len(following) > READ_BYTES_MAX:
                 break

@@ -14,7 +14,7 @@ from cordwood.errors import CordwoodError, Overloaded, Unreachable
 from cordwood.host.seams import Listener, Network
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
-from cordwood.layout.message import Call, Reply, pack, read_call, to_fault
+from cordwood.layout.message import Call, DoneReply, Ping, Reply, pack, read_call, to_fault
 from cordwood.wire.connection import HELLO_TIMEOUT_S, Connection
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,9 @@ CALL_TIMEOUT_S = 30.0
 """The longest any call may run; the callers' own deadlines are shorter."""
 
 
+_PONG = (pack(DoneReply()),)
+
+
 class Service(Protocol):
     """What a node offers to its connections."""
 
@@ -39,7 +42,7 @@ class Service(Protocol):
         """A data frame; see `FrameHandler.on_frame`."""
 
     def on_call(self, connection: Connection, call: Call) -> Awaitable[Reply]:
-        """Answer a call; raises CordwoodError for a fault."""
+        """Answer a call other than a ping; raises CordwoodError for a fault."""
 
     def on_lost(self, connection: Connection, error: CordwoodError) -> None:
         """A greeted connection is gone."""
@@ -118,6 +121,10 @@ class Server:
             self._service.on_data(connection, frame)
             return
         call = read_call(frame.payload)
+        if isinstance(call, Ping):
+            # Nearly all calls of an idle cluster, and nothing to wait for: no task for it.
+            connection.send(Kind.REPLY, frame.request, _PONG)
+            return
         if len(self._running) >= CALLS_RUNNING_MAX:
             fault = to_fault(Overloaded(f"{CALLS_RUNNING_MAX} calls are running on this node"))
             connection.send(Kind.FAULT, frame.request, (pack(fault),))

@@ -34,7 +34,7 @@ from cordwood.errors import (
 from cordwood.host.real_network import RealNetwork
 from cordwood.layout.frame import Kind, frame
 from cordwood.layout.hello import pack_hello
-from cordwood.layout.message import AskStatus, Call, DoneReply, Ping, Reply
+from cordwood.layout.message import AskMembers, AskStatus, Call, DoneReply, Ping, Reply
 from cordwood.wire import server as server_module
 from cordwood.wire.connection import HELLO_TIMEOUT_S
 from cordwood.wire.server import CALL_TIMEOUT_S, Server
@@ -61,7 +61,7 @@ class TestCalls:
             ends, service = memory_ends(), Offering()
             async with serving(ends, service):
                 connection = await dial_in(ends.client)
-                assert await connection.call(Ping(), timeout_s=1) == DoneReply()
+                assert await connection.call(AskMembers(), timeout_s=1) == DoneReply()
 
                 async def refuse(call: Call) -> Reply:
                     raise Fenced("a higher epoch rules", 9)
@@ -70,7 +70,21 @@ class TestCalls:
                 with pytest.raises(Fenced, match="higher epoch") as fenced:
                     await connection.call(AskStatus(), timeout_s=1)
                 assert fenced.value.epoch == 9
-                assert service.calls == [Ping(), AskStatus()]
+                assert service.calls == [AskMembers(), AskStatus()]
+
+        run(scenario)
+
+    def test_a_ping_is_answered_at_once_whatever_the_service_does(self, monkeypatch) -> None:
+        monkeypatch.setattr(server_module, "CALLS_RUNNING_MAX", 0)
+
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            async with serving(ends, service):
+                connection = await dial_in(ends.client)
+                assert await connection.call(Ping(), timeout_s=1) == DoneReply()
+                with pytest.raises(Overloaded):
+                    await connection.call(AskStatus(), timeout_s=1)
+                assert service.calls == []
 
         run(scenario)
 
@@ -79,14 +93,14 @@ class TestCalls:
             ends, service = memory_ends(), Offering()
 
             async def slow(call: Call) -> Reply:
-                await asyncio.sleep(0 if isinstance(call, Ping) else 1000)
+                await asyncio.sleep(0 if isinstance(call, AskMembers) else 1000)
                 return DoneReply()
 
             service.answer = slow
             async with serving(ends, service):
                 connection = await dial_in(ends.client)
                 asking = asyncio.create_task(connection.call(AskStatus(), timeout_s=100))
-                await connection.call(Ping(), timeout_s=1)
+                await connection.call(AskMembers(), timeout_s=1)
                 assert not asking.done()
                 with pytest.raises(Unreachable, match="AskStatus took longer than 30 s"):
                     await asking
@@ -108,12 +122,14 @@ class TestCalls:
             service.answer = wait
             async with serving(ends, service):
                 connection = await dial_in(ends.client)
-                calls = [asyncio.create_task(connection.call(Ping(), timeout_s=9)) for _ in "1234"]
+                calls = [
+                    asyncio.create_task(connection.call(AskStatus(), timeout_s=9)) for _ in "1234"
+                ]
                 with pytest.raises(Overloaded, match="3 calls are running"):
                     await calls.pop()
                 release.set()
                 assert await asyncio.gather(*calls) == [DoneReply()] * 3
-                assert await connection.call(Ping(), timeout_s=1) == DoneReply()
+                assert await connection.call(AskStatus(), timeout_s=1) == DoneReply()
 
         run(scenario)
 
@@ -268,7 +284,7 @@ class TestLife:
             service.answer = never
             async with serving(ends, service):
                 connection, stranger = await dial_in(ends.client), await raw_dial(ends.client)
-                asking = asyncio.create_task(connection.call(Ping(), timeout_s=100))
+                asking = asyncio.create_task(connection.call(AskStatus(), timeout_s=100))
                 await settle()
             with pytest.raises(CordwoodError):
                 await asking
