@@ -37,6 +37,7 @@ from cordwood.layout.message import (
     Call,
     Clean,
     CreateLog,
+    DoneReply,
     EpochNodes,
     FindLog,
     ListLogs,

@@ -80,7 +80,7 @@ def bench_sim(*, minutes: float, repeats: int, say: Say) -> Figure:
             outcomes.append(outcome)
             say(f"simulation: seed {seed}, {_words(outcome)}")
     return make_figure(
-        "simulated_seconds", "s/s of a core", samples,
+        "simulated_seconds", "s/s", samples,
         reference_is=f"a simulated second for every {REFERENCE_CALLS:,} plain Python calls",
         parameters={
             "minutes": minutes, "first_seed": FIRST_SEED, "nodes": NODES,

@@ -25,7 +25,7 @@ from cordwood.errors import NoSequencer, Unreachable
 from cordwood.host.memory_network import MemoryNetwork
 from cordwood.layout.frame import Kind
 from cordwood.layout.hello import Hello, pack_hello
-from cordwood.layout.message import Call, DoneReply, Ping, Reply, pack
+from cordwood.layout.message import AskStatus, Call, DoneReply, Ping, Reply, pack, read_call
 from cordwood.nodes import NodeId
 from cordwood.sim.loop import SimLoop
 from cordwood.sim.network import SimNetwork
@@ -98,7 +98,7 @@ def test_frames_and_calls_go_both_ways() -> None:
 
             service.answer = answer
             with pytest.raises(NoSequencer, match="not now"):
-                await peers.call(ONE, Ping(), timeout_s=1)
+                await peers.call(ONE, AskStatus(), timeout_s=1)
             connection = await peers.wait_for(ONE, timeout_s=1)
             connection.send(Kind.STORE, 1, (b"x",))
             await asyncio.sleep(0.1)
@@ -228,11 +228,21 @@ def test_a_peer_that_falls_silent_is_noticed(how: str) -> None:
 def test_a_peer_that_answers_its_pings_is_kept() -> None:
     async def scenario() -> None:
         network = MemoryNetwork()
-        async with node(network, 1, "a:1") as service, watching(network) as (peers, kept):
+        ends = await raw_listen(network, "a:1")
+        async with watching(network) as (peers, kept):
             peers.want({ONE: "a:1"})
-            await asyncio.sleep(12 * PING_EVERY_S)
+            await asyncio.sleep(0.1)
+            ends[0].say_frame(Kind.WELCOME, 0, pack_hello(Hello(1, CLUSTER, 1)))
+            answered = 0
+            while now() < 12 * PING_EVERY_S:
+                await asyncio.sleep(0.05)
+                calls = [each for each in ends[0].frames if each.kind == Kind.CALL]
+                for each in calls[answered:]:
+                    assert read_call(each.payload) == Ping()
+                    ends[0].say_frame(Kind.REPLY, each.request, pack(DoneReply()))
+                answered = len(calls)
+            assert 10 <= answered <= 12
             assert kept.events == [("up", 1)]
-            assert 10 <= service.calls.count(Ping()) <= 12
 
     run(scenario)
 
