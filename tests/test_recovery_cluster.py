@@ -20,6 +20,7 @@ from cordwood.layout.waves import store_head
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.nodes import NodeId
+from cordwood.recovery import ask
 from cordwood.sim.stored_tree import StoredTree
 
 LOG = 1
@@ -315,6 +316,26 @@ class TestAbsentMembers:
                     await take_over(store, others(cluster)[1])
 
         simulate(scenario)
+
+    def test_those_that_seal_first_need_not_be_those_that_can_be_read(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Seed 5000006: two damaged members sealed as quickly as any. Only those that sealed
+        first were read, so recovery failed, again and again, with enough others there."""
+        monkeypatch.setattr(ask, "GRACE_S", 0.0)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with written(cluster), cluster.client() as other:
+                new, *damaged, late = others(cluster)[:4]
+                for number in damaged:
+                    cluster.running[number].shard.damage = "records at WAL offsets ((0, 1),)"
+                cluster.machine(late).pause()
+                taking = asyncio.create_task(take_over(other, new))
+                await asyncio.sleep(0.5)
+                cluster.machine(late).resume()
+                assert (await taking).epoch == 2
+
+        simulate(scenario, nodes=7)
 
     def test_a_node_whose_disk_was_emptied_does_not_start(self, caplog) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:

@@ -13,17 +13,18 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, NoSequencer
 from cordwood.host.seams import Host
 from cordwood.layout.message import Clean, DoneReply
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import format_lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
-from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
+from cordwood.protocol.seal import SealTally
 from cordwood.recovery.absent import refuse_absent
 from cordwood.recovery.ask import ask_all
-from cordwood.recovery.collect_digest import DigestReads, collect_digest
+from cordwood.recovery.collect_digest import Collected, DigestReads, collect_digest
 from cordwood.recovery.mend_tail import MendJob, mend_tail
 from cordwood.recovery.seal_epoch import seal_epoch
 from cordwood.wire.peers import Peers
@@ -75,14 +76,41 @@ async def recover_log(
     for unclean in range(record.clean_epoch + 1, epoch):
         nodes, replication = record.configuration(unclean)
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
-        tally = await seal_epoch(log, epoch, unclean - 1, nodeset, replication, tools.peers)
+        tally, found = await _seal_and_read(log, epoch, unclean, nodeset, replication, tools)
         time_us = max(time_us, tally.append_time_us)
-        sealed = Nodeset(tuple(nodeset[node] for node in tally.sealed))
         lng = tally.lng(unclean)
-        found = await collect_digest(log, unclean, lng, sealed, nodeset, replication, tools.digests)
         job = MendJob(log, epoch, lng, found.nodes, nodeset, replication, time_us, tools.run_bytes)
         await _finish_epoch(unclean, job, found.digest.mend(), tools)
     return time_us
+
+
+async def _seal_and_read(
+    log: int,
+    epoch: int,
+    unclean: int,
+    nodeset: Nodeset,
+    replication: Replication,
+    tools: RecoveryTools,
+) -> tuple[SealTally, Collected]:
+    """Seal, and read the tail from those that sealed.
+
+    Among the first that seal may be some that cannot tell what they hold. Only if nobody
+    else is left to seal is that a reason to give up: the same ones may be first each time.
+    """
+    everyone = False
+    while True:
+        tally = await seal_epoch(
+            log, epoch, unclean - 1, nodeset, replication, tools.peers, everyone=everyone
+        )
+        sealed = Nodeset(tuple(nodeset[node] for node in tally.sealed))
+        try:
+            return tally, await collect_digest(
+                log, unclean, tally.lng(unclean), sealed, nodeset, replication, tools.digests
+            )
+        except NoSequencer:
+            if everyone or len(tally.sealed) == len(nodeset.nodes):
+                raise
+            everyone = True
 
 
 async def _finish_epoch(

@@ -22,7 +22,14 @@ SEAL_TIMEOUT_S = 3.0
 
 
 async def seal_epoch(
-    log: int, epoch: int, clean: int, nodeset: Nodeset, replication: Replication, peers: Peers
+    log: int,
+    epoch: int,
+    clean: int,
+    nodeset: Nodeset,
+    replication: Replication,
+    peers: Peers,
+    *,
+    everyone: bool = False,
 ) -> SealTally:
     """Seal all epochs of `log` below `epoch`; return once no older store can be acknowledged.
 
@@ -33,6 +40,7 @@ async def seal_epoch(
 
     Args:
         clean: last clean epoch; the tally knows the LNGs of those between.
+        everyone: wait for every member's answer, or SEAL_TIMEOUT_S.
     Raises:
         Fenced: a higher epoch sealed.
         NoSequencer: too few members answered; those absent are named.
@@ -46,7 +54,7 @@ async def seal_epoch(
     answers = await ask_until(
         nodeset.nodes,
         lambda node: peers.call(node, Seal(log, epoch, clean), timeout_s=SEAL_TIMEOUT_S),
-        enough,
+        (lambda _: False) if everyone else enough,
     )
     tally = SealTally(nodeset, replication)
     failures: dict[NodeId, CordwoodError] = {}
