@@ -389,6 +389,7 @@ class TestRestarts:
                     cluster.kill(1)
                     await cluster.start(1)
                     assert (await store.append("log", b"%d" % turn)) == at(1, turn)
+                await store.tail("log")
                 assert await epochs(cluster) == (7, 5)
                 assert await values(store, "log") == [b"%d" % n for n in range(1, 7)]
 

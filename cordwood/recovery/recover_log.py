@@ -2,8 +2,11 @@
 
 Seal, digest, mend, tell the nodes, record it: with an f-majority of the members,
 so that any R-1 of them may be away. A member that was away purges what it holds
-above the epoch's LNG before it serves any of it (`recovery.purge`). Nothing of the
-new epoch is taken before this is done; that goes when the write path is complete.
+above the epoch's LNG before it serves any of it (`recovery.purge`).
+
+The new epoch takes appends as soon as all below it is sealed (`seal_log`): from then on
+no older sequencer can acknowledge anything, so what is acknowledged in the new epoch stands
+after all that was acknowledged before. None of it is released before recovery has ended.
 
 Source: LogDevice digest 2.7; seed logdevice-recovery; design.md §3.
 """
@@ -51,6 +54,30 @@ class RecoveryTools:
     digests: DigestReads
     epochs: EpochStore
     run_bytes: int
+
+
+async def seal_log(
+    log: int,
+    epoch: int,
+    record: EpochRecord,
+    members: dict[NodeId, Member],
+    tools: RecoveryTools,
+) -> int:
+    """Seal all epochs of `log` in (clean epoch, `epoch`); the latest append time found, µs.
+
+    Epochs that have one nodeset and replication are sealed by one question.
+
+    Raises:
+        Fenced: a higher epoch rules.
+        NoSequencer: too many members are absent; all named.
+    """
+    time_us = 0
+    unclean = range(record.clean_epoch + 1, epoch)
+    for nodes, replication in dict.fromkeys(map(record.configuration, unclean)):
+        nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
+        tally = await seal_epoch(log, epoch, epoch - 1, nodeset, replication, tools.peers)
+        time_us = max(time_us, tally.append_time_us)
+    return time_us
 
 
 async def recover_log(

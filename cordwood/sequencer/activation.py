@@ -1,4 +1,4 @@
-"""Starting a sequencer: take an epoch, let the old one finish, recover, begin.
+"""Starting a sequencer: take an epoch, let the old one finish, seal, begin; then recover.
 
 Where the node that took the epoch before still lives, it is asked to finish first: what
 it has in flight is then stored and acknowledged, and its clients are sent on. A seal
@@ -20,7 +20,7 @@ from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.message import Yield
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId, Nodeset
-from cordwood.recovery.recover_log import RecoveryTools, recover_log
+from cordwood.recovery.recover_log import RecoveryTools, recover_log, seal_log
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,8 @@ TRIES_MAX = 3
 """Lost races for one log in a row; somebody else is then busy sequencing it."""
 
 
-YIELD_TIMEOUT_S = 2.5
-"""A sequencer that is asked to finish gives up after 2 s by itself."""
+YIELD_TIMEOUT_S = 1.2
+"""A sequencer that is asked to finish gives up after a second by itself."""
 
 
 class View(Protocol):
@@ -61,9 +61,12 @@ class Activation:
         self._refresh_members = refresh_members
         self._taken: dict[int, tuple[int, EpochRecord]] = {}
 
-    async def activate(self, log: int, role: Role) -> LogAppender:
-        """Take a higher epoch and make all below it clean.
+    async def activate(self, log: int, role: Role) -> tuple[LogAppender, EpochRecord]:
+        """Take a higher epoch and seal all below it.
 
+        Returns:
+            The appender, which may take plain appends at once, and the epoch store's record
+            for `recover`.
         Raises:
             NoSequencer: members are absent, or others keep winning the race.
             UnknownLog: the epoch store knows no such log.
@@ -72,7 +75,7 @@ class Activation:
         for _ in range(TRIES_MAX):
             epoch, record = self._taken.get(log) or await self._take(log)
             try:
-                return await self._begin(log, epoch, record, role)
+                return await self._begin(log, epoch, record, role), record
             except Fenced as fenced:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
                 del self._taken[log]
@@ -101,12 +104,26 @@ class Activation:
 
     async def _begin(self, log: int, epoch: int, record: EpochRecord, role: Role) -> LogAppender:
         members = await self._located(log, record)
-        time_us = await recover_log(log, epoch, record, members, self._recovery)
+        time_us = await seal_log(log, epoch, record, members, self._recovery)
         nodes, replication = record.configuration(epoch)
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
         del self._taken[log]
         logger.info("log %d: this node sequences epoch %d", log, epoch)
-        return LogAppender(log, epoch, nodeset, replication, time_us, role, self._tools)
+        appender = LogAppender(log, epoch, nodeset, replication, time_us, role, self._tools)
+        if record.clean_epoch == epoch - 1:
+            appender.on_recovered()
+        return appender
+
+    async def recover(self, log: int, epoch: int, record: EpochRecord) -> None:
+        """Make all below `epoch` clean.
+
+        Raises:
+            Fenced: a higher epoch rules.
+            NoSequencer: too many members are absent; may be tried again.
+            Unreachable: the metadata store does not answer.
+        """
+        members = await self._located(log, record)
+        await recover_log(log, epoch, record, members, self._recovery)
 
     async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:
         """Where all nodes of a log are, so that copies can be placed.

@@ -1,5 +1,8 @@
 """One log's sequencer: numbers blocks, sends them in waves, acknowledges in order.
 
+Until every lower epoch is recovered nothing is released: what is stored is acknowledged,
+and neither stores nor releases tell an LNG, by which nodes would show it to readers.
+
 Everything that arrived for the log in one turn becomes one run (or a few, when it
 is large): one pass of numbering, one STORE frame to each member of the copyset.
 
@@ -37,6 +40,10 @@ STICKY_BYTES = 32 << 20
 """A copyset is kept for this many bytes, as LogDevice does, so that the nodes of one
 log's recent records stay few; a wave that fails changes it at once."""
 
+
+UNRELEASED_BYTES_MAX = 64 << 20
+"""Bodies taken while lower epochs are not recovered, which takes a fraction of a second as a
+rule. The next recovery would have to read all of it at once."""
 
 QUICK_WAVES = 4
 """A refused wave is followed at once by the next, this many times; then the tick's
@@ -108,6 +115,7 @@ class LogAppender:
 
     Attributes:
         epoch: the epoch it rules.
+        is_recovered: whether every lower epoch is.
     """
 
     def __init__(
@@ -133,12 +141,30 @@ class LogAppender:
         self._sticky_bytes = 0
         self._exhausted = False
         self._over = False
+        self.is_recovered = False
+        self._unreleased_bytes = 0
         self._short_of_room: Run[Cargo] | None = None
 
     @property
     def lng(self) -> int:
-        """Last LSN fully stored, and so released; (epoch, 0) before the first."""
+        """Last LSN fully stored; (epoch, 0) before the first."""
         return self._window.lng
+
+    @property
+    def released(self) -> int:
+        """Last LSN that readers may see, 0 while lower epochs are not recovered."""
+        return self._window.lng if self.is_recovered else 0
+
+    def on_recovered(self) -> None:
+        """Every lower epoch is recovered: what is stored is released from now on."""
+        self.is_recovered = True
+        if self._window.lng > self.epoch << 32:
+            self._role.release(self.log, self.nodeset, self._window.lng)
+        self._check_drained()
+
+    def has_unreleased_room(self, size: int) -> bool:
+        """Whether `size` more bytes may be taken while nothing is released."""
+        return self.is_recovered or self._unreleased_bytes + size <= UNRELEASED_BYTES_MAX
 
     @property
     def in_flight(self) -> int:
@@ -148,6 +174,8 @@ class LogAppender:
     def enqueue(self, waiting: Waiting) -> None:
         """Take an entry; `flush` numbers it at the end of the turn."""
         assert not self._over, "a fenced appender takes nothing"
+        if not self.is_recovered:
+            self._unreleased_bytes += waiting.entry.stored_bytes
         self._pending.append(waiting)
 
     def flush(self, now: float, now_us: int) -> None:
@@ -236,7 +264,7 @@ class LogAppender:
     def _send(self, run: Run[Cargo], copyset: tuple[NodeId, ...], now: float) -> None:
         """Start a wave of `run`: the same frame to each member."""
         run.send_to(copyset, now)
-        envelope = pack_envelope(Envelope(copyset, run.wave, 0, self._window.lng))
+        envelope = pack_envelope(Envelope(copyset, run.wave, 0, self.released))
         parts: list[Buffer] = [store_head(len(run.cargo.blocks))]
         for header, body in run.cargo.blocks:
             parts += (header + envelope, body)
@@ -286,11 +314,13 @@ class LogAppender:
         for run in retired:
             records = run.last - run.first + 1
             self._role.acknowledge(run.cargo.acks, run.cargo.bytes, records)
-        self._role.release(self.log, self.nodeset, self._window.lng)
+        if self.is_recovered:
+            self._role.release(self.log, self.nodeset, self._window.lng)
         self._check_drained()
 
     def _check_drained(self) -> None:
-        if self._exhausted and not len(self._window):
+        # Not before it is recovered: epoch after epoch would be filled and none released.
+        if self._exhausted and not len(self._window) and self.is_recovered:
             self._role.on_drained(self.log)
 
     def tick(self, now: float) -> None:

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from cordwood.errors import (
     ChecksumMismatch,
     CordwoodError,
+    Fenced,
     NoSequencer,
     Overloaded,
     RecordTooLarge,
@@ -37,6 +38,7 @@ from cordwood.layout.message import (
     to_fault,
 )
 from cordwood.layout.waves import AppendEntry, AppendFlag, pack_pairs, read_append
+from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.sequencer.activation import Activation
@@ -70,12 +72,20 @@ ACTIVATE_AGAIN_S = 0.5
 LEAVE_S = 2.0
 """How long a node that leaves lets its sequencers finish, as LogDevice drains an epoch."""
 
+FINISH_S = 1.0
+"""How long a sequencer that is replaced may take to finish; its successor waits meanwhile."""
+
 ISOLATED_S = 2.0
 """How long a node that sees nobody goes on to sequence, after it took the last other one for
 dead. LogDevice waits 20 minutes; here the others have given its logs away by then."""
 
 LOGS_MAX = 100_000
 """Logs sequenced by one node at once."""
+
+
+def needs_recovery(entry: AppendEntry) -> bool:
+    """Whether an entry has to wait until every lower epoch is recovered (design.md §3)."""
+    return bool(entry.producer)
 
 
 class View(Protocol):
@@ -87,14 +97,26 @@ class View(Protocol):
 
 
 class _Slot:
-    """One log on this node: active, or being activated with entries waiting."""
+    """One log on this node: active, or being activated with entries waiting.
 
-    __slots__ = ("appender", "heir", "ready", "repeats", "waiting", "waiting_bytes")
+    Attributes:
+        heir: who takes over while this node finishes; None while it goes on.
+        recovered: done once every lower epoch is recovered.
+        waiting: entries that wait for the activation; some for the recovery behind it.
+    """
+
+    __slots__ = (
+        "appender", "heir", "ready", "recovered", "recovery", "repeats", "waiting",
+        "waiting_bytes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.recovered: asyncio.Future[None] = loop.create_future()
+        self.recovery: asyncio.Task[None] | None = None
         self.heir: NodeId | None = None
         self.appender: LogAppender | None = None
-        self.ready: asyncio.Future[LogAppender] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[LogAppender] = loop.create_future()
         self.waiting: list[Waiting] = []
         self.waiting_bytes = 0
         self.repeats = 0
@@ -202,6 +224,7 @@ class SequencerRole:
                 appender = await asyncio.shield(slot.ready)
             if slot.heir is not None:
                 raise NoSequencer(f"log {ask.log}: another node takes over just now")
+            await asyncio.shield(slot.recovered)
             self._repeat_release(slot)
             if await self._still_rules(ask.log, slot, appender):
                 return TailReply(appender.epoch, appender.lng, self._node)
@@ -215,7 +238,10 @@ class SequencerRole:
         """
         slots = map(self._slots.get, ask.logs)
         return ReleasedReply(
-            [0 if slot is None or slot.appender is None else slot.appender.lng for slot in slots]
+            [
+                0 if slot is None or slot.appender is None else slot.appender.released
+                for slot in slots
+            ]
         )
 
     async def _still_rules(self, log: int, slot: _Slot, appender: LogAppender) -> bool:
@@ -229,7 +255,7 @@ class SequencerRole:
         return rules
 
     async def give_up(self, log: int, epoch: int, heir: NodeId) -> None:
-        """`heir` took `epoch`: finish what is numbered here, at most LEAVE_S, then stop."""
+        """`heir` took `epoch`: finish what is numbered here, at most FINISH_S, then stop."""
         slot = self._slots.get(log)
         if slot is not None and slot.appender is not None and slot.appender.epoch < epoch:
             await self._finish(log, slot, heir)
@@ -243,15 +269,13 @@ class SequencerRole:
         for waiting in appender.take_pending():
             self._in_flight_bytes -= waiting.entry.stored_bytes
             self._answer_fault(waiting.connection, waiting.entry, error, heir)
-        await self._wait_stored(lambda: appender.in_flight)
-        if self._slots.get(log) is slot:
-            del self._slots[log]
-            appender.end(0)
+        await self._wait_stored(lambda: appender.in_flight, FINISH_S)
+        self._end(log, slot, 0)
 
-    async def _wait_stored(self, in_flight: Callable[[], int]) -> None:
-        """Wait until nothing is in flight, at most LEAVE_S."""
+    async def _wait_stored(self, in_flight: Callable[[], int], timeout_s: float) -> None:
+        """Wait until nothing is in flight, at most so long."""
         try:
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(timeout_s):
                 while in_flight():
                     await self._stored.wait()
         except TimeoutError:
@@ -297,8 +321,12 @@ class SequencerRole:
             text = f"{settings.window_bytes} bytes are in flight at this sequencer: slow down"
             return Overloaded(text), NodeId(0)
         waiting = Waiting(connection, entry)
-        if slot.appender is not None:
-            slot.appender.enqueue(waiting)
+        appender = slot.appender
+        if appender is not None and not appender.has_unreleased_room(entry.stored_bytes):
+            text = "this log's earlier epochs are being recovered: try again in a moment"
+            return Overloaded(text), NodeId(0)
+        if appender is not None and (appender.is_recovered or not needs_recovery(entry)):
+            appender.enqueue(waiting)
             self._dirty[entry.log] = None
         elif slot.waiting_bytes + entry.stored_bytes > ACTIVATING_BYTES_MAX:
             return Overloaded("the log's sequencer is starting: try again in a moment"), NodeId(0)
@@ -350,8 +378,7 @@ class SequencerRole:
             for log, slot in list(self._slots.items()):
                 if slot.appender is not None:
                     logger.warning("log %d: not sequenced here, no other node is seen", log)
-                    del self._slots[log]
-                    slot.appender.end(0)
+                    self._end(log, slot, 0)
 
     async def leave(self) -> None:
         """Take nothing more, and wait until what is numbered is stored, at most LEAVE_S."""
@@ -362,7 +389,7 @@ class SequencerRole:
                 self._activations[log].cancel()
                 text = f"node {self._node} leaves before it could sequence log {log}"
                 self._abandon(log, slot, NoSequencer(text))
-        await self._wait_stored(self._in_flight)
+        await self._wait_stored(self._in_flight, LEAVE_S)
         self._send()
 
     def _in_flight(self) -> int:
@@ -386,7 +413,7 @@ class SequencerRole:
 
     async def _activate(self, log: int, slot: _Slot) -> None:
         try:
-            appender = await self._activation.activate(log, self)
+            appender, record = await self._activation.activate(log, self)
         except CordwoodError as error:
             logger.info("log %d: not sequenced here: %s", log, error)
             self._abandon(log, slot, error)
@@ -395,13 +422,78 @@ class SequencerRole:
             self._activations.pop(log, None)
         slot.appender = appender
         self._failures.pop(log, None)
+        self._take_waiting(log, slot)
+        slot.ready.set_result(appender)
+        if appender.is_recovered:
+            self._on_recovered(log, slot)
+        else:
+            slot.recovery = self._tasks.create_task(self._recover(log, slot, record))
+
+    def _take_waiting(self, log: int, slot: _Slot) -> None:
+        """Hand over the entries that wait and need wait no more."""
+        appender = slot.appender
+        assert appender is not None, "nothing is taken before the activation"
         waiting, slot.waiting, slot.waiting_bytes = slot.waiting, [], 0
         for each in waiting:
-            appender.enqueue(each)
-        slot.ready.set_result(appender)
-        self._repeat_release(slot)
+            if appender.is_recovered or not needs_recovery(each.entry):
+                appender.enqueue(each)
+            else:
+                slot.waiting.append(each)
+                slot.waiting_bytes += each.entry.stored_bytes
         self._dirty[log] = None
         self._turn()
+
+    async def _recover(self, log: int, slot: _Slot, record: EpochRecord) -> None:
+        """Recover every lower epoch, while appends go on; try until it is done or over."""
+        appender = slot.appender
+        assert appender is not None, "recovery follows the activation"
+        while self._slots.get(log) is slot:
+            try:
+                await self._activation.recover(log, appender.epoch, record)
+            except Fenced as fenced:
+                if self._slots.get(log) is slot:
+                    self.on_fenced(log, fenced.epoch)
+            except CordwoodError as error:
+                logger.info("log %d: not recovered yet: %s", log, error)
+                self._tell_not_recovered(slot, NoSequencer(str(error)))
+                await asyncio.sleep(ACTIVATE_AGAIN_S)
+            else:
+                if self._slots.get(log) is slot:
+                    self._on_recovered(log, slot)
+                return
+
+    def _tell_not_recovered(self, slot: _Slot, error: NoSequencer) -> None:
+        """Whoever waits for the recovery hears why it failed; those who come next wait again."""
+        if not slot.recovered.done():
+            slot.recovered.set_exception(error)
+            slot.recovered.exception()
+        slot.recovered = asyncio.get_running_loop().create_future()
+        waiting, slot.waiting, slot.waiting_bytes = slot.waiting, [], 0
+        for each in waiting:
+            self.refuse(each.connection, each.entry, error)
+
+    def _on_recovered(self, log: int, slot: _Slot) -> None:
+        appender = slot.appender
+        assert appender is not None, "recovery follows the activation"
+        slot.recovered.set_result(None)
+        if not appender.is_recovered:
+            appender.on_recovered()
+        if self._slots.get(log) is slot:  # it may have run out of numbers meanwhile
+            self._repeat_release(slot)
+            self._take_waiting(log, slot)
+
+    def _end(self, log: int, slot: _Slot, epoch: int) -> None:
+        """Sequence `log` here no longer, because of `epoch` (0: not known, or for no other)."""
+        if self._slots.get(log) is not slot:
+            return
+        del self._slots[log]
+        if slot.recovery is not None and slot.recovery is not asyncio.current_task():
+            slot.recovery.cancel()
+        over = NoSequencer(f"log {log} is not sequenced here any more")
+        if not slot.recovered.done():
+            self._tell_not_recovered(slot, over)
+        if slot.appender is not None:
+            slot.appender.end(epoch)
 
     def _abandon(self, log: int, slot: _Slot, error: CordwoodError) -> None:
         if self._slots.get(log) is slot:
@@ -451,10 +543,10 @@ class SequencerRole:
 
     def on_fenced(self, log: int, epoch: int) -> None:
         """See `appender.Role`."""
-        slot = self._slots.pop(log, None)
+        slot = self._slots.get(log)
         if slot is not None and slot.appender is not None:
             logger.info("log %d: fenced by epoch %d", log, epoch)
-            slot.appender.end(epoch)
+            self._end(log, slot, epoch)
 
     def on_released(self, log: int, epoch: int) -> None:
         """This node's storage heard of a release in `epoch`: those below it are over.
@@ -474,7 +566,7 @@ class SequencerRole:
             old.appender.end(0)  # another node has the next epoch already
             return
         slot = self._start(log)
-        slot.waiting = old.appender.take_pending()
+        slot.waiting = old.appender.take_pending() + old.waiting
         slot.waiting_bytes = sum(each.entry.stored_bytes for each in slot.waiting)
 
     def hold(self, log: int) -> None:
@@ -521,6 +613,8 @@ class SequencerRole:
         self._send_soon()
 
     def _tell_release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
+        if not lsn:
+            return  # lower epochs are not recovered
         for node in nodeset.nodes:
             self._releases.setdefault(node, {})[log] = lsn
         if not self._release_due:
@@ -531,7 +625,7 @@ class SequencerRole:
         if slot.appender is not None:
             slot.repeats = max(slot.repeats, 1)
             self._stirred.set()
-            self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.lng)
+            self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.released)
 
     def _send_soon(self) -> None:
         if not self._send_due:
@@ -563,7 +657,7 @@ class SequencerRole:
         self._tools.health.on_up(node)
         for slot in self._slots.values():
             if slot.appender is not None and node in slot.appender.nodeset:
-                self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.lng)
+                self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.released)
 
     @property
     def _is_idle(self) -> bool:
@@ -592,16 +686,14 @@ class SequencerRole:
                     if slot.repeats and slot.appender is not None:
                         slot.repeats -= 1
                         self._tell_release(
-                            slot.appender.log, slot.appender.nodeset, slot.appender.lng
+                            slot.appender.log, slot.appender.nodeset, slot.appender.released
                         )
 
     async def close(self) -> None:
         """Stop: nothing more is taken, and what is in flight is answered as unknown."""
         for task in list(self._activations.values()):
             task.cancel()
-        for slot in list(self._slots.values()):
-            if slot.appender is not None:
-                slot.appender.end(0)
-        self._slots.clear()
+        for log, slot in list(self._slots.items()):
+            self._end(log, slot, 0)
         self._send()
         self._send_releases()

@@ -112,6 +112,15 @@ def _fenced_goes_on(right: Any) -> Any:
     return on_refused
 
 
+def _released_early(right: Any) -> Any:
+    async def begin(self: Any, log: int, epoch: int, record: Any, role: Any) -> Any:
+        appender = await right(self, log, epoch, record, role)
+        appender.is_recovered = True
+        return appender
+
+    return begin
+
+
 async def _always_newest(self: Any, log: int, epoch: int) -> bool:
     return True
 
@@ -133,6 +142,8 @@ BUGS = (
                changed({"sequencer.activation:Activation._begin": _epoch_kept})),
     PlantedBug("fenced-goes-on", "a sequencer that meets a seal goes on as if a node were slow",
                changed({f"{_APPENDER}._on_refused": _fenced_goes_on})),
+    PlantedBug("released-early", "an epoch is released before those below it are recovered",
+               changed({"sequencer.activation:Activation._begin": _released_early})),
     PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",
                changed({"sequencer.activation:Activation.is_newest": instead(_always_newest)})),
 )  # fmt: skip
