@@ -114,6 +114,11 @@ class AppendEntry:
     raw_crc: int
     body: Buffer = b""
 
+    @property
+    def needs_recovery(self) -> bool:
+        """Whether it has to wait until every lower epoch is recovered (design.md §3)."""
+        return bool(self.producer)
+
 
 def append_head(entries: int) -> bytes:
     """What goes before the entries."""

@@ -110,6 +110,7 @@ class Activation:
         del self._taken[log]
         logger.info("log %d: this node sequences epoch %d", log, epoch)
         appender = LogAppender(log, epoch, nodeset, replication, time_us, role, self._tools)
+        appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
         if record.clean_epoch == epoch - 1:
             appender.on_recovered()
         return appender

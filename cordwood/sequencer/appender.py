@@ -94,8 +94,8 @@ class Role(Protocol):
     def unknown(self, connection: Connection, token: int, error: CordwoodError) -> None:
         """Tell a client that nobody knows whether an entry will be stored."""
 
-    def release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
-        """Tell the nodeset that readers may see up to `lsn`."""
+    def release(self, log: int, audience: Sequence[NodeId], lsn: int) -> None:
+        """Tell these nodes that readers may see up to `lsn`."""
 
     def on_fenced(self, log: int, epoch: int) -> None:
         """A higher epoch rules this log; 0 if it is not known which."""
@@ -116,6 +116,7 @@ class LogAppender:
     Attributes:
         epoch: the epoch it rules.
         is_recovered: whether every lower epoch is.
+        audience: nodes that hear of releases: those of every epoch of the log.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class LogAppender:
         self.log = log
         self.epoch = epoch
         self.nodeset = nodeset
+        self.audience: Sequence[NodeId] = nodeset.nodes
         self._replication = replication
         self._append_time_us = append_time_us
         self._role = role
@@ -159,7 +161,7 @@ class LogAppender:
         """Every lower epoch is recovered: what is stored is released from now on."""
         self.is_recovered = True
         if self._window.lng > self.epoch << 32:
-            self._role.release(self.log, self.nodeset, self._window.lng)
+            self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
 
     def has_unreleased_room(self, size: int) -> bool:
@@ -315,7 +317,7 @@ class LogAppender:
             records = run.last - run.first + 1
             self._role.acknowledge(run.cargo.acks, run.cargo.bytes, records)
         if self.is_recovered:
-            self._role.release(self.log, self.nodeset, self._window.lng)
+            self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
 
     def _check_drained(self) -> None:

@@ -27,38 +27,27 @@ from cordwood.errors import (
     UnknownLog,
 )
 from cordwood.host.seams import Host
-from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.frame import Frame
 from cordwood.layout.message import (
-    AppendFault,
     AskReleased,
     AskTail,
     ReleasedReply,
     TailReply,
-    pack,
-    to_fault,
 )
-from cordwood.layout.waves import AppendEntry, AppendFlag, pack_pairs, read_append
+from cordwood.layout.waves import AppendEntry, AppendFlag, read_append
 from cordwood.metadata.epoch_store import EpochRecord
-from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.nodes import Member, NodeId
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.sequencer.activation import Activation
+from cordwood.sequencer.answers import Answers
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Waiting
+from cordwood.sequencer.releases import Releases
 from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 """How often waves are checked for their timeout; a fifth of the first one."""
-
-RELEASE_DELAY_S = 0.002
-"""How long a release waits for others. The next wave carries the LNG anyway, to the nodes
-that it goes to; a frame to every node for each wave doubled the time of a lone append."""
-
-RELEASE_REPEAT_S = 1.0
-"""How often a release is said again; a reader behind a lost one waits this long."""
-
-RELEASE_REPEATS = 10
-"""How often it is said again after it moved; then every peer that connects hears it."""
 
 ACTIVATING_BYTES_MAX = 16 << 20
 """Bodies that wait for one log's activation; the client keeps the rest."""
@@ -83,11 +72,6 @@ LOGS_MAX = 100_000
 """Logs sequenced by one node at once."""
 
 
-def needs_recovery(entry: AppendEntry) -> bool:
-    """Whether an entry has to wait until every lower epoch is recovered (design.md §3)."""
-    return bool(entry.producer)
-
-
 class View(Protocol):
     """What the failure detector knows; see `wire.gossip.Gossip`."""
 
@@ -106,7 +90,7 @@ class _Slot:
     """
 
     __slots__ = (
-        "appender", "heir", "ready", "recovered", "recovery", "repeats", "waiting",
+        "appender", "heir", "ready", "recovered", "recovery", "waiting",
         "waiting_bytes",
     )  # fmt: skip
 
@@ -119,7 +103,6 @@ class _Slot:
         self.ready: asyncio.Future[LogAppender] = loop.create_future()
         self.waiting: list[Waiting] = []
         self.waiting_bytes = 0
-        self.repeats = 0
 
 
 class SequencerRole:
@@ -152,15 +135,10 @@ class SequencerRole:
         self._failures: dict[int, tuple[NoSequencer, float]] = {}
         self._dirty: dict[int, None] = {}
         self._held: dict[int, None] = {}
-        self._acks: dict[Connection, list[int]] = {}
-        self._faults: dict[Connection, list[AppendFault]] = {}
-        # By connection and log, why a block was sent back that may come again.
-        self._sent_back: dict[Connection, dict[int, tuple[CordwoodError, NodeId]]] = {}
-        self._releases: dict[NodeId, dict[int, int]] = {}
+        self._answers = Answers()
+        self._releases = Releases(tools.peers)
         self._turn_due = False
         self._stirred = asyncio.Event()
-        self._send_due = False
-        self._release_due = False
         self._in_flight_bytes = 0
         self.appended_records = 0
 
@@ -177,25 +155,14 @@ class SequencerRole:
             Malformed: it is damaged.
         """
         for entry in read_append(frame.payload):
-            error = self._behind(connection, entry) or self._admit(connection, entry)
+            error = self._answers.behind(connection, entry) or self._admit(connection, entry)
             if error is not None:
-                self._answer_fault(connection, entry, *error)
+                self._answers.send_back(connection, entry, *error)
         self._turn_soon()
-
-    def _behind(
-        self, connection: Connection, entry: AppendEntry
-    ) -> tuple[CordwoodError, NodeId] | None:
-        """Why an entry goes back like one before it; None if none before it did."""
-        sent_back = self._sent_back.get(connection)
-        if sent_back is None:
-            return None
-        if entry.flags & AppendFlag.AFRESH:
-            sent_back.pop(entry.log, None)
-        return sent_back.get(entry.log)
 
     def on_lost(self, connection: Connection) -> None:
         """A connection is gone."""
-        self._sent_back.pop(connection, None)
+        self._answers.on_lost(connection)
 
     async def tail(self, ask: AskTail) -> TailReply:
         """The last released LSN, from this log's sequencer, which is started if need be.
@@ -225,7 +192,7 @@ class SequencerRole:
             if slot.heir is not None:
                 raise NoSequencer(f"log {ask.log}: another node takes over just now")
             await asyncio.shield(slot.recovered)
-            self._repeat_release(slot)
+            self._remind(slot)
             if await self._still_rules(ask.log, slot, appender):
                 return TailReply(appender.epoch, appender.lng, self._node)
         raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
@@ -268,7 +235,7 @@ class SequencerRole:
         error = NoSequencer(f"log {log}: epoch {appender.epoch} ends, another node takes over")
         for waiting in appender.take_pending():
             self._in_flight_bytes -= waiting.entry.stored_bytes
-            self._answer_fault(waiting.connection, waiting.entry, error, heir)
+            self._answers.send_back(waiting.connection, waiting.entry, error, heir)
         await self._wait_stored(lambda: appender.in_flight, FINISH_S)
         self._end(log, slot, 0)
 
@@ -325,7 +292,7 @@ class SequencerRole:
         if appender is not None and not appender.has_unreleased_room(entry.stored_bytes):
             text = "this log's earlier epochs are being recovered: try again in a moment"
             return Overloaded(text), NodeId(0)
-        if appender is not None and (appender.is_recovered or not needs_recovery(entry)):
+        if appender is not None and (appender.is_recovered or not entry.needs_recovery):
             appender.enqueue(waiting)
             self._dirty[entry.log] = None
         elif slot.waiting_bytes + entry.stored_bytes > ACTIVATING_BYTES_MAX:
@@ -390,7 +357,7 @@ class SequencerRole:
                 text = f"node {self._node} leaves before it could sequence log {log}"
                 self._abandon(log, slot, NoSequencer(text))
         await self._wait_stored(self._in_flight, LEAVE_S)
-        self._send()
+        self._answers.send()
 
     def _in_flight(self) -> int:
         """Runs that are not stored yet, over all logs."""
@@ -435,7 +402,7 @@ class SequencerRole:
         assert appender is not None, "nothing is taken before the activation"
         waiting, slot.waiting, slot.waiting_bytes = slot.waiting, [], 0
         for each in waiting:
-            if appender.is_recovered or not needs_recovery(each.entry):
+            if appender.is_recovered or not each.entry.needs_recovery:
                 appender.enqueue(each)
             else:
                 slot.waiting.append(each)
@@ -479,7 +446,7 @@ class SequencerRole:
         if not appender.is_recovered:
             appender.on_recovered()
         if self._slots.get(log) is slot:  # it may have run out of numbers meanwhile
-            self._repeat_release(slot)
+            self._remind(slot)
             self._take_waiting(log, slot)
 
     def _end(self, log: int, slot: _Slot, epoch: int) -> None:
@@ -487,6 +454,7 @@ class SequencerRole:
         if self._slots.get(log) is not slot:
             return
         del self._slots[log]
+        self._releases.forget(log)
         if slot.recovery is not None and slot.recovery is not asyncio.current_task():
             slot.recovery.cancel()
         over = NoSequencer(f"log {log} is not sequenced here any more")
@@ -518,28 +486,28 @@ class SequencerRole:
         self.appended_records += records
         self._stored.set()
         self._stored = asyncio.Event()
-        for connection, token, first in acks:
-            pairs = self._acks.get(connection)
-            if pairs is None:
-                pairs = self._acks[connection] = []
-            pairs.append(token)
-            pairs.append(first)
-        self._send_soon()
+        self._answers.acknowledge(acks)
 
     def refuse(self, connection: Connection, entry: AppendEntry, error: CordwoodError) -> None:
         """See `appender.Role`."""
         self._in_flight_bytes -= entry.stored_bytes
-        self._answer_fault(connection, entry, error, NodeId(0))
+        self._answers.send_back(connection, entry, error, NodeId(0))
 
     def unknown(self, connection: Connection, token: int, error: CordwoodError) -> None:
         """See `appender.Role`."""
-        self._tell_fault(connection, token, error, NodeId(0))
+        self._answers.fault(connection, token, error)
 
-    def release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
+    def release(self, log: int, audience: Sequence[NodeId], lsn: int) -> None:
         """See `appender.Role`."""
-        self._slots[log].repeats = RELEASE_REPEATS
         self._stirred.set()
-        self._tell_release(log, nodeset, lsn)
+        self._releases.tell(log, audience, lsn)
+
+    def _remind(self, slot: _Slot) -> None:
+        """Somebody asks for the log, or begins it: say its release again."""
+        appender = slot.appender
+        if appender is not None and appender.is_recovered:
+            self._stirred.set()
+            self._releases.remind(appender.log, appender.audience, appender.released)
 
     def on_fenced(self, log: int, epoch: int) -> None:
         """See `appender.Role`."""
@@ -598,78 +566,18 @@ class SequencerRole:
             if slot is not None and slot.appender is not None:
                 slot.appender.flush(now, now_us)
 
-    def _answer_fault(
-        self, connection: Connection, entry: AppendEntry, error: CordwoodError, node: NodeId
-    ) -> None:
-        """Send an entry back, and with it those behind it if it may come again."""
-        if isinstance(error, Retryable) and connection.is_open:
-            self._sent_back.setdefault(connection, {})[entry.log] = error, node
-        self._tell_fault(connection, entry.token, error, node)
-
-    def _tell_fault(
-        self, connection: Connection, token: int, error: CordwoodError, node: NodeId
-    ) -> None:
-        self._faults.setdefault(connection, []).append(AppendFault(token, to_fault(error), node))
-        self._send_soon()
-
-    def _tell_release(self, log: int, nodeset: Nodeset, lsn: int) -> None:
-        if not lsn:
-            return  # lower epochs are not recovered
-        for node in nodeset.nodes:
-            self._releases.setdefault(node, {})[log] = lsn
-        if not self._release_due:
-            self._release_due = True
-            asyncio.get_running_loop().call_later(RELEASE_DELAY_S, self._send_releases)
-
-    def _repeat_release(self, slot: _Slot) -> None:
-        if slot.appender is not None:
-            slot.repeats = max(slot.repeats, 1)
-            self._stirred.set()
-            self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.released)
-
-    def _send_soon(self) -> None:
-        if not self._send_due:
-            self._send_due = True
-            asyncio.get_running_loop().call_soon(self._send)
-
-    def _send(self) -> None:
-        """Answer clients, a frame to each."""
-        self._send_due = False
-        acks, self._acks = self._acks, {}
-        for connection, pairs in acks.items():
-            connection.send(Kind.APPENDED, 0, (pack_pairs(pairs),))
-        faults, self._faults = self._faults, {}
-        for connection, each in faults.items():
-            connection.send(Kind.APPEND_FAULTS, 0, (pack(each),))
-
-    def _send_releases(self) -> None:
-        """Tell nodes what was released since the last time, a frame to each."""
-        self._release_due = False
-        releases, self._releases = self._releases, {}
-        for node in sorted(releases):
-            peer = self._tools.peers.get(node)
-            if peer is not None:
-                numbers = [number for pair in releases[node].items() for number in pair]
-                peer.send(Kind.RELEASE, 0, (pack_pairs(numbers),))
-
     def on_peer_up(self, node: NodeId) -> None:
         """A node connected: it may have missed releases, and runs may wait for it."""
         self._tools.health.on_up(node)
-        for slot in self._slots.values():
-            if slot.appender is not None and node in slot.appender.nodeset:
-                self._tell_release(slot.appender.log, slot.appender.nodeset, slot.appender.released)
+        self._releases.on_peer_up(node)
 
     @property
     def _is_idle(self) -> bool:
         """Whether no run is in flight and no release is to be told again: nothing to check."""
-        return not any(
-            slot.repeats or (slot.appender is not None and slot.appender.in_flight)
-            for slot in self._slots.values()
-        )
+        return self._releases.is_idle and not self._in_flight()
 
     async def run(self) -> None:
         """Check waves for timeouts, and repeat releases, until cancelled."""
-        since_release = 0.0
         while True:
             if self._is_idle:
                 self._stirred.clear()
@@ -679,15 +587,7 @@ class SequencerRole:
             for slot in list(self._slots.values()):
                 if slot.appender is not None and slot.appender.in_flight:
                     slot.appender.tick(now)
-            since_release += TICK_S
-            if since_release >= RELEASE_REPEAT_S:
-                since_release = 0.0
-                for slot in self._slots.values():
-                    if slot.repeats and slot.appender is not None:
-                        slot.repeats -= 1
-                        self._tell_release(
-                            slot.appender.log, slot.appender.nodeset, slot.appender.released
-                        )
+            self._releases.tick(TICK_S)
 
     async def close(self) -> None:
         """Stop: nothing more is taken, and what is in flight is answered as unknown."""
@@ -695,5 +595,5 @@ class SequencerRole:
             task.cancel()
         for log, slot in list(self._slots.items()):
             self._end(log, slot, 0)
-        self._send()
-        self._send_releases()
+        self._answers.send()
+        self._releases.send()

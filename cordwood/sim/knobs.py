@@ -42,8 +42,8 @@ KNOBS: Mapping[str, Knob] = {
     for knob in (
         Knob("sequencer.appender", "STICKY_BYTES", (1, 2000, 50_000)),
         Knob("sequencer.appender", "QUICK_WAVES", (1, 2, 8)),
-        Knob("sequencer.role", "RELEASE_DELAY_S", (0.0005, 0.02, 0.2)),
-        Knob("sequencer.role", "RELEASE_REPEAT_S", (0.2, 3.0)),
+        Knob("sequencer.releases", "RELEASE_DELAY_S", (0.0005, 0.02, 0.2)),
+        Knob("sequencer.releases", "RELEASE_REPEAT_S", (0.2, 3.0)),
         Knob("sequencer.role", "ACTIVATING_BYTES_MAX", (2000, 50_000)),
         Knob("sequencer.activation", "TRIES_MAX", (1, 5)),
         Knob("protocol.node_health", "SLOW_S", (0.2, 6.0)),

@@ -329,9 +329,9 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
 
 
 def _noting_releases(original: Any, recorder: HistoryRecorder) -> Any:
-    def release(self: Any, log: int, nodeset: Any, lsn: int) -> None:
+    def release(self: Any, log: int, audience: Any, lsn: int) -> None:
         recorder.released(log, lsn, by=f"node {self._node}, epoch {lsn >> 32}")
-        original(self, log, nodeset, lsn)
+        original(self, log, audience, lsn)
 
     return release
 
