@@ -164,6 +164,43 @@ class TestWhatSurvives:
 
         simulate(scenario)
 
+    @pytest.mark.parametrize("block_records", [4, 7, 1000])
+    def test_columns_that_some_calls_of_a_turn_have_and_others_do_not(
+        self, block_records: int
+    ) -> None:
+        """Records that one block takes are put into it a column at a time."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(block_records=block_records) as store:
+                calls: list[dict[str, Any]] = [
+                    {},
+                    {"keys": [b"k", None, b""]},
+                    {"timestamps": 7},
+                    {"headers": [[("a", b"1")], (), [("b", None), ("b", b"")]]},
+                    {"timestamps": [3, 2, 1], "keys": [None, None, None]},
+                    {},
+                ]
+                await asyncio.gather(
+                    *(
+                        store.append_many("log", [b"%d %d" % (n, m) for m in range(3)], **columns)
+                        for n, columns in enumerate(calls)
+                    )
+                )
+                found = await records(store)
+            assert [each.value for each in found] == [
+                b"%d %d" % (n, m) for n in range(len(calls)) for m in range(3)
+            ]
+            assert [each.key for each in found] == [None] * 3 + [b"k", None, b""] + [None] * 12
+            assert [each.timestamp_us for each in found[6:9]] == [7, 7, 7]
+            assert [each.timestamp_us for each in found[12:15]] == [3, 2, 1]
+            assert all(each.timestamp_us > 10**9 for each in (*found[:6], *found[9:12]))
+            assert [tuple(each.headers) for each in found[9:12]] == [
+                (("a", b"1"),), (), (("b", None), ("b", b"")),
+            ]  # fmt: skip
+            assert not any(each.headers for each in (*found[:9], *found[12:]))
+
+        simulate(scenario)
+
     def test_a_record_without_a_timestamp_gets_the_client_s_time(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             cluster.simulation.machine("node-1")
