@@ -16,10 +16,14 @@ from typing import cast
 from cordwood.block import Buffer
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.address import join_address, split_address
-from cordwood.host.seams import StreamHandler
+from cordwood.host.seams import DirectReceiver, StreamHandler
 
 ACCEPT_BACKLOG = 512
 """Connections the kernel holds for us; clients of a restarted node come all at once."""
+
+SCRATCH_BYTES = 64 << 10
+"""Of what arrives while nobody knows yet where it belongs, that much is read at a time: the
+first piece of a large frame, or thousands of small ones."""
 
 LISTEN_TIMEOUT_S = 10.0
 """Binding asks a name server at most, and that must not hang a start."""
@@ -72,6 +76,38 @@ class _Introduction(asyncio.Protocol):
         self.handler.connection_made(RealTransport(cast(asyncio.Transport, transport)))
 
 
+class _DirectIntroduction(asyncio.BufferedProtocol):
+    """As `_Introduction`, for a handler that says where bytes belong.
+
+    A frame of 64 KiB arrives in a few pieces. asyncio's plain protocols make an object of
+    each and the handler joins them: two copies, each into fresh memory. Here the kernel
+    writes all but the first piece into its place.
+    """
+
+    def __init__(self, handler: DirectReceiver, scratch: memoryview) -> None:
+        self.handler = handler
+        self._scratch = scratch
+        self._is_direct = False
+        self.eof_received = handler.eof_received  # type: ignore[method-assign]
+        self.connection_lost = handler.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.handler.connection_made(RealTransport(cast(asyncio.Transport, transport)))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        into = self.handler.receive_into()
+        self._is_direct = into is not None
+        return self._scratch if into is None else into
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._is_direct:
+            self.handler.placed(nbytes)
+        else:
+            self.handler.data_received(bytes(self._scratch[:nbytes]))
+
+
 class RealListener:
     """A `Listener` over an asyncio server."""
 
@@ -91,11 +127,21 @@ class RealListener:
 class RealNetwork:
     """A `Network` of TCP streams on the running loop."""
 
+    def __init__(self) -> None:
+        # One for all connections: between `get_buffer` and `buffer_updated` no other has
+        # its turn.
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+
+    def _introduce(self, handler: StreamHandler) -> _Introduction | _DirectIntroduction:
+        if isinstance(handler, DirectReceiver):
+            return _DirectIntroduction(handler, self._scratch)
+        return _Introduction(handler)
+
     async def listen(self, address: str, accept: Callable[[], StreamHandler]) -> RealListener:
         host, port = split_address(address)
         try:
             async with asyncio.timeout(LISTEN_TIMEOUT_S):
-                server = await _bind(host, port, accept)
+                server = await _bind(host, port, lambda: self._introduce(accept()))
         except OSError as error:  # TimeoutError is one too
             reason = error.strerror or type(error).__name__
             raise BadSetting(f"cannot listen on {address}: {reason}") from error
@@ -109,7 +155,7 @@ class RealNetwork:
         try:
             async with asyncio.timeout(timeout_s):
                 _, introduction = await loop.create_connection(
-                    lambda: _Introduction(make()), host, port
+                    lambda: self._introduce(make()), host, port
                 )
         except TimeoutError as error:
             raise Unreachable(f"{address} did not answer within {timeout_s:g} s") from error
@@ -119,13 +165,11 @@ class RealNetwork:
         return introduction.handler
 
 
-async def _bind(host: str, port: int, accept: Callable[[], StreamHandler]) -> asyncio.Server:
+async def _bind(host: str, port: int, accept: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # The first only: with port 0, `localhost` would get one free port for each of
     # 127.0.0.1 and ::1, and a listener has one address. IPv4 first, as it is what
     # people type.
     first = min(found, key=lambda info: info[0] != socket.AF_INET)
-    return await loop.create_server(
-        lambda: _Introduction(accept()), str(first[4][0]), port, backlog=ACCEPT_BACKLOG
-    )
+    return await loop.create_server(accept, str(first[4][0]), port, backlog=ACCEPT_BACKLOG)

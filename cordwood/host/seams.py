@@ -17,7 +17,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from cordwood.block import Buffer
 
@@ -78,6 +78,20 @@ class StreamHandler(Protocol):
     def connection_lost(self, exc: Exception | None) -> None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
+
+
+@runtime_checkable
+class DirectReceiver(StreamHandler, Protocol):
+    """A handler that may know where the next bytes belong, so that nobody copies them there."""
+
+    def receive_into(self) -> memoryview | None:
+        """Where what arrives next should be put, not empty; None to get it by `data_received`.
+
+        A network may use `data_received` all the same; then that is where they are copied to.
+        """
+
+    def placed(self, count: int) -> None:
+        """`count` bytes, at least one, stand at the start of what `receive_into` gave last."""
 
 
 class Listener(Protocol):

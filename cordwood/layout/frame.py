@@ -24,6 +24,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from crc32c import crc32c
 
 from cordwood.block import Buffer
@@ -101,6 +102,14 @@ def frame_header(kind: int, request: int, length: int, payload_crc: int) -> byte
     return summed + crc32c(summed, payload_crc).to_bytes(4, "little")
 
 
+def _cut(whole: memoryview, kind: int, request: int, crc: int) -> Frame:
+    """The frame that `whole` is, header and payload, if its CRC is `crc`."""
+    payload = whole[FRAME_HEADER_BYTES:]
+    if crc32c(whole[: _SUMMED.size], crc32c(payload)) != crc:
+        raise ChecksumMismatch(f"a frame of kind {kind} failed its CRC32C")
+    return Frame(kind, request, payload)
+
+
 def frame(kind: int, request: int, payload: Buffer) -> tuple[bytes, Buffer]:
     """One frame as two parts for `writelines`."""
     return frame_header(kind, request, len(payload), crc32c(payload)), payload
@@ -113,13 +122,14 @@ class FrameParser:
     waits. Whoever sets it True feeds `b""` once, for what has waited.
     """
 
-    __slots__ = ("_have", "_need", "_parts", "greeted")
+    __slots__ = ("_filled", "_frame", "_rest", "greeted")
 
     def __init__(self) -> None:
         self.greeted = False
-        self._parts: list[bytes] = []
-        self._have = 0
-        self._need = FRAME_HEADER_BYTES
+        self._rest = b""
+        # The frame that is arriving, all of its bytes, and how many of them are here.
+        self._frame: memoryview | None = None
+        self._filled = 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes, give the frames that they complete, in order.
@@ -129,41 +139,55 @@ class FrameParser:
                 while greetings are due. The parser is of no use afterwards.
             ChecksumMismatch: a frame's CRC is wrong; likewise.
         """
-        if self._parts:
-            self._parts.append(data)
-            self._have += len(data)
-            if self._have < self._need:
-                return []
-            data = b"".join(self._parts)
-            self._parts = []
         frames: list[Frame] = []
-        view = memoryview(data)
         at, end = 0, len(data)
+        if self._frame is not None:
+            at = min(end, len(self._frame) - self._filled)
+            self._frame[self._filled : self._filled + at] = data[:at]
+            frames += self.placed(at)
+        elif self._rest:
+            data = self._rest + data
+            self._rest, end = b"", len(data)
+        view = memoryview(data)
         while end - at >= FRAME_HEADER_BYTES:
             length, kind, flags, reserved, request, crc = _HEADER.unpack_from(data, at)
             self._check(length, kind, flags, reserved)
             stop = at + FRAME_HEADER_BYTES + length
             if stop > end:
-                break
-            payload = view[at + FRAME_HEADER_BYTES : stop]
-            if crc32c(view[at : at + 16], crc32c(payload)) != crc:
-                raise ChecksumMismatch(f"a frame of kind {kind} failed its CRC32C")
-            frames.append(Frame(kind, request, payload))
+                self._begin(view[at:], stop - at)
+                return frames
+            frames.append(_cut(view[at:stop], kind, request, crc))
             at = stop
             if not self.greeted and at < end:
-                self._keep(bytes(view[at:]), checked=False)
-                return frames
+                break  # it waits for `greeted`
         if at < end:
-            self._keep(data if at == 0 else bytes(view[at:]), checked=True)
+            self._rest = bytes(view[at:])
         return frames
 
-    def _keep(self, rest: bytes, *, checked: bool) -> None:
-        """Hold an unfinished frame; only a checked length may be waited for."""
-        self._parts = [rest]
-        self._have = len(rest)
-        self._need = FRAME_HEADER_BYTES
-        if checked and self._have >= FRAME_HEADER_BYTES:
-            self._need += _HEADER.unpack_from(rest)[0]
+    def receive_into(self) -> memoryview | None:
+        """Where the rest of a frame that has begun to arrive belongs, so that it may be put
+        there without a copy; None if what comes next is for `feed`. Then call `placed`."""
+        return None if self._frame is None else self._frame[self._filled :]
+
+    def placed(self, count: int) -> list[Frame]:
+        """So many bytes were put where `receive_into` said; as `feed`."""
+        assert self._frame is not None, "nothing was begun"
+        self._filled += count
+        if self._filled < len(self._frame):
+            return []
+        frame, self._frame = self._frame, None
+        _, kind, _, _, request, crc = _HEADER.unpack_from(frame)
+        return [_cut(frame, kind, request, crc)]
+
+    def _begin(self, start: memoryview, length: int) -> None:
+        """Make room for a frame whose header was checked and whose start is here.
+
+        numpy's memory is not zeroed, and the machine gives pages as they are written: a
+        length that is only claimed costs nothing.
+        """
+        self._frame = np.empty(length, np.uint8).data
+        self._frame[: len(start)] = start
+        self._filled = len(start)
 
     def _check(self, length: int, kind: int, flags: int, reserved: int) -> None:
         limit = _LIMITS.get(kind)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from cordwood.block import Buffer
-from cordwood.host.seams import StreamHandler
+from cordwood.host.seams import DirectReceiver, StreamHandler
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.process import Process
 
@@ -221,6 +221,7 @@ class SimTransport(asyncio.Transport):
         self.number = network.register(self)
         self._network = network
         self._handler: StreamHandler | None = None
+        self._receiver: DirectReceiver | None = None
         self._unread: deque[bytes] = deque()
         self._reading = True
         self._read_due = False
@@ -253,6 +254,7 @@ class SimTransport(asyncio.Transport):
     def start(self, handler: StreamHandler) -> None:
         """Tell `handler` of the connection, and read what came already."""
         self._handler = handler
+        self._receiver = handler if isinstance(handler, DirectReceiver) else None
         if self._unread:
             self._read_soon()
         handler.connection_made(self)
@@ -367,13 +369,21 @@ class SimTransport(asyncio.Transport):
             if len(chunk) + len(self._unread[0]) > READ_BYTES_MAX:
                 break
             chunk += self._unread.popleft()
+        into = None if self._receiver is None else self._receiver.receive_into()
+        if into is not None and len(chunk) > len(into):
+            self._unread.appendleft(chunk[len(into) :])
+            chunk = chunk[: len(into)]
         if self._unread:
             self._read_soon()
         self.inbound.consumed(len(chunk))
         self._network.loop.trace.note(zlib.crc32(chunk))
         assert self._handler is not None
         try:
-            self._handler.data_received(chunk)
+            if into is None or self._receiver is None:
+                self._handler.data_received(chunk)
+            else:
+                into[: len(chunk)] = chunk
+                self._receiver.placed(len(chunk))
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001  (as asyncio: reported, and it is lost)

@@ -113,6 +113,16 @@ class Connection:
         except CordwoodError as error:
             self.fail(error)
 
+    def receive_into(self) -> memoryview | None:
+        return self._parser.receive_into()
+
+    def placed(self, count: int) -> None:
+        try:
+            for frame in self._parser.placed(count):
+                self._on_frame(frame)
+        except CordwoodError as error:
+            self.fail(error)
+
     def eof_received(self) -> bool | None:
         return False
 

@@ -90,6 +90,40 @@ def test_any_chunking_gives_the_same_frames(sent: Seen, cuts: list[int]) -> None
     assert feed(greeted(), *chunks, stream[at:]) == sent
 
 
+@given(frames, st.lists(st.integers(1, 60), max_size=30))
+def test_what_is_put_into_its_place_gives_the_same_frames(sent: Seen, cuts: list[int]) -> None:
+    stream = b"".join(whole(*each) for each in sent)
+    parser = greeted()
+    seen: Seen = []
+    at = 0
+    for cut in [*cuts, *([60] * (len(stream) // 60 + len(sent) + 1))]:
+        chunk, into = stream[at : at + cut], parser.receive_into()
+        if into is None:
+            found = parser.feed(chunk)
+        else:
+            assert len(into) > 0
+            chunk = chunk[: len(into)]
+            into[: len(chunk)] = chunk
+            found = parser.placed(len(chunk)) if chunk else []
+        at += len(chunk)
+        seen += [(each.kind, each.request, bytes(each.payload)) for each in found]
+    assert (at, seen) == (len(stream), sent)
+    assert parser.receive_into() is None
+
+
+def test_a_frame_put_into_its_place_is_summed_too() -> None:
+    data = bytearray(whole(Kind.STORE, 1, bytes(100)))
+    data[60] ^= 1
+    parser = greeted()
+    assert parser.feed(bytes(data[:50])) == []
+    into = parser.receive_into()
+    assert into is not None
+    assert len(into) == len(data) - 50
+    into[:] = data[50:]
+    with pytest.raises(ChecksumMismatch):
+        parser.placed(len(into))
+
+
 @given(frames)
 def test_byte_by_byte_each_frame_comes_with_its_last_byte(sent: Seen) -> None:
     parser = greeted()
