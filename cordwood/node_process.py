@@ -10,17 +10,21 @@ Source: design.md §4 (gc, uvloop), §11.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import uvloop
 
 from cordwood.errors import CordwoodError
 from cordwood.host.real import real_host
+from cordwood.host.shortcut_network import ShortcutNetwork
 from cordwood.metadata.where import open_metadata
 from cordwood.node import running_node
 from cordwood.settings import NodeSettings
@@ -35,6 +39,20 @@ def encode_settings(settings: NodeSettings) -> bytes:
     return msgspec.json.encode(settings)
 
 
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Leave alone what is there now, and look for cycles rarely, for the length of the block."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 async def run(settings: NodeSettings) -> None:
     """Run a node until told to stop."""
     loop = asyncio.get_running_loop()
@@ -42,16 +60,15 @@ async def run(settings: NodeSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     _stop_when_orphaned(loop, stop)
-    async with real_host() as host:
+    async with real_host() as machine:
+        host = dataclasses.replace(machine, network=ShortcutNetwork(machine.network))
         metadata = open_metadata(settings.metadata, host)
         try:
             async with running_node(settings, host, metadata) as node:
-                gc.collect()
-                gc.freeze()
-                gc.set_threshold(GC_THRESHOLD, 20, 50)
-                sys.stdout.write(f"ready {node.address}\n")
-                sys.stdout.flush()
-                await stop.wait()
+                with rare_collections():
+                    sys.stdout.write(f"ready {node.address}\n")
+                    sys.stdout.flush()
+                    await stop.wait()
         finally:
             await metadata.close()
 

@@ -54,6 +54,10 @@ class MemoryNetwork:
         """A handler for a connection that came from outside this process."""
         return self._accepting[address]()
 
+    def listens_at(self, address: str) -> bool:
+        """Whether somebody listens there."""
+        return address in self._accepting
+
     def forget(self, address: str) -> None:
         """Nothing listens there any more."""
         self._accepting.pop(address, None)
@@ -112,7 +116,7 @@ class _MemoryTransport:
         if not self._closing:
             self._closing = True
             self._loop.call_soon(self.peer._end)
-            self._loop.call_soon(self._lose)
+            self._loop.call_soon(self._lose, None)
 
     def abort(self) -> None:
         self.peer._arrived.clear()
@@ -141,16 +145,41 @@ class _MemoryTransport:
         if self.peer._writing_paused:
             self.peer._writing_paused = False
             self.peer._handler.resume_writing()
-        self._handler.data_received(data)
+        try:
+            self._handler.data_received(data)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  (as asyncio: reported, and it is lost)
+            self._fail(error)
 
     def _end(self) -> None:
-        """The other side closed: give what it sent, then the end."""
+        """The other side closed: give what it sent, then the end.
+
+        Both sides close, whatever `eof_received` says: nothing of ours keeps a half open.
+        """
         self._reading = True
         self._deliver()
+        if not self._lost:
+            self._handler.eof_received()
         self._closing = True
-        self._lose()
+        self._lose(None)
 
-    def _lose(self) -> None:
+    def _fail(self, error: BaseException) -> None:
+        self._loop.call_exception_handler(
+            {
+                "message": "Fatal error: protocol.data_received() call failed.",
+                "exception": error,
+                "protocol": self._handler,
+            }
+        )
+        self._arrived.clear()
+        self._arrived_bytes = 0
+        if not self._closing:
+            self._closing = True
+            self._loop.call_soon(self.peer._end)
+        self._lose(error)
+
+    def _lose(self, error: BaseException | None) -> None:
         if not self._lost:
             self._lost = True
-            self._handler.connection_lost(None)
+            self._handler.connection_lost(cast("Exception | None", error))
