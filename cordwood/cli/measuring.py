@@ -20,11 +20,20 @@ Result = TypeVar("Result")
 
 
 def run_measurement(work: Coroutine[object, object, Result]) -> Result:
-    """Run a measurement; told to stop, it removes what it made first."""
+    """Run a measurement; told to stop, it removes what it made first.
+
+    The collector is set as nodes set it: with 2,048 futures in flight, young collections
+    every 700 objects took a fifth of a client's time.
+    """
     import uvloop
 
+    from cordwood.node_process import rare_collections
+
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            rare_collections(),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             return runner.run(_stoppable(work))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
