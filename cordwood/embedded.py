@@ -48,6 +48,10 @@ async def embedded_store(
         StoreInUse: another process has it open; the text names it.
         BadSetting: the path is a file, or a cluster's directory.
     """
+    # Loaded when a store is opened, as it takes a tenth of a second: `connect` may be given
+    # a cluster's address, and never need it.
+    from cordwood.storage.rocks_logs import rocks_tables
+
     path = _check_directory(directory)
     async with AsyncExitStack() as exit_stack:
         real = await exit_stack.enter_async_context(real_host())
@@ -67,7 +71,8 @@ async def embedded_store(
             create_logs=True,
             storage=StorageSettings(wal_bytes),
         )
-        running = await exit_stack.enter_async_context(running_node(node, host, metadata))
+        make = running_node(node, host, metadata, rocks_tables)
+        running = await exit_stack.enter_async_context(make)
         store = await exit_stack.enter_async_context(connected((ADDRESS,), host, settings))
 
         async def serve(port: int) -> str:

@@ -66,9 +66,12 @@ from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import AppenderTools
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
+from cordwood.storage.flusher import Flusher
+from cordwood.storage.logs_store import LogsStore, StoredLog
 from cordwood.storage.read_streams import ReadStreams
 from cordwood.storage.role import StorageRole
 from cordwood.storage.shard import Shard
+from cordwood.storage.tables import MakeTables
 from cordwood.storage.wal import Wal
 from cordwood.storage.wal_file import WalBlank, open_wal
 from cordwood.wire.connection import Connection
@@ -99,10 +102,16 @@ class Node:
     """One running node; made by `running_node`."""
 
     def __init__(
-        self, settings: NodeSettings, host: Host, metadata: MetadataStore, tasks: asyncio.TaskGroup
+        self,
+        settings: NodeSettings,
+        host: Host,
+        metadata: MetadataStore,
+        make_tables: MakeTables,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self.settings = settings
         self.host = host
+        self._make_tables = make_tables
         self._tasks = tasks
         self._membership = Membership(metadata)
         self._logs = LogTree(metadata)
@@ -115,6 +124,7 @@ class Node:
         self._purging: dict[int, asyncio.Task[None]] = {}
         # What `start` makes, in the order in which it does.
         self._shard: Shard
+        self._flusher: Flusher
         self._streams: ReadStreams
         self._storage: StorageRole
         self._sequencer: SequencerRole
@@ -152,10 +162,8 @@ class Node:
         await host.disk.make_dir(settings.directory)
         self._exit.callback(host.disk.lock_dir(settings.directory, f"node {settings.node}").release)
         self._cluster = await self._membership.ensure_cluster(host.random)
-        wal = await self._open_wal()
-        self._exit.push_async_callback(wal.close)
-        self._shard = await Shard.open(wal, self._on_change)
-        self._streams = ReadStreams(self._shard.cache)
+        await self._open_shard()
+        self._streams = ReadStreams(self._shard.reader)
         self._storage = StorageRole(self._shard, self._streams)
         member = await self._membership.register(
             settings.node, settings.listen, settings.location, settings.weight
@@ -168,12 +176,36 @@ class Node:
         self._exit.push_async_callback(self._server.close)
         await self._server.listen(settings.listen)
         await self._refresh_members()
-        for work in (self._refresh(), self._sequencer.run(), self._gossip.run()):
+        works = (
+            self._refresh(),
+            self._sequencer.run(),
+            self._gossip.run(),
+            self._streams.run(),
+        )
+        for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
         self._exit.callback(self._stop_purging)
         for log in sorted(self._shard.cache.logs):
             self._on_change(log)
         logger.info("node %d listens on %s", settings.node, self._server.address)
+
+    async def _open_shard(self) -> None:
+        """Open WAL and LogsDB, replay, and begin to flush."""
+        settings = self.settings.storage
+        wal = await self._open_wal()
+        self._exit.push_async_callback(wal.close)
+        directory = f"{self.settings.directory}/logsdb"
+        tables = self._make_tables(directory, settings, self.host)
+        self._exit.push_async_callback(tables.close)
+        logs, states = await LogsStore.open(tables, settings, self.settings.node)
+        self._shard = await Shard.open(wal, logs, states, settings.cache_bytes, self._on_change)
+        self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room)
+        self._tasks.create_task(self._flusher.run())
+        self._exit.push_async_callback(self._flusher.close)
+
+    def _on_room(self) -> None:
+        """A flush made room."""
+        self._storage.tell_room()
 
     def _stop_purging(self) -> None:
         for task in list(self._purging.values()):
@@ -226,6 +258,7 @@ class Node:
             self._gossip,
             self._tasks,
         )
+        self._channel.on_room = self._sequencer.on_settled
 
     def _on_gossip_tick(self) -> None:
         self._health.set_silent(self._gossip.silent)
@@ -492,6 +525,8 @@ class Node:
             wal_used_bytes=shard.wal.used_bytes,
             wal_capacity_bytes=shard.wal.capacity_bytes,
             cache_bytes=shard.cache.bytes,
+            logs_bytes=shard.logs.stored_bytes,
+            partitions=len(shard.logs.partitions),
             connections=self._server.connections,
             appended_records=self._sequencer.appended_records,
             stored_blocks=shard.stored_blocks,
@@ -505,6 +540,7 @@ class Node:
         states: list[LogState] = []
         for log in sorted(set(self._shard.cache.logs) | set(active)):
             held = self._shard.cache.log(log)
+            stored = self._shard.logs.logs.get(log) or StoredLog()
             appender = active.get(log)
             states.append(
                 LogState(
@@ -513,8 +549,8 @@ class Node:
                     epoch=appender.epoch if appender else held.released >> 32,
                     lng=appender.lng if appender else 0,
                     released=held.released,
-                    blocks=len(held),
-                    bytes=held.bytes,
+                    blocks=len(held) + stored.blocks,
+                    bytes=held.bytes + stored.bytes,
                     sealed=self._shard.sealed(log),
                 )
             )
@@ -537,16 +573,18 @@ def _brief(
 
 @asynccontextmanager
 async def running_node(
-    settings: NodeSettings, host: Host, metadata: MetadataStore
+    settings: NodeSettings, host: Host, metadata: MetadataStore, make_tables: MakeTables
 ) -> AsyncIterator[Node]:
     """A node that runs for the length of the block.
 
+    Args:
+        make_tables: what LogsDB rests on: `rocks_tables`, or the simulator's twin.
     Raises:
         CordwoodError: see `Node.start`.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            node = Node(settings, host, metadata, tasks)
+            node = Node(settings, host, metadata, make_tables, tasks)
             try:
                 await node.start()
                 yield node

@@ -28,6 +28,7 @@ from cordwood.host.shortcut_network import ShortcutNetwork
 from cordwood.metadata.where import open_metadata
 from cordwood.node import running_node
 from cordwood.settings import NodeSettings
+from cordwood.storage.rocks_logs import rocks_tables
 
 GC_THRESHOLD = 50_000
 """Blocks are long-lived and free of cycles; a young collection every 700 objects costs
@@ -64,7 +65,7 @@ async def run(settings: NodeSettings) -> None:
         host = dataclasses.replace(machine, network=ShortcutNetwork(machine.network))
         metadata = open_metadata(settings.metadata, host)
         try:
-            async with running_node(settings, host, metadata) as node:
+            async with running_node(settings, host, metadata, rocks_tables) as node:
                 with rare_collections():
                     sys.stdout.write(f"ready {node.address}\n")
                     sys.stdout.flush()

@@ -76,12 +76,38 @@ class StorageSettings:
     Attributes:
         wal_bytes: the ring. 2 GiB in a server, as the Delta WAL has; `cordwood up` and
             the embedded store take 128 MiB, so that they start in a second.
+        cache_bytes: blocks that are in the WAL and not yet in LogsDB; at this, appends
+            wait. Three flushes: one under way, one that fills, one to spare.
+        flush_bytes: a flush begins when so much has gathered. Large files are read with
+            few seeks; 32 MiB are written in a fifth of a second.
+        flush_age_s: or when the oldest of it is so old, which bounds how much a quiet
+            node replays at its start. S3Stream uploads after the same minute.
+        partition_age_s, partition_bytes, partition_files: a partition that has reached
+            one of these is left alone and the next begins. LogDevice's 15 minutes, 6 GB
+            (here 4 GiB), and the 20 files of its documents: a cold read looks into each.
+        block_cache_bytes: what RocksDB keeps of index entries and blocks it has read.
     """
 
     wal_bytes: int = 2048 * MIB
+    cache_bytes: int = 96 * MIB
+    flush_bytes: int = 32 * MIB
+    flush_age_s: float = 60.0
+    partition_age_s: float = 900.0
+    partition_bytes: int = 4096 * MIB
+    partition_files: int = 20
+    block_cache_bytes: int = 32 * MIB
 
     def __post_init__(self) -> None:
         _check("storage.wal_bytes", self.wal_bytes, MIB, 1 << 44)
+        _check("storage.cache_bytes", self.cache_bytes, 4096, 1 << 40)
+        _check("storage.flush_bytes", self.flush_bytes, 4096, 1 << 36)
+        _check("storage.flush_age_s", self.flush_age_s, 0.01, 86_400)
+        _check("storage.partition_age_s", self.partition_age_s, 1, 365 * 86_400)
+        _check("storage.partition_bytes", self.partition_bytes, 4096, 1 << 44)
+        _check("storage.partition_files", self.partition_files, 1, 10_000)
+        _check("storage.block_cache_bytes", self.block_cache_bytes, 0, 1 << 40)
+        if self.cache_bytes < 2 * self.flush_bytes:
+            raise BadSetting("storage.cache_bytes is below twice storage.flush_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +116,7 @@ class NodeSettings:
 
     Attributes:
         node: its number.
-        directory: holds `identity` and `wal`.
+        directory: holds `identity`, `wal` and `logsdb`.
         metadata: the cluster's metadata store: the path of an SQLite file, which the nodes
             of one machine share, or `zookeeper://host:port,…/path`. Not read where the
             store is handed over opened.

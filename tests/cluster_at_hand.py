@@ -36,7 +36,9 @@ from cordwood.settings import (
     StorageSettings,
 )
 from cordwood.sim.host import SimClock, SimMachine, Simulation, sim_host
+from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.streams import stream
+from cordwood.storage.tables import MakeTables
 
 Result = TypeVar("Result")
 
@@ -65,6 +67,7 @@ class ClusterAtHand:
         wal_bytes: int = 4 * MIB,
         sequencer: SequencerSettings | None = None,
         create_logs: bool = True,
+        make_tables: MakeTables = memory_tables,
     ) -> None:
         self.simulation = simulation
         self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
@@ -75,6 +78,7 @@ class ClusterAtHand:
         self._sequencer = sequencer or SequencerSettings()
         self._create_logs = create_logs
         self._names = itertools.count(1)
+        self._make_tables = make_tables
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -151,7 +155,7 @@ class ClusterAtHand:
         )
 
         async def main(host: Host) -> None:
-            async with running_node(settings, host, self.metadata) as node:
+            async with running_node(settings, host, self.metadata, self._make_tables) as node:
                 self.running[number] = node
                 await asyncio.Event().wait()
 

@@ -103,7 +103,8 @@ class StatusReply(Struct, frozen=True, tag="status"):
     Attributes:
         uptime_s: seconds since it started.
         wal_used_bytes, wal_capacity_bytes: the ring, as of now.
-        cache_bytes: bytes in the log cache.
+        cache_bytes: bytes in the log cache, not in LogsDB yet.
+        logs_bytes, partitions: what LogsDB holds.
         connections: open connections.
         appended_records, stored_blocks: since it started.
         failed: why the node cannot store, "" if it can.
@@ -122,6 +123,8 @@ class StatusReply(Struct, frozen=True, tag="status"):
     failed: Sentence
     members: list[MemberInfo]
     logs: list[LogState]
+    logs_bytes: int = 0
+    partitions: int = 0
 
 
 class TailReply(Struct, frozen=True, tag="tail"):

@@ -45,6 +45,10 @@ UNRELEASED_BYTES_MAX = 64 << 20
 """Bodies taken while lower epochs are not recovered, which takes a fraction of a second as a
 rule. The next recovery would have to read all of it at once."""
 
+ROOM_WAIT_S = 2.0
+"""How long entries wait for nodes that flush: 32 MiB take a fraction of a second, and a
+client that is refused comes again by itself."""
+
 QUICK_WAVES = 4
 """A refused wave is followed at once by the next, this many times; then the tick's
 growing patience sets the pace, so that full nodes are not flooded with retries."""
@@ -146,6 +150,8 @@ class LogAppender:
         self.is_recovered = False
         self._unreleased_bytes = 0
         self._short_of_room: Run[Cargo] | None = None
+        # Since when nothing could be numbered for want of room; None while it can.
+        self._short_since: float | None = None
 
     @property
     def lng(self) -> int:
@@ -211,25 +217,32 @@ class LogAppender:
                 self._pending = pending[at:]
                 break
             self._load(cargo, waiting, count)
+            self._short_since = None
             count += entry.count
             room -= size
         if cargo.blocks:
             assert copyset is not None, "a run is loaded for a copyset"
             self._send_new(cargo, count, copyset, now)
         self._check_drained()
-        if self._pending and not self._exhausted:
-            self._wait_for_room()
+        if not self._pending:
+            self._short_since = None
+        elif not self._exhausted:
+            self._wait_for_room(now)
 
-    def _wait_for_room(self) -> None:
-        """Keep what was not numbered while something in flight may make room, else refuse it.
+    def _wait_for_room(self, now: float) -> None:
+        """Keep what was not numbered while there may come room for it soon, else refuse it.
 
         What is numbered must be stored. So nothing is numbered that may find no room: it
         would stay in the window, and all behind it, until its client gives up not knowing
-        what became of it.
+        what became of it. Room comes from what is in flight, and from nodes that flush.
         """
-        if len(self._window) or self._tools.channel.is_busy:
+        if self._short_since is None:
+            self._short_since = now
+        is_busy = len(self._window) or self._tools.channel.is_busy
+        can_replicate = self._can_replicate()
+        if is_busy or (can_replicate and now - self._short_since < ROOM_WAIT_S):
             self._role.hold(self.log)
-        elif self._can_replicate():
+        elif can_replicate:
             self._refuse_pending(self._full())
         else:
             self._refuse_pending(self._too_few())
@@ -398,8 +411,8 @@ class LogAppender:
         room = {node: self._tools.channel.room(node) for node in sorted(self._up)}
         full = [node for node in room if room[node] < self._run_bytes] or list(room)
         return Overloaded(
-            f"the WALs of nodes {', '.join(map(str, full))} are full. Until LogsDB lands the WAL "
-            "is the whole store: make the cluster with a larger WAL (`cordwood up --wal-mib`)"
+            f"nodes {', '.join(map(str, full))} have no room: they are written to faster than "
+            "they flush, or their disks are full"
         )
 
     def _too_few(self) -> TooFewNodes:

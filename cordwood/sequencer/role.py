@@ -584,6 +584,7 @@ class SequencerRole:
                 await self._stirred.wait()
             await asyncio.sleep(TICK_S)
             now = self._tools.now()
+            self.on_settled()  # what waits for room waits no longer than it may
             for slot in list(self._slots.values()):
                 if slot.appender is not None and slot.appender.in_flight:
                     slot.appender.tick(now)

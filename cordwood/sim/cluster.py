@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crc32c import crc32c
 
@@ -23,7 +23,9 @@ from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSetti
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.buggy_host import buggy_host
 from cordwood.sim.history import DumpedSlots, HistoryRecorder, PayloadMark, SlotKind
+from cordwood.sim.holdings import held_blocks
 from cordwood.sim.host import SimMachine, Simulation
+from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 from cordwood.sim.record_id import mark_record
 from cordwood.sim.recorded_metadata import RecordedMetadata
@@ -56,6 +58,7 @@ class ClusterOptions:
         nodes, racks: how many; nodes are dealt out to the racks in turn.
         replication: of every log.
         wal_bytes: of each node.
+        storage: of each node, but for its WAL's size. Flushes come by the second here.
         refresh_s: how often nodes read the member list.
         gossip_s: a tick of their failure detectors.
         sequencer: settings of every node's sequencer.
@@ -65,6 +68,7 @@ class ClusterOptions:
     racks: int = 3
     replication: Replication = field(default_factory=lambda: Replication(3, 2))
     wal_bytes: int = 16 * MIB
+    storage: StorageSettings = field(default_factory=lambda: StorageSettings(flush_age_s=3.0))
     refresh_s: float = 2.0
     gossip_s: float = 0.1
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
@@ -171,7 +175,8 @@ class SimCluster:
                 late_s = START_LATE_S * self._buggify.chance("start-late").random()
                 await asyncio.sleep(late_s)
             try:
-                async with running_node(self._settings(number), host, self.metadata) as node:
+                settings = self._settings(number)
+                async with running_node(settings, host, self.metadata, memory_tables) as node:
                     self._on_running(number, node)
                     await asyncio.Event().wait()
             except (CordwoodError, OSError) as error:
@@ -199,18 +204,14 @@ class SimCluster:
             refresh_s=self.options.refresh_s,
             gossip_s=self.options.gossip_s,
             sequencer=self.options.sequencer,
-            storage=StorageSettings(self.options.wal_bytes),
+            storage=replace(self.options.storage, wal_bytes=self.options.wal_bytes),
         )
 
-    def dump(self) -> None:
+    async def dump(self) -> None:
         """Record what every running node holds of every log."""
         for number, node in sorted(self.running.items()):
-            for log, held in sorted(node.shard.cache.logs.items()):
-                slots: list[DumpedSlots] = []
-                index = 0
-                while (block := held.at(index)) is not None:
-                    slots.append(_dumped(block))
-                    index += 1
+            for log in sorted(node.shard.cache.logs):
+                slots = [_dumped(block) for block in await held_blocks(node.shard, log)]
                 self._recorder.node_dumped(number, self.rack(number), log, slots)
 
 

@@ -228,7 +228,7 @@ _WATCHES: tuple[Watch, ...] = (
     ),
     Watch("copy-replaced", "storage.log_cache:CachedLog._replace", lambda s: s.result),
     Watch("copy-not-better", "storage.log_cache:CachedLog._replace", lambda s: not s.result),
-    Watch("wal-poisoned", f"{_SHARD}._fail"),
+    Watch("wal-poisoned", f"{_SHARD}.fail"),
     Watch("wal-hole", "storage.wal:Wal._resume", lambda s: s.args[1].holes),
     Watch("wal-damage", "storage.wal:Wal._resume", lambda s: s.args[1].damage),
     Watch("wal-window-grown", "storage.wal:Wal._on_grown"),

@@ -293,7 +293,7 @@ class _Run:
         if stuck:
             self.clients.giving_up = True
             await asyncio.sleep(BEYOND_DRAIN_S / 4)
-        self._cluster.dump()
+        await self._cluster.dump()
         return stuck
 
     def _where(self) -> str:

@@ -1,19 +1,25 @@
-"""The log cache: what is in the WAL, by log, in LSN order.
+"""The log cache: what is in the WAL and not yet in LogsDB, by log, in LSN order.
 
-Until LogsDB lands this is all that a node serves from, so it holds exactly what
-the WAL holds and is bounded by the WAL's capacity.
+It also keeps what is known of each log beside its blocks (seals apart), for as long as
+the node runs. What changes is gathered in the order of the WAL, as a *batch* that a flush
+takes to LogsDB; its blocks leave the cache when that is durable. So a batch is a prefix of
+the WAL over all logs, and what is behind it is here.
 
 Blocks are indexed by last LSN, so that a read may begin inside a block. Two
 copies of one range keep the one of higher precedence; a late loser is dropped.
 
-Source: design.md §2 (precedence), §5; s3stream digest (b).
+Source: design.md §2 (precedence), §5; s3stream digest (b) and trap 10 (cache order must
+be WAL order).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cordwood.layout.logs_db import LogState
 from cordwood.layout.waves import StoredBlock
 
 
@@ -32,25 +38,41 @@ class CachedLog:
         clean: last epoch known to be recovered.
         lngs: LNG by epoch, for epochs of which something is known.
         ends: how each clean epoch that this node was told of was recovered.
-        append_time_us: the latest append time held.
-        bytes: bytes of headers, envelopes and bodies held.
+        append_time_us: the latest append time seen.
+        bytes: bytes of headers, envelopes and bodies held here.
     """
 
     __slots__ = (
-        "_blocks", "_closed", "_lasts", "append_time_us", "bytes", "clean", "ends", "lngs",
-        "released",
+        "_blocks", "_closed", "_held", "_lasts", "append_time_us", "bytes", "clean", "ends",
+        "lngs", "released",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, state: LogState | None = None) -> None:
+        known = state or LogState()
         self._blocks: list[StoredBlock] = []
         self._lasts: list[int] = []
-        self._closed: set[int] = set()
-        self.released = 0
-        self.clean = 0
-        self.lngs: dict[int, int] = {}
-        self.ends: dict[int, EpochEnd] = {}
-        self.append_time_us = 0
+        self._closed = set(known.closed)
+        # Epochs above `clean` of which blocks came, here or in LogsDB.
+        self._held = set(known.held)
+        self.released = known.released
+        self.clean = known.clean
+        self.lngs = dict(known.lngs)
+        self.ends = {epoch: EpochEnd(seal, lng) for epoch, seal, lng in known.ends}
+        self.append_time_us = known.append_time_us
         self.bytes = 0
+
+    def state(self, seal: int) -> LogState:
+        """All but the blocks, as of now; `seal` is the epoch that sealed the log durably."""
+        return LogState(
+            seal=seal,
+            clean=self.clean,
+            released=self.released,
+            append_time_us=self.append_time_us,
+            lngs=tuple(self.lngs.items()),
+            ends=tuple((epoch, *end) for epoch, end in self.ends.items()),
+            closed=tuple(sorted(self._closed)),
+            held=tuple(sorted(self._held)),
+        )
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -62,6 +84,8 @@ class CachedLog:
             return False
         self.append_time_us = max(self.append_time_us, header.append_time_us)
         self._note_lng(block.envelope.lng)
+        if header.first >> 32 > self.clean:
+            self._held.add(header.first >> 32)
         if not self._lasts or header.last > self._lasts[-1]:
             self._lasts.append(header.last)
             self._blocks.append(block)
@@ -133,12 +157,10 @@ class CachedLog:
 
     def unclean_epochs(self, below: int) -> list[int]:
         """Epochs under `below` that are not known to be clean, and of which blocks are held."""
-        above = self._blocks[self.index_from((self.clean + 1) << 32) :]
-        held = {block.header.first >> 32 for block in above}
-        return sorted(epoch for epoch in held if epoch < below and epoch not in self._closed)
+        return sorted(epoch for epoch in self._held if epoch < below and epoch not in self._closed)
 
     def close_epoch(self, epoch: int, end: EpochEnd | None) -> None:
-        """`epoch` is over; of it only what counts is kept.
+        """`epoch` is over; of it only what counts is kept, see `counts`.
 
         Lower epochs of which blocks are held may still have to be purged: `clean` moves
         only as far as nothing held is left behind it.
@@ -149,21 +171,31 @@ class CachedLog:
         """
         if end is not None:
             self.ends[epoch] = end
-            self._drop_what_lost(epoch, end)
+            self._keep([block for block in self._blocks if self._counts(block)])
         self._closed.add(epoch)
         unclean = self.unclean_epochs(1 << 31)
         reached = [each for each in self._closed if not unclean or each < unclean[0]]
         self.clean = max([self.clean, *reached])
         self._closed = {each for each in self._closed if each > self.clean}
+        self._held = {each for each in self._held if each > self.clean}
 
-    def _drop_what_lost(self, epoch: int, end: EpochEnd) -> None:
-        keep = [
-            block
-            for block in self._blocks
-            if block.header.first >> 32 != epoch
-            or block.header.last <= end.lng
-            or block.envelope.seal_epoch == end.seal
-        ]
+    def counts(self, last: int, seal_epoch: int) -> bool:
+        """Whether a copy counts that ends at `last`, as far as its epoch's end is known.
+
+        What a recovery above the one that ended the epoch wrote counts too: it kept what
+        it found of that one.
+        """
+        end = self.ends.get(last >> 32)
+        return end is None or last <= end.lng or seal_epoch >= end.seal
+
+    def _counts(self, block: StoredBlock) -> bool:
+        return self.counts(block.header.last, block.envelope.seal_epoch)
+
+    def drop(self, gone: set[int]) -> None:
+        """Let go of the blocks whose `id` is in `gone`: LogsDB has them."""
+        self._keep([block for block in self._blocks if id(block) not in gone])
+
+    def _keep(self, keep: list[StoredBlock]) -> None:
         if len(keep) < len(self._blocks):
             self._blocks = keep
             self._lasts = [block.header.last for block in keep]
@@ -178,11 +210,39 @@ class CachedLog:
         return self._blocks[index] if index < len(self._blocks) else None
 
 
-class LogCache:
-    """Every log of one storage node."""
+@dataclass(slots=True)
+class Batch:
+    """What one flush takes: all that the WAL's records up to `offset` changed since the last.
 
-    def __init__(self) -> None:
-        self._logs: dict[int, CachedLog] = {}
+    Attributes:
+        since_s: the loop's time at which the first of it came.
+        offset: of the last record.
+        blocks: in the order in which they came; some may have been replaced since.
+        bytes: of them.
+        logs: those that changed.
+        states: of these, as of `offset`; made when it is cut.
+    """
+
+    since_s: float
+    offset: int = -1
+    blocks: list[StoredBlock] = field(default_factory=list)
+    bytes: int = 0
+    logs: dict[int, None] = field(default_factory=dict)
+    states: dict[int, LogState] = field(default_factory=dict)
+
+
+class LogCache:
+    """Every log of one storage node.
+
+    Args:
+        states: of the logs that LogsDB knows.
+    """
+
+    def __init__(self, states: Mapping[int, LogState] | None = None) -> None:
+        known = states or {}
+        self._logs = {log: CachedLog(state) for log, state in known.items()}
+        self._batch: Batch | None = None
+        self._bytes = 0
 
     def log(self, log: int) -> CachedLog:
         """The log's blocks; a log not seen yet is empty."""
@@ -202,5 +262,50 @@ class LogCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes held over all logs."""
-        return sum(log.bytes for log in self._logs.values())
+        """Bytes that no flush has let go of yet, over all logs."""
+        return self._bytes
+
+    @property
+    def batch(self) -> Batch | None:
+        """What the next flush would take; None for nothing."""
+        return self._batch
+
+    def insert(self, block: StoredBlock) -> None:
+        """A block is durable in the WAL."""
+        held = self.log(block.header.log)
+        if held.insert(block):
+            batch = self._batch
+            assert batch is not None, "a record is noted before what it holds"
+            batch.blocks.append(block)
+            batch.bytes += block.wire_bytes
+            self._bytes += block.wire_bytes
+
+    def note(self, offset: int, logs: list[int], now_s: float) -> None:
+        """A WAL record changes these logs; call it in the order of the WAL, before they change."""
+        batch = self._batch
+        if batch is None:
+            batch = self._batch = Batch(now_s)
+        assert offset > batch.offset, "records come in the order of the WAL"
+        batch.offset = offset
+        batch.logs.update(dict.fromkeys(logs))
+
+    def cut(self, seals: Mapping[int, int]) -> Batch | None:
+        """Take what gathered, for a flush; None for nothing. What comes now is the next one's.
+
+        Args:
+            seals: by log, the epoch that sealed it durably.
+        """
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.states = {log: self.log(log).state(seals.get(log, 0)) for log in batch.logs}
+        return batch
+
+    def evict(self, batch: Batch) -> None:
+        """A batch is durable in LogsDB: let go of its blocks."""
+        gone: dict[int, set[int]] = {}
+        for block in batch.blocks:
+            gone.setdefault(block.header.log, set()).add(id(block))
+        for log, blocks in gone.items():
+            self.log(log).drop(blocks)
+        self._bytes -= batch.bytes
+        batch.blocks.clear()

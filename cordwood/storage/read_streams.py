@@ -5,16 +5,20 @@ window and to its byte credit, and then says how far it has come. Streams that c
 go on take turns, a batch each, and those whose connection is full wait for it, so
 a slow reader holds one batch, for all its streams together, and disturbs nobody.
 
+What is in LogsDB only is read by a few tasks, a batch at a time, while streams at the tail
+go on from memory: the loop never waits for a disk.
+
 Source: LogDevice digest 2.10; design.md §2.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 
 from cordwood.block import Buffer
-from cordwood.errors import Overloaded
+from cordwood.errors import CordwoodError, Corrupt, Overloaded
 from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
@@ -23,8 +27,17 @@ from cordwood.layout.reading import (
     blocks_head,
     pack_reading,
 )
-from cordwood.storage.log_cache import LogCache
+from cordwood.storage.log_reader import LogReader
+from cordwood.storage.logs_store import Run
 from cordwood.wire.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+FETCHES_MAX = 4
+"""Batches read from LogsDB at once: what the host has threads for."""
+
+FETCH_RETRY_S = 1.0
+"""Pause of a stream whose batch could not be read, for want of a thread or for good."""
 
 BATCH_BYTES = 1 << 20
 """Bytes a stream sends before the next one has its turn (LogDevice's 1 MB)."""
@@ -39,8 +52,8 @@ STREAMS_MAX = 10_000
 class _Stream:
     """One reader's pull; see `ReadRequest` for the fields."""
 
-    __slots__ = ("connection", "digest", "high", "limit", "log", "next", "number", "ready", "sent",
-                 "until")  # fmt: skip
+    __slots__ = ("connection", "digest", "fetching", "high", "limit", "log", "next", "number",
+                 "ready", "sent", "until")  # fmt: skip
 
     def __init__(self, connection: Connection, request: ReadRequest) -> None:
         self.connection = connection
@@ -53,13 +66,16 @@ class _Stream:
         self.digest = request.digest
         self.sent = 0
         self.ready = False
+        self.fetching = False
 
 
 class ReadStreams:
     """Every stream of one node."""
 
-    def __init__(self, cache: LogCache) -> None:
-        self._cache = cache
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        # Streams whose next batch is in LogsDB, in turn, each once.
+        self._to_fetch: asyncio.Queue[_Stream] = asyncio.Queue()
         self._by_connection: dict[Connection, dict[int, _Stream]] = {}
         self._by_log: dict[int, dict[_Stream, None]] = {}
         # Ready, in turn: first those that may send, then by connection those that wait for it.
@@ -155,38 +171,93 @@ class ReadStreams:
             self._pump_soon()
 
     def _released(self, log: int) -> int:
-        held = self._cache.get(log)
+        held = self._reader.get(log)
         return held.released if held is not None else 0
+
+    def _bound(self, stream: _Stream) -> int:
+        """The last LSN that may be sent now."""
+        bound = min(stream.until, stream.high)
+        if stream.digest:
+            return bound
+        held = self._reader.get(stream.log)
+        return min(bound, held.readable if held is not None else 0)
 
     def _send_batch(self, stream: _Stream) -> bool:
         """Send what may be sent, at most a batch; True if there is more at once."""
-        held = self._cache.get(stream.log)
-        released = held.released if held is not None else 0
-        bound = min(stream.until, stream.high)
-        if not stream.digest:
-            bound = min(bound, held.readable if held is not None else 0)
-        if stream.next > bound:
+        bound = self._bound(stream)
+        if stream.next > bound or stream.fetching:
+            return False
+        credit = stream.limit - stream.sent
+        if self._reader.is_at_hand(stream.log, stream.next):
+            run = self._reader.read_cached(
+                stream.log,
+                stream.next,
+                bound,
+                bytes_max=min(BATCH_BYTES, credit),
+                blocks_max=BATCH_BLOCKS,
+            )
+            return self._ship(stream, run, bound)
+        if credit > 0:
+            stream.fetching = True
+            self._to_fetch.put_nowait(stream)
+        return False
+
+    def _ship(self, stream: _Stream, run: Run, bound: int) -> bool:
+        """Send a run; True if there is more at once."""
+        if run.next == stream.next and not run.blocks:
             return False
         parts: list[Buffer] = []
-        blocks, sent, marker, more = 0, 0, stream.next, False
-        index = held.index_from(stream.next) if held is not None else 0
-        while held is not None and (block := held.at(index)) is not None:
-            if block.header.first > bound:
-                break
-            if sent >= BATCH_BYTES or blocks >= BATCH_BLOCKS or stream.sent + sent >= stream.limit:
-                more = stream.sent + sent < stream.limit
-                bound = marker - 1
-                break
+        sent = 0
+        for block in run.blocks:
             parts += (block.wire, block.body)
-            blocks += 1
             sent += block.wire_bytes
-            marker = max(marker, block.header.last + 1)
-            index += 1
-        marker = max(marker, bound + 1)
-        if marker == stream.next and not blocks:
-            return False
-        stream.next = marker
+        stream.next = run.next
         stream.sent += sent
-        head = blocks_head(BlocksHead(stream.number, blocks, marker, released))
+        released = self._released(stream.log)
+        head = blocks_head(BlocksHead(stream.number, len(run.blocks), run.next, released))
         stream.connection.send(Kind.BLOCKS, 0, (head, *parts))
-        return more
+        return run.next <= bound and stream.sent < stream.limit
+
+    async def run(self) -> None:
+        """Read from LogsDB what streams are behind with, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(FETCHES_MAX):
+                tasks.create_task(self._fetch_in_turn())
+
+    async def _fetch_in_turn(self) -> None:
+        while True:
+            await self._fetch(await self._to_fetch.get())
+
+    async def _fetch(self, stream: _Stream) -> None:
+        """Read a stream's next batch from LogsDB and send it."""
+        bound = self._bound(stream)
+        if stream.next <= bound:
+            try:
+                run = await self._reader.read(
+                    stream.log,
+                    stream.next,
+                    bound,
+                    bytes_max=min(BATCH_BYTES, stream.limit - stream.sent),
+                    blocks_max=BATCH_BLOCKS,
+                )
+            except CordwoodError as error:
+                self._on_unreadable(stream, error)
+                return
+            if stream.until >= 0 and stream.connection.is_open:
+                self._ship(stream, run, bound)
+        stream.fetching = False
+        if stream.until >= 0:
+            self._wake(stream)
+
+    def _on_unreadable(self, stream: _Stream, error: CordwoodError) -> None:
+        """What this node holds there is not known: say so, and come back to it later."""
+        logger.error("log %d cannot be read from %d on: %s", stream.log, stream.next, error)
+        if isinstance(error, Corrupt) and stream.until >= 0 and stream.connection.is_open:
+            answer = pack_reading(stream.number, ReadStatus.DAMAGED, self._released(stream.log))
+            stream.connection.send(Kind.READING, 0, (answer,))
+        asyncio.get_running_loop().call_later(FETCH_RETRY_S, self._unpark, stream)
+
+    def _unpark(self, stream: _Stream) -> None:
+        stream.fetching = False
+        if stream.until >= 0 and stream.connection.is_open:
+            self._wake(stream)

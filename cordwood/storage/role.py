@@ -77,6 +77,11 @@ class StorageRole:
         else:
             raise Malformed(f"a storage node takes no frame of kind {kind}")
 
+    def tell_room(self) -> None:
+        """There is room again: tell every connection that stores here."""
+        for connection, session in self._sessions.items():
+            self._answer_soon(connection, session)
+
     def on_lost(self, connection: Connection) -> None:
         """A connection is gone."""
         self._sessions.pop(connection, None)
@@ -132,6 +137,9 @@ class StorageRole:
         while session.open and session.open[0][0]:
             session.open.popleft()
             session.settled += 1
+        self._answer_soon(connection, session)
+
+    def _answer_soon(self, connection: Connection, session: _Session) -> None:
         if not session.answer_due:
             session.answer_due = True
             asyncio.get_running_loop().call_soon(self._answer, connection, session)

@@ -5,6 +5,9 @@ digests and in answers, only when its WAL record is on stable storage. Seals tak
 effect at once and are answered when durable, so that stores ahead of a seal are
 visible before it is answered and stores behind it are refused.
 
+From memory it goes to LogsDB (`flusher`), and the WAL is trimmed behind it: a start takes
+what LogsDB says, and what the WAL holds behind that.
+
 What it writes into the WAL is in `layout.shard_record`.
 
 Source: design.md §5; LogDevice digest 2.7, 2.13.
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from crc32c import crc32c
 
@@ -22,10 +25,12 @@ from cordwood.block import Buffer
 from cordwood.errors import (
     CordwoodError,
     Fenced,
+    NotOurCluster,
     Overloaded,
     RecordTooLarge,
     Retryable,
 )
+from cordwood.layout.logs_db import LogState
 from cordwood.layout.message import SealReply
 from cordwood.layout.shard_record import (
     STORE_KIND,
@@ -39,7 +44,9 @@ from cordwood.layout.shard_record import (
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal, read_store, store_head
 from cordwood.lsn import format_lsn
 from cordwood.protocol.seal import SealTable
-from cordwood.storage.log_cache import EpochEnd, LogCache
+from cordwood.storage.log_cache import Batch, EpochEnd, LogCache
+from cordwood.storage.log_reader import LogReader
+from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.wal import Wal
 
 logger = logging.getLogger(__name__)
@@ -55,40 +62,89 @@ class Shard:
     """See the module. Made by `Shard.open`, which replays the WAL.
 
     Attributes:
-        cache: the durable blocks.
+        cache: the durable blocks that LogsDB does not have yet, and what is known of logs.
+        logs: LogsDB.
+        reader: reads both.
         failed: why nothing can be stored any more, "" while all is well.
         damage: what durable records were lost, "" for none. A damaged node still stores
             and sends, but is never taken to know that something is absent.
         stored_blocks: blocks stored since start.
     """
 
-    def __init__(self, wal: Wal, on_change: Callable[[int], None]) -> None:
-        self.cache = LogCache()
+    def __init__(
+        self,
+        wal: Wal,
+        logs: LogsStore,
+        states: Mapping[int, LogState],
+        cache_bytes: int,
+        on_change: Callable[[int], None],
+    ) -> None:
+        self.cache = LogCache(states)
+        self.logs = logs
+        self.reader = LogReader(self.cache, logs)
         self.failed = ""
         self.damage = ""
         self.stored_blocks = 0
         self._wal = wal
+        self._cache_bytes = cache_bytes
+        # In the WAL and not durable yet, so not in the cache.
+        self._bytes_on_way = 0
         self._seals = SealTable()
         self._sealed_durably: dict[int, int] = {}
         self._on_change = on_change
+        self._on_gathered: Callable[[], None] = lambda: None
+        for log, state in states.items():
+            if state.seal:
+                self._seals.seal(log, state.seal)
+                self._on_sealed(log, state.seal)
 
     @classmethod
-    async def open(cls, wal: Wal, on_change: Callable[[int], None]) -> Shard:
-        """Replay a WAL.
+    async def open(
+        cls,
+        wal: Wal,
+        logs: LogsStore,
+        states: Mapping[int, LogState],
+        cache_bytes: int,
+        on_change: Callable[[int], None],
+    ) -> Shard:
+        """Replay what the WAL has and LogsDB has not.
 
         Args:
+            logs, states: as `LogsStore.open` gave them.
+            cache_bytes: in the cache, at which no more first waves are taken.
             on_change: told the log whenever its blocks or its release moved.
         Raises:
             Corrupt: a record passes its checksum and is not one of ours.
+            NotOurCluster: WAL and LogsDB are not of one time: something is missing.
         """
-        shard = cls(wal, on_change)
-        async for _, body in wal.recover():
-            shard._replay(memoryview(body))
+        shard = cls(wal, logs, states, cache_bytes, on_change)
+        if wal.trim_offset > logs.offset:
+            raise NotOurCluster(
+                f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
+                f"came up to {logs.offset}: bring back the LogsDB that belongs to it"
+            )
+        async for offset, body in wal.recover():
+            if offset > logs.offset:
+                shard._replay(offset, memoryview(body))
         found = wal.recovery
-        if found is not None and found.damage:
+        assert found is not None, "the WAL was recovered to its end"
+        if logs.offset >= found.resume:
+            raise NotOurCluster(
+                f"this node's LogsDB has what came up to {logs.offset}, its WAL ends at "
+                f"{found.resume}: bring back the WAL that belongs to it"
+            )
+        if found.damage:
             shard.damage = f"records at WAL offsets {found.damage} cannot be read any more"
             logger.error("%s; this node's silence proves nothing from now on", shard.damage)
         return shard
+
+    def watch(self, on_gathered: Callable[[], None]) -> None:
+        """Have `on_gathered` called after each record that became durable."""
+        self._on_gathered = on_gathered
+
+    def cut(self) -> Batch | None:
+        """What gathered since the last cut, for a flush; None for nothing."""
+        return self.cache.cut(self._sealed_durably)
 
     @property
     def wal(self) -> Wal:
@@ -150,13 +206,15 @@ class Shard:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes left for first waves, 0 for none.
+        """Bytes left for first waves, in the WAL and in the cache; 0 for none.
 
         They stop before the ring is full: what was numbered already must still find a
-        place somewhere, or its sequencer's acks would stall for good.
+        place somewhere, or its sequencer's acks would stall for good. A flush makes room
+        in both.
         """
         limit = int(self._wal.capacity_bytes * (1 - RETRY_SHARE))
-        return max(0, limit - self._wal.used_bytes)
+        cached = self.cache.bytes + self._bytes_on_way
+        return max(0, min(limit - self._wal.used_bytes, self._cache_bytes - cached))
 
     def _append_store(
         self,
@@ -172,36 +230,44 @@ class Shard:
             settled((*refused, *(StoreRefusal(wave, log, reason) for log in logs)))
 
         def on_durable(done: asyncio.Future[int]) -> None:
+            self._bytes_on_way -= size
             if self._has_failed(done):
                 give_up(Refusal.FAILED)
                 return
-            self._insert(taken)
+            self._insert(offset, taken)
             settled(refused)
+            self._on_gathered()
 
+        size = sum(block.wire_bytes for block in taken)
         try:
-            _, durable = self._wal.append(parts, reserve_ok=by_recovery)
+            offset, durable = self._wal.append(parts, reserve_ok=by_recovery)
         except (Overloaded, RecordTooLarge) as error:
             # Too large is a matter of settings, as full is, and no fault of the disk: to
             # fail for it let one frame end every node that it was sent to.
             logger.debug("a store was refused: %s", error)
             give_up(Refusal.FULL)
         except CordwoodError as error:
-            self._fail(error)
+            self.fail(error)
             give_up(Refusal.FAILED)
         else:
+            self._bytes_on_way += size
             durable.add_done_callback(on_durable)
 
-    def _insert(self, blocks: Sequence[StoredBlock]) -> None:
+    def _insert(self, offset: int, blocks: Sequence[StoredBlock]) -> None:
         self.stored_blocks += len(blocks)
+        self._note(offset, [block.header.log for block in blocks])
         changed: dict[int, None] = {}
         for block in blocks:
             log = self.cache.log(block.header.log)
             released = log.released
-            log.insert(block)
+            self.cache.insert(block)
             if log.released != released:
                 changed[block.header.log] = None
         for number in changed:
             self._on_change(number)
+
+    def _note(self, offset: int, logs: list[int]) -> None:
+        self.cache.note(offset, logs, asyncio.get_running_loop().time())
 
     def release(self, log: int, lsn: int) -> None:
         """A sequencer says that readers may see up to `lsn`."""
@@ -221,7 +287,7 @@ class Shard:
         if self._sealed_durably.get(log) != epoch:
             # A recovery that is tried again and again would fill the ring with its seal.
             await self._write_mark(
-                pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
+                log, pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
             )
         held = self.cache.log(log)
         lngs = {each: held.lngs.get(each, each << 32) for each in range(clean + 1, epoch)}
@@ -265,23 +331,25 @@ class Shard:
             self.cache.log(log).close_epoch(epoch, end)
             self._on_change(log)
 
-        await self._write_mark(mark, apply)
+        await self._write_mark(log, mark, apply)
 
-    async def _write_mark(self, mark: bytes, apply: Callable[[], None] = lambda: None) -> None:
+    async def _write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
         """Write a mark; `apply` runs in its place among the stores that become durable."""
 
         def on_durable(done: asyncio.Future[int]) -> None:
             if not self._has_failed(done):
+                self._note(offset, [log])
                 apply()
+                self._on_gathered()
 
         if self.failed:
             raise Retryable(f"this node's WAL failed: {self.failed}")
         try:
-            _, durable = self._wal.append([mark], reserve_ok=True)
+            offset, durable = self._wal.append([mark], reserve_ok=True)
         except Overloaded:
             raise
         except CordwoodError as error:
-            self._fail(error)
+            self.fail(error)
             raise Retryable(f"this node's WAL failed: {error}") from error
         durable.add_done_callback(on_durable)
         try:
@@ -290,7 +358,7 @@ class Shard:
         except TimeoutError:
             raise Overloaded(f"the WAL did not take a mark within {SEAL_TIMEOUT_S:g} s") from None
         except CordwoodError as error:
-            self._fail(error)
+            self.fail(error)
             raise Retryable(f"this node's WAL failed: {error}") from error
 
     def _has_failed(self, done: asyncio.Future[int]) -> bool:
@@ -299,21 +367,25 @@ class Shard:
         error = done.exception()
         if error is None:
             return False
-        self._fail(error)
+        self.fail(error)
         return True
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Something underneath failed for good: store nothing any more."""
         if not self.failed:
             self.failed = str(error) or type(error).__name__
             logger.error("this node stores nothing any more: %s", self.failed)
 
-    def _replay(self, body: memoryview) -> None:
+    def _replay(self, offset: int, body: memoryview) -> None:
         match read_shard_record(body):
             case StoreRecord(_, blocks):
+                self._note(offset, [block.header.log for block in blocks])
                 for block in blocks:
-                    self.cache.log(block.header.log).insert(block)
+                    self.cache.insert(block)
             case SealRecord(log, epoch):
+                self._note(offset, [log])
                 self._seals.seal(log, epoch)
                 self._on_sealed(log, epoch)
             case CleanRecord(log, epoch, seal, lng):
+                self._note(offset, [log])
                 self.cache.log(log).close_epoch(epoch, EpochEnd(seal, lng) if seal else None)

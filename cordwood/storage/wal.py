@@ -378,8 +378,8 @@ class Wal:
         placement = self._space.place(size, use_reserve=reserve_ok)
         if placement is None:
             raise WalFull(
-                f"{self._path} is full, {self.used_bytes} bytes of {self.capacity_bytes}: until "
-                "LogsDB lands the WAL is the whole store, so use a larger wal_bytes"
+                f"{self._path} is full, {self.used_bytes} bytes of {self.capacity_bytes}: it is "
+                "written to faster than LogsDB takes it; a larger wal_bytes bears longer bursts"
             )
         if placement.opens_block:
             self._take_current()

@@ -267,7 +267,7 @@ async def _last_look(users: SimulatedCluster, cluster: SimCluster, recording: Re
     except CordwoodError as error:
         text = f"{where} cannot be read after the healing: {error!r}"
         raise BrokenPromise([Violation("L2", text, 0)]) from error
-    cluster.dump()
+    await cluster.dump()
 
 
 def _shape(nodes: int) -> ClusterOptions:

@@ -46,9 +46,14 @@ class _Numbered:
 
 
 class StoreChannel:
-    """All STORE traffic of one node towards its peers."""
+    """All STORE traffic of one node towards its peers.
+
+    Attributes:
+        on_room: called when a node tells of room and settles nothing with it.
+    """
 
     def __init__(self, peers: Peers) -> None:
+        self.on_room: Callable[[], None] = lambda: None
         self._peers = peers
         self._numbered: dict[Connection, _Numbered] = {}
         self._unsettled = 0
@@ -108,6 +113,8 @@ class StoreChannel:
         self._forget(numbered, sum(size for _, size, _ in done))
         for number, _, settled in done:
             settled(node, by_wave.get(number, ()))
+        if not done:
+            self.on_room()
 
     def _forget(self, numbered: _Numbered, size: int) -> None:
         numbered.unsettled -= size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
@@ -16,12 +17,15 @@ from cordwood.errors import CordwoodError, Overloaded
 from cordwood.layout.body import encode_body
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
+from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.message import AppendFault, read_append_faults
 from cordwood.layout.waves import AppendEntry, AppendFlag, append_entry, append_head, read_pairs
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.sequencer import role
 from cordwood.settings import MIB, SequencerSettings
+from cordwood.sim.memory_logs import MemoryTables
+from cordwood.storage.tables import Row, TablesNoSpace
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1
@@ -205,8 +209,18 @@ class TestEpochsRunOut:
         simulate(scenario, sequencer=SequencerSettings(esns=7))
 
 
+class FullTables(MemoryTables):
+    """LogsDB on a disk without space: nothing leaves the WAL."""
+
+    async def write(self, table: str, rows: Sequence[Row]) -> None:
+        if table != META_TABLE:
+            raise TablesNoSpace("no space left")
+        await super().write(table, rows)
+
+
 class TestFull:
-    """Four MiB and more are appended to WALs of eight by fifty callers at once."""
+    """Four MiB and more are appended to WALs of eight by fifty callers at once, and the disks
+    have no space to flush them to."""
 
     @pytest.mark.parametrize(("nodes", "size"), [(3, 20_000), (3, 300), (5, 60_000)])
     def test_it_is_overloaded_with_what_to_do_and_nothing_is_left_unknown(
@@ -226,10 +240,10 @@ class TestFull:
                 assert {each.lsn: each.value for each in found if isinstance(each, Record)} == {
                     lsn: value for value, lsn in acked.items()
                 }
-                with pytest.raises(Overloaded, match=r"full.*larger WAL.*--wal-mib"):
+                with pytest.raises(Overloaded, match=r"no room.*disks are full"):
                     await store.append("log", bytes(500_000))
 
-        simulate(scenario, nodes=nodes, wal_bytes=8 * MIB)
+        simulate(scenario, nodes=nodes, wal_bytes=8 * MIB, make_tables=FullTables)
 
     def test_a_log_on_full_nodes_can_still_be_recovered_and_read(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -243,10 +257,10 @@ class TestFull:
                 assert [each.value for each in found if isinstance(each, Record)] == sorted(
                     acked, key=lambda value: acked[value]
                 )
-                with pytest.raises(Overloaded, match="full"):
+                with pytest.raises(Overloaded, match="no room"):
                     await store.append("log", bytes(500_000))
 
-        simulate(scenario, wal_bytes=8 * MIB)
+        simulate(scenario, wal_bytes=8 * MIB, make_tables=FullTables)
 
     def test_nodes_with_room_take_over_from_full_ones(self) -> None:
         """Node 4 and 5 join nodes that are full; a log made then lives on all of them."""
@@ -263,7 +277,7 @@ class TestFull:
                     await store.append("other", b"%d" % number)
                 assert await values(store, "other") == [b"%d" % n for n in range(20)]
 
-        simulate(scenario, wal_bytes=8 * MIB)
+        simulate(scenario, wal_bytes=8 * MIB, make_tables=FullTables)
 
 
 async def append_until_full(

@@ -15,6 +15,7 @@ from cordwood.node import running_node
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, NodeSettings, StorageSettings
 from cordwood.sim.host import Simulation
+from cordwood.sim.memory_logs import memory_tables
 from cordwood.storage.wal import Wal
 
 SETTINGS = NodeSettings(
@@ -36,7 +37,7 @@ def identity_after_start(prepare: Callable[[Disk], Awaitable[None]]) -> dict[str
             await host.disk.make_dir(SETTINGS.directory)
             await prepare(host.disk)
             metadata = MemoryMetadata(random.Random(1), MemoryData())
-            async with running_node(SETTINGS, host, metadata):
+            async with running_node(SETTINGS, host, metadata, memory_tables):
                 return await host.disk.read_file(IDENTITY_PATH)
 
         return await simulation.machine("node-1").start(life)

@@ -11,11 +11,17 @@ from crc32c import crc32c
 from wal_memory_disk import MemoryDisk
 
 from cordwood.block import BlockHeader, BlockKind, Envelope, EnvelopeFlag
+from cordwood.host.memory_network import MemoryNetwork
+from cordwood.host.seams import Host
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.waves import StoredBlock, StoreRefusal, read_store, store_head
 from cordwood.lsn import ESN_MAX, make_lsn
 from cordwood.nodes import NodeId
+from cordwood.settings import StorageSettings
+from cordwood.sim.host import SimClock, SimRunBlocking
 from cordwood.sim.loop import SimLoop
+from cordwood.sim.memory_logs import memory_tables
+from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.shard import Shard
 from cordwood.storage.wal import Wal, WalLimits
 
@@ -25,6 +31,8 @@ LOG = 5
 OWNER = NodeId(3)
 PATH = "wal"
 RING = 1 << 20
+STORAGE = StorageSettings()
+"""Nothing is flushed unless a test asks for it: no `Flusher` runs."""
 LIMITS = WalLimits(block_bytes=16 << 10, window_bytes=64 << 10)
 
 
@@ -81,6 +89,23 @@ def at(esn: int, epoch: int = 1) -> int:
     return int(make_lsn(epoch, esn))
 
 
+def made_host(disk: MemoryDisk) -> Host:
+    """A host of this disk, with a clock and chance of its own; nothing blocks on it."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    chance = random.Random(1)
+    return Host(SimClock(loop), MemoryNetwork(), disk, chance, SimRunBlocking(chance))
+
+
+async def open_shard(
+    disk: MemoryDisk, wal: Wal, on_change: Callable[[int], None] = lambda log: None
+) -> Shard:
+    """A shard over a WAL that was opened, with the LogsDB that lies beside it."""
+    tables = memory_tables("logsdb", STORAGE, made_host(disk))
+    logs, states = await LogsStore.open(tables, STORAGE, OWNER)
+    return await Shard.open(wal, logs, states, STORAGE.cache_bytes, on_change)
+
+
 class Settled(list[tuple[StoreRefusal, ...]]):
     """What a store was settled with; empty while it is open."""
 
@@ -118,7 +143,7 @@ class Made:
         self.disk.by_hand = False
         self.told.clear()
         wal = await Wal.open(self.disk, PATH, owner=OWNER, limits=self._limits)
-        self.shard = await Shard.open(wal, self.told.append)
+        self.shard = await open_shard(self.disk, wal, self.told.append)
 
     async def crash(self, chance: random.Random) -> None:
         """Cut the power, start again."""

@@ -131,9 +131,10 @@ class TestRelease:
 def test_logs_are_apart() -> None:
     cache = LogCache()
     assert cache.get(1) is None
-    cache.log(1).insert(block(at(1), log=1))
-    cache.log(2).insert(block(at(1), log=2))
-    cache.log(2).insert(block(at(2), log=2))
+    cache.note(0, [1, 2], 0.0)
+    cache.insert(block(at(1), log=1))
+    cache.insert(block(at(1), log=2))
+    cache.insert(block(at(2), log=2))
     assert (len(cache.log(1)), len(cache.log(2))) == (1, 2)
     assert cache.get(1) is cache.log(1)
     assert cache.bytes == sum(log.bytes for log in cache.logs.values()) > 0

@@ -15,6 +15,7 @@ from cordwood.layout.reading import BlocksHead, ReadRequest, ReadStatus, read_re
 from cordwood.lsn import ESN_MAX, LSN_MAX
 from cordwood.storage import read_streams
 from cordwood.storage.log_cache import LogCache
+from cordwood.storage.log_reader import LogReader
 from cordwood.storage.read_streams import BATCH_BYTES, ReadStreams
 
 ALL = ReadRequest(
@@ -49,7 +50,7 @@ class TestWhatIsSent:
     ) -> None:
         async def scenario() -> None:
             cache, end = cache_of(1, 2, 5, 9, released=at(5)), ReaderEnd()
-            ReadStreams(cache).start(end.connection, ALL)
+            ReadStreams(LogReader(cache)).start(end.connection, ALL)
             await pumped()
             frames = end.frames()
             assert [each.kind for each in frames] == [Kind.READING, Kind.BLOCKS]
@@ -85,7 +86,7 @@ class TestWhatIsSent:
             for esn in (1, 4, 7, 10):
                 cache.log(LOG).insert(block(at(esn), count=2))
             cache.log(LOG).release(at(8))
-            ReadStreams(cache).start(end.connection, replace(ALL, **changes))
+            ReadStreams(LogReader(cache)).start(end.connection, replace(ALL, **changes))
             await pumped()
             sent = Sent(end)
             assert sent.firsts == firsts
@@ -96,7 +97,7 @@ class TestWhatIsSent:
     def test_a_marker_comes_without_blocks_where_the_node_holds_none(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(3, released=at(10)), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             streams.start(end.connection, replace(ALL, start=at(4)))
             streams.start(end.connection, replace(ALL, stream=2, log=77))
             await pumped()
@@ -109,7 +110,7 @@ class TestWhatIsSent:
     def test_what_is_released_later_is_sent_then(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(1, 2, released=at(1)), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             streams.start(end.connection, ALL)
             await pumped()
             assert end.firsts() == [at(1)]
@@ -125,7 +126,7 @@ class TestWhatIsSent:
     def test_a_log_that_is_written_to_for_the_first_time_reaches_who_waits_for_it(self) -> None:
         async def scenario() -> None:
             cache, end = LogCache(), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             streams.start(end.connection, ALL)
             await pumped()
             assert end.readings() == [(1, ReadStatus.OK, 0)]
@@ -144,7 +145,7 @@ class TestWhatIsSent:
             cache.log(LOG).insert(block(at(1, epoch=2)))
             until = at(ESN_MAX)
             request = replace(ALL, start=at(2), until=until, window_high=until, digest=True)
-            ReadStreams(cache).start(end.connection, request)
+            ReadStreams(LogReader(cache)).start(end.connection, request)
             await pumped()
             sent = Sent(end)
             assert (sent.firsts, sent.next) == ([2, 6, 7], until + 1)
@@ -156,7 +157,7 @@ class TestWindows:
     def test_the_window_moves_forwards_only(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(*range(1, 10)), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             streams.start(end.connection, replace(ALL, window_high=at(3)))
             await pumped()
             assert Sent(end).firsts == [1, 2, 3]
@@ -174,7 +175,7 @@ class TestWindows:
     def test_byte_credit_is_a_total_that_the_last_block_may_overstep(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(*range(1, 10)), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             size = BLOCK.wire_bytes
             streams.start(end.connection, replace(ALL, bytes_limit=2 * size + 1))
             await pumped()
@@ -196,7 +197,7 @@ class TestWindows:
     def test_no_credit_at_all_still_tells_of_an_empty_range(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(5, released=at(5)), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             streams.start(end.connection, replace(ALL, bytes_limit=0, until=at(3)))
             await pumped()
             assert [head.next for head, _ in end.blocks()] == [at(4)]
@@ -206,7 +207,7 @@ class TestWindows:
     def test_a_block_larger_than_the_credit_comes_all_the_same(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(1, 2, body=bytes(100_000)), ReaderEnd()
-            ReadStreams(cache).start(end.connection, replace(ALL, bytes_limit=10))
+            ReadStreams(LogReader(cache)).start(end.connection, replace(ALL, bytes_limit=10))
             await pumped()
             assert Sent(end).firsts == [1]
 
@@ -218,7 +219,7 @@ class TestBatches:
         async def scenario() -> None:
             body = bytes(BATCH_BYTES // 4)
             cache, end = cache_of(*range(1, 11), body=body), ReaderEnd()
-            ReadStreams(cache).start(end.connection, ALL)
+            ReadStreams(LogReader(cache)).start(end.connection, ALL)
             await pumped()
             found = end.blocks()
             assert [head.blocks for head, _ in found] == [4, 4, 2]
@@ -231,7 +232,7 @@ class TestBatches:
 
         async def scenario() -> None:
             cache, end = cache_of(*range(1, 9)), ReaderEnd()
-            ReadStreams(cache).start(end.connection, ALL)
+            ReadStreams(LogReader(cache)).start(end.connection, ALL)
             await pumped()
             assert [head.blocks for head, _ in end.blocks()] == [3, 3, 2]
 
@@ -241,7 +242,7 @@ class TestBatches:
         async def scenario() -> None:
             body = bytes(BATCH_BYTES)
             cache, end = cache_of(1, 2, 3, body=body), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             for number in (1, 2):
                 streams.start(end.connection, replace(ALL, stream=number))
             await pumped()
@@ -253,7 +254,7 @@ class TestBatches:
         async def scenario() -> None:
             body = bytes(BATCH_BYTES // 2)
             cache, slow, quick = cache_of(*range(1, 11), body=body), ReaderEnd(), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             slow.transport.is_slow = True
             streams.start(slow.connection, ALL)
             streams.start(quick.connection, ALL)
@@ -282,7 +283,7 @@ class TestBatches:
 
         async def scenario() -> None:
             cache, end = cache_of(1, 2, body=bytes(batch)), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             end.transport.is_slow = True
             for number in range(30):
                 streams.start(end.connection, replace(ALL, stream=number))
@@ -303,7 +304,7 @@ class TestLife:
     def test_a_stopped_stream_sends_nothing_more_even_from_the_queue(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(1, 2), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             streams.start(end.connection, ALL)
             streams.start(end.connection, replace(ALL, stream=2))
             streams.stop(end.connection, 1)
@@ -321,7 +322,7 @@ class TestLife:
     def test_a_stream_of_the_same_number_takes_the_place_of_the_old_one(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(1, 2, 3), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             streams.start(end.connection, ALL)
             streams.start(end.connection, replace(ALL, start=at(3)))
             await pumped()
@@ -335,7 +336,7 @@ class TestLife:
     def test_numbers_belong_to_their_connection(self) -> None:
         async def scenario() -> None:
             cache, one, two = cache_of(1), ReaderEnd(), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             for end in (one, two):
                 streams.start(end.connection, ALL)
             streams.stop(one.connection, 1)
@@ -347,7 +348,7 @@ class TestLife:
     def test_a_lost_connection_takes_its_streams_along(self) -> None:
         async def scenario() -> None:
             cache, one, two = cache_of(1), ReaderEnd(), ReaderEnd()
-            streams = ReadStreams(cache)
+            streams = ReadStreams(LogReader(cache))
             for end in (one, two):
                 streams.start(end.connection, ALL)
             streams.drop_connection(one.connection)
@@ -363,7 +364,7 @@ class TestLife:
         monkeypatch.setattr(read_streams, "STREAMS_MAX", 3)
 
         async def scenario() -> None:
-            streams, end = ReadStreams(cache_of(1)), ReaderEnd()
+            streams, end = ReadStreams(LogReader(cache_of(1))), ReaderEnd()
             for number in range(3):
                 streams.start(end.connection, replace(ALL, stream=number))
             streams.start(end.connection, replace(ALL, stream=2))

@@ -33,7 +33,7 @@ class Playing:
 
     def __init__(self, made: Made) -> None:
         self.made = made
-        self.streams = ReadStreams(made.shard.cache)
+        self.streams = ReadStreams(made.shard.reader)
         self.role = StorageRole(made.shard, self.streams)
         self.end = ReaderEnd(node=2)
 

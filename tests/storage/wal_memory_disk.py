@@ -96,10 +96,11 @@ class MemoryFile:
 
 
 class MemoryDisk:
-    """A `Disk` that has direct files only."""
+    """A `Disk` of direct files, and of small ones that are replaced whole and durably."""
 
     def __init__(self, *, by_hand: bool = False) -> None:
         self.files: dict[str, MemoryFile] = {}
+        self.small: dict[str, bytes] = {}
         self.by_hand = by_hand
 
     @property
@@ -123,6 +124,7 @@ class MemoryDisk:
     def crash(self, chance: random.Random) -> MemoryDisk:
         """What a power cut leaves: of each write in flight none, all or some sectors."""
         after = MemoryDisk(by_hand=self.by_hand)
+        after.small = dict(self.small)
         for path, file in self.files.items():
             stable = bytearray(file.stable)
             for write in chance.sample(file.pending, len(file.pending)):
@@ -131,16 +133,18 @@ class MemoryDisk:
         return after
 
     async def read_file(self, path: str) -> bytes | None:
-        raise NotImplementedError
+        return self.small.get(path)
 
     async def write_file(self, path: str, data: bytes) -> None:
-        raise NotImplementedError
+        await asyncio.sleep(0)
+        self.small[path] = bytes(data)
 
     async def make_dir(self, path: str) -> None:
-        raise NotImplementedError
+        await asyncio.sleep(0)
 
     async def list_dir(self, path: str) -> list[str]:
-        raise NotImplementedError
+        start = f"{path}/"
+        return sorted(each.removeprefix(start) for each in self.small if each.startswith(start))
 
     def lock_dir(self, path: str, owner: str) -> DirLock:
         raise NotImplementedError

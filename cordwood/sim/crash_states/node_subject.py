@@ -26,6 +26,7 @@ from cordwood.sim.crash_states.disk_log import DiskLog
 from cordwood.sim.crash_states.explorer import Life
 from cordwood.sim.crash_states.shard_subject import ShardPromises, ShardScript, compare
 from cordwood.sim.host import SimClock, SimRunBlocking
+from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 
 SETTINGS = NodeSettings(
@@ -33,7 +34,7 @@ SETTINGS = NodeSettings(
     directory="/data/node-1",
     metadata="",
     listen="node-1:4440",
-    storage=StorageSettings(MIB),
+    storage=StorageSettings(MIB, flush_age_s=0.01),
 )
 
 
@@ -96,6 +97,6 @@ class NodeSubject:
             "/data/node-1/wal" in life.log.base.names
             and "/data/node-1/identity" not in life.log.base.names
         )
-        async with running_node(SETTINGS, host, metadata) as node:
+        async with running_node(SETTINGS, host, metadata, memory_tables) as node:
             await compare(life, node.shard, promised.shard)
             await ShardScript(life, node.shard).run(life.steps)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from cordwood.errors import NotOurCluster
+from cordwood.layout.logs_db import META_TABLE, OFFSET_KEY, LogState, pack_offset
 from cordwood.layout.waves import StoredBlock
 from cordwood.node import Identity, Node
 from cordwood.protocol.seal import SealTable
@@ -26,8 +27,12 @@ from cordwood.sim.crash_states.node_subject import NodeSubject
 from cordwood.sim.crash_states.recorder import RecordingDisk, RecordingFile
 from cordwood.sim.crash_states.shard_subject import ShardSubject
 from cordwood.sim.crash_states.wal_subject import WalSubject
+from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.zoo import PlantedBug, planted
 from cordwood.storage import wal_recovery
+from cordwood.storage.flusher import Flusher
+from cordwood.storage.log_cache import Batch
+from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.shard import Shard
 from cordwood.storage.wal import Wal
 from cordwood.storage.wal_blocks import WalBlock
@@ -182,8 +187,8 @@ def _seal_answered_at_once() -> Plant:
 def _restart_forgets_seals() -> Plant:
     original = Shard._replay
 
-    def replay(self: Shard, body: memoryview) -> None:
-        original(self, body)
+    def replay(self: Shard, offset: int, body: memoryview) -> None:
+        original(self, offset, body)
         self._seals = SealTable()
 
     return [(Shard, "_replay", replay)]
@@ -192,11 +197,60 @@ def _restart_forgets_seals() -> Plant:
 def _ends_are_not_replayed() -> Plant:
     original = Shard._replay
 
-    def replay(self: Shard, body: memoryview) -> None:
+    def replay(self: Shard, offset: int, body: memoryview) -> None:
         if body[0] != 3:
-            original(self, body)
+            original(self, offset, body)
 
     return [(Shard, "_replay", replay)]
+
+
+def _tables_are_not_flushed() -> Plant:
+    """The metadata is durable, and so says that the blocks are, which they are not."""
+    original = MemoryTables.flush
+
+    async def flush(self: MemoryTables, table: str) -> None:
+        if table == META_TABLE or not self._tables[table].files:
+            await original(self, table)
+
+    return [(MemoryTables, "flush", flush)]
+
+
+def _wal_trimmed_before_flush() -> Plant:
+    original = Flusher._take
+
+    async def take(self: Flusher, batch: Batch) -> None:
+        await self._shard.wal.trim(batch.offset)
+        await original(self, batch)
+
+    return [(Flusher, "_take", take)]
+
+
+def _metadata_before_blocks() -> Plant:
+    """As of the right flush, its two halves in the wrong order."""
+    original = LogsStore._write
+
+    async def write(self: LogsStore, table: str, rows: Any) -> None:
+        await self._tables.write(META_TABLE, [(OFFSET_KEY, pack_offset(self._zoo_offset))])  # type: ignore[attr-defined]
+        await self._tables.flush(META_TABLE)
+        await original(self, table, rows)
+
+    flush = LogsStore.flush
+
+    async def noting(self: LogsStore, blocks: Any, states: Any, offset: int, now: int) -> None:
+        self._zoo_offset = offset  # type: ignore[attr-defined]
+        await flush(self, blocks, states, offset, now)
+
+    return [(LogsStore, "_write", write), (LogsStore, "flush", noting)]
+
+
+def _flush_forgets_states() -> Plant:
+    """Blocks and offset are flushed, what is known of their logs is not."""
+    flush = LogsStore.flush
+
+    async def forgetting(self: LogsStore, blocks: Any, states: Any, offset: int, now: int) -> None:
+        await flush(self, blocks, {log: LogState() for log in states}, offset, now)
+
+    return [(LogsStore, "flush", forgetting)]
 
 
 # ---- a node's first start ----
@@ -271,6 +325,14 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
     _bug(SHARD, "restart-forgets-seals", "a restart forgets its seals", _restart_forgets_seals),
     _bug(SHARD, "ends-not-replayed", "a restart brings back what an epoch's end dropped",
          _ends_are_not_replayed),
+    _bug(SHARD, "tables-not-flushed", "LogsDB's metadata is flushed and its blocks are not",
+         _tables_are_not_flushed),
+    _bug(SHARD, "wal-trimmed-early", "the WAL is trimmed before LogsDB has what it held",
+         _wal_trimmed_before_flush),
+    _bug(SHARD, "offset-before-blocks", "LogsDB tells of an offset before it has the blocks",
+         _metadata_before_blocks),
+    _bug(SHARD, "flush-forgets-states", "a flush takes blocks and leaves seals and ends behind",
+         _flush_forgets_states),
     _bug(NODE, "identity-before-wal", "a node writes its identity, then formats its WAL",
          _identity_before_wal),
     _bug(NODE, "half-start-refused", "a WAL without an identity is refused for ever",

@@ -46,6 +46,10 @@ PROBES = (
     "a seal not answered held",
     "an end was answered",
     "an end not answered held",
+    "a flush was done",
+    "LogsDB held blocks",
+    "LogsDB had several partitions",
+    "the WAL held what LogsDB had",
 )
 """What a sweep of some length must have met, or it proves less than it says."""
 

@@ -19,15 +19,41 @@ from crc32c import crc32c
 
 from cordwood.block import BlockHeader, Envelope
 from cordwood.errors import Overloaded
+from cordwood.host.seams import Host
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.waves import Refusal, StoreRefusal, store_head
+from cordwood.nodes import NodeId
+from cordwood.settings import MIB, StorageSettings
 from cordwood.sim.crash_states.explorer import Life, PromiseBroken
 from cordwood.sim.crash_states.wal_subject import Formatted, Opening, opened
+from cordwood.sim.holdings import held_blocks
+from cordwood.sim.host import SimClock, SimRunBlocking
+from cordwood.sim.memory_logs import memory_tables
+from cordwood.sim.process import Process
+from cordwood.storage.flusher import Flusher
+from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.shard import Shard
 
 LOGS = (1, 2)
 RING_UNITS = 40
-"""Room for a long life: nothing trims a shard's WAL yet."""
+"""Room for a dozen waves: a long life flushes a few times, and is full now and then."""
+
+DIRECTORY = "/logsdb"
+
+STORAGE = tuple(
+    StorageSettings(
+        wal_bytes=MIB,
+        cache_bytes=1 << 20,
+        flush_bytes=flush_bytes,
+        flush_age_s=flush_age_s,
+        partition_bytes=1 << 16,
+        partition_files=partition_files,
+    )
+    for flush_bytes, flush_age_s, partition_files in (
+        (4096, 60.0, 1), (4096, 0.01, 2), (1 << 16, 0.01, 20), (1 << 16, 60.0, 3),
+    )
+)  # fmt: skip
+"""Flushes by size, by age and by a full WAL; partitions of one flush and of many."""
 
 BODY_SIZES = (0, 100, 1000, 4000, 9000)
 ESNS = 1 << 30
@@ -214,13 +240,13 @@ def _sorted(ends: frozenset[End]) -> list[tuple[int, int]]:
     return sorted((end.log, end.epoch) for end in ends)
 
 
-def found_in(shard: Shard) -> Opened:
+async def found_in(shard: Shard) -> Opened:
     """All that a shard that was just opened shows."""
     copies: set[Copy] = set()
     ends: set[End] = set()
     for log in LOGS:
         held = shard.cache.log(log)
-        for block in filter(None, (held.at(index) for index in range(len(held)))):
+        for block in await held_blocks(shard, log):
             wire = bytes(block.wire) + bytes(block.body)
             copies.add(Copy(log, block.header.first, block.envelope.seal_epoch, wire))
         ends |= {End(log, epoch, end.seal, end.lng) for epoch, end in held.ends.items()}
@@ -234,7 +260,7 @@ async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
     Raises:
         PromiseBroken: it does not hold what it must, or more than it may.
     """
-    found = found_in(shard)
+    found = await found_in(shard)
     wrong = promised.judge(found) or shard.damage or shard.failed or _broken_seal(shard)
     if wrong:
         raise PromiseBroken(wrong)
@@ -246,6 +272,9 @@ async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
         "a seal held": any(held.values()),
         "a seal not answered held": any(held[log] > promised.seals.get(log, 0) for log in LOGS),
         "an end not answered held": found.ends - promised.ends,
+        "LogsDB held blocks": shard.logs.logs,
+        "LogsDB had several partitions": len(shard.logs.partitions) > 1,
+        "the WAL held what LogsDB had": shard.logs.offset > shard.wal.trim_offset,
     }
     life.probes.update(name for name, is_so in seen.items() if is_so)
 
@@ -406,6 +435,23 @@ class ShardSubject:
     async def live(self, life: Life, promised: ShardPromises) -> None:
         """See `Subject`."""
         wal = await opened(life, is_formatted=promised.is_formatted, units=RING_UNITS)
-        shard = await Shard.open(wal, lambda log: None)
+        host = Host(
+            clock=SimClock(life.simulation.loop),
+            network=life.simulation.network.host("node-1", Process("node")),
+            disk=life.disk,
+            random=life.chance,
+            run_blocking=SimRunBlocking(life.chance),
+        )
+        settings = life.chance.choice(STORAGE)
+        tables = memory_tables(DIRECTORY, settings, host)
+        logs, states = await LogsStore.open(tables, settings, NodeId(1))
+        shard = await Shard.open(wal, logs, states, settings.cache_bytes, lambda log: None)
         await compare(life, shard, promised)
-        await ShardScript(life, shard).run(life.steps)
+        flusher = Flusher(shard, settings, host.clock, lambda: None)
+        flushing = asyncio.create_task(flusher.run())
+        try:
+            await ShardScript(life, shard).run(life.steps)
+        finally:
+            await flusher.close()
+            await flushing
+        life.probes["a flush was done"] += flusher.flushes

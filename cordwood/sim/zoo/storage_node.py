@@ -41,8 +41,8 @@ def _ack_before_durable(right: Any) -> Any:
 
 
 def _restart_forgets_seals(right: Any) -> Any:
-    def replay(self: Any, body: memoryview) -> None:
-        right(self, body)
+    def replay(self: Any, offset: int, body: memoryview) -> None:
+        right(self, offset, body)
         self._seals._seals.clear()
 
     return replay

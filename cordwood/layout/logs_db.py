@@ -1,0 +1,356 @@
+"""Keys and values of LogsDB's tables: one of all metadata, and one for each partition.
+
+Keys are big-endian, so that their order is that of what they name. A partition holds::
+
+    "i" u64 log, u64 last, u64 first, u8 kind, u8 by recovery, u32 seal epoch, u32 wave
+        ► header and envelope, as they travel: all that a reader filters by
+    "b" u64 log, u64 last, u64 first
+        ► the body as stored; none for holes and bridges
+
+The index stands apart, so that who is not to be sent a block costs no body, and an amend
+rewrites some hundred bytes. Blocks go by their last LSN, because a read may begin inside
+one. Every copy keeps a key of its own, in the order of precedence: whoever reads takes
+the last one, so that nothing is read before it is written. Copies of one block have the
+same body, so they share it.
+
+The metadata table holds::
+
+    "v" ► u32 version, u32 node
+    "o" ► i64 offset of the WAL up to which all of it is in these tables
+    "p" u64 partition ► i64 start: blocks from this append time on (µs) go here;
+        i64 made at (µs, wall clock), u64 bytes and u64 files so far
+    "d" u64 log, u64 partition ► the log's part of a partition: u64 first, u64 last,
+        u64 blocks, u64 bytes, i64 first and i64 last append time
+    "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
+
+Source: design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
+partitions); LogDevice digest 2.13.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from cordwood.errors import Malformed
+from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
+from cordwood.layout.waves import StoredBlock
+
+VERSION = 1
+
+META_TABLE = "meta"
+
+ORIGIN_KEY = b"v"
+OFFSET_KEY = b"o"
+
+_INDEX = struct.Struct(">cQQQBBII")
+_BODY = struct.Struct(">cQQQ")
+_ONE = struct.Struct(">cQ")
+_TWO = struct.Struct(">cQQ")
+_ORIGIN = struct.Struct("<II")
+_OFFSET = struct.Struct("<q")
+_PARTITION = struct.Struct("<qqQQ")
+_ENTRY = struct.Struct("<QQQQqq")
+_STATE = struct.Struct("<IIQQqQQQIIII")
+_LNG = struct.Struct("<IQ")
+_END = struct.Struct("<IIQ")
+_EPOCH = struct.Struct("<I")
+
+
+class IndexKey(NamedTuple):
+    """What an index key says of a block."""
+
+    log: int
+    last: int
+    first: int
+    kind: int
+    by_recovery: int
+    seal_epoch: int
+    wave: int
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Equal for copies of which one counts."""
+        return (self.last, self.first, self.kind)
+
+
+def index_key(block: StoredBlock) -> bytes:
+    """The index key of one copy of a block."""
+    header, (by_recovery, seal_epoch, wave) = block.header, block.envelope.precedence
+    return _INDEX.pack(
+        b"i", header.log, header.last, header.first, header.kind, by_recovery, seal_epoch, wave
+    )
+
+
+def read_index_key(key: bytes) -> IndexKey:
+    """What a key of the index says.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if len(key) != _INDEX.size or key[:1] != b"i":
+        raise Malformed(f"LogsDB holds {key!r} where an index key stands")
+    return IndexKey(*_INDEX.unpack(key)[1:])
+
+
+def index_start(log: int, lsn: int) -> bytes:
+    """At or before the index key of every block of `log` that ends at or after `lsn`."""
+    return _TWO.pack(b"i", log, lsn)
+
+
+def index_stop(log: int) -> bytes:
+    """After every index key of `log`."""
+    return _ONE.pack(b"i", log + 1)
+
+
+def body_key(log: int, last: int, first: int) -> bytes:
+    """The key of a block's body."""
+    return _BODY.pack(b"b", log, last, first)
+
+
+def read_body_key(key: bytes) -> tuple[int, int]:
+    """Last and first LSN of the block whose body stands under a key.
+
+    Raises:
+        Malformed: it is none.
+    """
+    _, _, last, first = _read(_BODY, key, "the key of a body")
+    return last, first
+
+
+def read_head(wire: bytes) -> StoredBlock:
+    """A block from its index entry, its body still to come.
+
+    Raises:
+        Malformed, ChecksumMismatch: as its header and envelope say.
+    """
+    header = unpack_header(wire)
+    envelope, stop = unpack_envelope(wire, HEADER_BYTES)
+    if stop != len(wire):
+        raise Malformed(f"LogsDB holds an index entry of {len(wire)} bytes at lsn {header.first}")
+    return StoredBlock(header, envelope, wire, b"")
+
+
+def pack_origin(node: int) -> bytes:
+    """The value under ORIGIN_KEY: this version, and whose tables these are."""
+    return _ORIGIN.pack(VERSION, node)
+
+
+def read_origin(value: bytes) -> int:
+    """The node whose tables these are.
+
+    Raises:
+        Malformed: of another length or version.
+    """
+    if len(value) != _ORIGIN.size or _ORIGIN.unpack(value)[0] != VERSION:
+        raise Malformed("this LogsDB has a format that this version does not know")
+    return int(_ORIGIN.unpack(value)[1])
+
+
+def pack_offset(offset: int) -> bytes:
+    """The value under OFFSET_KEY."""
+    return _OFFSET.pack(offset)
+
+
+def read_offset(value: bytes) -> int:
+    """The value under OFFSET_KEY.
+
+    Raises:
+        Malformed: of another length.
+    """
+    return int(_read(_OFFSET, value, "an offset")[0])
+
+
+class PartitionRow(NamedTuple):
+    """What is kept of a partition; the fields are those of the layout above."""
+
+    start_us: int
+    made_us: int
+    bytes: int
+    files: int
+
+
+def partition_key(number: int) -> bytes:
+    """The key of a partition's row."""
+    return _ONE.pack(b"p", number)
+
+
+PARTITIONS = (b"p", b"q")
+"""From and below: the keys of all partitions' rows."""
+
+
+def read_partition_key(key: bytes) -> int:
+    """The partition that a row is of.
+
+    Raises:
+        Malformed: it is none.
+    """
+    return int(_read(_ONE, key, "a partition's key")[1])
+
+
+def pack_partition(row: PartitionRow) -> bytes:
+    """A partition's row."""
+    return _PARTITION.pack(*row)
+
+
+def read_partition(value: bytes) -> PartitionRow:
+    """A partition's row.
+
+    Raises:
+        Malformed: of another length.
+    """
+    return PartitionRow(*_read(_PARTITION, value, "a partition"))
+
+
+class DirectoryEntry(NamedTuple):
+    """One log's part of one partition.
+
+    Attributes:
+        first, last: LSNs, the lowest of a first and the highest of a last.
+        blocks, bytes: stored, copies of one block counted each.
+        first_us, last_us: the lowest and the highest append time.
+    """
+
+    first: int
+    last: int
+    blocks: int
+    bytes: int
+    first_us: int
+    last_us: int
+
+    def joined(self, other: DirectoryEntry) -> DirectoryEntry:
+        """Of both together."""
+        return DirectoryEntry(
+            min(self.first, other.first),
+            max(self.last, other.last),
+            self.blocks + other.blocks,
+            self.bytes + other.bytes,
+            min(self.first_us, other.first_us),
+            max(self.last_us, other.last_us),
+        )
+
+
+def directory_key(log: int, partition: int) -> bytes:
+    """The key of a directory entry."""
+    return _TWO.pack(b"d", log, partition)
+
+
+def directory_range(log: int) -> tuple[bytes, bytes]:
+    """From and below: the keys of a log's directory."""
+    return _ONE.pack(b"d", log), _ONE.pack(b"d", log + 1)
+
+
+def read_directory_key(key: bytes) -> tuple[int, int]:
+    """Log and partition of a directory entry.
+
+    Raises:
+        Malformed: it is none.
+    """
+    _, log, partition = _read(_TWO, key, "a directory key")
+    return int(log), int(partition)
+
+
+def pack_entry(entry: DirectoryEntry) -> bytes:
+    """A directory entry."""
+    return _ENTRY.pack(*entry)
+
+
+def read_entry(value: bytes) -> DirectoryEntry:
+    """A directory entry.
+
+    Raises:
+        Malformed: of another length.
+    """
+    return DirectoryEntry(*_read(_ENTRY, value, "a directory entry"))
+
+
+class LogState(NamedTuple):
+    """What a node knows of a log beside its blocks.
+
+    Fixed part, 68 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
+    u64 last, u64 blocks, u64 bytes, then u32 counts of the lists that follow it: LNGs
+    (u32 epoch, u64 lsn), ends (u32 epoch, u32 seal, u64 lng), closed and held (u32 epoch).
+
+    Attributes:
+        seal: the epoch that sealed it, durably; 0 for none.
+        clean: last epoch known to be recovered.
+        released: last LSN that readers may see, as far as was known.
+        trim: all up to it was trimmed.
+        append_time_us: the latest seen.
+        last, blocks, bytes: the highest LSN in LogsDB, and how much is there.
+        lngs: LNG by epoch.
+        ends: of epochs that are over: epoch, the recovery's seal, LNG.
+        closed: epochs above `clean` that are over.
+        held: epochs above `clean` of which there are blocks.
+    """
+
+    seal: int = 0
+    clean: int = 0
+    released: int = 0
+    trim: int = 0
+    append_time_us: int = 0
+    last: int = 0
+    blocks: int = 0
+    bytes: int = 0
+    lngs: tuple[tuple[int, int], ...] = ()
+    ends: tuple[tuple[int, int, int], ...] = ()
+    closed: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+
+
+def state_key(log: int) -> bytes:
+    """The key of a log's state."""
+    return _ONE.pack(b"l", log)
+
+
+STATES = (b"l", b"m")
+"""From and below: the keys of all logs' states."""
+
+
+def read_state_key(key: bytes) -> int:
+    """The log that a state is of.
+
+    Raises:
+        Malformed: it is none.
+    """
+    return int(_read(_ONE, key, "a log's key")[1])
+
+
+def pack_state(state: LogState) -> bytes:
+    """A log's state."""
+    lists = (state.lngs, state.ends, state.closed, state.held)
+    parts = [_STATE.pack(*state[:8], *map(len, lists))]
+    parts += [_LNG.pack(*each) for each in state.lngs]
+    parts += [_END.pack(*each) for each in state.ends]
+    parts += [_EPOCH.pack(each) for each in (*state.closed, *state.held)]
+    return b"".join(parts)
+
+
+def read_state(value: bytes) -> LogState:
+    """A log's state.
+
+    Raises:
+        Malformed: its lists do not fill it.
+    """
+    if len(value) < _STATE.size:
+        raise Malformed("LogsDB holds a log's state that is too short")
+    fixed = _STATE.unpack_from(value)
+    lngs, ends, closed, held = fixed[8:]
+    ends_at = _STATE.size + lngs * _LNG.size
+    epochs_at = ends_at + ends * _END.size
+    if epochs_at + (closed + held) * _EPOCH.size != len(value):
+        raise Malformed("LogsDB holds a log's state whose lists do not fill it")
+    epochs = tuple(epoch for (epoch,) in _EPOCH.iter_unpack(value[epochs_at:]))
+    lists = (
+        tuple(_LNG.iter_unpack(value[_STATE.size : ends_at])),
+        tuple(_END.iter_unpack(value[ends_at:epochs_at])),
+        epochs[:closed],
+        epochs[closed:],
+    )
+    return LogState._make((*fixed[:8], *lists))
+
+
+def _read(layout: struct.Struct, value: bytes, what: str) -> tuple[Any, ...]:
+    if len(value) != layout.size:
+        raise Malformed(f"LogsDB holds {len(value)} bytes where {what} stands")
+    return layout.unpack(value)

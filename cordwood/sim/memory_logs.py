@@ -1,0 +1,176 @@
+"""LogsDB's tables for the simulator: what RocksDB promises, over the disk seam, in memory.
+
+As RocksDB does, it keeps what was written and not flushed in the process alone: a kill
+takes it, table by table. A flush is one file, replaced atomically and durably, so what a
+crash may leave of it follows from the disk underneath, and crash states are enumerated
+over it like over the WAL. Now and then a table is flushed by itself, as RocksDB may do.
+
+Files are `{table}.{number}`; the first of a table makes it, and `{table}.{number}.dropped`
+ends it with all that is below. Nothing leaves the directory: the seam has no removal.
+
+Source: design.md §10 ("RocksDB's twin in the simulator loses unflushed writes at a crash,
+per column family").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+from crc32c import crc32c
+
+from cordwood.errors import ChecksumMismatch
+from cordwood.host.seams import Host
+from cordwood.settings import StorageSettings
+from cordwood.storage.tables import Row, Rows, TablesFailed
+
+FLUSH_BY_ITSELF = 0.1
+"""Share of the writes after which a table is flushed without being asked."""
+
+CALL_S = 0.001
+"""A call takes up to this: long enough for others to come between."""
+
+DROPPED = ".dropped"
+
+_Stored = list[tuple[bytes, bytes | None]]
+
+
+class _Table:
+    """One table: its rows, those not flushed yet, and the number of its next file."""
+
+    def __init__(self, first: int) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self.unflushed: _Stored = []
+        self.files = first
+        self.bytes = 0
+        self._keys: list[bytes] | None = None
+
+    def put(self, rows: Sequence[Row]) -> None:
+        for key, value in rows:
+            if value is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = value
+        self._keys = None
+
+    def keys(self) -> list[bytes]:
+        if self._keys is None:
+            self._keys = sorted(self.rows)
+        return self._keys
+
+
+class MemoryTables:
+    """See `storage.tables.Tables`."""
+
+    def __init__(self, directory: str, settings: StorageSettings, host: Host) -> None:
+        self._path = directory
+        self._host = host
+        self._tables: dict[str, _Table] = {}
+        # The number of its next file, for tables that were dropped.
+        self._dropped: dict[str, int] = {}
+        self._is_open = False
+
+    async def open(self) -> list[str]:
+        disk = self._host.disk
+        try:
+            await disk.make_dir(self._path)
+            names = await disk.list_dir(self._path)
+            # Makes every name durable that a start which was cut short left half made.
+            await disk.write_file(f"{self._path}/CURRENT", b"")
+            for name in names:  # sorted: each table's in the order of their numbers
+                table, _, number = name.partition(".")
+                if number.endswith(DROPPED):
+                    self._dropped[table] = int(number.removesuffix(DROPPED)) + 1
+                    self._tables.pop(table, None)
+                elif number:
+                    await self._load(table, name)
+        except OSError as error:
+            raise TablesFailed(f"{self._path}: {error}") from error
+        self._is_open = True
+        return sorted(self._tables)
+
+    async def _load(self, table: str, name: str) -> None:
+        path = f"{self._path}/{name}"
+        data = await self._host.disk.read_file(path)
+        assert data is not None, f"{path} was listed"
+        if crc32c(data[4:]) != int.from_bytes(data[:4], "little"):
+            raise ChecksumMismatch(f"{path}: its checksum is wrong")
+        held = self._tables.setdefault(table, _Table(self._dropped.get(table, 0)))
+        held.put(msgspec.msgpack.decode(data[4:], type=_Stored))
+        held.files += 1
+        held.bytes += len(data)
+
+    async def create(self, table: str) -> None:
+        assert table not in self._tables, f"{table} is there"
+        self._tables[table] = _Table(self._dropped.get(table, 0))
+        await self.flush(table)
+
+    async def drop(self, table: str) -> None:
+        number = self._held(table).files
+        await self._write_file(f"{table}.{number:08}{DROPPED}", b"")
+        self._dropped[table] = number + 1
+        del self._tables[table]
+
+    async def write(self, table: str, rows: Sequence[Row]) -> None:
+        held = self._held(table)
+        await self._pass_time()
+        held.put(rows)
+        held.unflushed += rows
+        if self._host.random.random() < FLUSH_BY_ITSELF:
+            await self.flush(table)
+
+    async def flush(self, table: str) -> None:
+        held = self._held(table)
+        body = msgspec.msgpack.encode(held.unflushed)
+        data = crc32c(body).to_bytes(4, "little") + body
+        held.unflushed = []
+        await self._write_file(f"{table}.{held.files:08}", data)
+        held.files += 1
+        held.bytes += len(data)
+
+    async def _write_file(self, name: str, data: bytes) -> None:
+        try:
+            await self._host.disk.write_file(f"{self._path}/{name}", data)
+        except OSError as error:
+            raise TablesFailed(f"{self._path}: {error}") from error
+
+    async def scan(
+        self, table: str, start: bytes, stop: bytes, *, rows_max: int, bytes_max: int
+    ) -> Rows:
+        held = self._held(table)
+        await self._pass_time()
+        keys = held.keys()
+        rows: list[tuple[bytes, bytes]] = []
+        size = 0
+        for key in keys[bisect_left(keys, start) : bisect_left(keys, stop)]:
+            if rows and (len(rows) >= rows_max or size >= bytes_max):
+                return Rows(rows, False)
+            rows.append((key, held.rows[key]))
+            size += len(held.rows[key])
+        return Rows(rows, True)
+
+    async def get(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        held = self._held(table)
+        await self._pass_time()
+        return [held.rows.get(key) for key in keys]
+
+    async def disk_bytes(self) -> int:
+        return sum(table.bytes for table in self._tables.values())
+
+    async def close(self) -> None:
+        self._is_open = False
+
+    def _held(self, table: str) -> _Table:
+        if not self._is_open:
+            raise TablesFailed(f"{self._path} is not open")
+        return self._tables[table]
+
+    async def _pass_time(self) -> None:
+        await asyncio.sleep(CALL_S * self._host.random.random())
+
+
+def memory_tables(directory: str, settings: StorageSettings, host: Host) -> MemoryTables:
+    """Tables of the simulator at `directory`; see `storage.tables.MakeTables`."""
+    return MemoryTables(directory, settings, host)

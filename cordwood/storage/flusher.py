@@ -1,0 +1,163 @@
+"""Takes what gathers in the log cache to LogsDB, a prefix of the WAL at a time.
+
+A flush begins when enough has gathered, when the oldest of it is old, when the WAL is half
+full (small records fill it sooner than the cache: each lone one takes 4 KiB), or when
+somebody asks. It takes all that has gathered. When LogsDB has it durably, the blocks leave
+the cache, the WAL is trimmed, and those that wait for room are told.
+
+While the disk has no room for a flush, the batch is kept and tried again; the cache and
+the WAL then fill, and appends are refused with that. Any other failure ends the node's
+storing for good.
+
+Source: design.md §5; AutoMQ S3Stream digest (b), "Upload", and (f) 3 (padding fills the WAL
+before the cache); BookKeeper digest (c), "Checkpoint".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from cordwood.errors import CordwoodError, Overloaded, Retryable
+from cordwood.host.seams import Clock
+from cordwood.settings import StorageSettings
+from cordwood.storage.log_cache import Batch
+from cordwood.storage.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+WAL_SHARE = 1 / 2
+"""Share of the ring in use at which a flush begins: the other half is filled meanwhile."""
+
+RETRY_S = 1.0
+"""Pause before a flush is tried again that found no room or no thread."""
+
+
+class Flusher:
+    """See the module; `run` does the work, one flush at a time.
+
+    Attributes:
+        flushes: since the start.
+        flushed_bytes: of blocks, by them.
+    """
+
+    def __init__(
+        self, shard: Shard, settings: StorageSettings, clock: Clock, on_room: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            on_room: called when a flush has made room.
+        """
+        self.flushes = 0
+        self.flushed_bytes = 0
+        self._shard = shard
+        self._settings = settings
+        self._clock = clock
+        self._on_room = on_room
+        self._changed = asyncio.Event()
+        self._is_idle = False
+        self._is_stopping = False
+        self._ended = asyncio.Event()
+        self._asked: list[asyncio.Future[None]] = []
+        shard.watch(self._on_gathered)
+
+    async def flush(self) -> None:
+        """Return once all that is durable in the WAL now is in LogsDB too.
+
+        Only while `run` runs, and under a deadline: a full disk may make it wait.
+
+        Raises:
+            Retryable: the node stores nothing any more.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append(done)
+        self._changed.set()
+        await done
+
+    async def run(self) -> None:
+        """Flush until `close`, or until LogsDB or the WAL fails."""
+        try:
+            while await self._wait_until_due():
+                asked, self._asked = self._asked, []
+                batch = self._shard.cut()
+                if batch is not None:
+                    await self._take(batch)
+                _settle(asked, self._shard.failed)
+        finally:
+            _settle(self._asked, self._shard.failed or "it stops")
+            self._ended.set()
+
+    async def close(self) -> None:
+        """Let a flush that is under way end; the next start replays what it did not take."""
+        self._is_stopping = True
+        self._changed.set()
+        await self._ended.wait()
+
+    def _on_gathered(self) -> None:
+        if self._is_idle or self._has_enough():
+            self._changed.set()
+
+    def _has_enough(self) -> bool:
+        batch = self._shard.cache.batch
+        if batch is None:
+            return False
+        wal = self._shard.wal
+        return (
+            batch.bytes >= self._settings.flush_bytes
+            or wal.used_bytes >= wal.capacity_bytes * WAL_SHARE
+        )
+
+    async def _wait_until_due(self) -> bool:
+        """Wait until there is a reason to flush; False where there will be none."""
+        now = asyncio.get_running_loop().time
+        while not (self._is_stopping or self._shard.failed):
+            batch = self._shard.cache.batch
+            due_s = batch.since_s + self._settings.flush_age_s if batch is not None else None
+            if self._asked or self._has_enough() or (due_s is not None and now() >= due_s):
+                return True
+            self._changed.clear()
+            self._is_idle = batch is None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await self._changed.wait()
+        return False
+
+    async def _take(self, batch: Batch) -> None:
+        """Take one batch to LogsDB, however long that takes, and let go of it elsewhere."""
+        shard = self._shard
+        try:
+            await self._flush(batch)
+            shard.cache.evict(batch)
+            await shard.wal.trim(batch.offset)
+        except CordwoodError as error:
+            shard.fail(error)
+        else:
+            self.flushes += 1
+            self.flushed_bytes += batch.bytes
+            self._on_room()
+
+    async def _flush(self, batch: Batch) -> None:
+        """Try until the machine has room for it."""
+        while True:
+            now_us = self._clock.now_us()
+            try:
+                await self._shard.logs.flush(batch.blocks, batch.states, batch.offset, now_us)
+            except Overloaded as error:
+                if self._is_stopping:
+                    raise
+                logger.warning("a flush has to wait: %s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+
+def _settle(asked: list[asyncio.Future[None]], failed: str) -> None:
+    for done in asked:
+        if done.done():
+            continue
+        if failed:
+            done.set_exception(Retryable(f"this node's store does not flush: {failed}"))
+        else:
+            done.set_result(None)

@@ -1,0 +1,115 @@
+"""Reads a log where its blocks are: in the cache, in LogsDB, or some here and some there.
+
+What is only in the cache is read at once (`is_at_hand`, `read_cached`); everything else
+takes the disk and is awaited (`read`). Both give a `Run`: the blocks in `[start, next)`,
+each range once, and where to read on.
+
+A block leaves the cache when it is durable in LogsDB, so a read that looks into the cache
+first and into LogsDB second finds it in one of them at least.
+
+Source: design.md §5 ("cache first, then LogsDB"); LogDevice digest 2.10.
+"""
+
+from __future__ import annotations
+
+from cordwood.layout.waves import StoredBlock
+from cordwood.storage.log_cache import CachedLog, LogCache
+from cordwood.storage.logs_store import LogsStore, Run, Wanted
+
+
+class LogReader:
+    """See the module; without LogsDB the cache is all there is."""
+
+    def __init__(self, cache: LogCache, logs: LogsStore | None = None) -> None:
+        self._cache = cache
+        self._logs = logs
+
+    def get(self, log: int) -> CachedLog | None:
+        """What is known of a log (what is released, readable, …), None for nothing."""
+        return self._cache.get(log)
+
+    def is_at_hand(self, log: int, start: int) -> bool:
+        """Whether nothing from `start` on is in LogsDB, so that `read_cached` has it all."""
+        return self._logs is None or start > self._logs.last(log)
+
+    def read_cached(
+        self,
+        log: int,
+        start: int,
+        bound: int,
+        wanted: Wanted | None = None,
+        *,
+        bytes_max: int,
+        blocks_max: int,
+    ) -> Run:
+        """What the cache holds of [start, bound]; arguments as in `read`, but it may give
+        no block at all where `bytes_max` is 0 or less."""
+        held = self._cache.get(log)
+        if held is None:
+            return Run([], bound + 1)
+        blocks: list[StoredBlock] = []
+        size = seen = 0
+        next_lsn = start
+        index = held.index_from(start)
+        while (block := held.at(index)) is not None and block.header.first <= bound:
+            is_full = size >= bytes_max or seen >= blocks_max
+            # What overlaps what is sent belongs to it, or the reader would take it for absent.
+            if is_full and (not seen or block.header.first >= next_lsn):
+                return Run(blocks, next_lsn, seen - len(blocks))
+            seen += 1
+            if wanted is None or wanted(block):
+                blocks.append(block)
+                size += block.wire_bytes
+            next_lsn = max(next_lsn, block.header.last + 1)
+            index += 1
+        return Run(blocks, max(next_lsn, bound + 1), seen - len(blocks))
+
+    async def read(
+        self,
+        log: int,
+        start: int,
+        bound: int,
+        wanted: Wanted | None = None,
+        *,
+        bytes_max: int,
+        blocks_max: int,
+    ) -> Run:
+        """Blocks that end at or after `start` and begin at or before `bound`.
+
+        Args:
+            wanted: leaves out blocks, before their bodies are read; None wants all.
+            bytes_max, blocks_max: it ends once either is reached, at least 1 each: of wanted
+                bytes, and of blocks looked at.
+        Raises:
+            TablesFailed: the store below does not answer.
+            Corrupt: something in the range fails its checksum: what is held is not known.
+        """
+        cached = self.read_cached(
+            log, start, bound, wanted, bytes_max=bytes_max, blocks_max=blocks_max
+        )
+        if self._logs is None:
+            return cached
+        held = self._cache.log(log)
+        stored = await self._logs.read(
+            log, start, bound, held.counts, wanted, bytes_max=bytes_max, blocks_max=blocks_max
+        )
+        return _merged(held, stored, cached, bound)
+
+
+def _merged(held: CachedLog, stored: Run, cached: Run, bound: int) -> Run:
+    """Both together, as far as both go; of copies of one place the one that counts more."""
+    is_whole = min(stored.next, cached.next) > bound
+    next_lsn = (max if is_whole else min)(stored.next, cached.next)
+    best: dict[tuple[int, int, int], StoredBlock] = {}
+    for block in (*stored.blocks, *cached.blocks):
+        header = block.header
+        if not is_whole and header.first >= next_lsn:
+            continue
+        if not held.counts(header.last, block.envelope.seal_epoch):
+            continue
+        place = (header.last, header.first, header.kind)
+        known = best.get(place)
+        if known is None or block.envelope.precedence > known.envelope.precedence:
+            best[place] = block
+    blocks = [best[place] for place in sorted(best)]
+    return Run(blocks, next_lsn, stored.passed + cached.passed)

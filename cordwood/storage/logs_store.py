@@ -1,0 +1,555 @@
+"""LogsDB: what a node has flushed out of its WAL, by time in partitions, by log inside them.
+
+A flush takes all that a prefix of the WAL changed. Its order is what makes a crash at any
+point harmless::
+
+    blocks into partitions ► each flushed ► metadata, with the WAL's offset, in one batch
+    ► that flushed ► only then is the WAL trimmed
+
+A start takes what the metadata says and replays the WAL behind that offset. Blocks of a
+flush that did not get as far as its metadata are there twice then, and are equal. So no
+count is off, and nothing is written that has to be read first.
+
+Blocks go by append time: to the last partition that starts at or before it, but never
+farther back than the newest but one, so that old partitions are left alone. Later than its
+time is always safe for a block: nothing is dropped too early. As append times do not fall
+along a log, its partitions follow one another as its LSNs do, all but a hole that recovery
+plugs late; reads merge what overlaps.
+
+Source: design.md §5; LogDevice digest 2.13; BookKeeper digest (c), "Checkpoint" (a mark
+that runs ahead of one flush loses data).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cordwood.errors import Malformed, NotOurCluster
+from cordwood.layout import logs_db
+from cordwood.layout.block_header import peek_stored_bytes
+from cordwood.layout.logs_db import DirectoryEntry, IndexKey, LogState, PartitionRow
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import LSN_MAX
+from cordwood.nodes import NodeId
+from cordwood.settings import StorageSettings
+from cordwood.storage.tables import Row, Tables
+
+logger = logging.getLogger(__name__)
+
+META = logs_db.META_TABLE
+
+WRITE_BYTES = 1 << 20
+"""Bytes of one write into a table: about a millisecond that the loop waits for the GIL."""
+
+OPEN_PARTITIONS = 2
+"""Partitions that take blocks: sequencers' clocks differ, and a block that comes a little
+late belongs to the one before the newest."""
+
+DIRECTORIES_KEPT = 1024
+"""Logs whose directories stay in memory: those that are read now."""
+
+SCAN_ROWS_MAX = 4096
+"""Index entries looked at in one call: half a megabyte."""
+
+SCAN_ROWS_MIN = 16
+"""At least so many: the copies of one block and a few more."""
+
+BODIES_BYTES = 4 << 20
+"""Bytes of bodies read in one call: more than a reader is sent at once."""
+
+Counts = Callable[[int, int], bool]
+"""Whether a copy counts, from its last LSN and its seal epoch."""
+
+Wanted = Callable[[StoredBlock], bool]
+"""Whether a block is to be sent; it is shown without its body, which is not read for it."""
+
+
+class Run(NamedTuple):
+    """Blocks of one log in LSN order.
+
+    Attributes:
+        blocks: all that is held and wanted in [start, next), each range once.
+        next: where to read on; past the bound that was asked for if that is reached.
+        passed: blocks that are held there and not wanted.
+    """
+
+    blocks: list[StoredBlock]
+    next: int
+    passed: int = 0
+
+
+@dataclass(slots=True)
+class Partition:
+    """One partition: a table, and what its row says."""
+
+    number: int
+    start_us: int
+    made_us: int
+    bytes: int = 0
+    files: int = 0
+
+    @property
+    def table(self) -> str:
+        """Its table's name; their order is that of the numbers."""
+        return f"p{self.number:010}"
+
+    def row(self) -> PartitionRow:
+        """For the metadata."""
+        return PartitionRow(self.start_us, self.made_us, self.bytes, self.files)
+
+
+@dataclass(slots=True)
+class StoredLog:
+    """What LogsDB holds of a log: the highest LSN, how many copies of blocks, their bytes."""
+
+    last: int = 0
+    blocks: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a flush brings to one partition."""
+
+    partition: Partition
+    rows: list[Row] = field(default_factory=list)
+    bytes: int = 0
+    entries: dict[int, DirectoryEntry] = field(default_factory=dict)
+
+    def add(self, block: StoredBlock) -> None:
+        header = block.header
+        if header.stored_bytes:
+            key = logs_db.body_key(header.log, header.last, header.first)
+            self.rows.append((key, bytes(block.body)))
+        self.rows.append((logs_db.index_key(block), bytes(block.wire)))
+        self.bytes += block.wire_bytes
+        time_us = header.append_time_us
+        entry = DirectoryEntry(header.first, header.last, 1, block.wire_bytes, time_us, time_us)
+        before = self.entries.get(header.log)
+        self.entries[header.log] = entry if before is None else before.joined(entry)
+
+
+class LogsStore:
+    """See the module. Made by `LogsStore.open`; one flush at a time, any number of reads.
+
+    Attributes:
+        offset: of the WAL; all records up to it are here. -1 for none.
+        partitions: oldest first.
+        logs: what is held of each log.
+    """
+
+    def __init__(self, tables: Tables, settings: StorageSettings) -> None:
+        self.offset = -1
+        self.partitions: list[Partition] = []
+        self.logs: dict[int, StoredLog] = {}
+        self._tables = tables
+        self._settings = settings
+        self._next_number = 1
+        self._last_us = 0
+        # Entries of open partitions as they are now, for the flushes that add to them.
+        self._entries: dict[tuple[int, int], DirectoryEntry] = {}
+        self._directories: OrderedDict[int, list[tuple[Partition, DirectoryEntry]]] = OrderedDict()
+
+    # ---- opening ----
+
+    @classmethod
+    async def open(
+        cls, tables: Tables, settings: StorageSettings, node: NodeId
+    ) -> tuple[LogsStore, dict[int, LogState]]:
+        """Open what is on the disk; with it the state of every log as of `offset`.
+
+        Raises:
+            NotOurCluster: the tables are another node's.
+            TablesFailed, Corrupt: they cannot be read.
+        """
+        store = cls(tables, settings)
+        names = await tables.open()
+        if META not in names:
+            await tables.create(META)
+        await store._check_origin(node)
+        await store._read_partitions(names)
+        (offset,) = await tables.get(META, [logs_db.OFFSET_KEY])
+        if offset is not None:
+            store.offset = logs_db.read_offset(offset)
+        return store, await store._read_states()
+
+    async def _check_origin(self, node: NodeId) -> None:
+        (found,) = await self._tables.get(META, [logs_db.ORIGIN_KEY])
+        if found is None:
+            await self._tables.write(META, [(logs_db.ORIGIN_KEY, logs_db.pack_origin(node))])
+            await self._tables.flush(META)
+        elif (theirs := logs_db.read_origin(found)) != node:
+            raise NotOurCluster(f"this LogsDB is node {theirs}'s, not node {node}'s")
+
+    async def _read_partitions(self, names: Sequence[str]) -> None:
+        for key, value in await self._all(META, *logs_db.PARTITIONS):
+            row = logs_db.read_partition(value)
+            number = logs_db.read_partition_key(key)
+            self.partitions.append(Partition(number, *row))
+        known = {partition.table for partition in self.partitions}
+        for table in sorted({*names} - known - {META}):
+            # Of a flush that never came to its end: the WAL has all of it.
+            logger.info("dropping table %s, which no flush finished", table)
+            await self._tables.drop(table)
+        if missing := sorted(known - {*names}):
+            raise Malformed(f"LogsDB names partitions that are not there: {missing}")
+        self._next_number = max((each.number for each in self.partitions), default=0) + 1
+
+    async def _read_states(self) -> dict[int, LogState]:
+        states: dict[int, LogState] = {}
+        for key, value in await self._all(META, *logs_db.STATES):
+            state = logs_db.read_state(value)
+            log = logs_db.read_state_key(key)
+            states[log] = state
+            self._last_us = max(self._last_us, state.append_time_us)
+            if state.blocks:
+                self.logs[log] = StoredLog(state.last, state.blocks, state.bytes)
+        return states
+
+    async def _all(
+        self, table: str, start: bytes, stop: bytes, bytes_max: int = WRITE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        while True:
+            rows, is_end = await self._tables.scan(
+                table, start, stop, rows_max=SCAN_ROWS_MAX, bytes_max=bytes_max
+            )
+            found += rows
+            if is_end:
+                return found
+            start = rows[-1][0] + b"\0"
+
+    # ---- flushing ----
+
+    async def flush(
+        self,
+        blocks: Sequence[StoredBlock],
+        states: Mapping[int, LogState],
+        offset: int,
+        now_us: int,
+    ) -> None:
+        """Take what the WAL's records up to `offset` changed; returns once it is durable.
+
+        Args:
+            blocks: all that was stored since the last flush.
+            states: of all logs that changed since, as of `offset`; their `last`, `blocks`
+                and `bytes` are not looked at.
+            now_us: wall clock, for the age of partitions.
+        Raises:
+            TablesFailed: nothing counts as flushed; the same may be tried again.
+        """
+        assert offset > self.offset, "a flush goes on where the last one ended"
+        rolled = self._rolled(now_us)
+        if rolled is not None:
+            await self._tables.create(rolled.table)
+            self.partitions.append(rolled)
+            self._next_number += 1
+        shares = self._shares(blocks)
+        for share in shares:
+            await self._write(share.partition.table, share.rows)
+        for share in shares:
+            await self._tables.flush(share.partition.table)
+        await self._flush_metadata(shares, states, offset)
+
+    def _rolled(self, now_us: int) -> Partition | None:
+        """The next partition, if one that takes blocks has had enough."""
+        takers = self.partitions[-OPEN_PARTITIONS:]
+        if takers and not any(self._is_due(each, now_us) for each in takers):
+            return None
+        start_us = max(takers[-1].start_us, self._last_us) + 1 if takers else 0
+        return Partition(self._next_number, start_us, now_us)
+
+    def _is_due(self, partition: Partition, now_us: int) -> bool:
+        limits = self._settings
+        if not partition.files:
+            return False
+        return (
+            partition.bytes >= limits.partition_bytes
+            or partition.files >= limits.partition_files
+            or (
+                partition is self.partitions[-1]
+                and now_us - partition.made_us >= limits.partition_age_s * 1e6
+            )
+        )
+
+    def _shares(self, blocks: Sequence[StoredBlock]) -> list[_Share]:
+        shares: dict[int, _Share] = {}
+        takers = self.partitions[-OPEN_PARTITIONS:]
+        newest, *older = reversed(takers)
+        for block in blocks:
+            time_us = block.header.append_time_us
+            taker = newest if not older or time_us >= newest.start_us else older[0]
+            share = shares.get(taker.number)
+            if share is None:
+                share = shares[taker.number] = _Share(taker)
+            share.add(block)
+        return [shares[number] for number in sorted(shares)]
+
+    async def _write(self, table: str, rows: Sequence[Row]) -> None:
+        """Write rows, a call for each megabyte."""
+        some: list[Row] = []
+        size = 0
+        for row in rows:
+            some.append(row)
+            size += len(row[0]) + len(row[1] or b"")
+            if size >= WRITE_BYTES:
+                await self._tables.write(table, some)
+                some, size = [], 0
+        if some:
+            await self._tables.write(table, some)
+
+    async def _flush_metadata(
+        self, shares: Sequence[_Share], states: Mapping[int, LogState], offset: int
+    ) -> None:
+        entries = await self._joined_entries(shares)
+        logs = self._joined_logs(shares)
+        rows: list[Row] = [(logs_db.OFFSET_KEY, logs_db.pack_offset(offset))]
+        for share in shares:
+            partition = share.partition
+            row = PartitionRow(
+                partition.start_us,
+                partition.made_us,
+                partition.bytes + share.bytes,
+                partition.files + 1,
+            )
+            rows.append((logs_db.partition_key(partition.number), logs_db.pack_partition(row)))
+        for (log, number), entry in entries.items():
+            rows.append((logs_db.directory_key(log, number), logs_db.pack_entry(entry)))
+        for log, state in states.items():
+            held = logs.get(log) or self.logs.get(log) or StoredLog()
+            whole = state._replace(last=held.last, blocks=held.blocks, bytes=held.bytes)
+            rows.append((logs_db.state_key(log), logs_db.pack_state(whole)))
+        # One write, so that a crash leaves all of it or nothing.
+        await self._tables.write(META, rows)
+        await self._tables.flush(META)
+        self._take(shares, entries, logs, offset)
+        self._last_us = max([self._last_us, *(each.append_time_us for each in states.values())])
+
+    async def _joined_entries(
+        self, shares: Sequence[_Share]
+    ) -> dict[tuple[int, int], DirectoryEntry]:
+        """The directory entries that a flush changes, as they are after it."""
+        wanted = [(log, share.partition.number) for share in shares for log in share.entries]
+        unknown = [
+            each for each in wanted if each not in self._entries and self._partition(each[1]).files
+        ]
+        keys = [logs_db.directory_key(log, number) for log, number in unknown]
+        found = await self._tables.get(META, keys) if keys else []
+        for each, value in zip(unknown, found, strict=True):
+            if value is not None:
+                self._entries[each] = logs_db.read_entry(value)
+        joined: dict[tuple[int, int], DirectoryEntry] = {}
+        for share in shares:
+            for log, entry in share.entries.items():
+                place = (log, share.partition.number)
+                before = self._entries.get(place)
+                joined[place] = entry if before is None else before.joined(entry)
+        return joined
+
+    def _joined_logs(self, shares: Sequence[_Share]) -> dict[int, StoredLog]:
+        joined: dict[int, StoredLog] = {}
+        for share in shares:
+            for log, entry in share.entries.items():
+                held = joined.get(log) or self.logs.get(log) or StoredLog()
+                joined[log] = StoredLog(
+                    max(held.last, entry.last), held.blocks + entry.blocks, held.bytes + entry.bytes
+                )
+        return joined
+
+    def _take(
+        self,
+        shares: Sequence[_Share],
+        entries: Mapping[tuple[int, int], DirectoryEntry],
+        logs: Mapping[int, StoredLog],
+        offset: int,
+    ) -> None:
+        """What was flushed is durable: know it."""
+        self.offset = offset
+        for share in shares:
+            share.partition.bytes += share.bytes
+            share.partition.files += 1
+        self._entries.update(entries)
+        takers = {each.number for each in self.partitions[-OPEN_PARTITIONS:]}
+        if any(number not in takers for _, number in self._entries):
+            kept = {each: entry for each, entry in self._entries.items() if each[1] in takers}
+            self._entries = kept
+        self.logs.update(logs)
+        for log in logs:
+            self._directories.pop(log, None)
+
+    def _partition(self, number: int) -> Partition:
+        return next(each for each in reversed(self.partitions) if each.number == number)
+
+    # ---- reading ----
+
+    def last(self, log: int) -> int:
+        """The highest LSN held of a log, 0 for none."""
+        held = self.logs.get(log)
+        return held.last if held is not None else 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of blocks over all partitions."""
+        return sum(partition.bytes for partition in self.partitions)
+
+    async def directory(self, log: int) -> list[tuple[Partition, DirectoryEntry]]:
+        """Where a log's blocks are: partitions by first LSN, with the log's part of each.
+
+        Raises:
+            TablesFailed, Corrupt: the metadata cannot be read.
+        """
+        if log not in self.logs:
+            return []
+        kept = self._directories.get(log)
+        if kept is not None:
+            self._directories.move_to_end(log)
+            return kept
+        held = self.logs[log]
+        found: list[tuple[Partition, DirectoryEntry]] = []
+        for key, value in await self._all(META, *logs_db.directory_range(log)):
+            _, number = logs_db.read_directory_key(key)
+            found.append((self._partition(number), logs_db.read_entry(value)))
+        found.sort(key=lambda each: (each[1].first, each[1].last))
+        if self.logs.get(log) is held:  # else a flush came between
+            self._directories[log] = found
+            if len(self._directories) > DIRECTORIES_KEPT:
+                self._directories.popitem(last=False)
+        return found
+
+    async def read(
+        self,
+        log: int,
+        start: int,
+        bound: int,
+        counts: Counts,
+        wanted: Wanted | None = None,
+        *,
+        bytes_max: int,
+        blocks_max: int,
+    ) -> Run:
+        """Blocks that end at or after `start` and begin at or before `bound`.
+
+        Args:
+            counts: leaves out copies that lost, before anything else is looked at.
+            wanted: leaves out blocks, before their bodies are read; None wants all.
+            bytes_max: of wanted blocks; it ends once it is reached. At least one comes if
+                there is any.
+            blocks_max: likewise, of all blocks.
+        Raises:
+            TablesFailed: the store below does not answer.
+            Corrupt: something in the range fails its checksum.
+        """
+        found, limit = await self._find(log, start, bound, bytes_max, blocks_max)
+        chosen: list[tuple[StoredBlock, Partition]] = []
+        size = seen = last = 0
+        for key, wire, partition in _winners(found, counts):
+            if key.first > bound:
+                break
+            # What overlaps what is sent belongs to it, or the reader would take it for absent.
+            if seen and (size >= bytes_max or seen >= blocks_max) and key.first > last:
+                limit = min(limit, last)
+                break
+            block = logs_db.read_head(wire)
+            seen, last = seen + 1, max(last, key.last)
+            if wanted is None or wanted(block):
+                chosen.append((block, partition))
+                size += len(wire) + block.header.stored_bytes
+        blocks = [block for block, _ in chosen]
+        await self._read_bodies(log, chosen, is_sparse=seen > 2 * len(blocks))
+        # The last block may end past the bound; all of it is here then.
+        next_lsn = limit + 1 if limit < bound else max(bound, last) + 1
+        return Run(blocks, next_lsn, seen - len(blocks))
+
+    async def _find(
+        self, log: int, start: int, bound: int, bytes_max: int, blocks_max: int
+    ) -> tuple[list[tuple[IndexKey, bytes, Partition]], int]:
+        """Index entries from `start` on, ascending, and the LSN up to which that is all."""
+        found: list[tuple[IndexKey, bytes, Partition]] = []
+        limit = LSN_MAX
+        size = 0
+        for partition, entry in await self.directory(log):
+            if entry.last < start:
+                continue
+            if entry.first > min(bound, limit):
+                break
+            rows, reached = await self._index_rows(
+                partition, log, start, _rows_wanted(entry, bytes_max, blocks_max)
+            )
+            limit = min(limit, reached)
+            found += [(key, wire, partition) for key, wire in rows]
+            size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)
+            if size >= bytes_max or len(found) >= blocks_max:
+                # Enough; of those that follow, only what overlaps this is still wanted.
+                limit = min(limit, max(key.last for key, _, _ in found))
+        found.sort(key=lambda each: each[0])
+        return [each for each in found if each[0].last <= limit], limit
+
+    async def _index_rows(
+        self, partition: Partition, log: int, start: int, rows_max: int
+    ) -> tuple[list[tuple[IndexKey, bytes]], int]:
+        """Some index entries of a partition, and the LSN up to which these are all."""
+        while True:
+            rows, is_end = await self._tables.scan(
+                partition.table,
+                logs_db.index_start(log, start),
+                logs_db.index_stop(log),
+                rows_max=rows_max,
+                bytes_max=1 << 30,
+            )
+            keyed = [(logs_db.read_index_key(key), wire) for key, wire in rows]
+            if is_end:
+                return keyed, LSN_MAX
+            # More copies of what stands last may follow, and among them the one that counts.
+            # What stands last says nothing of the LSNs below it until it is sent itself.
+            tail = keyed[-1][0]
+            whole = [each for each in keyed if each[0].last < tail.last]
+            if whole and tail.first > whole[-1][0].last:
+                return whole, whole[-1][0].last
+            rows_max *= 2
+
+    async def _read_bodies(
+        self, log: int, chosen: Sequence[tuple[StoredBlock, Partition]], *, is_sparse: bool
+    ) -> None:
+        for partition in {each.number: each for _, each in chosen}.values():
+            here = [b for b, place in chosen if place is partition and b.header.stored_bytes]
+            if not here:
+                continue
+            keys = [logs_db.body_key(log, b.header.last, b.header.first) for b in here]
+            if is_sparse:
+                bodies = dict(zip(keys, await self._tables.get(partition.table, keys), strict=True))
+            else:
+                stop = keys[-1] + b"\0"
+                bodies = dict(await self._all(partition.table, keys[0], stop, BODIES_BYTES))
+            for key, block in zip(keys, here, strict=True):
+                block.body = bodies.get(key) or b""
+                if len(block.body) != block.header.stored_bytes:
+                    raise Malformed(
+                        f"log {log}: the body of the block at lsn {block.header.first} has "
+                        f"{len(block.body)} bytes in LogsDB, not {block.header.stored_bytes}"
+                    )
+
+
+def _rows_wanted(entry: DirectoryEntry, bytes_max: int, blocks_max: int) -> int:
+    """How many index entries so many bytes have, about, as this log's blocks are."""
+    mean = max(1, entry.bytes // entry.blocks)
+    return max(SCAN_ROWS_MIN, min(SCAN_ROWS_MAX, blocks_max + 1, bytes_max // mean + 2))
+
+
+def _winners(
+    found: Sequence[tuple[IndexKey, bytes, Partition]], counts: Counts
+) -> list[tuple[IndexKey, bytes, Partition]]:
+    """Of the copies of each place the one that counts; `found` is ascending."""
+    winners: list[tuple[IndexKey, bytes, Partition]] = []
+    for each in found:
+        key = each[0]
+        if not counts(key.last, key.seal_epoch):
+            continue
+        if winners and winners[-1][0].place == key.place:
+            winners[-1] = each
+        else:
+            winners.append(each)
+    return winners
