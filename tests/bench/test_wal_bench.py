@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from cordwood.storage.wal import Wal
 
 MIB = 1 << 20
 CAPACITY = 16 * MIB
-needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
 
 
 def run(work: Any) -> Any:
@@ -40,6 +40,14 @@ def verb(*arguments: str) -> Result:
 
 def quiet(_: str) -> None:
     pass
+
+
+@pytest.fixture
+def fio(require: Callable[[str, str], None]) -> str:
+    path = shutil.which("fio")
+    if path is None:
+        require("fio", "fio is not installed")
+    return str(path)
 
 
 @pytest.fixture
@@ -82,18 +90,16 @@ class TestFio:
         with pytest.raises(Unreachable, match="something else"):
             read_result(printed)
 
-    @needs_fio
-    def test_it_runs(self, tmp_path):
+    def test_it_runs(self, tmp_path, fio):
         path = tmp_path / "file"
         path.write_bytes(bytes(MIB))
-        result = run(run_fio("fio", FioJob(str(path), 0, MIB, 4096, 2, 0.05)))
+        result = run(run_fio(fio, FioJob(str(path), 0, MIB, 4096, 2, 0.05)))
         assert result.bytes_per_s == pytest.approx(result.operations_per_s * 4096, rel=0.05)
         assert 0 < result.p50_us <= result.p99_us <= result.max_us * 1.1
 
-    @needs_fio
-    def test_that_it_failed_is_told_in_its_words(self, tmp_path):
+    def test_that_it_failed_is_told_in_its_words(self, tmp_path, fio):
         with pytest.raises(Unreachable, match=r"fio failed: .*file creation disallowed"):
-            run(run_fio("fio", FioJob(str(tmp_path / "none"), 0, MIB, 4096, 1, 0.05)))
+            run(run_fio(fio, FioJob(str(tmp_path / "none"), 0, MIB, 4096, 1, 0.05)))
 
 
 class TestProfiles:
@@ -200,7 +206,7 @@ class TestFigures:
         assert {(each.reference, each.ratio) for each in figures} == {(None, None)}
         assert figures[0].reference_is == "fio is not installed"
 
-    @needs_fio
+    @pytest.mark.usefixtures("fio")
     def test_the_verb_beside_fio(self, tmp_path):
         outcome = verb(
             str(tmp_path), "--record-size", "4000", "--in-flight", "8", "--depth", "2",

@@ -18,10 +18,11 @@ import msgspec
 
 from cordwood.errors import NotOurCluster
 from cordwood.layout.logs_db import META_TABLE, OFFSET_KEY, LogState, pack_offset
+from cordwood.layout.wal_block import WalHeader
 from cordwood.layout.waves import StoredBlock
 from cordwood.node import Identity, Node
 from cordwood.protocol.seal import SealTable
-from cordwood.protocol.wal_ring import RingSpace, ScanVerdict, WalScan
+from cordwood.protocol.wal_ring import Placement, RingSpace, ScanVerdict, WalScan
 from cordwood.sim.crash_states.explorer import PromiseBroken, Subject, explore
 from cordwood.sim.crash_states.node_subject import NodeSubject
 from cordwood.sim.crash_states.recorder import RecordingDisk, RecordingFile
@@ -29,7 +30,7 @@ from cordwood.sim.crash_states.shard_subject import ShardSubject
 from cordwood.sim.crash_states.wal_subject import WalSubject
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.zoo import PlantedBug, planted
-from cordwood.storage import wal_recovery
+from cordwood.storage import wal_file, wal_recovery
 from cordwood.storage.flusher import Flusher
 from cordwood.storage.log_cache import Batch
 from cordwood.storage.logs_store import LogsStore
@@ -109,6 +110,28 @@ def _recovery_stops_at_a_hole() -> Plant:
         self.cursor = 1 << 60
 
     return [(WalScan, "on_nothing", on_nothing)]
+
+
+def _tail_without_padding() -> Plant:
+    original = RingSpace._find
+
+    def find(self: RingSpace, size: int) -> Placement:
+        return replace(original(self, size), padding=None)
+
+    return [(RingSpace, "_find", find)]
+
+
+def _header_by_clock() -> Plant:
+    """Each third header write comes after the clock was set back."""
+    original = wal_file.newest_header
+
+    async def newest_header(file: Any, path: str, slots: Sequence[Any]) -> WalHeader:
+        found = [slot for slot in slots if isinstance(slot, WalHeader)]
+        if not found:
+            return await original(file, path, slots)
+        return max(found, key=lambda header: (header.sequence % 3, header.sequence))
+
+    return [(wal_file, "newest_header", newest_header)]
 
 
 class _AnySum:
@@ -309,6 +332,10 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
          _closed_before_drained),
     _bug(WAL, "stops-at-first-hole", "recovery ends at the first bad block",
          _recovery_stops_at_a_hole),
+    _bug(WAL, "tail-without-padding", "a lap's tail is skipped and no record says so",
+         _tail_without_padding),
+    _bug(WAL, "header-by-clock", "of two header slots the one with the later clock counts",
+         _header_by_clock),
     _bug(WAL, "bodies-not-summed", "recovery trusts a record whose header is good",
          _bodies_are_not_summed),
     _bug(WAL, "resumes-in-hole", "writing resumes in the first hole, over what lies behind it",
