@@ -123,7 +123,7 @@ def test_no_space_for_a_while_loses_nothing(traced: Run) -> None:
 
 
 def test_a_stalled_write_refuses_and_comes_back(traced: Run) -> None:
-    said = traced(f"{WRITES}:delay_enter=900000:when=4")
+    said = traced(f"{WRITES}:delay_enter=1500000:when=4")
     assert "refused WalStalled" in said
     assert said.count("ack 0") == 1
     assert said[-1] == f"ack {RECORDS - 1}"

@@ -1,7 +1,7 @@
 """A process that appends to a WAL and says what happens: `python wal_writer.py PATH RECORDS …`.
 
-Every line of output is one event: `ack N` once record N is durable, `refused NAME` for an
-append that was not taken (it is tried again), `failed NAME` for the end of the WAL.
+Every line of output is one event: `ack N` once record N is durable, `refused NAME` when
+appends begin not to be taken (they are tried again), `failed NAME` for the end of the WAL.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ async def write(path: str, records: int, *, use_direct: bool) -> None:
             while number < records and len(flying) < IN_FLIGHT:
                 try:
                     flying.append((number, wal.append([body(number)])[1]))
-                except Overloaded as error:
-                    if type(error).__name__ != refusal:
-                        refusal = type(error).__name__
-                        say(f"refused {refusal}")
+                except Overloaded:
                     await asyncio.sleep(0.02)
                     break
                 number += 1
+            trouble = type(wal.trouble).__name__ if wal.trouble else ""
+            if trouble and trouble != refusal:
+                say(f"refused {trouble}")
+            refusal = trouble
             if flying:
                 done, future = flying[0]
                 await asyncio.wait([future], timeout=0.05)
