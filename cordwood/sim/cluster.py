@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from crc32c import crc32c
@@ -29,6 +29,7 @@ from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 from cordwood.sim.record_id import mark_record
 from cordwood.sim.recorded_metadata import RecordedMetadata
+from cordwood.sim.stored_tree import StoredTree
 from cordwood.sim.streams import stream
 
 logger = logging.getLogger(__name__)
@@ -154,9 +155,15 @@ class SimCluster:
         node = self.running.get(number)
         return node is not None and bool(node.sequencing)
 
-    async def wait_running(self) -> None:
-        """Wait until every node runs."""
-        while len(self.running) < len(self.numbers):
+    def give_disk(self, number: NodeId, tree: StoredTree, *, own: bool) -> None:
+        """Stop a node and put this disk in place of the one it had."""
+        self.kill(number)
+        self.machine(number).disk.tree = tree
+        self._recorder.disk_given(number, own=own)
+
+    async def wait_running(self, absent: Collection[NodeId] = ()) -> None:
+        """Wait until every node runs, but for those that are absent."""
+        while not self.running.keys() | set(absent) >= set(self.numbers):
             self._started.clear()
             await self._started.wait()
 
@@ -189,7 +196,7 @@ class SimCluster:
     def _on_running(self, number: NodeId, node: Node) -> None:
         self.running[number] = node
         self._ran_once.add(number)
-        self._recorder.node_started(number)
+        self._recorder.node_started(number, rack=self.rack(number))
         self._started.set()
 
     def _settings(self, number: NodeId) -> NodeSettings:

@@ -196,10 +196,9 @@ def _on_other_disks(stage: Stage, disks: Mapping[NodeId, NodeId | None]) -> Undo
     }
 
     def change(trees: Mapping[NodeId, StoredTree]) -> None:
-        for node in trees:
-            stage.cluster.kill(node)
         for node, tree in trees.items():
-            stage.cluster.machine(node).disk.tree = tree
+            stage.cluster.give_disk(node, tree, own=tree is stage.own_disks[node])
+        for node in trees:
             stage.cluster.start(node)
 
     change({node: StoredTree() if of is None else own[of] for node, of in disks.items()})

@@ -187,7 +187,7 @@ def _damages(
     if options.damage is Damage.NONE:
         return []
     order = [NodeId(node) for node in chance.sample(nodes, len(nodes))]
-    free = order if options.damage is Damage.BEYOND else _spare(order, options)
+    free = order if options.damage is Damage.BEYOND else spare_nodes(order, options)
     victims = sorted(free[: chance.randint(1, len(free))]) if free else []
     return [
         Fault(
@@ -201,7 +201,7 @@ def _damages(
     ]
 
 
-def _spare(order: Sequence[NodeId], options: FaultOptions) -> list[NodeId]:
+def spare_nodes(order: Sequence[NodeId], options: FaultOptions) -> list[NodeId]:
     """The atlas: as many nodes, taken in `order`, as recovery can do without.
 
     Then a copy of everything acknowledged is left on the others, and they alone can

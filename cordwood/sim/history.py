@@ -15,6 +15,8 @@ Who must record what:
   its compare-and-set takes effect, so that a lost answer does not lose them.
 - `Released` is recorded by a sequencer before it tells anybody. A history that
   has one for a log has all of that log; one without any claims nothing.
+- `BlockStored` is recorded at the node, once its disk has the block and before it says
+  so. A history with one of them has all.
 - `NodeDumped` comes at the end, when nothing is in flight any more.
 
 Times are microseconds of one clock; where two events have the same time, their
@@ -44,8 +46,10 @@ __all__ = [
     "AppendInvoked",
     "AppendOk",
     "AppendUnknown",
+    "BlockStored",
     "CallFailed",
     "CleanEpochSet",
+    "DiskGiven",
     "DumpedSlots",
     "EndReason",
     "EpochTaken",
@@ -55,6 +59,7 @@ __all__ = [
     "FaultsHealed",
     "GapDelivered",
     "HistoryRecorder",
+    "Idled",
     "NodeDumped",
     "NodeStarted",
     "PayloadMark",
@@ -293,10 +298,41 @@ class FaultEased(_Event, frozen=True, gc=False, tag="fault-eased"):
 
 
 class NodeStarted(_Event, frozen=True, gc=False, tag="node-started"):
-    """A node runs (again)."""
+    """A node runs (again); `rack` is its rack's name."""
 
     node: int
     incarnation: int = 0
+    rack: str = ""
+
+
+class DiskGiven(_Event, frozen=True, gc=False, tag="disk-given"):
+    """A machine was given a disk; `own` if it is the one that its node has written."""
+
+    node: int
+    own: bool
+
+
+class BlockStored(_Event, frozen=True, gc=False, tag="stored"):
+    """A node says that a block or plug of a log is durable: `[first, last]`, both included."""
+
+    node: int
+    log: int
+    first: LsnValue
+    last: LsnValue
+
+
+class Idled(_Event, frozen=True, gc=False, tag="idled"):
+    """Nobody wanted anything for a while, and the nodes did this much all the same.
+
+    Attributes:
+        nodes: how many ran.
+        length_us: for how long.
+        callbacks: steps of all nodes' event loops together.
+    """
+
+    nodes: int
+    length_us: TimeUs
+    callbacks: int
 
 
 class FaultsHealed(_Event, frozen=True, gc=False, tag="healed"):
@@ -361,6 +397,9 @@ Event: TypeAlias = (
     | FaultStruck
     | FaultEased
     | NodeStarted
+    | DiskGiven
+    | BlockStored
+    | Idled
     | FaultsHealed
     | NodeDumped
 )
@@ -527,9 +566,21 @@ class HistoryRecorder:
         """Note that one fault is over."""
         self.add(FaultEased(self._now_us(), kind, tuple(nodes), text))
 
-    def node_started(self, node: int, incarnation: int = 0) -> None:
+    def node_started(self, node: int, incarnation: int = 0, rack: str = "") -> None:
         """Note that a node runs (again)."""
-        self.add(NodeStarted(self._now_us(), node, incarnation))
+        self.add(NodeStarted(self._now_us(), node, incarnation, rack))
+
+    def disk_given(self, node: int, *, own: bool) -> None:
+        """Note that a machine got a disk, its node's own or another."""
+        self.add(DiskGiven(self._now_us(), node, own))
+
+    def block_stored(self, node: int, log: int, first: int, last: int) -> None:
+        """Note that a node has a block durably, before it tells anybody."""
+        self.add(BlockStored(self._now_us(), node, log, int(first), int(last)))
+
+    def idled(self, nodes: int, length_s: float, callbacks: int) -> None:
+        """Note what nodes did while nobody wanted anything."""
+        self.add(Idled(self._now_us(), nodes, round(length_s * 1e6), callbacks))
 
     def faults_healed(self) -> None:
         """Note that there are no faults from here on."""

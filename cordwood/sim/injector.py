@@ -24,6 +24,11 @@ from cordwood.sim.streams import stream
 __all__ = ["LOSSY", "SLOW_DISK_FACTOR", "Injector"]
 
 
+HANGS_S = 12.0
+"""A client and a node notice within six seconds that a peer hangs; then they need another
+sequencer, which waits as long for it to answer its seal."""
+
+
 class Injector:
     """See the module.
 
@@ -59,8 +64,13 @@ class Injector:
             for fault in plan:
                 tasks.create_task(self._play(fault, start_s))
 
-    async def heal(self) -> None:
-        """Take everything back: links mended, every node and client running, nothing slow."""
+    async def heal(self, absent: Sequence[NodeId] = ()) -> None:
+        """Take everything back: links mended, every node and client running, nothing slow.
+
+        Args:
+            absent: nodes that stay away: the first one hangs, the others are dead. The rest
+                is given HANGS_S to notice it, and owes everything from then on.
+        """
         stage = self._stage
         stage.network.heal()
         metadata = stage.cluster.metadata
@@ -70,12 +80,23 @@ class Injector:
             machine.disk.heal()
             machine.clock.drift = 0.0
             machine.resume()
-            if not machine.is_up:
+            if not machine.is_up and number not in absent[1:]:
                 stage.cluster.start(number)
-        stage.cluster.restart_failed(stage.cluster.numbers)
+        stage.cluster.restart_failed([n for n in stage.cluster.numbers if n not in absent])
         if stage.crew is not None:
             stage.crew.heal()
-        await stage.cluster.wait_running()
+        if absent:
+            self._take_away(absent)
+            await asyncio.sleep(HANGS_S)
+        await stage.cluster.wait_running(absent)
+
+    def _take_away(self, absent: Sequence[NodeId]) -> None:
+        """The first one hangs: its machine takes connections, and answers nothing."""
+        stage = self._stage
+        self._recorder.fault_struck("absent", absent, f"node {absent[0]} hangs")
+        stage.machines(absent)[0].pause()
+        for number in absent[1:]:
+            stage.cluster.kill(number)
 
     async def _play(self, fault: Fault, start_s: float) -> None:
         # Its own stream, so that leaving other faults out does not change this one.

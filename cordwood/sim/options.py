@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cordwood.lsn import ESN_ISSUED_MAX
+from cordwood.nodes import NodeId
 from cordwood.settings import SequencerSettings
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, Fault, FaultOptions, draw_plan
@@ -29,6 +30,8 @@ class RunOptions:
         buggify: whether rare behaviour is made common, see `sim.buggify`.
         fills: whether the workload may fill the WALs: then appends may end as
             OVERLOADED for good, and no success is owed.
+        absent: nodes that stay away when the faults are over: the first one hangs, the
+            others are dead. The rest owes everything meanwhile; they come back at the end.
         must_count: whether the workload goes on after the healing until the run counts;
             a scenario for a test need not.
     """
@@ -42,6 +45,7 @@ class RunOptions:
     turns: Turns = ()
     buggify: bool = False
     fills: bool = False
+    absent: tuple[NodeId, ...] = ()
     must_count: bool = True
 
     def drawn_plan(self, seed: int) -> tuple[Fault, ...]:

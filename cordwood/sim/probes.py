@@ -41,6 +41,7 @@ from cordwood.sim.history import (
     ReadEnded,
     TailAnswered,
 )
+from cordwood.sim.recorded_metadata import current_node
 from cordwood.sim.zoo.bug import find_place
 
 PROBES: Mapping[str, str] = MappingProxyType({
@@ -271,7 +272,7 @@ _WATCHES: tuple[Watch, ...] = (
 
 @contextmanager
 def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
-    """Count probes, and write down what sequencers release, for the length of the block."""
+    """Count probes, and write down what nodes store and sequencers release, for the block."""
     places: dict[str, list[Watch]] = {}
     for watch in _WATCHES:
         places.setdefault(watch.place, []).append(watch)
@@ -282,9 +283,11 @@ def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
             original = owner.__dict__[name]
             before.append((owner, name, original))
             setattr(owner, name, _wrapped(original, watches, counts))
-        owner, name = find_place(f"{_ROLE}.release")
-        before.append((owner, name, owner.__dict__[name]))
-        setattr(owner, name, _noting_releases(owner.__dict__[name], recorder))
+        for place, noting in ((f"{_ROLE}.release", _noting_releases),
+                              (f"{_SHARD}._insert", _noting_stores)):  # fmt: skip
+            owner, name = find_place(place)
+            before.append((owner, name, owner.__dict__[name]))
+            setattr(owner, name, noting(owner.__dict__[name], recorder))
         yield
     finally:
         for owner, name, original in reversed(before):
@@ -334,6 +337,17 @@ def _noting_releases(original: Any, recorder: HistoryRecorder) -> Any:
         original(self, log, audience, lsn)
 
     return release
+
+
+def _noting_stores(original: Any, recorder: HistoryRecorder) -> Any:
+    def insert(self: Any, offset: int, blocks: Any) -> None:
+        node = current_node()
+        for block in blocks:
+            header = block.header
+            recorder.block_stored(node, header.log, header.first, header.last)
+        original(self, offset, blocks)
+
+    return insert
 
 
 EPOCHS_MANY = 10

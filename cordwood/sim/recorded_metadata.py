@@ -38,12 +38,12 @@ class RecordedMetadata(MemoryMetadata):
     def _note(self, log: int, old: EpochRecord | None, value: bytes) -> None:
         new = msgspec.json.decode(value, type=EpochRecord)
         if old is not None and new.next_epoch > old.next_epoch:
-            self._recorder.epoch_taken(log, new.next_epoch - 1, _current_node())
+            self._recorder.epoch_taken(log, new.next_epoch - 1, current_node())
         if old is not None and new.clean_epoch != old.clean_epoch:
             self._recorder.clean_epoch_set(log, new.clean_epoch, new.clean_tail)
 
 
-def _current_node() -> int:
+def current_node() -> int:
     """The node whose process asks, from its machine's name; 0 for anybody else."""
     name = CURRENT_PROCESS.get().name
     head, _, rest = name.partition("-")

@@ -16,6 +16,7 @@ from functools import partial
 
 from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
+from cordwood.nodes import NodeId
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.checkers import Violation, check_all, run_is_valid
 from cordwood.sim.checkers.validity import ACKED_MIN
@@ -60,6 +61,12 @@ DRAIN_S = 60.0
 
 BEYOND_DRAIN_S = 20.0
 """Where records may be lost nobody owes a tail; readers read on for so long."""
+
+QUIET_S = 2.0
+"""After the last client has gone: releases are repeated for a second."""
+
+IDLE_S = 6.0
+"""How long idle nodes are watched: two rounds of pings."""
 
 BOOT_S = 60.0
 """The longest that a cluster may take to its first run, and to run again once healed."""
@@ -169,7 +176,7 @@ def waived_promises(options: RunOptions) -> frozenset[str]:
     if options.faults.damage is not Damage.NONE:
         waived |= {"S15"}  # nothing rebuilds copies yet
     if options.faults.damage is Damage.BEYOND or options.fills:
-        waived |= {"L1", "L2"}  # recovery may not guess; a full WAL takes nothing
+        waived |= {"L1", "L2", "L3"}  # recovery may not guess; a full WAL takes nothing
     return frozenset(waived)
 
 
@@ -265,20 +272,46 @@ class _Run:
         left_s = start_s + self._options.length_s - self._simulation.loop.time()
         await asyncio.sleep(max(0.0, left_s))
         self.buggify.is_on = False
-        try:
-            async with asyncio.timeout(BOOT_S):
-                await injector.heal()
-        except TimeoutError:
+        absent = self._options.absent
+        if not await self._is_healed(injector, absent):
             return f"{BOOT_S:g} s after the healing not every node runs"
         self.recorder.faults_healed()
+        await self._settle()
+        if absent and not await self._is_healed(injector, ()):
+            return f"{BOOT_S:g} s after their return not all of nodes {absent} run"
+        stuck = await self._drain()
+        if not stuck:
+            await self._idle()
+        await self._cluster.dump()
+        return stuck
+
+    async def _is_healed(self, injector: Injector, absent: Sequence[NodeId]) -> bool:
+        """Heal all but these nodes; whether the rest runs in time."""
+        try:
+            async with asyncio.timeout(BOOT_S):
+                await injector.heal(absent)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _settle(self) -> None:
+        """Let the workload go on, and with it what is owed after the faults."""
         for _ in range(SETTLES_MAX if self._options.must_count else 1):
             await asyncio.sleep(SETTLE_S)
             if self.clients.acked >= ACKED_MIN:
                 break
-        return await self._drain()
+
+    async def _idle(self) -> None:
+        """See what nodes do that nobody asks for anything."""
+        await asyncio.sleep(QUIET_S)
+        loop = self._simulation.loop
+        before, since_s = loop.callbacks_run, loop.time()
+        await asyncio.sleep(IDLE_S)
+        nodes, callbacks = len(self._cluster.running), loop.callbacks_run - before
+        self.recorder.idled(nodes, loop.time() - since_s, callbacks)
 
     async def _drain(self) -> str:
-        """Let the workload end and the readers reach the tail; then look at the disks."""
+        """Let the workload end and the readers reach the tail; the text of what is stuck."""
         self.clients.stopping = True
         beyond = self._options.faults.damage is Damage.BEYOND
         drain_s = BEYOND_DRAIN_S if beyond else DRAIN_S
@@ -293,7 +326,6 @@ class _Run:
         if stuck:
             self.clients.giving_up = True
             await asyncio.sleep(BEYOND_DRAIN_S / 4)
-        await self._cluster.dump()
         return stuck
 
     def _where(self) -> str:

@@ -17,7 +17,7 @@ from cordwood.lsn import ESN_ISSUED_MAX
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.settings import MIB, ClientSettings, SequencerSettings
 from cordwood.sim.cluster import ClusterOptions
-from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions
+from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
 from cordwood.sim.knobs import draw_turns
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import RunOptions
@@ -30,10 +30,14 @@ DAMAGE_SHARE = 0.12
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
 
-RECORDS = (1400.0, 3000.0)
+RECORDS = (1700.0, 3300.0)
 """Records that the clients of a run try to append while faults strike: the thousand that a
 run must acknowledge to count, and little more. Calls are what is costly to simulate, and
 what finds bugs is the number of different runs."""
+
+ABSENT_SHARE = 0.25
+"""Share of the seeds in which some nodes are still dead, and one hangs, when the rest must
+recover and go on (L3)."""
 
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
@@ -54,16 +58,29 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     )
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)
+    faults = _faults(chance, cluster, damage)
     return RunOptions(
         length_s=length_s,
         cluster=cluster,
         workload=_workload(chance, client, length_s, fills),
-        faults=_faults(chance, cluster, damage),
+        faults=faults,
         link=_link(chance),
         turns=draw_turns(stream(seed, "knobs")) if chance.random() < 0.7 else (),
         buggify=chance.random() < 0.7,
         fills=fills,
+        absent=() if fills else _absent(stream(seed, "absent"), faults),
     )
+
+
+def _absent(chance: random.Random, faults: FaultOptions) -> tuple[NodeId, ...]:
+    """Nodes that stay away when the faults are over: as few as replication survives."""
+    if faults.damage is not Damage.NONE or chance.random() >= ABSENT_SHARE:
+        return ()
+    assert faults.nodeset is not None, "a swarm says where its nodes are"
+    members = faults.nodeset.nodes
+    spare = spare_nodes(chance.sample(members, len(members)), faults)
+    most = min(len(spare), faults.replication.copies - 1)
+    return tuple(spare[: chance.randint(1, most)]) if most else ()
 
 
 def nodeset_of(options: ClusterOptions) -> Nodeset:

@@ -20,10 +20,13 @@ from cordwood.sim.checkers import CHECKERS, Validity, Violation, check_all, run_
 from cordwood.sim.history import (
     AppendInvoked,
     AppendOk,
+    BlockStored,
     CleanEpochSet,
+    DiskGiven,
     EpochTaken,
     Event,
     FaultStruck,
+    Idled,
     NodeDumped,
     PayloadMark,
     ReadStarted,
@@ -59,9 +62,12 @@ EVIDENCE: Mapping[str, Evidence] = {
     ),
     "answers about the tail": Evidence((TailAnswered,), ("S26",)),
     "events of the epoch store": Evidence(
-        (EpochTaken, CleanEpochSet), ("S11", "S12"), ("S7", "S8", "S13")
+        (EpochTaken, CleanEpochSet), ("S11", "S12", "L3"), ("S7", "S8", "S13")
     ),
     "releases by sequencers": Evidence((Released,), (), ("S8",)),
+    "disks given to nodes": Evidence((DiskGiven,), ("S17",)),
+    "stores of the nodes": Evidence((BlockStored,), ("S14",)),
+    "work of idle nodes": Evidence((Idled,), ("L8",)),
     "dumps of the nodes": Evidence((NodeDumped,), ("S15",), ("S1", "S3", "S7", "S13")),
 }
 """By name."""

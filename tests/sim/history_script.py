@@ -18,7 +18,10 @@ One event a line; each line comes one millisecond after the one before::
     r1 e1n1=a e1n2=b e1n3-e2n0=bridge   … is given records and gaps
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
-    fault crash | ease crash | start n1 | heal | wait 2.5
+    n1 stores e1n1-e1n4 e1n5        what a node says is durable
+    fault crash | ease crash | start n1 [rack1] | heal | wait 2.5
+    disk n1 own|other               a machine is given a disk
+    idle nodes=3 for=2 steps=100    steps of all nodes together, in seconds that nobody wants them
 
 A table of histories is a text file: a line ``== S1 S5: in words`` and then the lines
 of one history, again and again. ``-- name`` begins a part that a line ``@name`` in a
@@ -40,8 +43,10 @@ from cordwood.sim.history import (
     AppendInvoked,
     AppendOk,
     AppendUnknown,
+    BlockStored,
     CallFailed,
     CleanEpochSet,
+    DiskGiven,
     DumpedSlots,
     EndReason,
     EpochTaken,
@@ -50,6 +55,7 @@ from cordwood.sim.history import (
     FaultsHealed,
     FaultStruck,
     GapDelivered,
+    Idled,
     NodeDumped,
     NodeStarted,
     PayloadMark,
@@ -126,6 +132,10 @@ class _Stage:
             self.on_reader(words[0], words[1:])
         elif re.match(r"s\d", words[0]) and words[1] == "releases":
             self.add(Released(self.time_us, self.log, parse_lsn(words[2]), words[0]))
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["stores"]:
+            for word in words[2:]:
+                first, last = _span(word)
+                self.add(BlockStored(self.time_us, int(words[0][1:]), self.log, first, last))
         elif re.match(r"n\d", words[0]):
             node, rack = words[0][1:].split("@")
             slots = tuple(_slots(word) for word in words[1:])
@@ -156,8 +166,16 @@ class _Stage:
     def do_ease(self, kind: str) -> None:
         self.add(FaultEased(self.time_us, kind))
 
-    def do_start(self, node: str) -> None:
-        self.add(NodeStarted(self.time_us, int(node[1:])))
+    def do_start(self, node: str, rack: str = "") -> None:
+        self.add(NodeStarted(self.time_us, int(node[1:]), 0, rack))
+
+    def do_disk(self, node: str, whose: str) -> None:
+        self.add(DiskGiven(self.time_us, int(node[1:]), whose == "own"))
+
+    def do_idle(self, *words: str) -> None:
+        numbers = {name: float(value) for name, value in (word.split("=") for word in words)}
+        length_us = round(numbers["for"] * 1e6)
+        self.add(Idled(self.time_us, int(numbers["nodes"]), length_us, int(numbers["steps"])))
 
     def do_heal(self) -> None:
         self.add(FaultsHealed(self.time_us))

@@ -25,10 +25,13 @@ from cordwood.sim.checkers.epochs import (
 )
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.gaps import check_gaps_are_true
+from cordwood.sim.checkers.identity import check_own_disk
 from cordwood.sim.checkers.liveness import (
     check_appends_succeed,
     check_deadlines,
+    check_nothing_spins,
     check_readers_reach_the_tail,
+    check_recovery_finishes,
 )
 from cordwood.sim.checkers.reading import (
     check_acked_is_read,
@@ -36,6 +39,7 @@ from cordwood.sim.checkers.reading import (
     check_repeatable_read,
     check_tiling,
 )
+from cordwood.sim.checkers.releases import check_release_is_replicated
 from cordwood.sim.checkers.sessions import (
     check_pipelined_order,
     check_session_order,
@@ -72,11 +76,15 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S11": check_one_sequencer,
         "S12": check_no_ack_after_seal,
         "S13": check_recovery_keeps_acks,
+        "S14": check_release_is_replicated,
         "S15": check_copies,
+        "S17": check_own_disk,
         "S26": check_tail,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
+        "L3": check_recovery_finishes,
         "L5": check_deadlines,
+        "L8": check_nothing_spins,
         "E1": check_told_errors,
     }
 )
@@ -84,9 +92,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
 
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "S14": "log recovery with absent nodes: dumps of the disks while the run goes on",
         "S16": "the storage node: repair of corrupt copies",
-        "S17": "the storage node: disk identity and re-admission after a lost disk",
         "S18": "trim and retention",
         "S19": "the object tier",
         "S20": "find_time",
@@ -99,11 +105,9 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "S28": "authentication and access rules",
         "S29": "the Spark sink's commit protocol",
         "S30": "a second version of the wire or the disk format",
-        "L3": "log recovery with absent nodes",
         "L4": "rebuilding of lost copies",
         "L6": "resource limits reported by nodes",
         "L7": "graylisting of slow nodes",
-        "L8": "work counters of idle nodes",
     }
 )
 """Every other promise, and the feature that makes it one to check."""

@@ -1,4 +1,5 @@
-"""What is owed once the faults have stopped: L1 appends, L2 readers, L5 deadlines.
+"""What is owed once the faults have stopped: L1 appends, L2 readers, L3 recovery, L5
+deadlines, L8 quiet.
 
 A run without faults owes all this from its start, one whose faults never stopped
 owes only L5. Nothing is owed past the end of the history, nor to a caller that did not
@@ -15,13 +16,29 @@ from cordwood import errors
 from cordwood.lsn import LSN_MAX
 from cordwood.sim.checkers.evidence import Append, Evidence, Read, last_of
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.history import GIVEN_UP, AppendFailed, AppendOk, AppendUnknown, EndReason
+from cordwood.sim.history import (
+    GIVEN_UP,
+    AppendFailed,
+    AppendOk,
+    AppendUnknown,
+    EndReason,
+    Idled,
+)
 
 APPEND_BOUND_S = 5.0
 """L1, of research "reliability" §3."""
 
 READER_BOUND_S = 10.0
 """L2, of the same."""
+
+RECOVERY_BOUND_S = 10.0
+"""L3: a hung member is given up on after a few seconds, and each epoch takes a few round
+trips; the same as for readers, which wait for it."""
+
+IDLE_CALLBACKS_MAX = 400.0
+"""L8, steps a second of a node that nobody asks for anything: it pings its peers, reads the
+member list and says that it lives, some tens of steps a second in all. Something that
+spins takes thousands."""
 
 DEADLINE_SLACK_S = 1.0
 """A deadline is a timer on a loop with other work; a second late is a stuck loop."""
@@ -146,6 +163,50 @@ def _late(evidence: Evidence, read: Read, healed_us: int, bound_us: int) -> Iter
             shown = (read.started, ack.append.end or ack.append.invoked)
             yield Violation("L2", text, read.log, ack.lsn, shown)
             return
+
+
+def check_recovery_finishes(
+    evidence: Evidence, bound_s: float = RECOVERY_BOUND_S
+) -> list[Violation]:
+    """L3: every epoch but the newest is recovered within `bound_s`, whoever else is absent.
+
+    Counted from the healing, or from when the newest epoch was taken. Nodes that stay
+    away past the healing are for the run to choose: as many as replication survives.
+    """
+    if evidence.healed_at is None:
+        return []
+    bound_us = round(bound_s * 1e6)
+    healed_us = evidence.time_of(evidence.healed_at)
+    found = []
+    for log, store in sorted(evidence.stores.items()):
+        if not store.taken:
+            continue
+        at, newest = max(store.taken, key=lambda taken: (taken[1].epoch, -taken[0]))
+        due_us = max(healed_us, newest.time_us) + bound_us
+        clean = max((e.epoch for _, e in store.cleaned if e.time_us <= due_us), default=0)
+        unclean = [epoch for epoch in store.owners if clean < epoch < newest.epoch]
+        if unclean and evidence.end_us >= due_us:
+            text = (
+                f"epoch {min(unclean)} is not recovered {bound_us / 1e6:g} s on, though epoch "
+                f"{newest.epoch} was taken"
+            )
+            shown = (evidence.events[store.owners[min(unclean)]], evidence.events[at])
+            found.append(Violation("L3", text, log, 0, shown))
+    return found
+
+
+def check_nothing_spins(
+    evidence: Evidence, callbacks_max: float = IDLE_CALLBACKS_MAX
+) -> list[Violation]:
+    """L8: nodes that nobody asks for anything do next to nothing."""
+    found = []
+    for event in evidence.events:
+        if isinstance(event, Idled) and event.length_us and event.nodes:
+            rate = event.callbacks / (event.length_us / 1e6) / event.nodes
+            if rate > callbacks_max:
+                text = f"{rate:.0f} steps a second of each idle node, not {callbacks_max:g}"
+                found.append(Violation("L8", text, 0, 0, (event,)))
+    return found
 
 
 def check_deadlines(evidence: Evidence, slack_s: float = DEADLINE_SLACK_S) -> list[Violation]:

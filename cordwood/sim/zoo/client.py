@@ -83,6 +83,8 @@ BUGS = (
                changed({"layout.frame:crc32c": instead(lambda data, crc=0: 0)})),
     PlantedBug("damage-told", "a damaged frame's checksum error is what callers are told",
                changed({"wire.connection:Connection._for_callers": _damage_told})),
+    PlantedBug("pings-without-pause", "a node pings its peers hundreds of times a second",
+               changed({"wire.peers:PING_EVERY_S": instead(0.005)})),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",
                changed({"metadata.memory:MemoryData.compare_and_set": _no_compare})),
     PlantedBug("unknown-is-done", "a write of unknown outcome is taken for done",

@@ -82,6 +82,14 @@ def _clean_before_mend(right: Any) -> Any:
     return finish
 
 
+def _waits_for_all(right: Any) -> Any:
+    def verdict(self: Any) -> Verdict:
+        heard: Verdict = right(self)
+        return Verdict(heard.reached and not heard.missing, heard.missing)
+
+    return verdict
+
+
 BUGS = (
     PlantedBug("lng-too-high", "recovery takes the LNG three records too high",
                changed({"protocol.seal:SealTally.lng": _lng_too_high})),
@@ -97,6 +105,8 @@ BUGS = (
                 "protocol.seal:f_majority": _one_too_few})),
     PlantedBug("mends-one-less", "recovery stores one copy less than the log asks for",
                changed({"recovery.mend_tail:choose_copyset": _mends_one_less})),
+    PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
+               changed({"protocol.seal:SealTally.verdict": _waits_for_all})),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
                changed({"recovery.recover_log:_finish_epoch": _clean_before_mend})),
 )  # fmt: skip

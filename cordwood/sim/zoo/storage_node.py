@@ -81,6 +81,10 @@ def _never_purges(right: Any) -> Any:
     return property(lambda self: self.released)
 
 
+async def _empty_disk_taken(self: Any) -> None:
+    return
+
+
 BUGS = (
     PlantedBug("ack-before-durable", "a node confirms a store before its WAL has it",
                changed({f"{_SHARD}._append_store": _ack_before_durable})),
@@ -88,6 +92,8 @@ BUGS = (
                changed({"protocol.seal:SealTable.admits": instead(lambda self, *_: True)})),
     PlantedBug("restart-forgets-seals", "a node forgets its seals when it restarts",
                changed({f"{_SHARD}._replay": _restart_forgets_seals})),
+    PlantedBug("empty-disk-taken", "a node that lost its disk goes on with an empty one",
+               changed({"node:Node._refuse_empty_disk": instead(_empty_disk_taken)})),
     PlantedBug("released-too-far", "a node shows readers what is not released",
                changed({f"{_CACHED}.insert": _released_too_far})),
     PlantedBug("damage-is-silence", "what a node cannot read any more it takes for absent",
