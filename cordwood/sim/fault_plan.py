@@ -189,11 +189,13 @@ def _damages(
     order = [NodeId(node) for node in chance.sample(nodes, len(nodes))]
     free = order if options.damage is Damage.BEYOND else spare_nodes(order, options)
     victims = sorted(free[: chance.randint(1, len(free))]) if free else []
+    # What is lost for good stops a log for good, so enough is acknowledged before.
+    earliest, latest = (0.7, 0.95) if options.damage is Damage.BEYOND else (0.4, 0.9)
     return [
         Fault(
             chance.choice(DAMAGING_KINDS),
             (node,),
-            length_s * chance.uniform(0.4, 0.9),
+            length_s * chance.uniform(earliest, latest),
             chance.uniform(0.1, 2.0),
         )
         for node in victims

@@ -39,6 +39,9 @@ ABSENT_SHARE = 0.25
 """Share of the seeds in which some nodes are still dead, and one hangs, when the rest must
 recover and go on (L3)."""
 
+BEYOND_RECORDS = 2.0
+"""Times that, where logs may stand still for good before the faults are over."""
+
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
 
@@ -54,7 +57,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         damage = Damage.WITHIN if chance.random() < DAMAGE_SHARE else Damage.NONE
     fills = damage is Damage.NONE and chance.random() < FILLS_SHARE
     cluster = replace(
-        _cluster(chance, fills), gossip_s=stream(seed, "gossip").choice((0.05, 0.1, 0.2))
+        _cluster(chance, fills, damage), gossip_s=stream(seed, "gossip").choice((0.05, 0.1, 0.2))
     )
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)
@@ -62,7 +65,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     return RunOptions(
         length_s=length_s,
         cluster=cluster,
-        workload=_workload(chance, client, length_s, fills),
+        workload=_workload(chance, client, length_s, fills, damage),
         faults=faults,
         link=_link(chance),
         turns=draw_turns(stream(seed, "knobs")) if chance.random() < 0.7 else (),
@@ -93,10 +96,13 @@ def nodeset_of(options: ClusterOptions) -> Nodeset:
     )
 
 
-def _cluster(chance: random.Random, fills: bool) -> ClusterOptions:
+def _cluster(chance: random.Random, fills: bool, damage: Damage) -> ClusterOptions:
     nodes = chance.choice((3, 4, 5, 5, 5, 6, 7))
     racks = chance.randint(1, min(nodes, 4))
     copies = min(nodes, chance.choice((1, 2, 2, 3, 3, 3, 3, 4)))
+    if damage is Damage.BEYOND:
+        # With one copy a log needs all of its nodes, always: few runs would count.
+        copies = max(copies, 2)
     return ClusterOptions(
         nodes=nodes,
         racks=racks,
@@ -123,7 +129,7 @@ def _client(chance: random.Random) -> ClientSettings:
 
 
 def _workload(
-    chance: random.Random, client: ClientSettings, length_s: float, fills: bool
+    chance: random.Random, client: ClientSettings, length_s: float, fills: bool, damage: Damage
 ) -> WorkloadOptions:
     """Enough to do for a run that counts, see RECORDS."""
     producers, lanes = chance.randint(1, 4), chance.choice((1, 2, 3, 6))
@@ -135,6 +141,8 @@ def _workload(
     rush_s = chance.uniform(2.0, 8.0)
     busy = rush_s / (rush_s + lull_s) if lull_s else 1.0
     payload = chance.choice((100, 400, 2000))
+    if damage is Damage.BEYOND:
+        calls *= BEYOND_RECORDS
     if fills:
         calls, payload = calls * 2, 8000
     return WorkloadOptions(
