@@ -16,7 +16,7 @@ help:
 	@echo "make demo    start a cluster, feed it real data, kill a node, query it with Spark"
 	@echo "             INPUT=\"a.log b.log\" takes your files instead, INPUT=- takes stdin"
 	@echo "make test    run the tests (under ten minutes)"
-	@echo "make prove   run seeds of the simulated cluster for MINUTES=$(MINUTES)"
+	@echo "make prove   try to break every promise, in simulation, for MINUTES=$(MINUTES)"
 	@echo "make lint    ruff, mypy --strict and the import contract"
 	@echo "make bench   measure the WAL, and appends and reads on a local cluster"
 	@echo "make setup   only install: .venv, the locked packages, a Java if there is none"

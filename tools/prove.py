@@ -1,9 +1,16 @@
-"""Spend minutes on seeds of the simulated cluster, and tell which of them broke a promise.
+"""Spend minutes on trying to break what Cordwood promises, and tell what broke.
 
-`make prove MINUTES=n` runs this. Each seed is one `cordwood sim run` in a process of its
-own, one for each core at a time. The first seed follows from the commit, so that one
-commit proves the same every time and the next one looks elsewhere. A seed that fails is
-shown with the command that runs it again.
+`make prove MINUTES=n` runs this. The minutes go to sweeps, one after another, each over
+all cores: the swarm (every seed another cluster, other clients, other faults), the demo's
+cluster, faults beyond what the copies survive (then every loss must be told exactly), and
+the crash states of what is on disk. `--parts` chooses among them. The first three are
+`cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many runs
+did not count, and, once the swarm's is a full one, a sweep that never reached one of the
+rare branches.
+
+The first seed follows from the commit and the number of seeds from the minutes and cores, so
+that one commit proves the same every time, a quick machine no more than a slow one, and the
+next commit looks elsewhere. Whatever fails is shown with the command that runs it again.
 """
 
 from __future__ import annotations
@@ -15,80 +22,141 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-SIMULATED_MINUTES = 1
-"""Of each seed. Many short runs draw more plans of faults than one long one."""
+COMMAND = str(Path(sys.executable).parent / "cordwood")
+"""The command line of the environment that this runs in."""
 
-SEED_TIMEOUT_S = 300.0
-"""A minute simulates in seconds; one that takes this long hangs, and that is a failure."""
+SLACK_S = 300.0
+"""A sweep starts no seed after its time, and ends one that takes three minutes: one that
+takes longer than that hangs, and that is a failure."""
 
-COMMAND = f"{Path(sys.executable).parent / 'cordwood'} sim run --demo"
-"""The demo's cluster under the fault plan that has been clean for hundreds of seeds. The swarm
-(`cordwood sim run` without --demo) still breaks a promise in about one seed of twenty, and
-those findings are open; it belongs here as soon as they are mended."""
+MINUTES_MIN = 0.001
+"""The least that `cordwood sim run` takes: a seed for each core."""
 
-FAILURES_MAX = 5
-"""Enough to look at; more of the same only costs time."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One seed's end: `problem` is empty if it passed."""
-
-    seed: int
-    seconds: float
-    problem: str
+CRASH_SEEDS_APART = 1_000_000
+"""Each core's crash states begin so many seeds after the last core's."""
 
 
-def seed_command(command: str, seed: int) -> list[str]:
-    """What runs one seed, and runs it again when it failed."""
-    return [*shlex.split(command), "--seed", str(seed), "--minutes", str(SIMULATED_MINUTES)]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sweep.
+
+    Attributes:
+        weight: its share of the minutes, beside those of the other parts.
+        options: of `cordwood sim run`, where it is one of the simulator.
+    """
+
+    name: str
+    weight: float
+    options: tuple[str, ...] = ()
 
 
-def run_seed(command: str, seed: int) -> Outcome:
-    """Run one seed to its end."""
-    start = time.monotonic()
+CRASH = "crash"
+
+PARTS = {
+    part.name: part
+    for part in (
+        Part("swarm", 0.55),
+        Part("demo", 0.2, ("--demo",)),
+        Part("beyond", 0.1, ("--beyond",)),
+        Part(CRASH, 0.15),
+    )
+}
+"""Most of the time goes to the swarm: what it draws holds what the others have, too."""
+
+DEFAULT_PARTS = ("demo", CRASH)
+"""What has been clean for long. The swarm and what is beyond belong here as soon as a sweep
+of 500 seeds of each is clean on the code of the day."""
+
+SEEDS_A_MINUTE = 20
+"""On each core. One takes a second or two of a core, so a sweep mostly ends with its seeds
+and not with its minutes: who proved a commit here knows what it will do elsewhere."""
+
+
+def sweep_arguments(part: Part, seed: int, minutes: float, workers: int) -> list[str]:
+    """What follows `cordwood` to run a part, and to run it again."""
+    seeds = max(workers, round(SEEDS_A_MINUTE * minutes * workers))
+    least = max(minutes, MINUTES_MIN)
+    return [
+        "sim", "run", *part.options, "--seed", str(seed), "--seeds", str(seeds),
+        "--minutes", f"{least:g}", "--jobs", str(workers),
+    ]  # fmt: skip
+
+
+def run_part(command: str, part: Part, seed: int, minutes: float, workers: int) -> bool:
+    """Run a sweep to its end, its words passed on; whether it was clean."""
+    arguments = sweep_arguments(part, seed, minutes, workers)
+    say(f"\n{part.name}: cordwood {shlex.join(arguments)}")
     try:
         done = subprocess.run(
-            seed_command(command, seed),
+            [*shlex.split(command), *arguments],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SEED_TIMEOUT_S,
+            timeout=60 * minutes + SLACK_S,
             check=False,
         )
-        problem = (
-            "" if done.returncode == 0 else done.stdout + done.stderr or f"exit {done.returncode}"
-        )
+        problem = "" if done.returncode == 0 else f"exit {done.returncode}"
     except subprocess.TimeoutExpired:
-        problem = f"no end after {SEED_TIMEOUT_S:.0f} s"
-    return Outcome(seed, time.monotonic() - start, problem)
+        problem = "no end"
+    if problem:
+        say(f"{part.name}: FAILED ({problem})")
+        say(f"{part.name}: the whole sweep again: cordwood {shlex.join(arguments)}")
+    return not problem
 
 
-def sweep(command: str, first: int, deadline: float, workers: int) -> Iterator[Outcome]:
-    """Run seeds from `first` on, `workers` at a time; start none after `deadline`."""
-    seed = first
-    running: set[Future[Outcome]] = set()
-    with ThreadPoolExecutor(workers) as pool:
-        while True:
-            # The first round always runs, or a deadline of nothing would prove nothing.
-            while len(running) < workers and (
-                seed < first + workers or time.monotonic() < deadline
-            ):
-                running.add(pool.submit(run_seed, command, seed))
-                seed += 1
-            if not running:
-                return
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
-                yield future.result()
+def run_crash_states(seed: int, minutes: float, workers: int) -> bool:
+    """Start from crash states until the time is over; whether no promise broke."""
+    say(f"\ncrash states: from seed {seed}, {minutes:g} min on {workers} cores")
+    firsts = [seed + CRASH_SEEDS_APART * worker for worker in range(workers)]
+    with ProcessPoolExecutor(workers) as pool:
+        swept = list(pool.map(_sweep_crash_states, firsts, [60 * minutes] * workers))
+    for report, failed in swept:
+        say(report)
+        if failed is not None:
+            say(f"crash states: FAILED\n  again: python tools/prove.py --crash-seed {failed}")
+    return all(failed is None for _, failed in swept)
+
+
+def _sweep_crash_states(first: int, seconds: float) -> tuple[str, int | None]:
+    """One core's sweep: its report, and the seed that failed."""
+    from cordwood.sim.crash_states import prove
+
+    quiet()
+    swept = prove.sweep(seconds, first)
+    return swept.report(), swept.failed
+
+
+def run_crash_seed(seed: int) -> int:
+    """One seed of the crash states, again; 1 if it breaks a promise."""
+    from cordwood.sim.crash_states import prove
+    from cordwood.sim.crash_states.explorer import PromiseBroken
+
+    quiet()
+    try:
+        found = prove.run_seed(seed)
+    except PromiseBroken as error:
+        say(f"seed {seed}: {error}")
+        return 1
+    say(f"seed {seed}: {found.states:,} states, nothing broken")
+    return 0
+
+
+def quiet() -> None:
+    """Nodes that start from damaged disks say so in their logs; the verdict is enough."""
+    import logging
+
+    logging.disable(logging.CRITICAL)
+
+
+def say(text: str) -> None:
+    """A line that is there before what a child process says next."""
+    print(text, flush=True)
 
 
 def seed_of_commit() -> int:
@@ -98,36 +166,42 @@ def seed_of_commit() -> int:
     )
     if done.returncode != 0:
         return 1
-    return int.from_bytes(hashlib.sha256(done.stdout.encode()).digest()[:4], "big")
+    return int.from_bytes(hashlib.sha256(done.stdout.encode()).digest()[:4], "big") >> 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sweep seeds for so many minutes; 1 if any failed."""
-    parser = argparse.ArgumentParser(description="Run seeds of the simulated cluster.")
+    """Sweep for so many minutes; 1 if anything failed."""
+    parser = argparse.ArgumentParser(description="Try to break what Cordwood promises.")
     parser.add_argument("--minutes", type=float, default=5, help="of real time")
     parser.add_argument("--first-seed", type=int, help="by default it follows from the commit")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--command", default=COMMAND)
+    parser.add_argument("--command", default=COMMAND, help="what stands for `cordwood`")
+    parser.add_argument("--crash-seed", type=int, help="only this seed of the crash states")
+    parser.add_argument(
+        "--parts", default=",".join(DEFAULT_PARTS), help=f"some of {','.join(PARTS)}"
+    )
     options = parser.parse_args(arguments)
+    if options.crash_seed is not None:
+        return run_crash_seed(options.crash_seed)
+    names = options.parts.split(",")
+    if not set(names) <= PARTS.keys():
+        parser.error(f"--parts takes some of {','.join(PARTS)}")
+    parts = [PARTS[name] for name in names]
     first = seed_of_commit() if options.first_seed is None else options.first_seed
-    deadline = time.monotonic() + 60 * options.minutes
-    print(f"prove: seeds from {first}, {options.workers} at a time, {options.minutes:g} min")
-    count, failures = 0, 0
-    for outcome in sweep(options.command, first, deadline, options.workers):
-        count += 1
-        if outcome.problem:
-            failures += 1
-            print(f"\nseed {outcome.seed} failed after {outcome.seconds:.1f} s:", flush=True)
-            print("\n".join(outcome.problem.rstrip().splitlines()[-40:]))
-            print(
-                "again:",
-                shlex.join(seed_command("cordwood sim run --demo", outcome.seed)),
-                flush=True,
-            )
-        if failures >= FAILURES_MAX:
-            break
-    print(f"prove: {count} seeds, {failures} of them failed", flush=True)
-    return 1 if failures else 0
+    say(f"prove: seeds from {first}, {options.workers} at a time, {options.minutes:g} min")
+    began = time.monotonic()
+    failed = []
+    for part in parts:
+        minutes = options.minutes * part.weight / sum(each.weight for each in parts)
+        if part.name == CRASH:
+            is_clean = run_crash_states(first, minutes, options.workers)
+        else:
+            is_clean = run_part(options.command, part, first, minutes, options.workers)
+        if not is_clean:
+            failed.append(part.name)
+    took_min = (time.monotonic() - began) / 60
+    say(f"\nprove: {', '.join(failed) + ' FAILED' if failed else 'clean'}, {took_min:.1f} min")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

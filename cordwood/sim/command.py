@@ -85,7 +85,7 @@ def run(
         jobs: seeds at a time.
         as_json: print one JSON object and nothing else.
         task: what every seed is asked, its own seed aside.
-        require_probes: fail if a probe was never hit.
+        require_probes: fail if a probe was never hit; a full sweep always does.
     """
     pattern = task or SeedTask(0)
     first = secrets.randbelow(SEED_MAX) if seed is None else seed
@@ -103,7 +103,7 @@ def run(
             if len(totals.failed) >= FAILURES_MAX:
                 break
     real_s = time.monotonic() - started
-    return _verdict(totals, first, real_s, require_probes, say)
+    return _verdict(totals, first, real_s, require_probes or totals.is_full(pattern), say)
 
 
 def replay(

@@ -32,6 +32,10 @@ INVALID_SHARE_MAX = 0.1
 INVALID_JUDGED_MIN = 20
 """Of fewer seeds than this, one that does not count says nothing about the sweep."""
 
+FULL_SEEDS = 1000
+"""A sweep of the swarm over so many seeds is a full one: the rarest probe is met by about
+one seed of a hundred, so one that is never hit is a rare branch that nothing reaches."""
+
 EVIDENCE_SHOWN_MAX = 3
 """Violations of one seed that are shown; the replay has the rest."""
 
@@ -213,6 +217,11 @@ class SweepTotals:
         """Whether too many of the runs did not count."""
         enough = self.seeds >= INVALID_JUDGED_MIN
         return enough and self.invalid_seeds > INVALID_SHARE_MAX * self.seeds
+
+    def is_full(self, pattern: SeedTask) -> bool:
+        """Whether a sweep of `pattern` should have hit every probe by now."""
+        is_swarm = pattern.shape is Shape.SWARM and not pattern.bug and pattern.faults is None
+        return is_swarm and self.seeds >= FULL_SEEDS
 
     @property
     def never_hit(self) -> list[str]:

@@ -1,7 +1,8 @@
-"""The sweep over seeds: how long, which ones, and what a failure shows."""
+"""What a proof runs, for how long, from which seed, and what a failure shows."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,13 @@ PROVE = Path(__file__).resolve().parents[2] / "tools" / "prove.py"
 
 @pytest.fixture
 def simulator(tmp_path):
-    """A stand-in for `cordwood sim run` that notes its seeds and fails on seed 12."""
+    """A stand-in for `cordwood` that notes how it is called; the demo's seed 12 fails."""
     script = tmp_path / "sim.py"
     script.write_text(
-        "import sys\n"
-        "seed = sys.argv[sys.argv.index('--seed') + 1]\n"
-        f"open({str(tmp_path / 'seeds')!r}, 'a').write(seed + '\\n')\n"
-        "if seed == '12':\n"
+        "import json, sys\n"
+        "arguments = sys.argv[1:]\n"
+        f"open({str(tmp_path / 'calls')!r}, 'a').write(json.dumps(arguments) + '\\n')\n"
+        "if '--demo' in arguments and '12' in arguments:\n"
         "    sys.exit('S3 broken: lsn e1n5 was acknowledged twice')\n"
     )
     return script
@@ -28,33 +29,75 @@ def simulator(tmp_path):
 def prove(simulator: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = f"'{sys.executable}' '{simulator}'"
     return subprocess.run(
-        [sys.executable, str(PROVE), "--command", command, "--workers", "2", *arguments],
+        [sys.executable, str(PROVE), "--command", command, "--workers", "1", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
 
-def test_seeds_that_pass_are_counted(simulator):
-    done = prove(simulator, "--minutes", "0", "--first-seed", "1")
-    assert done.returncode == 0
-    assert "prove: 2 seeds, 0 of them failed" in done.stdout
-    assert sorted((simulator.parent / "seeds").read_text().split()) == ["1", "2"]
+def calls(simulator: Path) -> list[list[str]]:
+    lines = (simulator.parent / "calls").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
-def test_it_goes_on_until_its_time_is_up(simulator):
-    prove(simulator, "--minutes", "0.01", "--first-seed", "100")
-    seeds = sorted(int(seed) for seed in (simulator.parent / "seeds").read_text().split())
-    assert seeds == list(range(100, 100 + len(seeds)))
-    assert len(seeds) > 2
+ALL = ("--parts", "swarm,demo,beyond,crash")
 
 
-def test_a_seed_that_fails_is_shown_with_the_command_that_runs_it_again(simulator):
-    done = prove(simulator, "--minutes", "0", "--first-seed", "11")
+def test_the_swarm_the_demo_what_is_beyond_and_crash_states_are_swept(simulator):
+    done = prove(simulator, *ALL, "--minutes", "0.01", "--first-seed", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    common = ["--seed", "7", "--seeds", "1", "--minutes"]
+    shown = [call[: call.index("--jobs") - 1] for call in calls(simulator)]
+    assert shown == [
+        ["sim", "run", *common],
+        ["sim", "run", "--demo", *common],
+        ["sim", "run", "--beyond", *common],
+    ]
+    assert "crash states in" in done.stdout
+    assert "prove: clean" in done.stdout
+
+
+def test_most_of_the_time_is_the_swarm_s(simulator):
+    prove(simulator, *ALL, "--minutes", "0.01", "--first-seed", "1")
+    minutes = [float(call[call.index("--minutes") + 1]) for call in calls(simulator)]
+    assert minutes[0] > sum(minutes[1:])
+    assert sum(minutes) <= 0.01
+
+
+def test_minutes_and_cores_say_how_many_seeds(simulator):
+    prove(simulator, "--parts", "swarm,demo,beyond", "--minutes", "0.2", "--first-seed", "1")
+    seeds = [int(call[call.index("--seeds") + 1]) for call in calls(simulator)]
+    assert seeds == [3, 1, 1]
+
+
+def test_a_sweep_that_fails_is_shown_with_the_command_that_ran(simulator):
+    done = prove(simulator, "--minutes", "0", "--first-seed", "12")
     assert done.returncode == 1
-    assert "S3 broken: lsn e1n5 was acknowledged twice" in done.stdout
-    assert "again: cordwood sim run --demo --seed 12 --minutes 1" in done.stdout
+    assert "S3 broken: lsn e1n5 was acknowledged twice" in done.stderr
+    ran = next(call for call in calls(simulator) if "--demo" in call)
+    assert f"again: cordwood {' '.join(ran)}\n" in done.stdout
+    assert "prove: demo FAILED" in done.stdout
+
+
+def test_the_sweeps_after_one_that_failed_are_run_all_the_same(simulator):
+    done = prove(simulator, *ALL, "--minutes", "0", "--first-seed", "12")
+    assert any("--beyond" in call for call in calls(simulator))
+    assert "crash states in" in done.stdout
+
+
+def test_a_part_that_there_is_not_is_refused(simulator):
+    done = prove(simulator, "--parts", "demo,swamp")
+    assert done.returncode == 2
+    assert "swarm,demo,beyond,crash" in done.stderr
+
+
+def test_a_seed_of_the_crash_states_can_be_run_again(simulator):
+    done = prove(simulator, "--crash-seed", "5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed 5: " in done.stdout
+    assert "nothing broken" in done.stdout
 
 
 def test_the_first_seed_follows_from_the_commit(simulator):

@@ -62,11 +62,13 @@ class Swept:
         found: counts and probes, by subject.
         seconds: of real time.
         problem: the first broken promise and its story; "" for none.
+        failed: the seed that broke it.
     """
 
     found: dict[str, Found] = field(default_factory=dict)
     seconds: float = 0.0
     problem: str = ""
+    failed: int | None = None
 
     @property
     def states(self) -> int:
@@ -128,7 +130,7 @@ def sweep(seconds: float, seed: int, *, states_max: int | None = None) -> Swept:
         try:
             swept.found.setdefault(subject.name, Found()).add(run_seed(seed))
         except PromiseBroken as error:
-            swept.problem = f"seed {seed}: {error}"
+            swept.problem, swept.failed = f"seed {seed}: {error}", seed
         seed += 1
         swept.seconds = time.perf_counter() - start
         if swept.seconds >= seconds or (states_max is not None and swept.states >= states_max):
