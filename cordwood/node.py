@@ -163,7 +163,7 @@ class Node:
         self._exit.callback(host.disk.lock_dir(settings.directory, f"node {settings.node}").release)
         self._cluster = await self._membership.ensure_cluster(host.random)
         await self._open_shard()
-        self._streams = ReadStreams(self._shard.reader)
+        self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
         self._storage = StorageRole(self._shard, self._streams)
         member = await self._membership.register(
             settings.node, settings.listen, settings.location, settings.weight
@@ -350,6 +350,10 @@ class Node:
 
     # Members.
 
+    def _nodes_in(self, region: str) -> frozenset[int]:
+        """The nodes whose outermost failure domain is `region`."""
+        return frozenset(node for node, member in self._members.items() if member.region == region)
+
     async def _refresh_members(self) -> None:
         members = await self._membership.members()
         self._members = {member.node: member for member in members}
@@ -507,7 +511,7 @@ class Node:
             EpochNodes(each.since, list(each.nodes), each.copies, each.racks)
             for each in record.history
         ]
-        return _brief(info, history, self._member_infos())
+        return _brief(info, history, self._member_infos(), record.next_epoch - 1)
 
     def _member_infos(self) -> list[MemberInfo]:
         return [
@@ -530,6 +534,9 @@ class Node:
             connections=self._server.connections,
             appended_records=self._sequencer.appended_records,
             stored_blocks=shard.stored_blocks,
+            sent_blocks=self._streams.sent_blocks,
+            sent_bytes=self._streams.sent_bytes,
+            filtered_blocks=self._streams.filtered_blocks,
             failed=shard.failed or shard.damage,
             members=self._member_infos(),
             logs=self._log_states(),
@@ -558,7 +565,10 @@ class Node:
 
 
 def _brief(
-    info: LogInfo, history: list[EpochNodes] | None = None, members: list[MemberInfo] | None = None
+    info: LogInfo,
+    history: list[EpochNodes] | None = None,
+    members: list[MemberInfo] | None = None,
+    epoch: int = 0,
 ) -> LogReply:
     return LogReply(
         info.log_id,
@@ -568,6 +578,7 @@ def _brief(
         info.created_us,
         history or [],
         members or [],
+        epoch,
     )
 
 

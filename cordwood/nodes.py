@@ -59,6 +59,11 @@ class Member:
             return f"node:{self.node}"
         return ".".join(labels[: len(labels) - above_rack])
 
+    @property
+    def region(self) -> str:
+        """The outermost part of its location, "" for none."""
+        return self.location.partition(".")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Replication:

@@ -13,6 +13,9 @@ from cordwood.nodes import NodeId, Replication
 
 MIB = 1 << 20
 
+REORDERINGS = ("none", "hash-shuffle", "hash-shuffle-client-seed")
+"""Who of a copyset sends a block to a reader, with LogDevice's names."""
+
 
 def _check(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
@@ -164,6 +167,23 @@ class ClientSettings:
         block_records: likewise in records.
         codec: `none`, `lz4` or `zstd`: how bodies are compressed.
         read_bytes: what each node may send ahead of the reader, for each stream.
+        location: where the client stands, as `NodeSettings.location`; "" for nowhere.
+        scd_enabled: each block is sent by one of the nodes that hold it. Off, all of them
+            send it: R times the traffic, and no wait when a node fails.
+        local_scd_enabled: a node in the client's region sends it, if one holds it: less
+            traffic between regions, more load on the nodes of a region with many readers.
+        scd_copyset_reordering_max: who of a copyset sends. `none`: its first member;
+            `hash-shuffle`: the same one for every reader, whose caches serve all who
+            read nearby; `hash-shuffle-client-seed`: another one for each client, which
+            spreads many readers over all copies. LogDevice's default.
+        client_read_flow_control_threshold: a reader's window moves once this part of it
+            was used up. Higher sends fewer messages; nodes wait when it comes too late.
+        reader_slow_shards_detection: a node that is far slower than its peers is not
+            counted on for a while. LogDevice has it off; here a reader waits for its
+            slowest node, and the price of an error is some blocks sent twice.
+        read_stream_guaranteed_delivery_efficiency: never ask for all copies before a loss
+            is told. It saves sending a window again, and may call lost what one node alone
+            has lost: for readers that would rather skip than wait.
     """
 
     timeout_s: float = 30.0
@@ -173,6 +193,13 @@ class ClientSettings:
     block_records: int = 16_384
     codec: str = "none"
     read_bytes: int = 8 * MIB
+    location: str = ""
+    scd_enabled: bool = True
+    local_scd_enabled: bool = False
+    scd_copyset_reordering_max: str = "hash-shuffle"
+    client_read_flow_control_threshold: float = 0.7
+    reader_slow_shards_detection: bool = True
+    read_stream_guaranteed_delivery_efficiency: bool = False
 
     def __post_init__(self) -> None:
         _check("client.timeout_s", self.timeout_s, 0.001, 3600)
@@ -181,5 +208,14 @@ class ClientSettings:
         _check("client.block_bytes", self.block_bytes, 1, 4 * MIB)
         _check("client.block_records", self.block_records, 1, 65_536)
         _check("client.read_bytes", self.read_bytes, 4096, 1024 * MIB)
+        _check(
+            "client.client_read_flow_control_threshold",
+            self.client_read_flow_control_threshold, 0.05, 0.95,
+        )  # fmt: skip
+        if self.scd_copyset_reordering_max not in REORDERINGS:
+            raise BadSetting(
+                f"client.scd_copyset_reordering_max is {self.scd_copyset_reordering_max!r}; "
+                f"it is one of {', '.join(REORDERINGS)}"
+            )
         if self.codec not in ("none", "lz4", "zstd"):
             raise BadSetting(f"client.codec is {self.codec!r}; it is none, lz4 or zstd")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +25,8 @@ from cordwood.layout.message import (
     MembersReply,
     Reply,
 )
-from cordwood.nodes import Member, NodeId, Replication
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.quorum.authority import Authority
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.wire.connection import Connection, dial
 from cordwood.wire.peers import Peers
@@ -37,6 +38,9 @@ REFRESH_S = 5.0
 
 CHECK_S = 0.5
 """How long a node may take to say what it thinks of another one; the next is asked then."""
+
+LEARN_EVERY_S = 0.5
+"""How often a log's epochs are asked for while readers meet one they do not know."""
 
 ASK_ONE_S = 5.0
 """How long one node may take before another one is asked."""
@@ -74,6 +78,7 @@ class LogInfo:
         replication: for new epochs.
         created_us: µs since 1970 UTC.
         history: nodesets by epoch, oldest first.
+        epoch: up to this one the history is known to be complete.
     """
 
     log_id: int
@@ -81,6 +86,7 @@ class LogInfo:
     replication: Replication
     created_us: int
     history: tuple[EpochNodes, ...] = ()
+    epoch: int = 0
 
     def nodes_of(self, epoch: int) -> tuple[NodeId, ...]:
         """The nodes that may hold records of `epoch`; empty if that is not known."""
@@ -99,7 +105,9 @@ class LogInfo:
 def log_info(reply: LogReply) -> LogInfo:
     """A log from the wire."""
     replication = Replication(reply.copies, reply.racks)
-    return LogInfo(reply.log, reply.name, replication, reply.created_us, tuple(reply.history))
+    return LogInfo(
+        reply.log, reply.name, replication, reply.created_us, tuple(reply.history), reply.epoch
+    )
 
 
 class NodeListener(Protocol):
@@ -116,6 +124,8 @@ class Cluster:
     Attributes:
         members: nodes by number, as last heard.
         dead: those of them that the node asked last takes for dead.
+        statuses: of nodes that are not fully authoritative. Nobody rebuilds nodes yet, so
+            only whoever knows better sets this.
     """
 
     def __init__(self, host: Host, addresses: Sequence[str], tasks: asyncio.TaskGroup) -> None:
@@ -126,10 +136,13 @@ class Cluster:
         self._listeners: list[NodeListener] = []
         self._logs: dict[str, LogInfo] = {}
         self._asking: dict[tuple[str, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
+        self._learning: dict[str, asyncio.Task[None]] = {}
         self._closed = False
         self.members: dict[NodeId, Member] = {}
         self.dead: frozenset[NodeId] = frozenset()
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
+        self.statuses: dict[NodeId, Authority] = {}
+        self._nodesets: dict[tuple[int, ...], Nodeset] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None
 
@@ -171,6 +184,8 @@ class Cluster:
         self._closed = True
         if self._refresher is not None:
             self._refresher.cancel()
+        for task in list(self._learning.values()):
+            task.cancel()
         await self.peers.close()
 
     async def call_any(self, message: Call, *, timeout_s: float) -> Reply:
@@ -239,6 +254,28 @@ class Cluster:
         info = self._logs[name] = log_info(reply)
         return info
 
+    def learn_log(self, info: LogInfo, learnt: Callable[[LogInfo], None]) -> None:
+        """Ask for the epochs of a log after `info.epoch`; `learnt` gets what is known then.
+
+        One question at a time for each log, and not more than one each LEARN_EVERY_S.
+        """
+        known = self._logs.get(info.name)
+        if known is not None and known.log_id == info.log_id and known.epoch > info.epoch:
+            learnt(known)
+        elif info.name not in self._learning:
+            task = self._tasks.create_task(self._learn_log(info.name, learnt))
+            self._learning[info.name] = task
+            task.add_done_callback(lambda _: self._learning.pop(info.name, None))
+
+    async def _learn_log(self, name: str, learnt: Callable[[LogInfo], None]) -> None:
+        try:
+            info = await self._ask_log(name, create=False, timeout_s=ASK_ONE_S)
+            if not self._closed:
+                learnt(info)
+            await asyncio.sleep(LEARN_EVERY_S)
+        except CordwoodError as error:
+            logger.debug("the epochs of %s could not be asked for: %s", name, error)
+
     def sequencers(self, log: int) -> tuple[NodeId, ...]:
         """Nodes in the order in which they should sequence a log; the dead come last."""
         return sequencer_order(log, self.members.values(), self.dead)
@@ -266,6 +303,25 @@ class Cluster:
         if node in self.dead and connection is not None:
             connection.fail(Unreachable(f"node {node} does not answer, and others call it dead"))
         await asyncio.sleep(CHECK_S / 2)
+
+    def nodeset_of(self, info: LogInfo, epoch: int) -> tuple[Nodeset, Replication] | None:
+        """Where an epoch's records may be, and how many copies they have; None while that,
+        or where one of these nodes stands, is not known."""
+        found: EpochNodes | None = None
+        for each in info.history:
+            if each.since <= epoch:
+                found = each
+        if found is None or epoch > info.epoch:
+            return None
+        nodes = tuple(found.nodes)
+        nodeset = self._nodesets.get(nodes)
+        if nodeset is None:
+            members = [self.members.get(NodeId(node)) for node in nodes]
+            known = tuple(member for member in members if member is not None)
+            if len(known) < len(members):
+                return None
+            nodeset = self._nodesets[nodes] = Nodeset(known)
+        return nodeset, Replication(found.copies, found.racks)
 
     @property
     def cluster_id(self) -> bytes:
@@ -311,6 +367,7 @@ class Cluster:
         self._want(reply.members)
 
     def _want(self, members: Sequence[MemberInfo]) -> None:
+        self._nodesets.clear()
         self.members = {
             NodeId(m.node): Member(NodeId(m.node), m.address, m.location, m.incarnation, m.weight)
             for m in members

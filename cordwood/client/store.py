@@ -40,7 +40,7 @@ from cordwood.layout.message import (
     StatusReply,
     TailReply,
 )
-from cordwood.layout.reading import ReadStatus, read_blocks_frame, read_reading
+from cordwood.layout.reading import read_blocks_frame, read_reading
 from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn, parse_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
@@ -55,6 +55,10 @@ Position = str | int
 
 LATE_S = 0.1
 """A call that found its log and room within this gives its block all of its deadline."""
+
+TRIED_S = 0.1
+"""How long a reader waits for the first dial to each node, so that it does not begin by
+taking a node for dead whose connection is on its way."""
 
 TAIL_SEEK_S = 1.0
 """How long a log's own node may be away before the next one is asked to activate."""
@@ -80,6 +84,7 @@ class Store:
         self._appends = Appends(cluster, host, settings, tasks)
         self._streams: dict[int, ReadStream] = {}
         self._numbers = count(1)
+        self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._serve: Callable[[int], Awaitable[str]] | None = None
@@ -266,9 +271,10 @@ class Store:
             else _position(until)  # fmt: skip
         number = next(self._numbers) & 0xFFFF_FFFF
         stream = ReadStream(
-            number, info, first, last, self._cluster, self._settings.read_bytes,
-            lambda: self.tail(log),
+            number, info, first, last, self._cluster, self._settings, lambda: self.tail(log),
+            seed=self._seed,
         )  # fmt: skip
+        await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         self._streams[number] = stream
         stream.open()
         return stream
@@ -287,6 +293,9 @@ class Store:
         while (left := deadline - loop.time()) > 0:
             self._cluster.check_open()
             for rank, node in enumerate(self._cluster.sequencers(info.log_id)):
+                left = deadline - loop.time()
+                if left <= 0:
+                    break
                 try:
                     peer = await self._cluster.peers.wait_for(
                         node, timeout_s=min(left, TAIL_SEEK_S), dials=SEEK_DIALS
@@ -498,10 +507,10 @@ class Store:
             if stream is not None:
                 stream.on_blocks(node, connection, head, blocks)
         elif frame.kind == Kind.READING:
-            number, status, _ = read_reading(frame.payload)
+            number, status, released, version = read_reading(frame.payload)
             stream = self._streams.get(number)
-            if stream is not None and status == ReadStatus.DAMAGED:
-                stream.on_damaged(node)
+            if stream is not None:
+                stream.on_reading(node, connection, status, released, version)
         elif frame.kind not in (Kind.APPENDED, Kind.APPEND_FAULTS):
             raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
 

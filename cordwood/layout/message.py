@@ -55,6 +55,7 @@ class LogReply(Struct, frozen=True, tag="log"):
     Attributes:
         history: nodesets by epoch, oldest first.
         members: the cluster's nodes, as far as the answering node knows.
+        epoch: the last epoch handed out: up to it the history is complete.
     """
 
     log: U62
@@ -64,6 +65,7 @@ class LogReply(Struct, frozen=True, tag="log"):
     created_us: int
     history: list[EpochNodes]
     members: list[MemberInfo]
+    epoch: U32 = 0
 
 
 class MembersReply(Struct, frozen=True, tag="members"):
@@ -108,6 +110,8 @@ class StatusReply(Struct, frozen=True, tag="status"):
         connections: open connections.
         appended_records, stored_blocks: since it started.
         failed: why the node cannot store, "" if it can.
+        sent_blocks, sent_bytes: what read streams were sent since it started.
+        filtered_blocks: what they were not sent because another node sends it.
     """
 
     node: U32
@@ -125,6 +129,9 @@ class StatusReply(Struct, frozen=True, tag="status"):
     logs: list[LogState]
     logs_bytes: int = 0
     partitions: int = 0
+    sent_blocks: int = 0
+    sent_bytes: int = 0
+    filtered_blocks: int = 0
 
 
 class TailReply(Struct, frozen=True, tag="tail"):

@@ -1,19 +1,20 @@
 """What a reader may deliver next, from what each node has sent.
 
-Every node sends all it holds of a range, in order, and says how far it has come
+Every node sends what is its to send of a range, in order, and says how far it has come
 (its marker). The buffer keeps the blocks above `next`, drops what it has seen,
 and gives out blocks and gaps that tile `[start, until]` exactly.
 
 - A block that covers `next` is delivered from there on, whoever sent it.
 - A hole plug is a HOLE gap. A bridge is a BRIDGE gap to the end of its epoch and
   over the slot (E+1, 0), which no sequencer issues.
-- Nothing at `next`, and every member of the epoch's nodeset has come past it with
-  an intact view: DATA_LOSS, up to the lowest place where anything is known again.
-- Anything else: wait. A node that sent a damaged copy never counts as past it,
+- Nothing at `next`, and enough nodes have come past it with an intact view
+  (`quorum.authority`): DATA_LOSS, up to where that is so and nothing is known again. If
+  nodes that have data were not heard, only after a grace period.
+- Anything else: wait. A node that sent a damaged copy does not count as past it,
   for it does not know what it holds there; nor does one that is not connected.
 
-Until the f-majority rules come with the read path, a loss needs every member: that
-may wait where the full rule would speak, and never speaks falsely.
+Whether silence means anything is for the caller to say: it does not where nodes leave out
+what another one sends (`protocol.single_copy`).
 
 Source: LogDevice digest 2.11; design.md §2 (gaps); seed logdevice-read-path.
 """
@@ -21,13 +22,17 @@ Source: LogDevice digest 2.11; design.md §2 (gaps); seed logdevice-read-path.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from cordwood.block import BlockHeader, BlockKind, Gap, GapKind
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, Lsn
 from cordwood.nodes import NodeId
+from cordwood.quorum.authority import Hearing
+
+BAD_RANGES_MAX = 1024
+"""Damaged copies remembered of one node; one with more is taken to know nothing."""
 
 
 class HasHeader(Protocol):
@@ -39,6 +44,9 @@ class HasHeader(Protocol):
 
 
 Item = TypeVar("Item", bound=HasHeader)
+
+Judge = Callable[[Set[NodeId]], Hearing]
+"""What the nodes that have come past `next` amount to, in the epoch of `next`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +64,48 @@ class ReadBuffer(Generic[Item]):
     Attributes:
         next: the first LSN that was not given out yet.
         until: the last LSN that is wanted.
+        wants_grace: a loss would be told at `next` once the grace period is over.
     """
 
     def __init__(self, start: int, until: int) -> None:
         self.next = start
         self.until = until
+        self.wants_grace = False
         self._heap: list[tuple[int, int, int, Item]] = []
         self._ranges: set[tuple[int, int, BlockKind]] = set()
         self._arrivals = 0
         self._markers: dict[NodeId, int] = {}
-        self._frozen: dict[NodeId, int] = {}
+        self._bad: dict[NodeId, list[tuple[int, int]]] = {}
+        self._unknown: set[NodeId] = set()
 
     @property
     def is_done(self) -> bool:
         """Whether all of `[start, until]` was given out."""
         return self.next > self.until
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether anything above `next` is here."""
+        return bool(self._heap)
+
     def on_connected(self, node: NodeId) -> None:
         """`node` starts to send from `next`; what it said before counts no more."""
         self._markers.pop(node, None)
-        self._frozen.pop(node, None)
+        self._bad.pop(node, None)
+        self._unknown.discard(node)
 
     def on_gone(self, node: NodeId) -> None:
         """`node` sends nothing for now, so it counts for nothing."""
         self._markers.pop(node, None)
+
+    def rewind(self) -> None:
+        """All nodes start over at `next`: what is here goes, for they send it again."""
+        self._heap.clear()
+        self._ranges.clear()
+        self._markers.clear()
+        self._bad.clear()
+        self._unknown.clear()
+        self.wants_grace = False
 
     def on_block(self, block: Item) -> bool:
         """Take a block; False if it is a copy of one that is here or given out already."""
@@ -93,29 +119,59 @@ class ReadBuffer(Generic[Item]):
         return True
 
     def on_marker(self, node: NodeId, marker: int) -> None:
-        """`node` has sent all it holds below `marker`."""
-        self._markers[node] = min(marker, self._frozen.get(node, marker))
+        """`node` has sent all that is its to send below `marker`."""
+        self._markers[node] = marker
 
-    def on_damaged(self, node: NodeId, first: int) -> None:
-        """`node` sent a damaged copy of something at `first`: it never counts as past it."""
-        self._frozen[node] = min(first, self._frozen.get(node, first))
-        self.on_marker(node, self._markers.get(node, first))
+    def on_bad_copy(self, node: NodeId, first: int, last: int) -> None:
+        """`node` sent a damaged copy of `[first, last]`: it does not know what it holds there."""
+        bad = self._bad.setdefault(node, [])
+        bad.append((first, last))
+        if len(bad) > BAD_RANGES_MAX:
+            self.on_damaged(node)
 
-    def take(self, nodes: Collection[NodeId]) -> Delivery[Item] | Gap | None:
+    def on_damaged(self, node: NodeId) -> None:
+        """`node` lost records and does not know which: its silence never counts."""
+        self._unknown.add(node)
+
+    def is_passed_by(self, nodes: Iterable[NodeId]) -> bool:
+        """Whether all of `nodes`, and at least one, have come past `next`, and it is not here."""
+        found = False
+        for node in nodes:
+            if self._markers.get(node, 0) <= self.next:
+                return False
+            found = True
+        return found and not self._is_here()
+
+    def behind(self, nodes: Iterable[NodeId]) -> list[NodeId]:
+        """Those of `nodes` that have not come past `next`."""
+        return [node for node in nodes if self._markers.get(node, 0) <= self.next]
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether something shows that `next` is readable, and it is not here."""
+        if self.is_done or self._is_here():
+            return False
+        return bool(self._heap) or any(marker > self.next for marker in self._markers.values())
+
+    def take(self, judge: Judge | None, *, grace_over: bool = False) -> Delivery[Item] | Gap | None:
         """What comes next, or None if that is not known yet; moves `next`.
 
         Args:
-            nodes: the nodeset of `next`'s epoch; empty if it is not known, and then
-                no loss is concluded.
+            judge: None where silence means nothing: no loss is concluded.
+            grace_over: whoever has not spoken by now is not waited for.
         """
+        self.wants_grace = False
         if self.is_done:
             return None
         self._drop_passed()
         if self.next & ESN_MAX == 0 or self.next >> 32 == 0:
             return self._gap(self._never_issued(), GapKind.BRIDGE)
-        if self._heap and self._heap[0][0] <= self.next:
+        if self._is_here():
             return self._deliver(heapq.heappop(self._heap)[3])
-        return self._lost(nodes)
+        return None if judge is None else self._lost(judge, grace_over)
+
+    def _is_here(self) -> bool:
+        return bool(self._heap) and self._heap[0][0] <= self.next
 
     def _never_issued(self) -> int:
         """The end of the slots around `next` that no sequencer issues."""
@@ -137,22 +193,42 @@ class ReadBuffer(Generic[Item]):
             end = header.first | ESN_MAX
             return self._gap(end if end >> 32 == EPOCH_MAX else end + 1, GapKind.BRIDGE)
         delivery = Delivery(block, self.next, min(header.last, self.until))
-        self.next = delivery.last + 1
+        self._move(delivery.last + 1)
         return delivery
 
     def _gap(self, last: int, kind: GapKind) -> Gap:
         gap = Gap(Lsn(self.next), Lsn(min(last, self.until)), kind)
-        self.next = gap.last + 1
+        self._move(gap.last + 1)
         return gap
 
-    def _lost(self, nodes: Collection[NodeId]) -> Gap | None:
-        if not nodes:
-            return None
-        passed = min(self._markers.get(node, 0) for node in nodes)
-        if passed <= self.next:
-            return None
-        known = min(passed, self._heap[0][0] if self._heap else passed)
-        return self._gap(min(known - 1, self.next | ESN_MAX), GapKind.DATA_LOSS)
+    def _move(self, upto: int) -> None:
+        self.next = upto
+        self.wants_grace = False
+
+    def _lost(self, judge: Judge, grace_over: bool) -> Gap | None:
+        """A loss that runs as far as the same can be said of all of it."""
+        reached = {node: at for node in self._markers if (at := self._knows_upto(node)) > self.next}
+        for known in sorted(set(reached.values()), reverse=True):
+            hearing = judge({node for node, at in reached.items() if at >= known})
+            if hearing is Hearing.NONE:
+                continue
+            if hearing is Hearing.INCOMPLETE and not grace_over:
+                self.wants_grace = True
+                continue
+            end = min(known, self._heap[0][0]) if self._heap else known
+            return self._gap(min(end - 1, self.next | ESN_MAX), GapKind.DATA_LOSS)
+        return None
+
+    def _knows_upto(self, node: NodeId) -> int:
+        """From `next` on, where `node`'s view ends: its marker, or the first damaged copy."""
+        if node in self._unknown:
+            return 0
+        upto = self._markers[node]
+        bad = [each for each in self._bad.get(node, ()) if each[1] >= self.next]
+        if bad:
+            self._bad[node] = bad
+            upto = min(upto, min(first for first, _ in bad))
+        return upto
 
 
 def _order(kind: BlockKind) -> int:

@@ -8,6 +8,10 @@ a slow reader holds one batch, for all its streams together, and disturbs nobody
 What is in LogsDB only is read by a few tasks, a batch at a time, while streams at the tail
 go on from memory: the loop never waits for a disk.
 
+A stream that asks for single copies is sent only the blocks that are this node's to send
+(`protocol.single_copy`); which these are follows from their copysets, so one that is left
+out costs a look at its envelope and no read of its body.
+
 Source: LogDevice digest 2.10; design.md §2.
 """
 
@@ -16,17 +20,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
-from cordwood.block import Buffer
+from cordwood.block import BlockKind, Buffer, EnvelopeFlag
 from cordwood.errors import CordwoodError, Corrupt, Overloaded
 from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
+    OneCopy,
     ReadRequest,
     ReadStatus,
     blocks_head,
     pack_reading,
 )
+from cordwood.layout.waves import StoredBlock
+from cordwood.nodes import NodeId
+from cordwood.protocol.single_copy import CopyFilter, Shuffle, ships
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_store import Run
 from cordwood.wire.connection import Connection
@@ -43,19 +53,58 @@ BATCH_BYTES = 1 << 20
 """Bytes a stream sends before the next one has its turn (LogDevice's 1 MB)."""
 
 BATCH_BLOCKS = 4096
-"""Blocks likewise, so that tiny blocks do not hold the loop for long."""
+"""Blocks likewise, sent or left out, so that tiny blocks do not hold the loop for long."""
 
 STREAMS_MAX = 10_000
 """Streams on one connection; a client reads far fewer logs at once."""
+
+
+CHOICES_MAX = 4096
+"""Copysets whose sender a stream remembers; five nodes with three copies make 60."""
+
+NodesIn = Callable[[str], AbstractSet[int]]
+"""The nodes in a region."""
+
+
+class _Share:
+    """The blocks that are this node's to send to one reader."""
+
+    __slots__ = ("_me", "_mine", "_rule")
+
+    def __init__(self, me: NodeId, asked: OneCopy, nodes_in: NodesIn) -> None:
+        self._me = me
+        self._rule = CopyFilter(
+            Shuffle(asked.shuffle),
+            asked.seed,
+            frozenset(asked.known_down),
+            asked.copies,
+            nodes_in(asked.region) if asked.region else frozenset(),
+        )
+        self._mine: dict[tuple[int, ...], bool] = {}
+
+    def has(self, block: StoredBlock) -> bool:
+        """Whether this node sends it. Plugs and bridges are sent by all that hold them:
+        they are small, and what they say must not hang on one node."""
+        if block.header.kind != BlockKind.DATA:
+            return True
+        envelope = block.envelope
+        if envelope.flags & EnvelopeFlag.DRAINED:
+            return False  # it lies elsewhere too, and there it counts
+        mine = self._mine.get(envelope.copyset)
+        if mine is None:
+            if len(self._mine) >= CHOICES_MAX:
+                self._mine.clear()
+            mine = self._mine[envelope.copyset] = ships(self._me, envelope.copyset, self._rule)
+        return mine
 
 
 class _Stream:
     """One reader's pull; see `ReadRequest` for the fields."""
 
     __slots__ = ("connection", "digest", "fetching", "high", "limit", "log", "next", "number",
-                 "ready", "sent", "until")  # fmt: skip
+                 "ready", "sent", "share", "until", "version", "wanted")  # fmt: skip
 
-    def __init__(self, connection: Connection, request: ReadRequest) -> None:
+    def __init__(self, connection: Connection, request: ReadRequest, share: _Share | None) -> None:
         self.connection = connection
         self.number = request.stream
         self.log = request.log
@@ -64,15 +113,38 @@ class _Stream:
         self.high = request.window_high
         self.limit = request.bytes_limit
         self.digest = request.digest
+        self.version = request.version
+        self.share = share
+        self.wanted = None if share is None else share.has
         self.sent = 0
         self.ready = False
         self.fetching = False
 
 
 class ReadStreams:
-    """Every stream of one node."""
+    """Every stream of one node.
 
-    def __init__(self, reader: LogReader) -> None:
+    Attributes:
+        sent_blocks, sent_bytes: what went to readers, recoveries included.
+        filtered_blocks: blocks left out because another node sends them.
+    """
+
+    def __init__(
+        self,
+        reader: LogReader,
+        me: NodeId | None = None,
+        nodes_in: NodesIn = lambda region: frozenset(),
+    ) -> None:
+        """
+        Args:
+            me: this node; None where nobody asks for single copies.
+            nodes_in: the nodes of a region, for readers that prefer theirs.
+        """
+        self.sent_blocks = 0
+        self.sent_bytes = 0
+        self.filtered_blocks = 0
+        self._me = me or NodeId(0)
+        self._nodes_in = nodes_in
         self._reader = reader
         # Streams whose next batch is in LogsDB, in turn, each once.
         self._to_fetch: asyncio.Queue[_Stream] = asyncio.Queue()
@@ -95,12 +167,13 @@ class ReadStreams:
         streams = self._by_connection.setdefault(connection, {})
         if len(streams) >= STREAMS_MAX:
             raise Overloaded(f"more than {STREAMS_MAX} read streams on one connection")
-        stream = _Stream(connection, request)
+        asked = request.one_copy
+        share = None if asked is None else _Share(self._me, asked, self._nodes_in)
+        stream = _Stream(connection, request, share)
         streams[request.stream] = stream
         self._by_log.setdefault(request.log, {})[stream] = None
         connection.on_writable = self._on_writable
-        released = self._released(stream.log)
-        connection.send(Kind.READING, 0, (pack_reading(stream.number, status, released),))
+        self._answer(stream, status)
         self._wake(stream)
 
     def move_window(self, connection: Connection, number: int, high: int, limit: int) -> None:
@@ -170,6 +243,11 @@ class ReadStreams:
             self._ready.extendleft(reversed(waiting))
             self._pump_soon()
 
+    def _answer(self, stream: _Stream, status: ReadStatus) -> None:
+        released = self._released(stream.log)
+        answer = pack_reading(stream.number, status, released, stream.version)
+        stream.connection.send(Kind.READING, 0, (answer,))
+
     def _released(self, log: int) -> int:
         held = self._reader.get(log)
         return held.released if held is not None else 0
@@ -193,6 +271,7 @@ class ReadStreams:
                 stream.log,
                 stream.next,
                 bound,
+                stream.wanted,
                 bytes_max=min(BATCH_BYTES, credit),
                 blocks_max=BATCH_BLOCKS,
             )
@@ -213,6 +292,9 @@ class ReadStreams:
             sent += block.wire_bytes
         stream.next = run.next
         stream.sent += sent
+        self.sent_blocks += len(run.blocks)
+        self.sent_bytes += sent
+        self.filtered_blocks += run.passed
         released = self._released(stream.log)
         head = blocks_head(BlocksHead(stream.number, len(run.blocks), run.next, released))
         stream.connection.send(Kind.BLOCKS, 0, (head, *parts))
@@ -237,6 +319,7 @@ class ReadStreams:
                     stream.log,
                     stream.next,
                     bound,
+                    stream.wanted,
                     bytes_max=min(BATCH_BYTES, stream.limit - stream.sent),
                     blocks_max=BATCH_BLOCKS,
                 )
@@ -253,8 +336,7 @@ class ReadStreams:
         """What this node holds there is not known: say so, and come back to it later."""
         logger.error("log %d cannot be read from %d on: %s", stream.log, stream.next, error)
         if isinstance(error, Corrupt) and stream.until >= 0 and stream.connection.is_open:
-            answer = pack_reading(stream.number, ReadStatus.DAMAGED, self._released(stream.log))
-            stream.connection.send(Kind.READING, 0, (answer,))
+            self._answer(stream, ReadStatus.DAMAGED)
         asyncio.get_running_loop().call_later(FETCH_RETRY_S, self._unpark, stream)
 
     def _unpark(self, stream: _Stream) -> None:

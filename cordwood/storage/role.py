@@ -107,7 +107,7 @@ class StorageRole:
         if request.digest and self._shard.sealed(request.log) <= request.until >> 32:
             status = ReadStatus.NOT_SEALED
         if request.digest and status != ReadStatus.OK:
-            answer = pack_reading(request.stream, status, 0)
+            answer = pack_reading(request.stream, status, 0, request.version)
             connection.send(Kind.READING, 0, (answer,))
         else:
             self._streams.start(connection, request, status)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from cordwood.errors import CordwoodError, Retryable, Unreachable
@@ -119,6 +119,16 @@ class Peers:
             address = self._addresses.get(node, "no address")
             raise Unreachable(f"node {node} at {address} cannot be reached")
         return connection
+
+    async def wait_tried(self, nodes: Collection[NodeId], *, timeout_s: float) -> None:
+        """Wait until each of `nodes` was reached or a dial to it failed, `timeout_s` at most."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(n not in self._up and n not in self._failed for n in nodes):
+                    changed = self._changed
+                    await changed.wait()
+        except TimeoutError:
+            return
 
     async def call(self, node: NodeId, message: Call, *, timeout_s: float) -> Reply:
         """Wait for the node, then ask it, all within `timeout_s`.

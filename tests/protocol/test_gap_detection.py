@@ -11,9 +11,20 @@ from hypothesis import strategies as st
 
 from cordwood.block import BlockHeader, BlockKind, Gap, GapKind
 from cordwood.lsn import ESN_MAX, Lsn, make_lsn
-from cordwood.protocol.gap_detection import Delivery, ReadBuffer
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol import gap_detection
+from cordwood.protocol.gap_detection import Delivery, Judge, ReadBuffer
+from cordwood.quorum.authority import Authority, hear
 
 NODES = (1, 2, 3)
+FIVE = Nodeset(tuple(Member(NodeId(n), "") for n in range(1, 6)))
+THREE = Nodeset(FIVE.members[:3])
+
+
+def by(nodeset: Nodeset, copies: int = 2, **statuses: Authority) -> Judge:
+    """What members of a nodeset amount to; `n5=...` gives node 5 a status."""
+    marked = {NodeId(int(name[1:])): status for name, status in statuses.items()}
+    return lambda heard: hear(heard, nodeset, Replication(copies), marked)
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,13 @@ def words(taken: Delivery[Item] | Gap | None) -> str:
     return f"{Lsn(taken.first)}..{Lsn(taken.last)}"
 
 
-def drain(reader: ReadBuffer[Item]) -> list[str]:
+def drain(
+    reader: ReadBuffer[Item],
+    judge: Judge | None = by(THREE),  # noqa: B008
+    grace_over: bool = False,
+) -> list[str]:
     said = []
-    while (taken := reader.take(NODES)) is not None:
+    while (taken := reader.take(judge, grace_over=grace_over)) is not None:
         said.append(words(taken))
     return said
 
@@ -86,19 +101,85 @@ def test_a_hole_plug_is_a_hole() -> None:
     assert drain(reader) == ["hole e1n1..e1n3"]
 
 
-def test_a_loss_needs_every_member() -> None:
-    reader = buffer()
+def test_the_window_of_five_slots_42_to_46() -> None:
+    """The seed's example: copies of 42 to 44 came, so these are given out in order, each once;
+    the window slides to 45, and what came of 46 waits for it."""
+    reader = buffer(make_lsn(1, 42))
+    arrivals = [(1, 42), (3, 43), (2, 42), (5, 44), (4, 46), (3, 42), (1, 44), (5, 46)]
+    given_out: list[str] = []
+    for node, esn in arrivals:
+        reader.on_block(block(1, esn, esn))
+        reader.on_marker(node, make_lsn(1, esn + 1))
+        given_out += drain(reader, by(FIVE, 3))
+    assert given_out == [f"e1n{n}..e1n{n}" for n in (42, 43, 44)]
+    assert reader.next == make_lsn(1, 45), "asks for 45 to 49 now"
+    reader.on_block(block(1, 45, 45))
+    assert drain(reader, by(FIVE, 3)) == ["e1n45..e1n45", "e1n46..e1n46"]
+
+
+def test_record_52_with_five_nodes_and_three_copies() -> None:
+    """The seed's example: N3 and N5 are past 52, and it may lie on N1, N2 and N4. When N1 sends
+    54 it does not, for nodes send in order, and two nodes cannot hold three copies: lost."""
+    reader, judge = buffer(make_lsn(1, 52)), by(FIVE, 3)
+    reader.on_block(block(1, 53, 53))
+    for node in (3, 5):
+        reader.on_marker(node, make_lsn(1, 54))
+    for node in (1, 2, 4):
+        reader.on_marker(node, make_lsn(1, 52))
+    assert drain(reader, judge, grace_over=True) == []
+    reader.on_block(block(1, 54, 54))
+    reader.on_marker(1, make_lsn(1, 55))
+    assert drain(reader, judge) == [], "nodes 2 and 4 have their data: they get their time"
+    assert reader.wants_grace
+    assert drain(reader, judge, grace_over=True) == [
+        "data_loss e1n52..e1n52", "e1n53..e1n53", "e1n54..e1n54",
+    ]  # fmt: skip
+
+
+def test_a_loss_that_all_agree_on_is_told_at_once_as_far_as_they_do() -> None:
+    reader, judge = buffer(), by(THREE, 3)
     reader.on_block(block(1, 5, 5))
     for node in (1, 2):
         reader.on_marker(node, make_lsn(1, 6))
-    assert drain(reader) == []
+    assert drain(reader, judge) == []
     reader.on_marker(3, make_lsn(1, 4))
-    assert drain(reader) == ["data_loss e1n1..e1n3"]
+    assert drain(reader, judge) == ["data_loss e1n1..e1n3"]
     reader.on_marker(3, make_lsn(1, 6))
-    assert drain(reader) == ["data_loss e1n4..e1n4", "e1n5..e1n5"]
+    assert drain(reader, judge) == ["data_loss e1n4..e1n4", "e1n5..e1n5"]
 
 
-@pytest.mark.parametrize("event", ["gone", "reconnected", "damaged"])
+GONE, EMPTY, AWAY = (
+    Authority.UNDER_REPLICATED, Authority.AUTHORITATIVE_EMPTY, Authority.UNAVAILABLE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statuses", "passed", "grace_over", "said"),
+    [
+        ({}, (1, 2), True, "wait"),
+        ({}, (1, 2, 3), False, "wait"),
+        ({}, (1, 2, 3), True, "data_loss"),
+        ({}, (1, 2, 3, 4, 5), False, "data_loss"),
+        ({"n4": EMPTY, "n5": EMPTY}, (1,), True, "data_loss"),
+        ({"n4": EMPTY, "n5": EMPTY}, (1, 2, 3), False, "data_loss"),
+        ({"n3": GONE, "n4": GONE, "n5": GONE}, (1,), True, "wait"),
+        ({"n3": GONE, "n4": GONE, "n5": GONE}, (1, 2), False, "data_loss"),
+        ({"n3": AWAY, "n4": AWAY, "n5": AWAY}, (1, 2), True, "wait"),
+        ({"n4": AWAY, "n5": AWAY}, (1, 2, 3), False, "wait"),
+        ({"n4": AWAY, "n5": AWAY}, (1, 2, 3), True, "data_loss"),
+    ],
+)
+def test_who_must_have_spoken_before_a_loss(statuses, passed, grace_over, said) -> None:
+    """Three copies on five nodes, by what became of them."""
+    reader = buffer()
+    for node in passed:
+        reader.on_marker(node, make_lsn(1, 9))
+    taken = reader.take(by(FIVE, 3, **statuses), grace_over=grace_over)
+    assert words(taken).split()[0] == said
+    assert reader.wants_grace == (said == "wait" and len(passed) == 3)
+
+
+@pytest.mark.parametrize("event", ["gone", "reconnected", "bad", "damaged"])
 def test_a_node_that_may_still_hold_it_forbids_a_loss(event: str) -> None:
     reader = buffer()
     for node in NODES:
@@ -107,17 +188,68 @@ def test_a_node_that_may_still_hold_it_forbids_a_loss(event: str) -> None:
         reader.on_gone(2)
     elif event == "reconnected":
         reader.on_connected(2)
-    else:
-        reader.on_damaged(2, make_lsn(1, 1))
+    elif event == "bad":
+        reader.on_bad_copy(2, make_lsn(1, 1), make_lsn(1, 1))
         reader.on_marker(2, make_lsn(1, 20))
-    assert drain(reader) == []
+    else:
+        reader.on_damaged(2)
+        reader.on_marker(2, make_lsn(1, 20))
+    assert drain(reader, by(THREE, 1), grace_over=True) == []
 
 
-def test_without_the_nodeset_no_loss_is_concluded() -> None:
+def test_a_damaged_copy_says_nothing_of_the_records_around_it() -> None:
+    reader, judge = buffer(), by(THREE, 1)
+    reader.on_bad_copy(2, make_lsn(1, 4), make_lsn(1, 5))
+    for node in NODES:
+        reader.on_marker(node, make_lsn(1, 9))
+    assert drain(reader, judge) == ["data_loss e1n1..e1n3"]
+    reader.on_block(block(1, 4, 5))
+    assert drain(reader, judge) == ["e1n4..e1n5", "data_loss e1n6..e1n8"]
+
+
+def test_a_node_with_too_many_damaged_copies_knows_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(gap_detection, "BAD_RANGES_MAX", 3)
+    reader = buffer()
+    for esn in range(100, 104):
+        reader.on_bad_copy(2, make_lsn(1, esn), make_lsn(1, esn))
+    for node in NODES:
+        reader.on_marker(node, make_lsn(1, 9))
+    assert drain(reader, by(THREE, 1)) == []
+
+
+def test_without_a_judge_no_loss_is_concluded() -> None:
     reader = buffer()
     for node in NODES:
         reader.on_marker(node, make_lsn(1, 9))
-    assert reader.take(()) is None
+    assert reader.take(None, grace_over=True) is None
+
+
+def test_who_is_behind_and_whether_anything_is_owed() -> None:
+    reader = buffer()
+    assert not reader.is_overdue
+    assert not reader.is_passed_by(NODES)
+    reader.on_marker(1, make_lsn(1, 1))
+    assert not reader.is_overdue
+    reader.on_marker(2, make_lsn(1, 2))
+    assert reader.is_overdue
+    assert reader.behind(NODES) == [1, 3]
+    assert reader.is_passed_by([2])
+    assert not reader.is_passed_by([])
+    reader.on_block(block(1, 1, 1))
+    assert not reader.is_overdue
+    assert not reader.is_passed_by([2])
+
+
+def test_a_rewind_forgets_what_was_sent_and_said() -> None:
+    reader = buffer()
+    reader.on_block(block(1, 5, 5))
+    reader.on_bad_copy(1, make_lsn(1, 1), make_lsn(1, 1))
+    for node in NODES:
+        reader.on_marker(node, make_lsn(1, 6))
+    reader.rewind()
+    assert drain(reader) == []
+    assert not reader.is_overdue
+    assert reader.on_block(block(1, 5, 5)), "it is no copy of anything"
 
 
 def test_a_loss_stays_inside_its_epoch() -> None:
@@ -156,7 +288,7 @@ def test_any_arrival_order_from_any_copies_gives_one_tiling(runs, chance, skip) 
         cursors[node] += 1
         reader.on_block(item)
         reader.on_marker(node, item.header.last + 1)
-        while (taken := reader.take(NODES)) is not None:
+        while (taken := reader.take(by(THREE))) is not None:
             given_out.append(taken)
     expected = int(start)
     for taken in given_out:

@@ -94,8 +94,9 @@ class ReaderEnd:
         return [block.header.first for _, blocks in self.blocks() for block in blocks]
 
     def readings(self) -> list[tuple[int, ReadStatus, int]]:
-        """The READING frames written since the last call."""
-        return [read_reading(each.payload) for each in self.frames() if each.kind == Kind.READING]
+        """The READING frames written since the last call, without their versions."""
+        found = [read_reading(each.payload) for each in self.frames() if each.kind == Kind.READING]
+        return [(stream, status, released) for stream, status, released, _ in found]
 
 
 async def pumped(turns: int = 40) -> None:

@@ -54,7 +54,7 @@ class TestWhatIsSent:
             await pumped()
             frames = end.frames()
             assert [each.kind for each in frames] == [Kind.READING, Kind.BLOCKS]
-            assert read_reading(frames[0].payload) == (1, ReadStatus.OK, at(5))
+            assert read_reading(frames[0].payload) == (1, ReadStatus.OK, at(5), 0)
             end._taken = 0
             ((head, blocks),) = end.blocks()
             assert head == BlocksHead(1, 3, at(6), at(5))

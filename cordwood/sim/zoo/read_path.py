@@ -10,36 +10,40 @@ from typing import Any
 from cordwood.block import Gap, GapKind
 from cordwood.lsn import ESN_MAX
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.quorum.authority import Hearing
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _STREAM = "client.read_stream:ReadStream"
+
+HEARD = Hearing.COMPLETE
 
 TWICE_RECORDS_MIN = 16
 """Blocks that are delivered twice have at least so many records."""
 
 
 def _skips(right: Any) -> Any:
-    def take(self: Any, nodes: Any) -> Any:
-        taken = right(self, nodes)
+    def take(self: Any, judge: Any, **rest: Any) -> Any:
+        taken = right(self, judge, **rest)
         if isinstance(taken, Delivery) and taken.first % 97 == 0:
-            return right(self, nodes)
+            return right(self, judge, **rest)
         return taken
 
     return take
 
 
 def _loss_without_all(right: Any) -> Any:
-    def lost(self: Any, nodes: Any) -> Gap | None:
-        gap: Gap | None = right(self, list(nodes)[:2])
+    def lost(self: Any, judge: Any, grace_over: bool) -> Gap | None:
+        two = len(self._markers) >= 2
+        gap: Gap | None = right(self, lambda heard: HEARD if two else judge(heard), grace_over)
         return gap
 
     return lost
 
 
 def _bridge_guessed(right: Any) -> Any:
-    def take(self: Any, nodes: Any) -> Any:
-        taken = right(self, nodes)
+    def take(self: Any, judge: Any, **rest: Any) -> Any:
+        taken = right(self, judge, **rest)
         ahead = self._heap and self._heap[0][0] >> 32 > self.next >> 32
         if taken is None and ahead and not self.is_done:
             return self._gap((self.next | ESN_MAX) + 1, GapKind.BRIDGE)
@@ -49,9 +53,9 @@ def _bridge_guessed(right: Any) -> Any:
 
 
 def _delivered_twice(right: Any) -> Any:
-    def take(self: Any, nodes: Any) -> Any:
+    def take(self: Any, judge: Any, **rest: Any) -> Any:
         before = self.next
-        taken = right(self, nodes)
+        taken = right(self, judge, **rest)
         is_large = isinstance(taken, Delivery) and taken.last - taken.first + 1 >= TWICE_RECORDS_MIN
         if is_large and getattr(self, "_zoo_twice", None) != taken.first:
             self._zoo_twice = taken.first

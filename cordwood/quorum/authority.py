@@ -1,0 +1,95 @@
+"""What a reader may conclude from the silence of some nodes, given what became of them.
+
+Each node of a nodeset has an *authoritative status*, kept in the event log. A reader asks
+of the nodes that have come past an LSN without a record whether they are enough to say
+that there is none:
+
+- nodes whose data was rebuilt elsewhere (AUTHORITATIVE_EMPTY) are as good as not there;
+- nodes whose data is gone (UNDER_REPLICATED) can never be heard, and do not have to be once
+  everybody who has data was;
+- nodes that are down (UNAVAILABLE) have data: without an f-majority the reader waits.
+
+Two things differ from LogDevice. Where fewer domains are left than a record needs copies,
+it calls no answer enough; here every node that has data must be heard. And an f-majority
+is asked for in the scopes that our replication names, nodes and racks.
+
+Source: seed logdevice-read-path, "Authoritative Status"; LogDevice digest 2.6, 2.9.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Set
+
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+
+
+class Authority(enum.Enum):
+    """What is known of a node's data."""
+
+    FULLY_AUTHORITATIVE = "fully authoritative"
+    UNDER_REPLICATED = "under-replicated"
+    """Its data is gone and not rebuilt."""
+    AUTHORITATIVE_EMPTY = "authoritative empty"
+    """Its data lies on other nodes by now."""
+    UNAVAILABLE = "unavailable"
+    """It is down; its data is still there."""
+
+
+HAS_DATA = frozenset({Authority.FULLY_AUTHORITATIVE, Authority.UNAVAILABLE})
+
+
+class Hearing(enum.Enum):
+    """What the nodes heard amount to."""
+
+    NONE = "none"
+    """Others may hold it."""
+    INCOMPLETE = "incomplete"
+    """They meet every copyset; some that have data were not heard."""
+    COMPLETE = "complete"
+    """They meet every copyset, and all that have data were heard."""
+    NON_AUTHORITATIVE = "non-authoritative"
+    """All that have data were heard, and do not meet every copyset: more nodes lost their
+    data than the copies survive."""
+
+
+def hear(
+    heard: Set[NodeId],
+    nodeset: Nodeset,
+    replication: Replication,
+    statuses: Mapping[NodeId, Authority],
+) -> Hearing:
+    """Say what the nodes in `heard` amount to.
+
+    Args:
+        heard: nodes that answered for this LSN; may hold nodes outside the nodeset.
+        statuses: of the nodes that are not FULLY_AUTHORITATIVE.
+    """
+    fully = Authority.FULLY_AUTHORITATIVE
+    rest = [
+        (member, statuses.get(member.node, fully))
+        for member in nodeset.members
+        if statuses.get(member.node, fully) is not Authority.AUTHORITATIVE_EMPTY
+    ]
+    complete = all(member.node in heard for member, status in rest if status in HAS_DATA)
+    # Racks are a scope of their own only where a record must be in several of them.
+    scopes = [("node", replication.copies)]
+    if replication.racks > 1:
+        scopes.append(("rack", replication.racks))
+    if any(_meets(heard, rest, scope, copies) for scope, copies in scopes):
+        return Hearing.COMPLETE if complete else Hearing.INCOMPLETE
+    return Hearing.NON_AUTHORITATIVE if complete else Hearing.NONE
+
+
+def _meets(
+    heard: Set[NodeId], rest: Iterable[tuple[Member, Authority]], scope: str, copies: int
+) -> bool:
+    """Whether so many domains answered in full that the others cannot hold a copyset."""
+    full: dict[str, bool] = {}
+    for member, status in rest:
+        domain = member.domain(scope)
+        answered = status in HAS_DATA and member.node in heard
+        full[domain] = full.get(domain, True) and answered
+    if len(full) < copies:
+        return all(full.values())
+    return sum(full.values()) >= len(full) - copies + 1

@@ -1,0 +1,115 @@
+"""What silence proves: the tables of the protocol page, and a twin that tries every copyset."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.quorum.authority import HAS_DATA, Authority, Hearing, hear
+from cordwood.quorum.copyset import can_replicate
+
+FULL, GONE, EMPTY, DOWN = (
+    Authority.FULLY_AUTHORITATIVE,
+    Authority.UNDER_REPLICATED,
+    Authority.AUTHORITATIVE_EMPTY,
+    Authority.UNAVAILABLE,
+)
+FIVE = "1 2 3 4 5"
+SEVEN = "1 2 3 4 5 6 7"
+FIVE_RACKS = "a:1 a:2 b:3 b:4 c:5 c:6 d:7 d:8 e:9 e:10"
+
+
+def nodeset(picture: str) -> Nodeset:
+    """`a:1 2` is node 1 in rack a and node 2 without a location."""
+    words = [word.rpartition(":") for word in picture.split()]
+    return Nodeset(tuple(Member(NodeId(int(n)), f"host:{n}", rack) for rack, _, n in words))
+
+
+def statuses(text: str) -> dict[NodeId, Authority]:
+    """`5e 6u 7d`: empty, under-replicated, down."""
+    letters = {"e": EMPTY, "u": GONE, "d": DOWN}
+    return {NodeId(int(word[:-1])): letters[word[-1]] for word in text.split()}
+
+
+def nodes(text: str) -> frozenset[NodeId]:
+    return frozenset(NodeId(int(number)) for number in text.split())
+
+
+@pytest.mark.parametrize(
+    ("members", "copies", "racks", "marked", "heard", "hearing"),
+    [
+        # All have their data: N - R + 1 of N.
+        (FIVE, 3, 1, "", "1 2", "NONE"),
+        (FIVE, 3, 1, "", "1 3 5", "INCOMPLETE"),
+        (FIVE, 3, 1, "", FIVE, "COMPLETE"),
+        # Replication 2 over racks, 5 racks: all of 4 racks.
+        (FIVE_RACKS, 2, 2, "", "1 2 3 4 5 6", "NONE"),
+        (FIVE_RACKS, 2, 2, "", "1 2 3 4 5 6 7", "NONE"),
+        (FIVE_RACKS, 2, 2, "", "1 2 3 4 5 6 7 8", "INCOMPLETE"),
+        # A node that is down has data: it counts as any other that was not heard.
+        (FIVE, 3, 1, "4d 5d", "1 2 3", "INCOMPLETE"),
+        (FIVE, 3, 1, "3d 4d 5d", "1 2", "NONE"),
+        # Where data is gone nobody can be heard: all the others are enough.
+        (FIVE, 3, 1, "3u 4u 5u", "1", "NONE"),
+        (FIVE, 3, 1, "3u 4u 5u", "1 2", "NON_AUTHORITATIVE"),
+        (FIVE, 3, 1, "4u 5u", "1 2 3", "COMPLETE"),
+        (FIVE, 3, 1, "4u 5d", "1 2 3", "INCOMPLETE"),
+        (FIVE, 3, 1, "1u 2u 3u 4u 5u", "", "NON_AUTHORITATIVE"),
+        # Fewer nodes than copies are left: every one of them is needed.
+        (FIVE, 3, 1, "1e 2e 3e", "4", "NONE"),
+        (FIVE, 3, 1, "1e 2e 3e", "4 5", "COMPLETE"),
+    ],
+)  # fmt: skip
+def test_what_the_nodes_heard_amount_to(members, copies, racks, marked, heard, hearing) -> None:
+    found = hear(nodes(heard), nodeset(members), Replication(copies, racks), statuses(marked))
+    assert found is Hearing[hearing]
+
+
+def test_the_drained_node_of_seven() -> None:
+    """The seed's example: node 5 was rebuilt elsewhere, so that it is as if it had never been
+    in the nodeset: 4 of the other 6 are an f-majority, where 5 of 7 would be."""
+    seven, three = nodeset(SEVEN), Replication(3)
+    drained = {NodeId(5): EMPTY}
+    assert hear(nodes("1 2 3 4"), seven, three, {}) is Hearing.NONE
+    assert hear(nodes("1 2 3 4"), seven, three, drained) is Hearing.INCOMPLETE
+    assert hear(nodes("1 2 3 5"), seven, three, drained) is Hearing.NONE
+    assert hear(nodes("1 2 3 4 6 7"), seven, three, drained) is Hearing.COMPLETE
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(list(Authority)), st.booleans()),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 3),
+    st.integers(1, 2),
+)
+def test_against_a_twin_that_tries_every_copyset(made, copies, racks) -> None:
+    """COMPLETE and INCOMPLETE mean that no copyset is left among the nodes that are there and
+    were not heard; none of them is said where one is."""
+    replication = Replication(copies, min(racks, copies))
+    members = [Member(NodeId(n), "", rack) for n, (rack, _, _) in enumerate(made, 1)]
+    marked = {NodeId(n): status for n, (_, status, _) in enumerate(made, 1)}
+    heard = frozenset(NodeId(n) for n, (_, _, spoke) in enumerate(made, 1) if spoke)
+    left = [m for m in members if marked[m.node] is not EMPTY]
+    silent = [m for m in left if m.node not in heard or marked[m.node] is GONE]
+    complete = all(m.node in heard for m in left if marked[m.node] in HAS_DATA)
+
+    def is_copyset(some: tuple[Member, ...]) -> bool:
+        return len({m.location for m in some}) >= replication.racks
+
+    hidden = any(map(is_copyset, itertools.combinations(silent, replication.copies)))
+    possible = bool(left) and can_replicate(
+        {m.node for m in left}, Nodeset(tuple(left)), replication
+    )
+    found = hear(heard, Nodeset(tuple(members)), replication, marked)
+    assert (found in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE)) == complete
+    if possible and found in (Hearing.COMPLETE, Hearing.INCOMPLETE):
+        assert not hidden
+    if possible and hidden:
+        assert found in (Hearing.NONE, Hearing.NON_AUTHORITATIVE)
