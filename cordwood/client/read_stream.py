@@ -392,8 +392,10 @@ class ReadStream:
 
     def _look_for_doubts(self) -> None:
         """Nothing is here: whether that is a reason to ask for other copies."""
-        nodes = self._senders_now()
-        if self._buffer.is_passed_by(nodes):
+        # What was said before the others were asked anew says nothing about their new share.
+        if not (self._may_conclude() or self._choice.is_rewind_due) and (
+            self._buffer.is_passed_by(self._senders_now())
+        ):
             self._choice.on_suspicion()
         if self._settings.reader_slow_shards_detection:
             self._look_for_slow()

@@ -269,12 +269,12 @@ class Store:
             else _position(start)  # fmt: skip
         last = LSN_MAX if until is None else tail if until == "tail" and tail is not None \
             else _position(until)  # fmt: skip
+        await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         number = next(self._numbers) & 0xFFFF_FFFF
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, lambda: self.tail(log),
             seed=self._seed,
         )  # fmt: skip
-        await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         self._streams[number] = stream
         stream.open()
         return stream

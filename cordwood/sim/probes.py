@@ -31,6 +31,7 @@ from cordwood.errors import (
 )
 from cordwood.layout.waves import Refusal
 from cordwood.lsn import ESN_MAX
+from cordwood.protocol.single_copy import Doubt
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -85,6 +86,13 @@ PROBES: Mapping[str, str] = MappingProxyType({
     "reader-nudged": "a reader that saw nothing asked for the tail",
     "reader-reconnected": "a node came back to a reader",
     "reader-sees-damage": "a reader was told that a node does not know what it holds",
+    "reader-rewound": "a reader asked all nodes anew",
+    "all-asked": "a reader that may have met a loss asked all nodes for all they hold",
+    "single-again": "a reader went back to single copies, or to nodes that had been down",
+    "silent-doubted": "a reader did without a node that said nothing",
+    "slow-doubted": "a reader greylisted a slow node",
+    "old-order-dropped": "a reader dropped what a node had sent by an older order",
+    "copy-left-out": "a node left out a block that another one sends",
     "hole-read": "a reader was given a hole",
     "bridge-read": "a reader was given a bridge",
     "read-inside-block": "a reader began inside a block",
@@ -158,6 +166,7 @@ _ROLE = "sequencer.role:SequencerRole"
 _SHARD = "storage.shard:Shard"
 _DIGEST = "protocol.digest:Digest.mend"
 _BUFFER = "protocol.gap_detection:ReadBuffer"
+_CHOICE = "protocol.single_copy:SenderChoice"
 
 _WATCHES: tuple[Watch, ...] = (
     Watch("wave-retried", f"{_APPENDER}._retry"),
@@ -236,6 +245,18 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("reader-nudged", "client.read_stream:ReadStream._ask_tail"),
     Watch("reader-reconnected", f"{_BUFFER}.on_connected", lambda s: s.me._markers),
     Watch("reader-sees-damage", f"{_BUFFER}.on_damaged"),
+    Watch("reader-rewound", f"{_CHOICE}.takes_rewind", lambda s: s.result),
+    Watch("all-asked", f"{_CHOICE}.on_suspicion", lambda s: s.me.is_single, before=True),
+    Watch("single-again", f"{_CHOICE}.on_slide", lambda s: s.me.is_rewind_due),
+    Watch("silent-doubted", f"{_CHOICE}.on_doubt", lambda s: s.args[2] is Doubt.SILENT),
+    Watch("slow-doubted", f"{_CHOICE}.on_doubt", lambda s: s.args[2] is Doubt.SLOW),
+    Watch(
+        "old-order-dropped",
+        "client.read_stream:ReadStream.on_blocks",
+        lambda s: s.args[1] in s.me._sources
+        and s.me._sources[s.args[1]].version != s.me._choice.version,
+    ),
+    Watch("copy-left-out", "storage.read_streams:_Share.has", lambda s: not s.result),
     Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),
     Watch("bridge-read", f"{_BUFFER}._deliver", _gave(GapKind.BRIDGE)),
     Watch(

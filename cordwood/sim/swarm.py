@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from cordwood.lsn import ESN_ISSUED_MAX
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.settings import MIB, ClientSettings, SequencerSettings
+from cordwood.settings import MIB, REORDERINGS, ClientSettings, SequencerSettings
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
 from cordwood.sim.knobs import draw_turns
@@ -125,6 +125,11 @@ def _client(chance: random.Random) -> ClientSettings:
         block_bytes=chance.choice((2048, 16_384, MIB, MIB)),
         block_records=chance.choice((3, 10, 50, 16_384, 16_384)),
         read_bytes=chance.choice((16_384, 50_000, 8 * MIB)),
+        scd_enabled=chance.random() < 0.8,
+        local_scd_enabled=chance.random() < 0.2,
+        location=chance.choice(("", "rack1", "rack2")),
+        scd_copyset_reordering_max=chance.choice(REORDERINGS),
+        client_read_flow_control_threshold=chance.choice((0.7, 0.7, 0.3, 0.9)),
     )
 
 

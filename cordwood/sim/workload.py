@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
@@ -128,14 +128,12 @@ class Clients:
     def settings(self, chance: random.Random) -> ClientSettings:
         """Settings of one connection."""
         own = self.options.client
-        return ClientSettings(
+        return replace(
+            own,
             timeout_s=self.options.append_timeout_s,
-            window_bytes=own.window_bytes,
-            window_records=own.window_records,
-            block_bytes=own.block_bytes,
-            block_records=own.block_records,
             codec=chance.choice(CODECS),
-            read_bytes=own.read_bytes,
+            # Every now and then a reader of another kind, so that all kinds stand side by side.
+            scd_enabled=own.scd_enabled and chance.random() < 0.9,
         )
 
     def told(self, client: str, call: str, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
@@ -16,6 +17,7 @@ from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.reading import (
     BLOCKS_HEAD_BYTES,
     BlocksHead,
+    OneCopy,
     ReadRequest,
     ReadStatus,
     blocks_head,
@@ -39,12 +41,24 @@ REQUEST = ReadRequest(
     window_high=make_lsn(5, 6),
     bytes_limit=0x2122232425262728,
     digest=True,
+    version=0x31323334,
+)
+ONE = replace(
+    REQUEST,
+    digest=False,
+    one_copy=OneCopy(2, 3, 0x4142434445464748, (7, 0x51525354), "eu"),
 )
 GOLDEN_READ = bytes.fromhex(
     "04030201" "01000000" "1817161514131211" "0200000001000000" "0400000003000000"
-    "0600000005000000" "2827262524232221"
+    "0600000005000000" "2827262524232221" "34333231" "00000000" "0000000000000000"
+    "0000000000000000"
 )  # fmt: skip
-GOLDEN_READING = bytes.fromhex("04030201020000000200000001000000")
+GOLDEN_ONE = bytes.fromhex(
+    "04030201" "02000000" "1817161514131211" "0200000001000000" "0400000003000000"
+    "0600000005000000" "2827262524232221" "34333231" "02" "03" "0200" "4847464544434241"
+    "0200" "0000" "00000000" "07000000" "54535251" "6575"
+)  # fmt: skip
+GOLDEN_READING = bytes.fromhex("040302010200000002000000010000003433323100000000")
 GOLDEN_WINDOW = bytes.fromhex("040302010000000006000000050000002827262524232221")
 GOLDEN_STOP = bytes.fromhex("0403020100000000")
 GOLDEN_HEAD = bytes.fromhex("040302010100000004000000030000000200000001000000")
@@ -68,9 +82,12 @@ numbers = st.integers(0, 2**32 - 1)
 def test_golden_bytes() -> None:
     assert pack_read(REQUEST) == GOLDEN_READ
     assert read_read(memoryview(GOLDEN_READ)) == REQUEST
-    assert pack_reading(0x01020304, ReadStatus.DAMAGED, make_lsn(1, 2)) == GOLDEN_READING
+    assert pack_read(ONE) == GOLDEN_ONE
+    assert read_read(memoryview(GOLDEN_ONE)) == ONE
+    damaged = ReadStatus.DAMAGED
+    assert pack_reading(0x01020304, damaged, make_lsn(1, 2), 0x31323334) == GOLDEN_READING
     assert read_reading(memoryview(GOLDEN_READING)) == (
-        0x01020304, ReadStatus.DAMAGED, make_lsn(1, 2),
+        0x01020304, damaged, make_lsn(1, 2), 0x31323334,
     )  # fmt: skip
     assert pack_window(0x01020304, make_lsn(5, 6), 0x2122232425262728) == GOLDEN_WINDOW
     assert read_window(memoryview(GOLDEN_WINDOW)) == (
@@ -93,16 +110,26 @@ def test_golden_bytes() -> None:
         window_high=lsns,
         bytes_limit=st.integers(0, 2**64 - 1),
         digest=st.booleans(),
+        version=numbers,
+        one_copy=st.none()
+        | st.builds(
+            OneCopy,
+            shuffle=st.integers(0, 2),
+            copies=st.integers(0, 255),
+            seed=st.integers(0, 2**64 - 1),
+            known_down=st.sets(numbers, max_size=5).map(lambda found: tuple(sorted(found))),
+            region=st.sampled_from(["", "eu", "Zürich"]),
+        ),
     )
 )
 def test_a_read_comes_back(request: ReadRequest) -> None:
     assert read_read(memoryview(pack_read(request))) == request
 
 
-@given(numbers, st.sampled_from(ReadStatus), lsns)
-def test_an_answer_comes_back(stream: int, status: ReadStatus, released: int) -> None:
-    assert read_reading(memoryview(pack_reading(stream, status, released))) == (
-        stream, status, released,
+@given(numbers, st.sampled_from(ReadStatus), lsns, numbers)
+def test_an_answer_comes_back(stream: int, status: ReadStatus, released: int, version: int) -> None:
+    assert read_reading(memoryview(pack_reading(stream, status, released, version))) == (
+        stream, status, released, version,
     )  # fmt: skip
 
 
@@ -116,6 +143,7 @@ def test_blocks_come_back_as_they_travelled() -> None:
 
 DECODERS = [
     (read_read, GOLDEN_READ),
+    (read_read, GOLDEN_ONE),
     (read_reading, GOLDEN_READING),
     (read_window, GOLDEN_WINDOW),
     (read_stop, GOLDEN_STOP),
@@ -133,7 +161,17 @@ def test_another_length_is_refused(decode, data) -> None:
 @pytest.mark.parametrize(
     ("decode", "data", "offset", "layout", "value"),
     [
-        (read_read, GOLDEN_READ, 4, "<I", 2),  # flags
+        (read_read, GOLDEN_READ, 4, "<I", 4),  # flags
+        (read_read, GOLDEN_READ, 52, "<B", 1),  # one copy's fields, where all are asked for
+        (read_read, GOLDEN_READ, 56, "<Q", 1),
+        (read_read, GOLDEN_ONE, 4, "<I", 0),
+        (read_read, GOLDEN_ONE, 52, "<B", 3),  # shuffle
+        (read_read, GOLDEN_ONE, 54, "<H", 3),  # nodes known to be down
+        (read_read, GOLDEN_ONE, 64, "<H", 3),  # bytes of the region
+        (read_read, GOLDEN_ONE, 66, "<H", 1),  # reserved
+        (read_read, GOLDEN_ONE, 68, "<I", 1),
+        (read_read, GOLDEN_ONE, 72, "<I", 0x51525354),  # out of order
+        (read_read, GOLDEN_ONE, 80, "<H", 0xFFFF),  # no text
         (read_read, GOLDEN_READ, 8, "<Q", 0),  # log
         (read_read, GOLDEN_READ, 8, "<Q", 2**62),
         (read_read, GOLDEN_READ, 16, "<Q", LSN_MAX + 1),

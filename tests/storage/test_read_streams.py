@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from made_blocks import LOG, at, block, run
 from stream_ends import ReaderEnd, pumped
 
-from cordwood.block import BlockKind
+from cordwood.block import BlockKind, EnvelopeFlag
 from cordwood.errors import Overloaded
 from cordwood.layout.frame import Kind
-from cordwood.layout.reading import BlocksHead, ReadRequest, ReadStatus, read_reading
+from cordwood.layout.reading import BlocksHead, OneCopy, ReadRequest, ReadStatus, read_reading
 from cordwood.lsn import ESN_MAX, LSN_MAX
+from cordwood.nodes import NodeId
+from cordwood.protocol.single_copy import Shuffle
 from cordwood.storage import read_streams
 from cordwood.storage.log_cache import LogCache
 from cordwood.storage.log_reader import LogReader
@@ -151,6 +154,110 @@ class TestWhatIsSent:
             assert (sent.firsts, sent.next) == ([2, 6, 7], until + 1)
 
         run(scenario)
+
+
+def held_by(*copysets: tuple[int, ...], kind: BlockKind = BlockKind.DATA) -> LogCache:
+    """Blocks of one record, one for each copyset; all are released."""
+    cache = LogCache()
+    for esn, copyset in enumerate(copysets, 1):
+        made = block(at(esn), kind=kind)
+        cache.log(LOG).insert(replace(made, envelope=replace(made.envelope, copyset=copyset)))
+    cache.log(LOG).release(at(len(copysets)))
+    return cache
+
+
+class TestSingleCopies:
+    @pytest.mark.parametrize(
+        ("asked", "firsts"),
+        [
+            (None, [1, 2, 3, 4]),
+            (OneCopy(), [1]),
+            (OneCopy(known_down=(2,)), [1, 2]),
+            (OneCopy(known_down=(2, 3)), [1, 2, 3]),
+            (OneCopy(known_down=(1,)), [1]),  # told that it is down, and here it is
+            (OneCopy(known_down=(1, 2, 3, 4, 5)), [1, 2, 3, 4]),
+            (OneCopy(region="eu"), [1, 2, 3, 4]),
+            (OneCopy(region="us"), []),
+            (OneCopy(region="mars"), [1]),
+            (OneCopy(copies=2), [1, 3, 4]),
+        ],
+    )
+    def test_node_1_sends_what_is_its_to_send(self, asked, firsts) -> None:
+        async def scenario() -> None:
+            cache = held_by((1, 2, 4), (2, 1, 4), (3, 2, 1), (4, 5, 1))
+            end, streams = (
+                ReaderEnd(),
+                ReadStreams(LogReader(cache), NodeId(1), lambda name: LOCAL[name]),
+            )
+            streams.start(end.connection, replace(ALL, one_copy=asked))
+            await pumped()
+            sent = Sent(end)
+            assert sent.firsts == firsts
+            assert sent.next == at(5), "what others send it has passed too"
+            assert streams.sent_blocks == len(firsts)
+            assert streams.filtered_blocks == 4 - len(firsts)
+
+        run(scenario)
+
+    def test_plugs_and_bridges_come_from_everybody_drained_copies_from_nobody(self) -> None:
+        async def scenario() -> None:
+            cache = held_by((2, 1), (2, 1), kind=BlockKind.HOLE)
+            drained = block(at(3))
+            envelope = replace(drained.envelope, copyset=(1, 2), flags=EnvelopeFlag.DRAINED)
+            cache.log(LOG).insert(replace(drained, envelope=envelope))
+            cache.log(LOG).release(at(3))
+            end, streams = ReaderEnd(), ReadStreams(LogReader(cache), NodeId(1))
+            streams.start(end.connection, replace(ALL, one_copy=OneCopy()))
+            await pumped()
+            assert Sent(end).firsts == [1, 2]
+            streams.start(end.connection, replace(ALL, stream=2))
+            await pumped()
+            assert Sent(end).firsts == [1, 2, 3]
+
+        run(scenario)
+
+    def test_of_three_nodes_just_one_sends_each_block(self) -> None:
+        """With three copies each byte leaves a disk once, and three times where all send."""
+
+        async def scenario() -> None:
+            sets = list(permutations((1, 2, 3)))
+            nodes = [ReadStreams(LogReader(held_by(*sets * 20)), NodeId(n)) for n in (1, 2, 3)]
+            for shuffle in Shuffle:
+                before = sum(each.sent_bytes for each in nodes)
+                for streams in nodes:
+                    asked = OneCopy(int(shuffle), seed=5)
+                    streams.start(ReaderEnd().connection, replace(ALL, one_copy=asked))
+                await pumped()
+                assert sum(each.sent_bytes for each in nodes) - before == 120 * BLOCK.wire_bytes
+
+        run(scenario)
+
+    def test_copysets_remembered_are_bounded(self, monkeypatch) -> None:
+        monkeypatch.setattr(read_streams, "CHOICES_MAX", 2)
+
+        async def scenario() -> None:
+            sets = list(permutations((1, 2, 3)))
+            end, streams = ReaderEnd(), ReadStreams(LogReader(held_by(*sets)), NodeId(1))
+            streams.start(end.connection, replace(ALL, one_copy=OneCopy()))
+            await pumped()
+            assert Sent(end).firsts == [1, 2]
+
+        run(scenario)
+
+    def test_an_answer_names_the_version_that_it_obeys(self) -> None:
+        async def scenario() -> None:
+            end, streams = ReaderEnd(), ReadStreams(LogReader(cache_of(1)))
+            for version in (1, 7):
+                streams.start(end.connection, replace(ALL, version=version))
+            await pumped()
+            found = [read_reading(each.payload) for each in end.frames()
+                     if each.kind == Kind.READING]  # fmt: skip
+            assert [version for *_, version in found] == [1, 7]
+
+        run(scenario)
+
+
+LOCAL = {"eu": frozenset({1, 6}), "us": frozenset({2, 5}), "mars": frozenset()}
 
 
 class TestWindows:

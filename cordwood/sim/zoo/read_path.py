@@ -10,11 +10,13 @@ from typing import Any
 from cordwood.block import Gap, GapKind
 from cordwood.lsn import ESN_MAX
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.protocol.single_copy import shuffled
 from cordwood.quorum.authority import Hearing
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _STREAM = "client.read_stream:ReadStream"
+_CHOICE = "protocol.single_copy:SenderChoice"
 
 HEARD = Hearing.COMPLETE
 
@@ -76,6 +78,39 @@ def _not_clipped(right: Any) -> Any:
     return deliver
 
 
+def _in_order_of_lsn(right: Any) -> Any:
+    def ships(me: Any, copyset: Any, rule: Any) -> bool:
+        return bool(shuffled(copyset, rule)[0] == me)
+
+    return ships
+
+
+def _down_never_rewound(right: Any) -> Any:
+    def on_doubt(self: Any, node: Any, why: Any) -> None:
+        due = self._due
+        right(self, node, why)
+        self._due = due
+
+    return on_doubt
+
+
+def _loss_in_single_copy_mode(right: Any) -> Any:
+    def may_conclude(self: Any) -> bool:
+        return not self._choice.is_rewind_due
+
+    return may_conclude
+
+
+def _old_order_believed(right: Any) -> Any:
+    def on_blocks(self: Any, node: Any, connection: Any, head: Any, blocks: Any) -> None:
+        source = self._sources.get(node)
+        if source is not None:
+            source.version = self._choice.version
+        right(self, node, connection, head, blocks)
+
+    return on_blocks
+
+
 BUGS = (
     PlantedBug("reader-skips", "a reader leaves out a block now and then",
                changed({f"{_BUFFER}.take": _skips})),
@@ -89,6 +124,19 @@ BUGS = (
                changed({f"{_BUFFER}._deliver": _not_clipped})),
     PlantedBug("window-stands-still", "a reader never moves its window",
                changed({f"{_STREAM}._move_window": instead(lambda self: None)})),
+    PlantedBug("down-still-counted-on", "nodes leave blocks to one that is known to be down",
+               changed({"storage.read_streams:ships": _in_order_of_lsn,
+                        f"{_STREAM}._on_stuck": instead(lambda self, now: None),
+                        f"{_CHOICE}.on_suspicion": instead(lambda self: None)})),
+    PlantedBug("down-never-rewound", "a reader that loses a node does not tell the others",
+               changed({f"{_CHOICE}.on_doubt": _down_never_rewound,
+                        f"{_CHOICE}.on_suspicion": instead(lambda self: None)})),
+    PlantedBug("loss-of-single-copies", "a reader takes what its sender lacks for lost",
+               changed({f"{_STREAM}._may_conclude": _loss_in_single_copy_mode})),
+    PlantedBug("old-order-believed", "a reader takes what was sent by an older order for all",
+               changed({f"{_STREAM}.on_blocks": _old_order_believed,
+                        f"{_STREAM}._on_stuck": instead(lambda self, now: None),
+                        f"{_STREAM}._may_conclude": _loss_in_single_copy_mode})),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
                changed({f"{_STREAM}._grant": instead(lambda self, source: None)})),
 )  # fmt: skip
