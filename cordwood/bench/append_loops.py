@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from cordwood.client.store import Appending, Store
+from cordwood.client.appending import Appending
+from cordwood.client.store import Store
 from cordwood.lsn import Lsn
 from cordwood.settings import MIB, ClientSettings
 

@@ -8,15 +8,17 @@ Source: design.md §7; hotpath digest §1 (a hand-off costs 50 µs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client import aio
 from cordwood.client.cluster import LogInfo
-from cordwood.client.read_stream import HeldBlock, ReadStream
+from cordwood.client.read_stream import ReadStream
+from cordwood.client.reader import Portion, Reader
 from cordwood.client.record_check import Headers, Timestamp
+from cordwood.client.senders import HeldBlock
 from cordwood.client.store import Position, Store
 from cordwood.errors import Closed, CordwoodError
 from cordwood.host.loop_thread import LoopThread
@@ -25,6 +27,9 @@ from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.settings import ClientSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Result = TypeVar("Result")
 
@@ -75,6 +80,12 @@ class BlockingReader:
         while many := self._thread.call(self._stream.next_many(bytes_max), timeout_s=timeout_s):
             yield many
 
+    def arrow(
+        self, columns: Sequence[str] | None = None, *, gaps: bool = False
+    ) -> Iterator[pa.RecordBatch | Gap]:
+        """Batches of columns, and gaps, in order; see `ReadStream.arrow`."""
+        yield from _each(self._thread, self._stream.arrow(columns, gaps=gaps))
+
     def close(self) -> None:
         """Stop reading."""
         self._thread.call(_close(self._stream))
@@ -86,8 +97,62 @@ class BlockingReader:
         self.close()
 
 
-async def _close(stream: ReadStream) -> None:
-    stream.close()
+class BlockingLogsReader:
+    """A reader of several logs; see `reader.Reader`. Iterates pairs of log and record or gap."""
+
+    def __init__(self, thread: LoopThread, reader: Reader) -> None:
+        self._thread = thread
+        self._reader = reader
+
+    def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
+        """The next records of one of the logs, or a gap; see `Reader.read`."""
+        return self._thread.call(self._reader.read(count, timeout_s))
+
+    def __iter__(self) -> Iterator[tuple[str, Record | Gap]]:
+        while portion := self.read():
+            for item in portion:
+                yield portion.log, item
+
+    def start(self, log: str, start: Position = "oldest", until: Position | None = None) -> None:
+        """Read a log too; see `Reader.start`."""
+        self._thread.call(self._reader.start(log, start, until))
+
+    def seek(self, log: str, position: Position) -> None:
+        """Go on at another place; see `Reader.seek`."""
+        self._thread.call(self._reader.seek(log, position))
+
+    def position(self, log: str) -> Lsn:
+        """The first LSN that was not given out yet; see `Reader.position`."""
+        return self._reader.position(log)
+
+    @property
+    def unhealthy(self) -> dict[str, str]:
+        """Logs that stand still although there is more to read, and why."""
+        return self._reader.unhealthy
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._thread.call(_close(self._reader))
+
+    def __enter__(self) -> BlockingLogsReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _close(reading: ReadStream | Reader) -> None:
+    reading.close()
+
+
+def _each(thread: LoopThread, items: AsyncIterator[Result]) -> Iterator[Result]:
+    """What an asynchronous iterator gives, one hop for each."""
+
+    async def following() -> Result | None:
+        return await anext(items, None)
+
+    while (item := thread.call(following())) is not None:
+        yield item
 
 
 class BlockingStore:
@@ -131,6 +196,18 @@ class BlockingStore:
     ) -> BlockingReader:
         """Read `[start, until]`; see `store.Store.read`."""
         return BlockingReader(self._thread, self._call(self._store.read(log, start, until)))
+
+    def reader(
+        self,
+        *logs: str,
+        start: Position = "oldest",
+        until: Position | None = None,
+        keys: Collection[bytes] | None = None,
+        gaps: bool = True,
+    ) -> BlockingLogsReader:
+        """A reader of several logs at once; see `store.Store.reader`."""
+        made = self._call(self._store.reader(*logs, start=start, until=until, keys=keys, gaps=gaps))
+        return BlockingLogsReader(self._thread, made)
 
     def tail(self, log: str) -> Lsn:
         """The last LSN that readers may see; see `store.Store.tail`."""

@@ -12,40 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Set
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence, Set
+from typing import TYPE_CHECKING, Protocol
 
-from crc32c import crc32c
-
-from cordwood.block import BlockKind, Gap, Record
+from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.senders import HeldBlock, Senders
 from cordwood.errors import Closed, CordwoodError
 from cordwood.layout.body import open_body
-from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
-    OneCopy,
-    ReadRequest,
     ReadStatus,
-    pack_read,
-    pack_stop,
-    pack_window,
 )
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import LSN_MAX, Lsn, format_lsn
+from cordwood.lsn import Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
-from cordwood.protocol.single_copy import Doubt, SenderChoice, Shuffle
-from cordwood.protocol.slow_shards import SlowShards
+from cordwood.protocol.single_copy import Doubt
 from cordwood.quorum.authority import Hearing, hear
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-WINDOW_LSNS_MIN = 1024
-WINDOW_LSNS_MAX = 1 << 20
-"""Bounds of the LSN window: LogDevice's default is 512 records, ours are blocks."""
+logger = logging.getLogger(__name__)
 
 NUDGE_FIRST_S = 1.0
 NUDGE_MAX_S = 8.0
@@ -69,16 +60,16 @@ f-majority without it means that one of these nodes has lost it and does not kno
 so rare that the wait costs nothing, a loss is told for good, and a node restarts in seconds.
 """
 
+HEALTH_S = 10.0
+"""How long a reader may stand still before that is told: twice what it takes to ask all nodes
+for all they hold, and the bound within which readers reach the tail once nothing fails."""
+
 GRACE_MISSES_MAX = 2
 """Grace periods in a row that a node may miss before it gets none (LogDevice's
 `grace-counter-limit`): a range of many losses is not waited through one by one."""
 
-SHUFFLES = {
-    "none": Shuffle.NONE,
-    "hash-shuffle": Shuffle.FIXED,
-    "hash-shuffle-client-seed": Shuffle.CLIENT,
-}
-"""Values of the setting `scd_copyset_reordering_max`, with LogDevice's names."""
+ARROW_BYTES = 4 << 20
+"""Bodies taken at a time for `arrow`: a batch's worth."""
 
 
 class Nudge(Protocol):
@@ -87,36 +78,7 @@ class Nudge(Protocol):
     async def __call__(self) -> Lsn: ...
 
 
-class _Source:
-    """What is known of one node's sending.
-
-    Attributes:
-        version: of what the node was asked; 0 until it answers that it obeys.
-    """
-
-    __slots__ = ("connection", "granted", "held", "received", "sent_blocks", "version")
-
-    def __init__(self, connection: Connection, granted: int) -> None:
-        self.connection = connection
-        self.sent_blocks = 0
-        self.start(granted)
-
-    def start(self, granted: int) -> None:
-        self.version = 0
-        self.received = 0
-        self.held = 0
-        self.granted = granted
-
-
-class HeldBlock:
-    """A block in the buffer and the node that sent it."""
-
-    __slots__ = ("header", "node", "stored")
-
-    def __init__(self, node: NodeId, stored: StoredBlock) -> None:
-        self.node = node
-        self.stored = stored
-        self.header = stored.header
+OnHealth = Callable[["ReadStream", str], None]
 
 
 class ReadStream:
@@ -127,7 +89,9 @@ class ReadStream:
     Attributes:
         number: the stream's, as nodes know it.
         info: the log that is read.
-        bridge: where the bridge that was received last begins, None before the first.
+        senders: the nodes that send, and what was asked of them.
+        on_health: called when a reader that waits has stood still for HEALTH_S although there
+            is more to read, with the reason, and with "" when it goes on.
     """
 
     def __init__(
@@ -149,29 +113,21 @@ class ReadStream:
         """
         self.number = number
         self.info = info
-        self.bridge: Lsn | None = None
+        self.on_health: OnHealth | None = None
         self._buffer: ReadBuffer[HeldBlock] = ReadBuffer(start, until)
         self._cluster = cluster
         self._settings = settings
-        self._credit = settings.read_bytes
         self._nudge = nudge
-        self._seed = seed
-        down = [node for node in info.all_nodes if cluster.peers.get(node) is None]
-        self._choice = SenderChoice(info.all_nodes, enabled=settings.scd_enabled, down=down)
-        self._slow = SlowShards(info.replication.copies - 1)
-        self._sources: dict[NodeId, _Source] = {}
+        self.senders = Senders(number, info, self._buffer, cluster, settings, seed)
+        self._choice = self.senders.choice
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._error: CordwoodError | None = None
-        self._window = WINDOW_LSNS_MIN
-        self._low = start
-        self._high = self._window_high()
-        self._mean_bytes = 256.0
         self._closed = False
-        self._began = False
-        self._rewind_due = False
         self._tail_seen = 0
         self._overdue_since: float | None = None
+        self._stands_since: float | None = None
+        self._trouble = ""
         self._grace_ends: float | None = None
         self._grace_misses: dict[NodeId, int] = {}
 
@@ -186,26 +142,30 @@ class ReadStream:
         return self._closed
 
     @property
-    def senders(self) -> SenderChoice:
-        """Who is counted on, and whether single copies are asked for."""
-        return self._choice
+    def is_done(self) -> bool:
+        """Whether all up to `until` was given out."""
+        return self._buffer.is_done
+
+    @property
+    def trouble(self) -> str:
+        """Why a reader that waits gets nothing although there is more; "" if all is well."""
+        return self._trouble
+
+    @property
+    def bridge(self) -> Lsn | None:
+        """Where the bridge that was received last begins, None before the first."""
+        return self.senders.bridge
 
     def open(self) -> None:
         """Ask every node that is up; the others are asked when they come."""
-        self._slow.on_window(self._high, self._loop.time())
-        for node in self.info.all_nodes:
-            connection = self._cluster.peers.get(node)
-            if connection is not None:
-                self._ask(node, connection)
+        self.senders.open()
 
     def close(self) -> None:
         """Stop every node's sending."""
         if self._closed:
             return
         self._closed = True
-        for source in self._sources.values():
-            source.connection.send(Kind.STOP, 0, (pack_stop(self.number),))
-        self._sources.clear()
+        self.senders.close()
         self._news.set()
 
     def fail(self, error: CordwoodError) -> None:
@@ -217,135 +177,28 @@ class ReadStream:
 
     def on_node_up(self, node: NodeId, connection: Connection) -> None:
         """Start to read from a node."""
-        if self._closed or node not in self._choice.nodes:
-            return
-        if not self._began:
-            # Nothing came yet, so that asking all anew costs nothing. Later on a node that
-            # came back shows itself by what it sends.
-            self._choice.on_settled(node, Doubt.UNREACHABLE)
-            self._rewind_soon()
-        self._ask(node, connection)
+        if not self._closed:
+            self.senders.on_node_up(node, connection)
 
     def on_node_down(self, node: NodeId, connection: Connection) -> None:
         """A node is gone; what it sent stays, and others are asked for the rest."""
-        source = self._sources.get(node)
-        if source is not None and source.connection is connection:
-            del self._sources[node]
-            self._buffer.on_gone(node)
-            self._choice.on_doubt(node, Doubt.UNREACHABLE)
-            self._rewind_soon()
+        if not self._closed:
+            self.senders.on_node_down(node, connection)
 
     def on_reading(
         self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
     ) -> None:
         """A node answers a READ: what it sends from here on is what was asked."""
-        source = self._sources.get(node)
-        if self._closed or source is None or source.connection is not connection:
-            return
-        source.version = version
-        if status == ReadStatus.DAMAGED:
-            self._buffer.on_damaged(node)
-            self._choice.on_doubt(node, Doubt.DAMAGED)
-        else:
-            self._choice.on_settled(node, Doubt.DAMAGED)
-        self._rewind_soon()
+        if not self._closed:
+            self.senders.on_reading(node, connection, status, version)
 
     def on_blocks(
         self, node: NodeId, connection: Connection, head: BlocksHead, blocks: list[StoredBlock]
     ) -> None:
         """A node sent blocks, or only how far it has come."""
-        source = self._sources.get(node)
-        if self._closed or source is None or source.connection is not connection:
-            return
-        if source.version != self._choice.version:
-            return  # by an order that was changed since: it comes again, or another sends it
-        for stored in blocks:
-            self._on_block(node, source, stored)
-        self._buffer.on_marker(node, head.next)
-        self._slow.on_marker(node, head.next, self._loop.time())
-        self._grace_misses.pop(node, None)
-        self._grant(source)
-        self._news.set()
-
-    def _on_block(self, node: NodeId, source: _Source, stored: StoredBlock) -> None:
-        header, size = stored.header, stored.wire_bytes
-        source.received += size
-        self._began = True
-        if header.kind == BlockKind.BRIDGE:
-            self.bridge = Lsn(header.first)
-        if crc32c(stored.body) != header.stored_crc:
-            logger.warning(
-                "log %d: node %d sent a damaged copy at %s",
-                self.info.log_id, node, format_lsn(header.first),
-            )  # fmt: skip
-            self._buffer.on_bad_copy(node, header.first, header.last)
-            self._choice.on_doubt(node, Doubt.BAD_COPY)
-            self._rewind_soon()
-            return
-        if header.kind == BlockKind.DATA:
-            source.sent_blocks += 1
-            self._choice.on_shipped(node)
-        if self._buffer.on_block(HeldBlock(node, stored)):
-            source.held += size
-            mean = size / header.count
-            self._mean_bytes += 0.05 * (mean - self._mean_bytes)
-
-    # What nodes are asked.
-
-    def _ask(self, node: NodeId, connection: Connection) -> None:
-        """Have a node send from `next` on."""
-        source = self._sources.get(node)
-        if source is None or source.connection is not connection:
-            source = self._sources[node] = _Source(connection, self._credit)
-        source.start(self._credit)
-        self._buffer.on_connected(node)
-        request = ReadRequest(
-            self.number,
-            self.info.log_id,
-            self._buffer.next,
-            self._buffer.until,
-            self._high,
-            self._credit,
-            version=self._choice.version,
-            one_copy=self._one_copy(),
-        )
-        connection.send(Kind.READ, 0, (pack_read(request),))
-
-    def _one_copy(self) -> OneCopy | None:
-        if not self._choice.is_single:
-            return None
-        settings = self._settings
-        shuffle = SHUFFLES[settings.scd_copyset_reordering_max]
-        return OneCopy(
-            shuffle,
-            0,
-            self._seed if shuffle is Shuffle.CLIENT else 0,
-            self._choice.known_down,
-            settings.location.partition(".")[0] if settings.local_scd_enabled else "",
-        )
-
-    def _rewind_soon(self) -> None:
-        """Ask all anew at the end of this turn, once for all that happened in it."""
-        if self._choice.is_rewind_due and not self._rewind_due:
-            self._rewind_due = True
-            self._loop.call_soon(self._rewind)
-
-    def _rewind(self) -> None:
-        self._rewind_due = False
-        if self._closed or not self._choice.takes_rewind():
-            return
-        logger.debug(
-            "log %d: %s from %s on, known down: %s", self.info.log_id,
-            "single copies" if self._choice.is_single else "all copies",
-            format_lsn(self._buffer.next), self._choice.known_down,
-        )  # fmt: skip
-        self._buffer.rewind()
-        self._low = self._buffer.next
-        self._high = max(self._high, self._window_high())
-        self._slow.on_rewind(self._high, self._loop.time())
-        self._overdue_since = self._grace_ends = None
-        for node, source in sorted(self._sources.items()):
-            self._ask(node, source.connection)
+        if not self._closed and self.senders.on_blocks(node, connection, head, blocks):
+            self._grace_misses.pop(node, None)
+            self._news.set()
 
     # What the reader does.
 
@@ -364,14 +217,16 @@ class ReadStream:
         if not self._buffer.wants_grace:
             self._grace_ends = None
         if isinstance(taken, Delivery):
-            self._on_consumed(taken.block)
+            self.senders.on_consumed(taken.block)
         if taken is not None:
-            self._overdue_since = None
+            self._overdue_since = self._stands_since = None
+            if self._trouble:
+                self._on_health("")
         else:
             self._look_for_doubts()
         if self._buffer.next >> 32 > self.info.epoch and self._is_overdue():
             self._cluster.learn_log(self.info, self._learn)
-        self._move_window()
+        self.senders.move_window()
         return taken
 
     def _may_conclude(self) -> bool:
@@ -401,9 +256,11 @@ class ReadStream:
             self._look_for_slow()
         if self._overdue_since is None and self._is_overdue():
             self._overdue_since = self._loop.time()
+            if self._stands_since is None:
+                self._stands_since = self._overdue_since
         if self._grace_ends is None and self._buffer.wants_grace:
             self._grace_ends = self._loop.time() + GRACE_S
-        self._rewind_soon()
+        self.senders.rewind_soon()
 
     def _senders_now(self) -> list[NodeId]:
         """The nodes of `next`'s epoch that are counted on."""
@@ -419,7 +276,7 @@ class ReadStream:
         """Greylist the nodes that are far slower than the others, while that cannot hurt."""
         nodes = self.info.nodes_of(self._buffer.next >> 32)
         others = [n for n in nodes if self._choice.doubt(n) not in (None, Doubt.SLOW)]
-        change = self._slow.decide(nodes, others, self._loop.time())
+        change = self.senders.slow.decide(nodes, others, self._loop.time())
         for node in change.slow:
             logger.info("log %d: node %d is slow, others send for it", self.info.log_id, node)
             self._choice.on_doubt(node, Doubt.SLOW)
@@ -483,7 +340,30 @@ class ReadStream:
         """Count no more on those who hold everything up; if that did not help, on nobody."""
         self._overdue_since = now
         self._choice.on_stuck(self._buffer.behind(self._senders_now()))
-        self._rewind_soon()
+        self.senders.rewind_soon()
+        stands = self._stands_since is not None and now >= self._stands_since + HEALTH_S
+        if stands and not self._trouble:
+            self._on_health(self._why_stuck())
+
+    def _why_stuck(self) -> str:
+        members = self.info.nodes_of(self._buffer.next >> 32)
+        absent = [node for node in members if node not in self.senders.sources]
+        doubted = [f"node {n} ({why.value})" for n in members if (why := self._choice.doubt(n))]
+        return (
+            f"nothing at {format_lsn(self._buffer.next)} for {HEALTH_S:g} s, though more is "
+            f"readable: {len(absent)} of {len(members)} nodes are not connected; not counted on: "
+            f"{', '.join(doubted) or 'none'}"
+        )
+
+    def _on_health(self, trouble: str) -> None:
+        """A health event: the stream stands still, or goes on again."""
+        self._trouble = trouble
+        if trouble:
+            logger.warning("log %d: %s", self.info.log_id, trouble)
+        else:
+            logger.info("log %d: read on", self.info.log_id)
+        if self.on_health is not None:
+            self.on_health(self, trouble)
 
     async def next_many(self, bytes_max: int) -> list[Delivery[HeldBlock] | Gap]:
         """The next blocks and gaps, at least one, and what else is known by now.
@@ -503,6 +383,38 @@ class ReadStream:
             size += taken.block.header.stored_bytes if isinstance(taken, Delivery) else 0
             taken = self.take() if size < bytes_max else None
         return many
+
+    async def arrow(
+        self, columns: Sequence[str] | None = None, *, gaps: bool = False
+    ) -> AsyncIterator[pa.RecordBatch | Gap]:
+        """Batches of columns, and gaps, in order; records are not touched one by one.
+
+        What is there goes into one batch, up to some 8,192 rows or 4 MiB; nothing waits for
+        more. Without `gaps` those where nothing was ever acknowledged are passed over.
+
+        Args:
+            columns: see `layout.arrow`; None takes its default.
+        Raises:
+            BadSetting: there is no such column.
+            CordwoodError: the stream failed or was closed.
+        """
+        from cordwood.client.batches import BatchGatherer
+        from cordwood.layout.arrow import COLUMNS, batch_schema
+
+        wanted = tuple(columns or COLUMNS)
+        batch_schema(wanted)
+        gatherer = BatchGatherer(wanted)
+        while many := await self.next_many(ARROW_BYTES):
+            for taken in many:
+                if isinstance(taken, Delivery):
+                    for batch in gatherer.add(self.info.name, taken):
+                        yield batch
+                elif gaps or taken.kind not in (GapKind.BRIDGE, GapKind.HOLE):
+                    for batch in gatherer.finish():
+                        yield batch
+                    yield taken
+            for batch in gatherer.finish():
+                yield batch
 
     async def next_items(self) -> list[Record | Gap]:
         """The next gap, or the records of the next block; empty once all was given out.
@@ -548,54 +460,8 @@ class ReadStream:
         if info.log_id != self.info.log_id or info.epoch <= self.info.epoch or self._closed:
             return
         self.info = info
-        for node in info.all_nodes:
-            if node in self._choice.nodes:
-                continue
-            self._choice.add_node(node)
-            connection = self._cluster.peers.get(node)
-            if connection is not None:
-                self._ask(node, connection)
-            else:
-                self._choice.on_doubt(node, Doubt.UNREACHABLE)
-        self._rewind_soon()
+        self.senders.add_nodes(info.all_nodes)
         self._news.set()
-
-    def _on_consumed(self, block: HeldBlock) -> None:
-        source = self._sources.get(block.node)
-        if source is not None:
-            # A node that came back started from nothing, so what the old
-            # connection sent may be counted off only down to zero.
-            source.held = max(0, source.held - block.stored.wire_bytes)
-            self._grant(source)
-
-    def _grant(self, source: _Source) -> None:
-        """Let a node send more once a quarter of its credit was used up."""
-        limit = source.received - source.held + self._credit
-        if limit - source.granted >= self._credit // 4:
-            source.granted = limit
-            window = pack_window(self.number, self._high, limit)
-            source.connection.send(Kind.WINDOW, 0, (window,))
-
-    def _window_high(self) -> int:
-        return min(LSN_MAX, self._buffer.next + self._window)
-
-    def _move_window(self) -> None:
-        """Move the LSN window once `client_read_flow_control_threshold` of it was used up."""
-        threshold = self._settings.client_read_flow_control_threshold
-        if self._buffer.next - self._low < (self._high - self._low) * threshold:
-            return
-        fitting = int(2 * self._credit / max(1.0, self._mean_bytes))
-        self._window = max(WINDOW_LSNS_MIN, min(WINDOW_LSNS_MAX, fitting))
-        high = self._window_high()
-        if high <= self._high:
-            return
-        self._low, self._high = self._buffer.next, high
-        self._slow.on_window(high, self._loop.time())
-        self._choice.on_slide()
-        for source in self._sources.values():
-            window = pack_window(self.number, high, source.granted)
-            source.connection.send(Kind.WINDOW, 0, (window,))
-        self._rewind_soon()
 
 
 def records_of(delivery: Delivery[HeldBlock]) -> list[Record | Gap]:

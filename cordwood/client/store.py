@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import TypeVar
 
 from cordwood.block import Buffer
+from cordwood.client.appending import Appending
 from cordwood.client.appends import SEEK_DIALS, Appends
 from cordwood.client.ask_released import ask_released
 from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
 from cordwood.client.read_stream import ReadStream
+from cordwood.client.reader import Reader
 from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
 from cordwood.errors import (
     BadSetting,
@@ -83,6 +85,8 @@ class Store:
         self._settings = settings
         self._appends = Appends(cluster, host, settings, tasks)
         self._streams: dict[int, ReadStream] = {}
+        self._readers: list[Reader] = []
+        self._tasks = tasks
         self._numbers = count(1)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
@@ -243,7 +247,7 @@ class Store:
             UnknownLog: it is not there and may not be made.
         """
         info = await self._find(log)
-        return Appending(self, info.log_id)
+        return Appending(self._appends, self._cluster, info.log_id)
 
     # Reading.
 
@@ -278,6 +282,32 @@ class Store:
         self._streams[number] = stream
         stream.open()
         return stream
+
+    async def reader(
+        self,
+        *logs: str,
+        start: Position = "oldest",
+        until: Position | None = None,
+        keys: Collection[bytes] | None = None,
+        gaps: bool = True,
+    ) -> Reader:
+        """A reader of several logs at once, which more may be added to.
+
+        Args:
+            start, until: for each of these logs, see `read`; None follows them.
+            keys, gaps: see `reader.Reader`.
+        Raises:
+            BadSetting, UnknownLog, Retryable: see `read`.
+        """
+        made = Reader(self.read, self._tasks, keys=keys, gaps=gaps)
+        self._readers = [each for each in self._readers if not each.is_closed] + [made]
+        try:
+            for log in logs:
+                await made.start(log, start, until)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     async def tail(self, log: str) -> Lsn:
         """The last LSN that readers may see; (E, 0) while epoch E is empty.
@@ -467,6 +497,8 @@ class Store:
             return
         error = Closed("this client was closed")
         await self._appends.close(error)
+        for reader in self._readers:
+            reader.close()
         for stream in list(self._streams.values()):
             stream.fail(error)
         self._streams.clear()
@@ -518,45 +550,6 @@ class Store:
         for number in [n for n, stream in self._streams.items() if stream.is_closed]:
             del self._streams[number]
         return list(self._streams.values())
-
-
-class Appending:
-    """One log, ready to append to without waiting; made by `Store.open_log`."""
-
-    def __init__(self, store: Store, log: int) -> None:
-        self._appends = store._appends
-        self._cluster = store._cluster
-        self._log = self._appends.log(log)
-
-    def append_nowait(
-        self,
-        value: Buffer,
-        key: bytes | None = None,
-        time_us: int | None = None,
-        headers: Headers | None = None,
-    ) -> asyncio.Future[Lsn]:
-        """Append one record; the future is as `Store.append`.
-
-        Raises:
-            Overloaded: the client's window is full; wait for `wait_room`.
-            RecordTooLarge: over the client's block limit.
-            BadSetting: it cannot be encoded.
-            Closed: the client was closed.
-        """
-        size = self._appends.check_record(value, key, time_us, headers)
-        self._cluster.check_open()
-        self._appends.window.check_room()
-        return self._log.add(value, key, time_us, headers, size)
-
-    async def wait_room(self) -> None:
-        """Wait until the client's window takes more.
-
-        Raises:
-            Overloaded: it did not within the client's timeout.
-            Closed: the client was closed.
-        """
-        self._cluster.check_open()
-        await self._appends.window.wait_room()
 
 
 @asynccontextmanager

@@ -72,13 +72,14 @@ def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
     for group in (local, order):
         first = next((at for at, node in enumerate(group) if node not in rule.known_down), None)
         if first is not None:
-            return me in group[: first + 1] or me in _spares(order, rule)
+            return me in group[: first + 1] or me in _spares(order, group[first], rule)
     return True
 
 
-def _spares(order: Sequence[int], rule: CopyFilter) -> Sequence[int]:
+def _spares(order: Sequence[int], first: int, rule: CopyFilter) -> Sequence[int]:
+    """Who sends beside `first`. With local delivery that one may stand anywhere."""
     spare = len(order) - rule.copies if rule.copies else 0
-    up = [node for node in order if node not in rule.known_down]
+    up = [node for node in order if node not in rule.known_down and node != first]
     return up[-spare:] if spare > 0 else ()
 
 

@@ -252,9 +252,9 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("slow-doubted", f"{_CHOICE}.on_doubt", lambda s: s.args[2] is Doubt.SLOW),
     Watch(
         "old-order-dropped",
-        "client.read_stream:ReadStream.on_blocks",
-        lambda s: s.args[1] in s.me._sources
-        and s.me._sources[s.args[1]].version != s.me._choice.version,
+        "client.senders:Senders.on_blocks",
+        lambda s: s.args[1] in s.me.sources
+        and s.me.sources[s.args[1]].version != s.me.choice.version,
     ),
     Watch("copy-left-out", "storage.read_streams:_Share.has", lambda s: not s.result),
     Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),

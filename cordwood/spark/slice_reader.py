@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cordwood.block import Codec, Gap, GapKind, Record
+from cordwood.block import Gap, GapKind
+from cordwood.client.batches import BatchGatherer
 from cordwood.client.blocking import BlockingReader, BlockingStore
-from cordwood.client.read_stream import HeldBlock
+from cordwood.client.senders import HeldBlock
 from cordwood.errors import Unreachable
-from cordwood.layout.arrow import body_to_batch, records_to_batch
-from cordwood.layout.body import open_body
 from cordwood.lsn import format_lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.spark.gap_rows import gap_row, with_gap_columns
@@ -27,17 +26,6 @@ from cordwood.spark.splitting import Slice
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-ROWS_MAX = 8192
-"""Rows of a batch: 64 k gave +20 % into nothing and -20 % into Parquet."""
-
-BATCH_BYTES = 4 << 20
-"""Uncompressed bytes of a batch, about; large records reach this first."""
-
-SMALL_BLOCK_RECORDS = 30
-SMALL_BLOCK_BYTES = 64 << 10
-"""Blocks below both are cheaper gathered record by record; `layout.arrow` has the figures.
-Large records are not copied one by one, however few there are."""
 
 STALL_TIMEOUT_S = 120.0
 """How long a task waits for the next block: Spark's own patience (`spark.network.timeout`),
@@ -138,78 +126,3 @@ def _torn(read: Slice, expected: int, came: int) -> str:
         f"the reader of {read.name} skipped or repeated records: at {format_lsn(expected)} came "
         f"{format_lsn(came)}"
     )
-
-
-class BatchGatherer:
-    """Makes batches of about ROWS_MAX rows or BATCH_BYTES of blocks of any size.
-
-    Attributes:
-        columns: of the batches.
-    """
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self.columns = tuple(columns)
-        self._log = (0, "")
-        self._records: list[Record] = []
-        self._batches: list[pa.RecordBatch] = []
-        self._rows = 0
-        self._bytes = 0
-
-    def add(self, name: str, delivery: Delivery[HeldBlock]) -> Iterator[pa.RecordBatch]:
-        """Take a block of the log `name`; gives the batches that are full.
-
-        Raises:
-            Corrupt: its body cannot be read.
-        """
-        header = delivery.block.header
-        # The read stream summed the stored bytes when they came; inflated ones are new.
-        verify = header.codec is not Codec.NONE
-        body = open_body(header, delivery.block.stored.body, verify=verify)
-        start, stop = delivery.first - header.first, delivery.last - header.first + 1
-        record_bytes = header.raw_bytes / header.count
-        if stop - start < SMALL_BLOCK_RECORDS and header.raw_bytes < SMALL_BLOCK_BYTES:
-            if self._log != (header.log, name):
-                self._close_records()
-                self._log = (header.log, name)
-            self._records += body.records(header.first, header.append_time_us, start, stop)
-            yield from self._grow(stop - start, round(record_bytes * (stop - start)))
-            return
-        step = max(1, min(ROWS_MAX, round(BATCH_BYTES / record_bytes)))
-        for first in range(start, stop, step):
-            last = min(stop, first + step)
-            batch = body_to_batch(
-                header, body, name, start=first, stop=last, columns=self.columns
-            )  # fmt: skip
-            if last - first >= step // 2:
-                # Large enough as it is: not copied into a larger one.
-                yield from self.finish()
-                yield batch
-                continue
-            self._close_records()
-            self._batches.append(batch)
-            yield from self._grow(last - first, round(record_bytes * (last - first)))
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Give what was gathered so far, if anything."""
-        import pyarrow as pa
-
-        self._close_records()
-        batches, self._batches = self._batches, []
-        self._rows = self._bytes = 0
-        if len(batches) > 1:
-            yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
-        else:
-            yield from batches
-
-    def _grow(self, rows: int, size: int) -> Iterator[pa.RecordBatch]:
-        self._rows += rows
-        self._bytes += size
-        if self._rows >= ROWS_MAX or self._bytes >= BATCH_BYTES:
-            yield from self.finish()
-
-    def _close_records(self) -> None:
-        if self._records:
-            log, name = self._log
-            batch = records_to_batch(log, name, self._records, columns=self.columns)
-            self._batches.append(batch)
-            self._records = []

@@ -29,7 +29,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer
-from cordwood.client.store import Appending, Position, Store
+from cordwood.client.appending import Appending
+from cordwood.client.store import Position, Store
 from cordwood.errors import BadSetting, Rejected, Retryable
 from cordwood.lsn import Lsn, parse_lsn
 from cordwood.sim.history import (
@@ -45,7 +46,7 @@ from cordwood.testing.recorded_stream import RecordedStream
 if TYPE_CHECKING:
     # Type checkers see a Store, so that an application's annotations hold; at run time
     # it is a proxy, because a Store is made by its own connection only.
-    from cordwood.client.store import Appending as _Appending
+    from cordwood.client.appending import Appending as _Appending
     from cordwood.client.store import Store as _Store
 else:
     _Store = _Appending = object

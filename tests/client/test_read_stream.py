@@ -378,7 +378,7 @@ class TestWindows:
                     await store.append("log", bytes(20_000))
                 stream = await store.read("log")
                 await asyncio.sleep(5)
-                sources = stream._sources.values()
+                sources = stream.senders.sources.values()
                 assert len(sources) == 3
                 for source in sources:
                     assert source.held <= source.received <= 150_000 + source.received * 2 // 3

@@ -120,16 +120,16 @@ def test_when_a_sender_fails_others_send_within_seconds(monkeypatch, how) -> Non
                 seen += items
             assert numbers(seen) == [*range(200)]
             assert now() - start < (0.5 if how == "killed" else STUCK_S + 0.5)
-            assert stream.senders.doubt(NodeId(victim)) in (Doubt.UNREACHABLE, Doubt.SILENT)
-            assert stream.senders.is_single
+            assert stream.senders.choice.doubt(NodeId(victim)) in (Doubt.UNREACHABLE, Doubt.SILENT)
+            assert stream.senders.choice.is_single
 
     simulate(scenario, **FIVE)
 
 
 def test_a_node_that_comes_back_sends_its_share_again(monkeypatch) -> None:
     spread(monkeypatch)
-    monkeypatch.setattr("cordwood.client.read_stream.WINDOW_LSNS_MIN", 20)
-    monkeypatch.setattr("cordwood.client.read_stream.WINDOW_LSNS_MAX", 20)
+    monkeypatch.setattr("cordwood.client.senders.WINDOW_LSNS_MIN", 20)
+    monkeypatch.setattr("cordwood.client.senders.WINDOW_LSNS_MAX", 20)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
@@ -140,14 +140,14 @@ def test_a_node_that_comes_back_sends_its_share_again(monkeypatch) -> None:
                 seen += await stream.next_items()
             victim = next(n for n in cluster.numbers if n != cluster.sequencer_of(LOG))
             cluster.kill(victim)
-            await until(lambda: stream.senders.doubt(NodeId(victim)) is not None)
+            await until(lambda: stream.senders.choice.doubt(NodeId(victim)) is not None)
             await cluster.start(victim)
             await asyncio.sleep(12)
             for _ in range(6):
                 await fill(store, 20)
                 while stream.next_lsn <= await store.tail("log"):
                     await stream.next_items()
-            assert stream.senders.known_down == ()
+            assert stream.senders.choice.known_down == ()
 
     simulate(scenario, **FIVE)
 
@@ -163,8 +163,8 @@ def forget(cluster: ClusterAtHand, number: int, esn: int) -> None:
 
 def test_what_its_sender_has_lost_is_asked_of_all_and_is_no_loss(monkeypatch) -> None:
     spread(monkeypatch)
-    monkeypatch.setattr("cordwood.client.read_stream.WINDOW_LSNS_MIN", 50)
-    monkeypatch.setattr("cordwood.client.read_stream.WINDOW_LSNS_MAX", 50)
+    monkeypatch.setattr("cordwood.client.senders.WINDOW_LSNS_MIN", 50)
+    monkeypatch.setattr("cordwood.client.senders.WINDOW_LSNS_MAX", 50)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
@@ -175,7 +175,7 @@ def test_what_its_sender_has_lost_is_asked_of_all_and_is_no_loss(monkeypatch) ->
             start = now()
             while items := await stream.next_items():
                 seen += items
-                modes.append(stream.senders.is_single)
+                modes.append(stream.senders.choice.is_single)
             assert numbers(seen) == [*range(200)]
             assert now() - start < 1
             assert False in modes, "once in doubt, all were asked"
@@ -204,7 +204,7 @@ def test_a_loss_is_told_in_single_copy_mode_only_to_those_who_ask_for_it(
             assert [item for item in items if isinstance(item, Gap)] == [
                 Gap(at(10), at(10), GapKind.DATA_LOSS)
             ]
-            assert (stream.senders.rewinds == 0) == efficiency
+            assert (stream.senders.choice.rewinds == 0) == efficiency
 
     simulate(scenario, **FIVE)
 

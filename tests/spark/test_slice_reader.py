@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.block import BlockHeader, Codec, Envelope, Gap, GapKind
+from cordwood.client.batches import BATCH_BYTES, ROWS_MAX, SMALL_BLOCK_RECORDS, BatchGatherer
 from cordwood.client.read_stream import HeldBlock
 from cordwood.layout.arrow import COLUMNS, batch_schema
 from cordwood.layout.body import encode_body, seal_body
@@ -15,14 +16,7 @@ from cordwood.lsn import OLDEST, Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.spark.offsets import DataLoss
-from cordwood.spark.slice_reader import (
-    BATCH_BYTES,
-    ROWS_MAX,
-    SMALL_BLOCK_RECORDS,
-    BatchGatherer,
-    Taken,
-    tiled,
-)
+from cordwood.spark.slice_reader import Taken, tiled
 from cordwood.spark.splitting import Slice
 
 LOG = 17

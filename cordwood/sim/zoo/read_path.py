@@ -16,6 +16,7 @@ from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _STREAM = "client.read_stream:ReadStream"
+_SENDERS = "client.senders:Senders"
 _CHOICE = "protocol.single_copy:SenderChoice"
 
 HEARD = Hearing.COMPLETE
@@ -102,11 +103,11 @@ def _loss_in_single_copy_mode(right: Any) -> Any:
 
 
 def _old_order_believed(right: Any) -> Any:
-    def on_blocks(self: Any, node: Any, connection: Any, head: Any, blocks: Any) -> None:
-        source = self._sources.get(node)
+    def on_blocks(self: Any, node: Any, connection: Any, head: Any, blocks: Any) -> bool:
+        source = self.sources.get(node)
         if source is not None:
-            source.version = self._choice.version
-        right(self, node, connection, head, blocks)
+            source.version = self.choice.version
+        return bool(right(self, node, connection, head, blocks))
 
     return on_blocks
 
@@ -123,7 +124,7 @@ BUGS = (
     PlantedBug("not-clipped", "a read that begins inside a block delivers all of it",
                changed({f"{_BUFFER}._deliver": _not_clipped})),
     PlantedBug("window-stands-still", "a reader never moves its window",
-               changed({f"{_STREAM}._move_window": instead(lambda self: None)})),
+               changed({f"{_SENDERS}.move_window": instead(lambda self: None)})),
     PlantedBug("down-still-counted-on", "nodes leave blocks to one that is known to be down",
                changed({"storage.read_streams:ships": _in_order_of_lsn,
                         f"{_STREAM}._on_stuck": instead(lambda self, now: None),
@@ -134,9 +135,9 @@ BUGS = (
     PlantedBug("loss-of-single-copies", "a reader takes what its sender lacks for lost",
                changed({f"{_STREAM}._may_conclude": _loss_in_single_copy_mode})),
     PlantedBug("old-order-believed", "a reader takes what was sent by an older order for all",
-               changed({f"{_STREAM}.on_blocks": _old_order_believed,
+               changed({f"{_SENDERS}.on_blocks": _old_order_believed,
                         f"{_STREAM}._on_stuck": instead(lambda self, now: None),
                         f"{_STREAM}._may_conclude": _loss_in_single_copy_mode})),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
-               changed({f"{_STREAM}._grant": instead(lambda self, source: None)})),
+               changed({f"{_SENDERS}._grant": instead(lambda self, source: None)})),
 )  # fmt: skip

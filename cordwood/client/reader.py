@@ -1,0 +1,333 @@
+"""A reader: several logs at once, in turn, so that a busy one does not starve the others.
+
+It pulls: nothing is fetched for a log beyond its stream's own window and one block that
+was taken. Each log waits in a task of its own only while it has nothing; what comes
+is given out round robin, one block's records or one gap at a time.
+
+Source: LogDevice digest 1 ("Reading", "Checkpoints"); design.md §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client.read_stream import ReadStream, records_of
+from cordwood.client.senders import HeldBlock
+from cordwood.errors import BadSetting, Closed, CordwoodError
+from cordwood.lsn import Lsn
+from cordwood.protocol.gap_detection import Delivery
+
+logger = logging.getLogger(__name__)
+
+REDELIVER_FIRST_S = 1.0
+REDELIVER_MAX_S = 30.0
+"""Pauses before what a callback refused is given to it again: LogDevice's."""
+
+Position = str | int
+
+Open = Callable[[str, Position, Position | None], Awaitable[ReadStream]]
+"""Opens a stream; see `Store.read`."""
+
+Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
+"""Takes a record or gap of a log; False refuses it, and it comes again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What one call of `read` gives: records of one log, or one gap, or nothing (false).
+
+    Attributes:
+        log: the log's name as it was asked for; "" if nothing came.
+        records: in order; none where there is a gap.
+        gap: a range without records.
+    """
+
+    log: str = ""
+    records: tuple[Record, ...] = ()
+    gap: Gap | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.log)
+
+    def __iter__(self) -> Iterator[Record | Gap]:
+        return iter(self.records if self.gap is None else (self.gap,))
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """One log of a reader.
+
+    Attributes:
+        items: taken and not given out.
+        waiting: the task that waits for more.
+        error: why the stream ended.
+        refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
+    """
+
+    log: str
+    stream: ReadStream
+    until: Position | None
+    items: deque[Record | Gap] = field(default_factory=deque)
+    waiting: asyncio.Task[None] | None = None
+    is_over: bool = False
+    error: CordwoodError | None = None
+    refused: int = 0
+    retry_at: float = 0.0
+
+    @property
+    def next_lsn(self) -> Lsn:
+        if not self.items:
+            return Lsn(self.stream.next_lsn)
+        first = self.items[0]
+        return first.first if isinstance(first, Gap) else first.lsn
+
+
+class Reader:
+    """See the module. Made by `Store.reader`; close it, or use `async with`.
+
+    Args:
+        keys: give only records with one of these keys. Which keys a block has stands in its
+            body, so it is sent whole and filtered here.
+        gaps: give gaps too; without, only lost records are told.
+    """
+
+    def __init__(
+        self,
+        open_stream: Open,
+        tasks: asyncio.TaskGroup,
+        *,
+        keys: Collection[bytes] | None = None,
+        gaps: bool = True,
+    ) -> None:
+        self._open = open_stream
+        self._tasks = tasks
+        self._keys = None if keys is None else frozenset(keys)
+        self._gaps = gaps
+        self._feeds: deque[_Feed] = deque()
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+
+    async def __aenter__(self) -> Reader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    # Which logs, and where.
+
+    async def start(
+        self, log: str, start: Position = "oldest", until: Position | None = None
+    ) -> None:
+        """Read a log from `start` to `until`, None to follow it; anew if it is read already.
+
+        Raises:
+            BadSetting, UnknownLog, Retryable: see `Store.read`.
+        """
+        stream = await self._open(log, start, until)
+        if self._closed:
+            stream.close()
+            raise Closed("this reader was closed")
+        self.stop(log)
+        self._feeds.append(_Feed(log, stream, until))
+        self._news.set()
+
+    def stop(self, log: str) -> None:
+        """Read a log no more; one that is not read is fine."""
+        for feed in [each for each in self._feeds if each.log == log]:
+            self._feeds.remove(feed)
+            _end(feed)
+
+    async def seek(self, log: str, position: Position) -> None:
+        """Go on at another place of a log that is read.
+
+        Raises:
+            BadSetting: it is not read, or that is no position.
+        """
+        until = self._feed(log).until
+        await self.start(log, position, until)
+
+    def position(self, log: str) -> Lsn:
+        """The first LSN of a log that was not given out yet.
+
+        Raises:
+            BadSetting: it is not read.
+        """
+        return self._feed(log).next_lsn
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The logs that are read, by name."""
+        return tuple(sorted(feed.log for feed in self._feeds))
+
+    @property
+    def unhealthy(self) -> dict[str, str]:
+        """Logs that stand still although there is more to read, and why."""
+        return {
+            feed.log: feed.stream.trouble
+            for feed in sorted(self._feeds, key=lambda each: each.log)
+            if feed.stream.trouble
+        }
+
+    def close(self) -> None:
+        """Stop reading. Safe to call twice."""
+        self._closed = True
+        while self._feeds:
+            _end(self._feeds.pop())
+        self._news.set()
+
+    # Reading.
+
+    async def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
+        """The next records of one of the logs, up to `count` of them, or one gap.
+
+        Whatever is there is given at once; records never wait for more of them.
+
+        Args:
+            timeout_s: how long to wait for something; None waits until there is.
+        Returns:
+            Nothing (false) after the timeout, or once every log was read to its `until`.
+        Raises:
+            CordwoodError: the stream of a log failed; the others can be read on.
+        """
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        while True:
+            self._news.clear()
+            feed = self._next_ready()
+            if feed is not None:
+                return _portion(feed, count)
+            if self._closed:
+                raise Closed("this reader was closed")
+            if all(each.is_over for each in self._feeds):
+                return Portion()
+            if not await self._wait(deadline):
+                return Portion()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, Record | Gap]]:
+        while portion := await self.read():
+            for item in portion:
+                yield portion.log, item
+
+    async def deliver(self, accept: Accept) -> None:
+        """Give everything to a callback, until every log was read to its `until`.
+
+        What it refuses it gets again, after 1 s at first and 30 s at most; what
+        follows in that log waits, and the other logs go on.
+
+        Raises:
+            CordwoodError: the stream of a log failed.
+        """
+        while True:
+            self._news.clear()
+            feed = self._next_ready()
+            if feed is None:
+                waits = [each.retry_at for each in self._feeds if each.items]
+                if not waits and all(each.is_over for each in self._feeds):
+                    return
+                await self._wait(min(waits, default=None))
+                continue
+            answer = accept(feed.log, feed.items[0])
+            if isinstance(answer, Awaitable):
+                answer = await answer
+            if answer is not False:
+                feed.items.popleft()
+                feed.refused = 0
+                continue
+            pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.refused)
+            feed.refused += 1
+            feed.retry_at = self._loop.time() + pause_s
+
+    # Inside.
+
+    def _feed(self, log: str) -> _Feed:
+        for feed in self._feeds:
+            if feed.log == log:
+                return feed
+        raise BadSetting(f"{log} is not read by this reader: `start` it first")
+
+    def _next_ready(self) -> _Feed | None:
+        """The next log in turn that has something; it goes to the end of the queue."""
+        now = self._loop.time()
+        for _ in range(len(self._feeds)):
+            feed = self._feeds[0]
+            self._feeds.rotate(-1)
+            while not feed.items and not feed.is_over and feed.waiting is None:
+                self._take(feed)
+            if feed.error is not None and not feed.items:
+                error, feed.error = feed.error, None
+                raise error
+            if feed.items and feed.retry_at <= now:
+                return feed
+        return None
+
+    def _take(self, feed: _Feed) -> None:
+        """Take what is there, or have a task wait for it."""
+        try:
+            taken = feed.stream.take()
+            if taken is not None:
+                self._fill(feed, taken)
+            elif feed.stream.is_done:
+                feed.is_over = True
+            else:
+                feed.waiting = self._tasks.create_task(self._await(feed))
+        except CordwoodError as error:
+            feed.error, feed.is_over = error, True
+
+    async def _await(self, feed: _Feed) -> None:
+        """Wait for the next block or gap of one log."""
+        try:
+            taken = await feed.stream.next()
+            if taken is None:
+                feed.is_over = True
+            else:
+                self._fill(feed, taken)
+        except CordwoodError as error:
+            feed.error, feed.is_over = error, True
+        finally:
+            feed.waiting = None
+            self._news.set()
+
+    def _fill(self, feed: _Feed, taken: Delivery[HeldBlock] | Gap) -> None:
+        if isinstance(taken, Gap):
+            if self._gaps or taken.kind is GapKind.DATA_LOSS:
+                feed.items.append(taken)
+            return
+        items = records_of(taken)
+        if self._keys is not None:
+            items = [each for each in items if isinstance(each, Record) and each.key in self._keys]
+        feed.items.extend(items)
+
+    async def _wait(self, deadline: float | None) -> bool:
+        """Wait for something to come; False if nothing did by the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _portion(feed: _Feed, count: int) -> Portion:
+    """What a feed has is the records of one block, or one gap."""
+    first = feed.items[0]
+    if isinstance(first, Gap):
+        feed.items.popleft()
+        return Portion(feed.log, gap=first)
+    taken = [feed.items.popleft() for _ in range(min(max(1, count), len(feed.items)))]
+    return Portion(feed.log, tuple(each for each in taken if isinstance(each, Record)))
+
+
+def _end(feed: _Feed) -> None:
+    if feed.waiting is not None:
+        feed.waiting.cancel()
+    feed.stream.close()

@@ -1,0 +1,319 @@
+"""The nodes that send to one read stream: what they were asked, and what came of it.
+
+What may arrive is bounded for each node in bytes, and in LSNs by a window that follows the
+size of the records. Whenever somebody else must send, all nodes are asked anew.
+
+Source: LogDevice digest 2.11; seed logdevice-read-path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from crc32c import crc32c
+
+from cordwood.block import BlockKind
+from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.layout.frame import Kind
+from cordwood.layout.reading import (
+    BlocksHead,
+    OneCopy,
+    ReadRequest,
+    ReadStatus,
+    pack_read,
+    pack_stop,
+    pack_window,
+)
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import LSN_MAX, Lsn, format_lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol.gap_detection import ReadBuffer
+from cordwood.protocol.single_copy import Doubt, SenderChoice, Shuffle
+from cordwood.protocol.slow_shards import SlowShards
+from cordwood.settings import ClientSettings
+from cordwood.wire.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+WINDOW_LSNS_MIN = 1024
+WINDOW_LSNS_MAX = 1 << 20
+"""Bounds of the LSN window: LogDevice's default is 512 records, ours are blocks."""
+
+SHUFFLES = {
+    "none": Shuffle.NONE,
+    "hash-shuffle": Shuffle.FIXED,
+    "hash-shuffle-client-seed": Shuffle.CLIENT,
+}
+"""Values of the setting `scd_copyset_reordering_max`, with LogDevice's names."""
+
+
+class Source:
+    """What is known of one node's sending.
+
+    Attributes:
+        version: of what the node was asked; 0 until it answers that it obeys.
+    """
+
+    __slots__ = ("connection", "granted", "held", "received", "sent_blocks", "version")
+
+    def __init__(self, connection: Connection, granted: int) -> None:
+        self.connection = connection
+        self.sent_blocks = 0
+        self.start(granted)
+
+    def start(self, granted: int) -> None:
+        self.version = 0
+        self.received = 0
+        self.held = 0
+        self.granted = granted
+
+
+class HeldBlock:
+    """A block in the buffer and the node that sent it."""
+
+    __slots__ = ("header", "node", "stored")
+
+    def __init__(self, node: NodeId, stored: StoredBlock) -> None:
+        self.node = node
+        self.stored = stored
+        self.header = stored.header
+
+
+class Senders:
+    """See the module.
+
+    Attributes:
+        choice: who is counted on, and whether single copies are asked for.
+        slow: how quick the nodes are.
+        sources: the nodes that were asked, by number.
+        bridge: where the bridge that was received last begins, None before the first.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        info: LogInfo,
+        buffer: ReadBuffer[HeldBlock],
+        cluster: Cluster,
+        settings: ClientSettings,
+        seed: int,
+    ) -> None:
+        down = [node for node in info.all_nodes if cluster.peers.get(node) is None]
+        self.choice = SenderChoice(info.all_nodes, enabled=settings.scd_enabled, down=down)
+        self.slow = SlowShards(info.replication.copies - 1)
+        self.sources: dict[NodeId, Source] = {}
+        self.bridge: Lsn | None = None
+        self._number = number
+        self._log = info.log_id
+        self._buffer = buffer
+        self._cluster = cluster
+        self._settings = settings
+        self._seed = seed
+        self._credit = settings.read_bytes
+        self._loop = asyncio.get_running_loop()
+        self._window = WINDOW_LSNS_MIN
+        self._low = buffer.next
+        self._high = self._window_high()
+        self._mean_bytes = 256.0
+        self._began = False
+        self._closed = False
+        self._rewind_due = False
+
+    def open(self) -> None:
+        """Ask every node that is up; the others are asked when they come."""
+        self.slow.on_window(self._high, self._loop.time())
+        self._ask_those_up(self.choice.nodes)
+
+    def close(self) -> None:
+        """Stop every node's sending."""
+        self._closed = True
+        for source in self.sources.values():
+            source.connection.send(Kind.STOP, 0, (pack_stop(self._number),))
+        self.sources.clear()
+
+    def add_nodes(self, nodes: Iterable[NodeId]) -> None:
+        """Later epochs have these in their nodesets."""
+        new = [node for node in nodes if node not in self.choice.nodes]
+        for node in new:
+            self.choice.add_node(node)
+            if self._cluster.peers.get(node) is None:
+                self.choice.on_doubt(node, Doubt.UNREACHABLE)
+        self._ask_those_up(new)
+        self.rewind_soon()
+
+    def _ask_those_up(self, nodes: Iterable[NodeId]) -> None:
+        for node in nodes:
+            connection = self._cluster.peers.get(node)
+            if connection is not None:
+                self._ask(node, connection)
+
+    # What nodes do.
+
+    def on_node_up(self, node: NodeId, connection: Connection) -> None:
+        """Start to read from a node."""
+        if node not in self.choice.nodes:
+            return
+        if not self._began:
+            # Nothing came yet, so that asking all anew costs nothing. Later on a node that
+            # came back shows itself by what it sends.
+            self.choice.on_settled(node, Doubt.UNREACHABLE)
+            self.rewind_soon()
+        self._ask(node, connection)
+
+    def on_node_down(self, node: NodeId, connection: Connection) -> None:
+        """A node is gone; what it sent stays, and others are asked for the rest."""
+        source = self.sources.get(node)
+        if source is not None and source.connection is connection:
+            del self.sources[node]
+            self._buffer.on_gone(node)
+            self.choice.on_doubt(node, Doubt.UNREACHABLE)
+            self.rewind_soon()
+
+    def on_reading(
+        self, node: NodeId, connection: Connection, status: ReadStatus, version: int
+    ) -> None:
+        """A node answers a READ: what it sends from here on is what was asked."""
+        source = self.sources.get(node)
+        if source is None or source.connection is not connection:
+            return
+        source.version = version
+        if status == ReadStatus.DAMAGED:
+            self._buffer.on_damaged(node)
+            self.choice.on_doubt(node, Doubt.DAMAGED)
+        else:
+            self.choice.on_settled(node, Doubt.DAMAGED)
+        self.rewind_soon()
+
+    def on_blocks(
+        self, node: NodeId, connection: Connection, head: BlocksHead, blocks: list[StoredBlock]
+    ) -> bool:
+        """A node sent blocks, or only how far it has come; False if that counts no more."""
+        source = self.sources.get(node)
+        if source is None or source.connection is not connection:
+            return False
+        if source.version != self.choice.version:
+            return False  # by an older order: it comes again, or another node sends it
+        for stored in blocks:
+            self._on_block(node, source, stored)
+        self._buffer.on_marker(node, head.next)
+        self.slow.on_marker(node, head.next, self._loop.time())
+        self._grant(source)
+        return True
+
+    def _on_block(self, node: NodeId, source: Source, stored: StoredBlock) -> None:
+        header, size = stored.header, stored.wire_bytes
+        source.received += size
+        self._began = True
+        if header.kind == BlockKind.BRIDGE:
+            self.bridge = Lsn(header.first)
+        if crc32c(stored.body) != header.stored_crc:
+            logger.warning(
+                "log %d: node %d sent a damaged copy at %s",
+                self._log, node, format_lsn(header.first),
+            )  # fmt: skip
+            self._buffer.on_bad_copy(node, header.first, header.last)
+            self.choice.on_doubt(node, Doubt.BAD_COPY)
+            self.rewind_soon()
+            return
+        if header.kind == BlockKind.DATA:
+            source.sent_blocks += 1
+            self.choice.on_shipped(node)
+        if self._buffer.on_block(HeldBlock(node, stored)):
+            source.held += size
+            mean = size / header.count
+            self._mean_bytes += 0.05 * (mean - self._mean_bytes)
+
+    # What nodes are asked.
+
+    def _ask(self, node: NodeId, connection: Connection) -> None:
+        """Have a node send from `next` on."""
+        source = self.sources.get(node)
+        if source is None or source.connection is not connection:
+            source = self.sources[node] = Source(connection, self._credit)
+        source.start(self._credit)
+        self._buffer.on_connected(node)
+        request = ReadRequest(
+            self._number,
+            self._log,
+            self._buffer.next,
+            self._buffer.until,
+            self._high,
+            self._credit,
+            version=self.choice.version,
+            one_copy=self._one_copy(),
+        )
+        connection.send(Kind.READ, 0, (pack_read(request),))
+
+    def _one_copy(self) -> OneCopy | None:
+        if not self.choice.is_single:
+            return None
+        settings = self._settings
+        shuffle = SHUFFLES[settings.scd_copyset_reordering_max]
+        return OneCopy(
+            shuffle,
+            0,
+            self._seed if shuffle is Shuffle.CLIENT else 0,
+            self.choice.known_down,
+            settings.location.partition(".")[0] if settings.local_scd_enabled else "",
+        )
+
+    def rewind_soon(self) -> None:
+        """Ask all anew at the end of this turn, once for all that happened in it."""
+        if self.choice.is_rewind_due and not self._rewind_due:
+            self._rewind_due = True
+            self._loop.call_soon(self._rewind)
+
+    def _rewind(self) -> None:
+        self._rewind_due = False
+        if self._closed or not self.choice.takes_rewind():
+            return
+        logger.debug(
+            "log %d: %s from %s on, known down: %s", self._log,
+            "single copies" if self.choice.is_single else "all copies",
+            format_lsn(self._buffer.next), self.choice.known_down,
+        )  # fmt: skip
+        self._buffer.rewind()
+        self._low = self._buffer.next
+        self._high = max(self._high, self._window_high())
+        self.slow.on_rewind(self._high, self._loop.time())
+        for node, source in sorted(self.sources.items()):
+            self._ask(node, source.connection)
+
+    def on_consumed(self, block: HeldBlock) -> None:
+        source = self.sources.get(block.node)
+        if source is not None:
+            # A node that came back started from nothing, so what the old
+            # connection sent may be counted off only down to zero.
+            source.held = max(0, source.held - block.stored.wire_bytes)
+            self._grant(source)
+
+    def _grant(self, source: Source) -> None:
+        """Let a node send more once a quarter of its credit was used up."""
+        limit = source.received - source.held + self._credit
+        if limit - source.granted >= self._credit // 4:
+            source.granted = limit
+            window = pack_window(self._number, self._high, limit)
+            source.connection.send(Kind.WINDOW, 0, (window,))
+
+    def _window_high(self) -> int:
+        return min(LSN_MAX, self._buffer.next + self._window)
+
+    def move_window(self) -> None:
+        """Move the LSN window once `client_read_flow_control_threshold` of it was used up."""
+        threshold = self._settings.client_read_flow_control_threshold
+        if self._buffer.next - self._low < (self._high - self._low) * threshold:
+            return
+        fitting = int(2 * self._credit / max(1.0, self._mean_bytes))
+        self._window = max(WINDOW_LSNS_MIN, min(WINDOW_LSNS_MAX, fitting))
+        high = self._window_high()
+        if high <= self._high:
+            return
+        self._low, self._high = self._buffer.next, high
+        self.slow.on_window(high, self._loop.time())
+        self.choice.on_slide()
+        for source in self.sources.values():
+            window = pack_window(self._number, high, source.granted)
+            source.connection.send(Kind.WINDOW, 0, (window,))
+        self.rewind_soon()

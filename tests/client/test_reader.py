@@ -1,0 +1,264 @@
+"""Readers of several logs: fairness, portions, seeking, refusal, Arrow, and health."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client.read_stream import HEALTH_S
+from cordwood.client.store import Store
+from cordwood.errors import BadSetting, Closed
+from cordwood.lsn import Lsn, make_lsn
+
+
+def at(esn: int) -> Lsn:
+    return make_lsn(1, esn)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def fill(store: Store, log: str, *sizes: int, key: bytes | None = None) -> None:
+    """Blocks of so many records; values count up from 1."""
+    number = 0
+    for size in sizes:
+        values = [b"%d" % (number + n) for n in range(1, size + 1)]
+        await store.append_many(log, values, keys=None if key is None else [key] * size)
+        number += size
+
+
+def numbers(items) -> list[int]:
+    return [int(item.value) for item in items if isinstance(item, Record)]
+
+
+class TestPortions:
+    def test_a_portion_has_at_most_so_many_records_of_one_block(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 5, 2)
+                async with await store.reader("log", until=at(7)) as reader:
+                    found = [numbers(await reader.read(3)) for _ in range(4)]
+                    assert found == [[1, 2, 3], [4, 5], [6, 7], []]
+                    assert not await reader.read()
+
+        simulate(scenario)
+
+    def test_nothing_within_the_timeout_is_an_empty_portion(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 1)
+                reader = await store.reader("log")
+                assert numbers(await reader.read(timeout_s=1)) == [1]
+                start = now()
+                assert not await reader.read(timeout_s=0.5)
+                assert 0.5 <= now() - start < 0.6
+                await fill(store, "log", 2)
+                assert numbers(await reader.read(timeout_s=0.5)) == [1, 2]
+                assert reader.position("log") == at(4)
+
+        simulate(scenario)
+
+    def test_a_gap_comes_alone_and_may_be_left_out(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 2)
+                victim = cluster.sequencer_of(1)
+                cluster.kill(victim)
+                await cluster.start(victim)
+                await fill(store, "log", 1)
+                until = make_lsn(2, 1)
+                with_gaps = await store.reader("log", until=until)
+                portions = [await with_gaps.read() for _ in range(3)]
+                assert [len(each.records) for each in portions] == [2, 0, 1]
+                assert portions[1].gap == Gap(at(3), make_lsn(2, 0), GapKind.BRIDGE)
+                without = await store.reader("log", until=until, gaps=False)
+                assert numbers([item async for _, item in without]) == [1, 2, 1]
+
+        simulate(scenario)
+
+    def test_keys(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3, key=b"a")
+                await fill(store, "log", 2, key=b"b")
+                await fill(store, "log", 2)
+                reader = await store.reader("log", until=at(7), keys=[b"b", b"c"])
+                found = [item async for _, item in reader]
+                assert [(each.key, int(each.value)) for each in found] == [(b"b", 1), (b"b", 2)]
+
+        simulate(scenario)
+
+
+class TestManyLogs:
+    def test_a_busy_log_does_not_starve_the_others(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "busy", *[4] * 50)
+                for log in ("a", "b"):
+                    await fill(store, log, *[1] * 10)
+                reader = await store.reader("busy", "a", "b")
+                assert reader.logs == ("a", "b", "busy")
+                await asyncio.sleep(1)
+                turns = [(await reader.read()).log for _ in range(24)]
+                for log in ("busy", "a", "b"):
+                    assert 7 <= turns.count(log) <= 9
+
+        simulate(scenario)
+
+    def test_each_log_is_in_order_and_all_comes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for log in "abc":
+                    await fill(store, log, 3, 1, 5)
+                reader = await store.reader("a", "b", "c", until=at(9))
+                seen: dict[str, list[int]] = {}
+                async for log, item in reader:
+                    seen.setdefault(log, []).append(int(item.value))
+                assert seen == {log: [*range(1, 10)] for log in "abc"}
+
+        simulate(scenario)
+
+    def test_logs_may_come_and_go(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 1)
+                await fill(store, "b", 1)
+                reader = await store.reader("a")
+                assert (await reader.read()).log == "a"
+                waiting = asyncio.create_task(reader.read())
+                await asyncio.sleep(1)
+                await reader.start("b")
+                assert (await waiting).log == "b"
+                reader.stop("a")
+                reader.stop("a")
+                await fill(store, "a", 1)
+                assert not await reader.read(timeout_s=2)
+                assert reader.logs == ("b",)
+
+        simulate(scenario)
+
+    def test_seek(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 4, 4)
+                reader = await store.reader("a", until=at(8))
+                assert numbers(await reader.read(2)) == [1, 2]
+                assert reader.position("a") == at(3)
+                await reader.seek("a", at(7))
+                assert numbers(await reader.read()) == [7, 8]
+                await reader.seek("a", "oldest")
+                assert numbers(await reader.read(1)) == [1]
+                for call in (reader.seek("b", 1),):
+                    with pytest.raises(BadSetting, match="not read"):
+                        await call
+                with pytest.raises(BadSetting, match="not read"):
+                    reader.position("b")
+
+        simulate(scenario)
+
+    def test_closing_ends_a_read_that_waits(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 1)
+                reader = await store.reader("a", start="tail")
+                waiting = asyncio.create_task(reader.read())
+                await asyncio.sleep(1)
+                reader.close()
+                with pytest.raises(Closed):
+                    await waiting
+                left = await store.reader("a", start="tail")
+            with pytest.raises(Closed):
+                await left.read()
+
+        simulate(scenario)
+
+
+class TestDelivery:
+    def test_what_is_refused_comes_again_and_holds_up_its_own_log_only(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 3)
+                await fill(store, "b", 3)
+                reader = await store.reader("a", "b", until=at(3))
+                seen: list[tuple[str, int, float]] = []
+                start = now()
+
+                def accept(log: str, item: Record | Gap) -> bool:
+                    number = int(item.value)
+                    tries = [each for each in seen if each[:2] == (log, number)]
+                    seen.append((log, number, now() - start))
+                    return (log, number) != ("a", 2) or len(tries) == 3
+
+                await reader.deliver(accept)
+                accepted = [each[:2] for each in seen]
+                assert [number for log, number in accepted if log == "b"] == [1, 2, 3]
+                assert [number for log, number in accepted if log == "a"] == [1, 2, 2, 2, 2, 3]
+                again = [when for log, number, when in seen if (log, number) == ("a", 2)]
+                pauses = [round(late - early) for early, late in itertools.pairwise(again)]
+                assert pauses == [1, 2, 4]
+                assert max(when for log, _, when in seen if log == "b") < 1
+
+        simulate(scenario)
+
+
+class TestArrow:
+    def test_batches_hold_what_records_hold_and_gaps_that_lose_nothing_are_left_out(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 100, 1, 1, 50)
+                victim = cluster.sequencer_of(1)
+                cluster.kill(victim)
+                await cluster.start(victim)
+                await fill(store, "log", 3)
+                until = make_lsn(2, 3)
+                stream = await store.read("log", at(5), until)
+                batches = [item async for item in stream.arrow(["lsn", "value"])]
+                lsns = [lsn for batch in batches for lsn in batch.column("lsn").to_pylist()]
+                values = [v for batch in batches for v in batch.column("value").to_pylist()]
+                assert lsns == [at(n) for n in range(5, 153)] + [make_lsn(2, n) for n in (1, 2, 3)]
+                assert values[0] == b"5"
+                assert len(batches) < 6
+                stream = await store.read("log", at(150), until)
+                kinds = [type(item).__name__ async for item in stream.arrow(gaps=True)]
+                assert kinds == ["RecordBatch", "Gap", "RecordBatch"]
+                stream = await store.read("log")
+                with pytest.raises(BadSetting):
+                    await anext(stream.arrow(["nonsense"]))
+
+        simulate(scenario)
+
+
+class TestHealth:
+    def test_a_reader_that_stands_still_says_so_and_that_it_goes_on(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 1, 1)
+                held = {n: node.shard.cache.log(1) for n, node in cluster.running.items()}
+                for number in (1, 2, 3):
+                    body = bytearray(held[number]._blocks[1].body)
+                    body[-1] ^= 1
+                    held[number]._blocks[1].body = bytes(body)
+                reader = await store.reader("log", until=at(2))
+                said: list[str] = []
+                reader._feeds[0].stream.on_health = lambda stream, trouble: said.append(trouble)
+                assert numbers(await reader.read()) == [1]
+                reading = asyncio.create_task(reader.read())
+                await asyncio.sleep(HEALTH_S / 2)
+                assert reader.unhealthy == {}
+                await asyncio.sleep(HEALTH_S)
+                assert "nothing at e1n2 for 10 s" in reader.unhealthy["log"]
+                body[-1] ^= 1
+                held[3]._blocks[1].body = bytes(body)
+                cluster.kill(3)
+                await cluster.start(3)
+                assert numbers(await asyncio.wait_for(reading, 60)) == [2]
+                assert len(said) == 2
+                assert said[1] == ""
+                assert reader.unhealthy == {}
+
+        simulate(scenario)
