@@ -33,13 +33,14 @@ from cordwood.layout.message import (
     AskMembers,
     AskReleased,
     AskStatus,
+    AskStreams,
     AskTail,
     Call,
     Clean,
     CreateLog,
     DoneReply,
-    EpochNodes,
     FindLog,
+    GroupCall,
     ListLogs,
     LogReply,
     LogsReply,
@@ -50,9 +51,13 @@ from cordwood.layout.message import (
     Reply,
     Seal,
     StatusReply,
+    StreamsReply,
     Yield,
 )
+from cordwood.metadata.consumer_calls import ConsumerCalls
+from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.log_replies import log_reply, member_infos
 from cordwood.metadata.log_tree import LogInfo, LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.store import MetadataStore
@@ -116,6 +121,7 @@ class Node:
         self._membership = Membership(metadata)
         self._logs = LogTree(metadata)
         self._epochs = EpochStore(metadata)
+        self._consumers = ConsumerCalls(Consumers(metadata), host.clock.now_us)
         self._members: dict[NodeId, Member] = {}
         self._started = asyncio.get_running_loop().time()
         self._cluster = b""
@@ -430,6 +436,8 @@ class Node:
         """See `wire.server.Service`."""
         if isinstance(call, _NODE_CALLS) and not (connection.peer and connection.peer.node):
             raise Rejected(f"{type(call).__name__} is for nodes, not for clients")
+        if isinstance(call, GroupCall):
+            return await self._consumers.answer(call)
         match call:
             case Ping():
                 raise AssertionError("a ping is the server's to answer")
@@ -454,9 +462,11 @@ class Node:
             case CreateLog():
                 return await self._create_log(call)
             case ListLogs():
-                return LogsReply([_brief(info) for info in await self._logs.list(call.prefix)])
+                return LogsReply([log_reply(info) for info in await self._logs.list(call.prefix)])
             case AskStatus():
                 return self._status()
+            case AskStreams():
+                return StreamsReply(self._streams.describe())
 
     # Logs.
 
@@ -507,17 +517,10 @@ class Node:
             await self._epochs.create(info.log_id, members, info.replication)
             record = await self._epochs.read(info.log_id)
         assert record is not None, "an epoch record is never deleted"
-        history = [
-            EpochNodes(each.since, list(each.nodes), each.copies, each.racks)
-            for each in record.history
-        ]
-        return _brief(info, history, self._member_infos(), record.next_epoch - 1)
+        return log_reply(info, record, self._member_infos())
 
     def _member_infos(self) -> list[MemberInfo]:
-        return [
-            MemberInfo(m.node, m.address, m.location, m.incarnation, m.weight)
-            for _, m in sorted(self._members.items())
-        ]
+        return member_infos(self._members)
 
     def _status(self) -> StatusReply:
         shard = self._shard
@@ -562,24 +565,6 @@ class Node:
                 )
             )
         return states
-
-
-def _brief(
-    info: LogInfo,
-    history: list[EpochNodes] | None = None,
-    members: list[MemberInfo] | None = None,
-    epoch: int = 0,
-) -> LogReply:
-    return LogReply(
-        info.log_id,
-        info.name,
-        info.replication.copies,
-        info.replication.racks,
-        info.created_us,
-        history or [],
-        members or [],
-        epoch,
-    )
 
 
 @asynccontextmanager

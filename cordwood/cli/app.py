@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import cordwood
-from cordwood.cli import bench, chaos, demo, logs, records, sim, status, up, verify, wal
+from cordwood.cli import bench, chaos, demo, logs, readers, records, sim, status, up, verify, wal
 from cordwood.cli.ending import verb_ending
 
 
@@ -41,6 +41,8 @@ app = typer.Typer(
 app.command(name="up")(up.up)
 app.command(name="append")(records.append)
 app.command(name="tail")(records.tail)
+app.command(name="readers")(readers.readers)
+app.command(name="groups")(readers.groups)
 app.add_typer(logs.app, name="logs")
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.cli.ending import FAILED, tell_error
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import Json, gap_json, gap_words, record_json
-from cordwood.lsn import parse_lsn
+from cordwood.lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from cordwood.client.store import Position
 
 STDIN = "-"
+
+
+class Form(enum.StrEnum):
+    """How records are printed."""
+
+    RAW = "raw"
+    JSON = "json"
+    HEX = "hex"
+
 
 LogArgument = Annotated[
     str, typer.Argument(metavar="LOG", help="The log's path: orders/eu is /orders/eu.")
@@ -94,13 +104,23 @@ def tail(
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records.")
     ] = None,
+    form: Annotated[
+        Form, typer.Option("--format", help="Payloads as they are, whole records, or a dump.")
+    ] = Form.RAW,
+    gaps: Annotated[
+        bool, typer.Option("--gaps/--no-gaps", help="Tell gaps; lost records are always told.")
+    ] = True,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="In the end, a table of the nodes that sent.")
+    ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Print a log's records, one a line, oldest first.
 
     Payloads are written as they are. Gaps are told on standard error, and with --json
-    in their place among the records. The exit code is 1 if records were lost.
+    (or --format json) in their place among the records. The exit code is 1 if records
+    were lost.
     """
     with open_store(cluster) as store:
         # Asked for first, because reading a log that is not there might make it.
@@ -108,8 +128,12 @@ def tail(
         if start == "tail" and not follow:
             typer.echo("Nothing comes after the tail yet; --follow waits for it.", err=True)
         with store.read(log, start, _last(store, log, follow, until)) as reader:
-            printer = Printer(sys.stdout.buffer, as_json)
-            printer.print_all(_portions(reader), count)
+            printer = Printer(sys.stdout.buffer, Form.JSON if as_json else form, gaps=gaps)
+            try:
+                printer.print_all(_portions(reader), count)
+            finally:
+                if stats:
+                    _tell_senders(reader)
     if printer.lost:
         tell_error(f"{printer.lost} range(s) of {log} are lost")
         raise typer.Exit(FAILED)
@@ -131,6 +155,16 @@ def _portions(reader: BlockingReader) -> Iterator[Sequence[Record | Gap]]:
         yield [taken] if isinstance(taken, Gap) else records_of(taken)
 
 
+def _tell_senders(reader: BlockingReader) -> None:
+    """Who sent what, on standard error."""
+    typer.echo(f"\n{'node':>5} {'blocks':>9} {'window':>9}  state", err=True)
+    for each in reader.senders():
+        window = "-" if each.window_s is None else f"{each.window_s * 1000:.0f} ms"
+        state = each.doubt or ("sending" if each.is_connected else "not connected")
+        typer.echo(f"{each.node:>5} {each.blocks:>9} {window:>9}  {state}", err=True)
+    typer.echo(f"asked anew {reader.rewinds} times", err=True)
+
+
 class Printer:
     """Writes portions of records to `output`, and tells gaps.
 
@@ -138,10 +172,11 @@ class Printer:
         lost: gaps seen that are data loss.
     """
 
-    def __init__(self, output: BinaryIO, as_json: bool) -> None:
+    def __init__(self, output: BinaryIO, form: Form = Form.RAW, *, gaps: bool = True) -> None:
         self.lost = 0
         self._output = output
-        self._as_json = as_json
+        self._form = form
+        self._gaps = gaps
 
     def print_all(
         self, portions: Iterable[Sequence[Record | Gap]], count_max: int | None = None
@@ -163,8 +198,13 @@ class Printer:
                 return
 
     def _write(self, records: Sequence[Record]) -> None:
-        if self._as_json:
+        if self._form is Form.JSON:
             lines = [_json_line(record_json(record)) for record in records]
+        elif self._form is Form.HEX:
+            lines = [
+                b"%b %b\n" % (format_lsn(record.lsn).encode(), record.value.hex().encode())
+                for record in records
+            ]
         else:
             lines = [b"%b\n" % record.value for record in records]
         self._output.write(b"".join(lines))
@@ -173,7 +213,9 @@ class Printer:
     def _tell_gap(self, gap: Gap) -> None:
         """A gap comes alone in its portion, so it stands between the right records."""
         self.lost += gap.kind is GapKind.DATA_LOSS
-        if self._as_json:
+        if not self._gaps and gap.kind is not GapKind.DATA_LOSS:
+            return
+        if self._form is Form.JSON:
             self._output.write(_json_line(gap_json(gap)))
             self._output.flush()
         else:

@@ -8,21 +8,30 @@ Source: design.md §7; hotpath digest §1 (a hand-off costs 50 µs).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client import aio
 from cordwood.client.cluster import LogInfo
+from cordwood.client.consumer import Consumer
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Portion, Reader
 from cordwood.client.record_check import Headers, Timestamp
-from cordwood.client.senders import HeldBlock
+from cordwood.client.senders import HeldBlock, SenderView
 from cordwood.client.store import Position, Store
 from cordwood.errors import Closed, CordwoodError
 from cordwood.host.loop_thread import LoopThread
-from cordwood.layout.message import StatusReply
+from cordwood.layout.message import GroupReply, StatusReply, StreamsReply
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery
@@ -79,6 +88,15 @@ class BlockingReader:
         """
         while many := self._thread.call(self._stream.next_many(bytes_max), timeout_s=timeout_s):
             yield many
+
+    def senders(self) -> list[SenderView]:
+        """The nodes that send, as this reader sees them."""
+        return self._stream.senders.views()
+
+    @property
+    def rewinds(self) -> int:
+        """How often the nodes had to be asked anew."""
+        return self._stream.senders.choice.rewinds
 
     def arrow(
         self, columns: Sequence[str] | None = None, *, gaps: bool = False
@@ -139,6 +157,40 @@ class BlockingLogsReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class BlockingConsumer:
+    """A consumer; see `consumer.Consumer`. Enter it to join, leave it to save and go."""
+
+    def __init__(self, thread: LoopThread, consumer: Consumer) -> None:
+        self._thread = thread
+        self._consumer = consumer
+
+    def __enter__(self) -> BlockingConsumer:
+        self._thread.call(self._consumer.start())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.call(self._consumer.close(save=kind is None))
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The logs that are read here now."""
+        return self._consumer.logs
+
+    def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
+        """The next records of one of the logs, or a gap; see `Consumer.read`."""
+        return self._thread.call(self._consumer.read(count, timeout_s))
+
+    def save(self) -> dict[str, Lsn]:
+        """Save how far every log was given out; see `Consumer.save`."""
+        return self._thread.call(self._consumer.save())
+
+    def __iter__(self) -> Iterator[tuple[str, Record | Gap]]:
+        while True:
+            portion = self.read()
+            for item in portion:
+                yield portion.log, item
 
 
 async def _close(reading: ReadStream | Reader) -> None:
@@ -244,6 +296,39 @@ class BlockingStore:
     def serve(self, port: int = 0) -> str:
         """Open an embedded store to this machine; see `store.Store.serve`."""
         return self._call(self._store.serve(port))
+
+    def streams(self) -> dict[NodeId, StreamsReply | CordwoodError]:
+        """The read streams at each node; see `store.Store.streams`."""
+        return self._call(self._store.streams())
+
+    def consumer(
+        self,
+        name: str,
+        *logs: str,
+        member: str = "",
+        start: Position = "oldest",
+        save_every_s: float | None = 5.0,
+    ) -> BlockingConsumer:
+        """A reader whose positions are kept; see `store.Store.consumer`."""
+        made = self._call(
+            self._store.consumer(name, *logs, member=member, start=start, save_every_s=save_every_s)
+        )
+        return BlockingConsumer(self._thread, made)
+
+    def consumers(self, name: str = "") -> list[GroupReply]:
+        """What is known of a consumer, or of all; see `cursors.Cursors.list`."""
+        return self._call(self._store.cursors.list(name))
+
+    def save_cursors(
+        self,
+        consumer: str,
+        positions: Mapping[str, int],
+        expected: Mapping[str, int] | None = None,
+        *,
+        reset: bool = False,
+    ) -> dict[str, Lsn]:
+        """Move a consumer's positions; see `cursors.Cursors.save`."""
+        return self._call(self._store.cursors.save(consumer, positions, expected, reset=reset))
 
     @property
     def cluster_id(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from crc32c import crc32c
 
@@ -56,11 +57,10 @@ class Source:
         version: of what the node was asked; 0 until it answers that it obeys.
     """
 
-    __slots__ = ("connection", "granted", "held", "received", "sent_blocks", "version")
+    __slots__ = ("connection", "granted", "held", "received", "version")
 
     def __init__(self, connection: Connection, granted: int) -> None:
         self.connection = connection
-        self.sent_blocks = 0
         self.start(granted)
 
     def start(self, granted: int) -> None:
@@ -79,6 +79,23 @@ class HeldBlock:
         self.node = node
         self.stored = stored
         self.header = stored.header
+
+
+@dataclass(frozen=True, slots=True)
+class SenderView:
+    """One node as a reader sees it, for people.
+
+    Attributes:
+        blocks: blocks it sent to this reader; copies and blocks sent again count too.
+        doubt: why it is not counted on, "" if it is.
+        window_s: how long it took for a window, on average of late; None if not known.
+    """
+
+    node: NodeId
+    is_connected: bool
+    blocks: int
+    doubt: str
+    window_s: float | None
 
 
 class Senders:
@@ -117,6 +134,7 @@ class Senders:
         self._low = buffer.next
         self._high = self._window_high()
         self._mean_bytes = 256.0
+        self._blocks: dict[NodeId, int] = {}
         self._began = False
         self._closed = False
         self._rewind_due = False
@@ -132,6 +150,19 @@ class Senders:
         for source in self.sources.values():
             source.connection.send(Kind.STOP, 0, (pack_stop(self._number),))
         self.sources.clear()
+
+    def views(self) -> list[SenderView]:
+        """Every node as this reader sees it, in node order."""
+        return [
+            SenderView(
+                node,
+                node in self.sources,
+                self._blocks.get(node, 0),
+                doubt.value if (doubt := self.choice.doubt(node)) else "",
+                self.slow.latency_s(node),
+            )
+            for node in self.choice.nodes
+        ]
 
     def add_nodes(self, nodes: Iterable[NodeId]) -> None:
         """Later epochs have these in their nodesets."""
@@ -218,7 +249,7 @@ class Senders:
             self.rewind_soon()
             return
         if header.kind == BlockKind.DATA:
-            source.sent_blocks += 1
+            self._blocks[node] = self._blocks.get(node, 0) + 1
             self.choice.on_shipped(node)
         if self._buffer.on_block(HeldBlock(node, stored)):
             source.held += size

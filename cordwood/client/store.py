@@ -14,9 +14,12 @@ from typing import TypeVar
 
 from cordwood.block import Buffer
 from cordwood.client.appending import Appending
-from cordwood.client.appends import SEEK_DIALS, Appends
+from cordwood.client.appends import Appends
 from cordwood.client.ask_released import ask_released
+from cordwood.client.ask_tail import ask_tail
 from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
+from cordwood.client.consumer import Consumer
+from cordwood.client.cursors import Cursors
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Reader
 from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
@@ -25,22 +28,22 @@ from cordwood.errors import (
     Closed,
     CordwoodError,
     Malformed,
-    NoSequencer,
     OutcomeUnknown,
-    Retryable,
     Unreachable,
 )
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.message import (
     AskStatus,
-    AskTail,
+    AskStreams,
+    Call,
     CreateLog,
     ListLogs,
     LogReply,
     LogsReply,
+    Reply,
     StatusReply,
-    TailReply,
+    StreamsReply,
 )
 from cordwood.layout.reading import read_blocks_frame, read_reading
 from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn, parse_lsn
@@ -58,25 +61,23 @@ Position = str | int
 LATE_S = 0.1
 """A call that found its log and room within this gives its block all of its deadline."""
 
+ASK_EACH_S = 2.0
+"""How long a node may take to say how it is; one that is down is not waited for longer."""
+
 TRIED_S = 0.1
 """How long a reader waits for the first dial to each node, so that it does not begin by
 taking a node for dead whose connection is on its way."""
-
-TAIL_SEEK_S = 1.0
-"""How long a log's own node may be away before the next one is asked to activate."""
-
-TAIL_CALL_S = 5.0
-"""A sequencer that has to start first recovers a log within this, if enough nodes are up."""
-
-TAIL_RETRY_S = 0.1
-"""Pause before a tail is asked again while a sequencer starts."""
 
 TAILS_AT_ONCE = 256
 """Questions in flight in `tails`: enough to hide the round trips, few to queue at a node."""
 
 
 class Store:
-    """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`."""
+    """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
+
+    Attributes:
+        cursors: where consumers stand, and who reads what for them.
+    """
 
     def __init__(
         self, cluster: Cluster, host: Host, settings: ClientSettings, tasks: asyncio.TaskGroup
@@ -87,6 +88,7 @@ class Store:
         self._streams: dict[int, ReadStream] = {}
         self._readers: list[Reader] = []
         self._tasks = tasks
+        self.cursors = Cursors(self._ask, self._find)
         self._numbers = count(1)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
@@ -309,6 +311,34 @@ class Store:
             raise
         return made
 
+    async def consumer(
+        self,
+        name: str,
+        *logs: str,
+        member: str = "",
+        start: Position = "oldest",
+        save_every_s: float | None = 5.0,
+    ) -> Consumer:
+        """A reader whose positions are kept under `name`, to be entered with `async with`.
+
+        Args:
+            member: this reader's name among several that share the logs; "" reads all of them.
+            start: where to begin in a log that the consumer has no position in.
+            save_every_s: how often positions are saved between two portions; None only when
+                `Consumer.save` is called, and at the end.
+        Raises:
+            UnknownLog: one of the logs is not there and may not be made.
+        """
+        names = [(await self._find(log)).name for log in logs]
+        reader = await self.reader()
+        return Consumer(
+            name, names, reader, self._ask, self._tasks,
+            member=member, start=start, save_every_s=save_every_s,
+        )  # fmt: skip
+
+    async def _ask(self, message: Call) -> Reply:
+        return await self._cluster.call_any(message, timeout_s=self._settings.timeout_s)
+
     async def tail(self, log: str) -> Lsn:
         """The last LSN that readers may see; (E, 0) while epoch E is empty.
 
@@ -317,32 +347,7 @@ class Store:
             Retryable: no sequencer answered within the client's timeout.
         """
         info = await self._find(log)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.timeout_s
-        failure: CordwoodError = NoSequencer(f"no node sequences {log}")
-        while (left := deadline - loop.time()) > 0:
-            self._cluster.check_open()
-            for rank, node in enumerate(self._cluster.sequencers(info.log_id)):
-                left = deadline - loop.time()
-                if left <= 0:
-                    break
-                try:
-                    peer = await self._cluster.peers.wait_for(
-                        node, timeout_s=min(left, TAIL_SEEK_S), dials=SEEK_DIALS
-                    )
-                    reply = await peer.call(
-                        AskTail(info.log_id, rank > 0), timeout_s=min(left, TAIL_CALL_S)
-                    )
-                except Unreachable as error:
-                    failure = error
-                    continue
-                except Retryable as error:
-                    failure = error
-                    break
-                assert isinstance(reply, TailReply), "AskTail is answered with a tail"
-                return Lsn(reply.released)
-            await asyncio.sleep(TAIL_RETRY_S)
-        raise failure
+        return await ask_tail(self._cluster, info, timeout_s=self._settings.timeout_s)
 
     async def tails(self, logs: Sequence[str]) -> list[Lsn]:
         """The tails of several logs, in their order, asked for at the same time.
@@ -438,13 +443,21 @@ class Store:
 
     async def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
         """What each node says of itself, or why it says nothing, in node order."""
+        return await self._ask_each(AskStatus(), StatusReply)
 
-        async def ask(node: NodeId) -> StatusReply | CordwoodError:
+    async def streams(self) -> dict[NodeId, StreamsReply | CordwoodError]:
+        """The read streams at each node, or why it says nothing, in node order."""
+        return await self._ask_each(AskStreams(), StreamsReply)
+
+    async def _ask_each(
+        self, message: Call, kind: type[Answer]
+    ) -> dict[NodeId, Answer | CordwoodError]:
+        async def ask(node: NodeId) -> Answer | CordwoodError:
             try:
-                reply = await self._cluster.peers.call(node, AskStatus(), timeout_s=2.0)
+                reply = await self._cluster.peers.call(node, message, timeout_s=ASK_EACH_S)
             except CordwoodError as error:
                 return error
-            assert isinstance(reply, StatusReply), "AskStatus is answered with a status"
+            assert isinstance(reply, kind), f"{type(message).__name__} has one kind of answer"
             return reply
 
         nodes = sorted(self._cluster.members)

@@ -267,13 +267,112 @@ class EpochReply(Struct, frozen=True, tag="epoch"):
     lng: AnyLsn
 
 
+class GroupReply(Struct, frozen=True, tag="group"):
+    """A consumer; see `protocol.consumer_group.Group`.
+
+    Attributes:
+        members: by name, the logs that each is willing to read.
+        owners: by log, the member that reads it.
+        positions: by log, the first LSN not dealt with.
+    """
+
+    consumer: Name
+    generation: int
+    members: dict[Name, list[Name]]
+    owners: dict[Name, Name]
+    positions: dict[Name, AnyLsn]
+
+
+class GroupsReply(Struct, frozen=True, tag="groups"):
+    """Consumers by name."""
+
+    groups: list[GroupReply]
+
+
+class StreamState(Struct, frozen=True):
+    """One read stream at one node, for people.
+
+    Attributes:
+        reader: who reads: `a client`, or `node 3` whose recovery does.
+        next: the next LSN to send.
+        sent_bytes: since its reader asked last.
+        waits: for what it waits: `connection`, `window`, `credit`; "" for new records.
+    """
+
+    log: U62
+    reader: Name
+    next: AnyLsn
+    until: int
+    window_high: AnyLsn
+    sent_bytes: int
+    single_copy: bool
+    known_down: list[U32]
+    waits: Name
+
+
+class AskStreams(Struct, frozen=True, tag="ask_streams"):
+    """Which read streams are there?"""
+
+
+class StreamsReply(Struct, frozen=True, tag="streams"):
+    """A node's read streams, by log."""
+
+    streams: list[StreamState]
+
+
+class AskGroups(Struct, frozen=True, tag="ask_groups"):
+    """The consumer of this name, or "" for all."""
+
+    consumer: Name
+
+
+class JoinGroup(Struct, frozen=True, tag="join_group"):
+    """A member starts to read; `ttl_ms` without a beat and it counts as gone."""
+
+    consumer: Name
+    member: Name
+    logs: list[Name]
+    ttl_ms: U32
+
+
+class BeatGroup(Struct, frozen=True, tag="beat_group"):
+    """A member is there, and knows of this generation."""
+
+    consumer: Name
+    member: Name
+    generation: int
+    ttl_ms: U32
+
+
+class LeaveGroup(Struct, frozen=True, tag="leave_group"):
+    """A member reads no more."""
+
+    consumer: Name
+    member: Name
+
+
+class SaveCursors(Struct, frozen=True, tag="save_cursors"):
+    """Move a consumer's positions; see `protocol.consumer_group.save`."""
+
+    consumer: Name
+    member: Name
+    generation: int
+    positions: dict[Name, AnyLsn]
+    expected: dict[Name, AnyLsn]
+    reset: bool
+
+
+GroupCall = AskGroups | JoinGroup | BeatGroup | LeaveGroup | SaveCursors
+
 Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
-    | Seal | Clean | AskReleased | Yield
+    | Seal | Clean | AskReleased | Yield | AskGroups | JoinGroup | BeatGroup | LeaveGroup
+    | SaveCursors | AskStreams
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
-    | DoneReply | ReleasedReply
+    | DoneReply | ReleasedReply | GroupReply | GroupsReply
+    | StreamsReply
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from collections.abc import Set as AbstractSet
 from cordwood.block import BlockKind, Buffer, EnvelopeFlag
 from cordwood.errors import CordwoodError, Corrupt, Overloaded
 from cordwood.layout.frame import Kind
+from cordwood.layout.message import StreamState
 from cordwood.layout.reading import (
     BlocksHead,
     OneCopy,
@@ -35,6 +36,7 @@ from cordwood.layout.reading import (
     pack_reading,
 )
 from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter, Shuffle, ships
 from cordwood.storage.log_reader import LogReader
@@ -81,6 +83,11 @@ class _Share:
             nodes_in(asked.region) if asked.region else frozenset(),
         )
         self._mine: dict[tuple[int, ...], bool] = {}
+
+    @property
+    def known_down(self) -> list[int]:
+        """The nodes that the reader does not count on."""
+        return sorted(self._rule.known_down)
 
     def has(self, block: StoredBlock) -> bool:
         """Whether this node sends it. Plugs and bridges are sent by all that hold them:
@@ -195,6 +202,30 @@ class ReadStreams:
         self._parked.pop(connection, None)
         for stream in self._by_connection.pop(connection, {}).values():
             self._drop(stream)
+
+    def describe(self) -> list[StreamState]:
+        """Every stream now, for people, by log."""
+        streams = [each for held in self._by_connection.values() for each in held.values()]
+        return [
+            StreamState(
+                log=each.log,
+                reader=str(each.connection),
+                next=min(each.next, LSN_MAX),
+                until=each.until,
+                window_high=each.high,
+                sent_bytes=each.sent,
+                single_copy=each.share is not None,
+                known_down=[] if each.share is None else each.share.known_down,
+                waits="connection"
+                if not each.connection.is_writable
+                else "window"
+                if each.next > each.high
+                else "credit"
+                if each.sent >= each.limit
+                else "",
+            )
+            for each in sorted(streams, key=lambda each: (each.log, each.number))
+        ]
 
     def on_change(self, log: int) -> None:
         """The log's release moved."""

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import cordwood
 from cordwood.cli.app import app
+from cordwood.cli.target import open_store
 
 pytestmark = pytest.mark.real
 
@@ -137,6 +138,19 @@ class TestUp:
         for verb in (("logs", "list"), ("logs", "show", "demo"), ("status",)):
             assert b"/demo" in here(*verb)
         assert b"cordwood logs create" in here("tail", "typo", exit_code=1)
+        assert here("tail", "demo", "--format", "hex", "-n", "1") == b"e1n1 68656c6c6f\n"
+        assert b"No consumer has a position" in here("groups")
+        assert b"Nobody reads" in here("readers")
+        with open_store(None) as store, store.read("demo", until=None) as reader:
+            assert next(iter(reader)).value == b"hello"
+            with store.consumer("billing", "demo", member="m1") as consumer:
+                assert consumer.read().records
+                (group,) = json.loads(here("groups", "--json"))
+            live = json.loads(here("readers", "--json"))
+        assert (group["log"], group["member"], group["lag"]) == ("/demo", "m1", "4")
+        assert {each["node"] for each in live} == {1, 2, 3}
+        assert {each["log"] for each in live} == {"/demo"}
+        assert b"billing" in here("groups", "billing")
 
         second = shell.run("up")
         assert (second.returncode, second.stdout) == (1, b"")

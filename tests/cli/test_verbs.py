@@ -36,8 +36,9 @@ def run(monkeypatch, tmp_path):
 class TestHelp:
     @pytest.mark.parametrize(
         "verb",
-        ["", "up", "append", "tail", "logs create", "logs list", "logs show", "status", "demo",
-         "sim run", "bench append", "bench read", "bench import", "bench sim", "version"],
+        ["", "up", "append", "tail", "logs create", "logs list", "logs show", "readers",
+         "groups", "status", "demo", "sim run", "bench append", "bench read", "bench import",
+         "bench sim", "version"],
     )  # fmt: skip
     def test_every_verb_explains_itself(self, run, verb):
         outcome = run(*verb.split(), "--help")

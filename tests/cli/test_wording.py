@@ -9,7 +9,7 @@ import json
 import pytest
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.cli.records import Printer
+from cordwood.cli.records import Form, Printer
 from cordwood.cli.wording import bytes_words, duration_words, gap_words, record_json, utc_words
 from cordwood.lsn import Lsn, make_lsn
 
@@ -72,9 +72,11 @@ class TestJson:
 
 
 class TestPrinter:
-    def show(self, portions, *, as_json=False, count_max=None) -> tuple[bytes, Printer]:
+    def show(
+        self, portions, *, as_json=False, form=Form.RAW, gaps=True, count_max=None
+    ) -> tuple[bytes, Printer]:
         output = io.BytesIO()
-        printer = Printer(output, as_json)
+        printer = Printer(output, Form.JSON if as_json else form, gaps=gaps)
         printer.print_all(portions, count_max)
         return output.getvalue(), printer
 
@@ -88,6 +90,18 @@ class TestPrinter:
         assert shown == b"a\r\n\n\xff\n"
         assert capsys.readouterr().err.startswith("gap e1n4 to e1n9: an epoch ended here")
         assert printer.lost == 0
+
+    def test_hex_shows_every_byte_beside_its_lsn(self):
+        shown, _ = self.show([[record(1, b"a\n"), record(2, b"\xff\x00")]], form=Form.HEX)
+        assert shown == b"e1n1 610a\ne1n2 ff00\n"
+
+    def test_gaps_may_be_left_out_and_losses_not(self, capsys):
+        portions = [[gap(GapKind.BRIDGE)], [gap(GapKind.DATA_LOSS)]]
+        _, printer = self.show(portions, gaps=False)
+        said = capsys.readouterr().err
+        assert said.count("gap") == 1
+        assert "LOST" in said
+        assert printer.lost == 1
 
     def test_in_json_gaps_stand_among_the_records(self):
         shown, _ = self.show([[record(1, b"a")], [gap(GapKind.HOLE)]], as_json=True)

@@ -23,10 +23,13 @@ from cordwood.layout import message
 from cordwood.layout.message import (
     AppendFault,
     AskEpoch,
+    AskGroups,
     AskMembers,
     AskReleased,
     AskStatus,
+    AskStreams,
     AskTail,
+    BeatGroup,
     Call,
     Clean,
     CreateLog,
@@ -35,6 +38,10 @@ from cordwood.layout.message import (
     EpochReply,
     Fault,
     FindLog,
+    GroupReply,
+    GroupsReply,
+    JoinGroup,
+    LeaveGroup,
     ListLogs,
     LogReply,
     LogsReply,
@@ -44,9 +51,12 @@ from cordwood.layout.message import (
     Ping,
     ReleasedReply,
     Reply,
+    SaveCursors,
     Seal,
     SealReply,
     StatusReply,
+    StreamsReply,
+    StreamState,
     TailReply,
     Yield,
     pack,
@@ -69,15 +79,20 @@ MEMBER = MemberInfo(3, "127.0.0.1:4442", "rack1", 7, 1.0)
 LOG = LogReply(
     9, "/orders/eu", 3, 2, 1_700_000_000_000_000, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]
 )
+GROUP = GroupReply("billing", 3, {"m1": ["/orders"]}, {"/orders": "m1"}, {"/orders": lsn(4, 17)})
 CALLS: list[Call] = [
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
-    AskEpoch(9, 4), Yield(9, 5, 2),
+    AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskGroups("billing"),
+    JoinGroup("billing", "m1", ["/orders"], 15_000), BeatGroup("billing", "m1", 3, 15_000),
+    LeaveGroup("billing", "m1"),
+    SaveCursors("billing", "m1", 3, {"/orders": lsn(4, 17)}, {"/orders": lsn(4, 16)}, True),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
     SealReply({4: lsn(4, 16), 5: lsn(5, 0)}, 1_700_000_000_000_000), DoneReply(),
-    EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]),
+    EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]), GROUP, GroupsReply([GROUP]),
+    StreamsReply([StreamState(9, "a client", lsn(4, 17), LSN_MAX, lsn(4, 99), 7, True, [2], "")]),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],
         [LogState(9, True, 5, lsn(5, 1), lsn(5, 1), 4, 400, 5)],

@@ -1,0 +1,129 @@
+"""`cordwood readers` and `cordwood groups`: who reads, and how far behind."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cordwood.cli.tables import show_table
+from cordwood.cli.target import ClusterOption, JsonOption, open_store
+from cordwood.cli.wording import bytes_words
+from cordwood.errors import CordwoodError
+from cordwood.lsn import LSN_MAX, Lsn, format_lsn
+
+if TYPE_CHECKING:
+    from cordwood.blocking import BlockingStore
+    from cordwood.client.cursors import Lag
+    from cordwood.layout.message import GroupReply
+
+Row = dict[str, object]
+
+
+def readers(as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
+    """Show the read streams that are live on the nodes: who reads what, and what it waits for."""
+    with open_store(cluster) as store:
+        names = {log.log_id: log.name for log in store.logs()}
+        answers = store.streams()
+    rows: list[Row] = []
+    for node, answer in answers.items():
+        if isinstance(answer, CordwoodError):
+            typer.echo(f"node {node} does not answer: {answer}", err=True)
+            continue
+        for each in answer.streams:
+            rows.append(
+                {
+                    "log": names.get(each.log, f"log {each.log}"),
+                    "node": node,
+                    "reader": each.reader,
+                    "next": format_lsn(each.next),
+                    "until": "" if each.until >= LSN_MAX else format_lsn(each.until),
+                    "sent_bytes": each.sent_bytes,
+                    "copies": "one" if each.single_copy else "all",
+                    "known_down": each.known_down,
+                    "waits": each.waits,
+                }
+            )
+    if as_json:
+        typer.echo(json.dumps(rows))
+    elif not rows:
+        typer.echo("Nobody reads just now.")
+    else:
+        _show_readers(rows)
+
+
+def _show_readers(rows: list[Row]) -> None:
+    show_table(
+        ["log", "node>", "reader", "next", "sent>", "copies", "known down", "waits for"],
+        [
+            (
+                row["log"],
+                row["node"],
+                row["reader"],
+                row["next"],
+                bytes_words(int(str(row["sent_bytes"]))),
+                row["copies"],
+                " ".join(map(str, _numbers(row["known_down"]))) or "-",
+                row["waits"] or "new records",
+            )
+            for row in sorted(rows, key=lambda row: (str(row["log"]), str(row["node"])))
+        ],
+    )
+
+
+def _numbers(value: object) -> list[int]:
+    return value if isinstance(value, list) else []
+
+
+def groups(
+    consumer: Annotated[
+        str, typer.Argument(metavar="[CONSUMER]", help="Only this one; all without.")
+    ] = "",
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Show consumers: where each stands in its logs, who reads them, and how far behind."""
+    with open_store(cluster) as store:
+        found = store.consumers(consumer)
+        rows = [row for group in found for row in _group_rows(store, group)]
+    if as_json:
+        typer.echo(json.dumps(rows))
+    elif not rows:
+        typer.echo(f"No consumer{f' {consumer}' if consumer else ''} has a position or a member.")
+    else:
+        show_table(
+            ["consumer", "log", "member", "next", "tail", "behind>"],
+            [
+                (r["consumer"], r["log"], r["member"] or "-", r["next"] or "-", r["tail"], r["lag"])
+                for r in rows
+            ],
+        )
+
+
+def _group_rows(store: BlockingStore, group: GroupReply) -> list[Row]:
+    """A line for each log that a consumer has a position in or a member for."""
+    rows: list[Row] = []
+    for log in sorted({*group.positions, *group.owners}):
+        lag = _lag(store, log, group.positions.get(log, 0))
+        position = group.positions.get(log)
+        rows.append(
+            {
+                "consumer": group.consumer,
+                "generation": group.generation,
+                "log": log,
+                "member": group.owners.get(log, ""),
+                "next": "" if position is None else format_lsn(position),
+                "tail": format_lsn(lag.tail),
+                "lag": str(lag),
+                "lag_records": lag.records,
+            }
+        )
+    return rows
+
+
+def _lag(store: BlockingStore, log: str, position: int) -> Lag:
+    from cordwood.client.cursors import Lag
+    from cordwood.lsn import OLDEST
+
+    return Lag(Lsn(position or OLDEST), store.tail(log))

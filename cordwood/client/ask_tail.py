@@ -1,0 +1,57 @@
+"""Asks a log's sequencer for the tail, and has one started where none runs.
+
+Source: LogDevice digest 1 ("getTailLSN"), 2.2; design.md §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cordwood.client.appends import SEEK_DIALS
+from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.errors import CordwoodError, NoSequencer, Retryable, Unreachable
+from cordwood.layout.message import AskTail, TailReply
+from cordwood.lsn import Lsn
+
+TAIL_SEEK_S = 1.0
+"""How long a log's own node may be away before the next one is asked to activate."""
+
+TAIL_CALL_S = 5.0
+"""A sequencer that has to start first recovers a log within this, if enough nodes are up."""
+
+TAIL_RETRY_S = 0.1
+"""Pause before a tail is asked again while a sequencer starts."""
+
+
+async def ask_tail(cluster: Cluster, info: LogInfo, *, timeout_s: float) -> Lsn:
+    """The last LSN of a log that readers may see; (E, 0) while epoch E is empty.
+
+    Raises:
+        Retryable: no sequencer answered within `timeout_s`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    failure: CordwoodError = NoSequencer(f"no node sequences {info.name}")
+    while (left := deadline - loop.time()) > 0:
+        cluster.check_open()
+        for rank, node in enumerate(cluster.sequencers(info.log_id)):
+            left = deadline - loop.time()
+            if left <= 0:
+                break
+            try:
+                peer = await cluster.peers.wait_for(
+                    node, timeout_s=min(left, TAIL_SEEK_S), dials=SEEK_DIALS
+                )
+                reply = await peer.call(
+                    AskTail(info.log_id, rank > 0), timeout_s=min(left, TAIL_CALL_S)
+                )
+            except Unreachable as error:
+                failure = error
+                continue
+            except Retryable as error:
+                failure = error
+                break
+            assert isinstance(reply, TailReply), "AskTail is answered with a tail"
+            return Lsn(reply.released)
+        await asyncio.sleep(TAIL_RETRY_S)
+    raise failure

@@ -1,0 +1,136 @@
+"""Consumers in the metadata store: positions, members, generations.
+
+One entry a consumer, `consumers/<name>`, changed by compare-and-set, so that a save and
+the change of who reads what are in one order. The rules are `protocol.consumer_group`.
+
+A write of unknown outcome is decided anew from what is there by then: joining twice makes
+one more generation, saving the same positions twice changes nothing.
+
+Source: design.md §6, §7.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from cordwood.errors import BadSetting, Malformed
+from cordwood.lsn import LSN_MAX
+from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.store import MetadataStore
+from cordwood.protocol.consumer_group import Group, GroupMember, Owner
+
+MEMBERS_MAX = 1000
+LOGS_MAX = 4000
+"""With names of 100 bytes an entry stays well under what the store takes."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Lsn = Annotated[int, msgspec.Meta(ge=0, le=LSN_MAX)]
+
+
+class _Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    logs: tuple[str, ...]
+    expires_us: _Count
+    joined: _Count
+
+
+class _Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    member: str
+    since: _Count
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`consumers/<name>`."""
+
+    generation: _Count
+    members: dict[str, _Member]
+    owners: dict[str, _Owner]
+    positions: dict[str, _Lsn]
+
+
+def check_consumer_name(name: str) -> str:
+    """The name of a consumer or member.
+
+    Raises:
+        BadSetting: it is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise BadSetting(
+            f"{name[:64]!r} names no consumer: up to 100 letters, digits, _ . and -, the first "
+            "one no . or -"
+        )
+    return name
+
+
+class Consumers:
+    """The consumers of one metadata store.
+
+    Every call may also raise Unreachable or Overloaded (ask again), and Malformed (the entry
+    cannot be read, or a newer version wrote it).
+    """
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def get(self, name: str) -> Group:
+        """A consumer; one that nobody made has nothing. One round trip."""
+        found = await self._store.get(_key(name))
+        return _decode(name, found.value if found else None)
+
+    async def names(self) -> list[str]:
+        """Every consumer, by name."""
+        listed = await self._store.list("consumers/")
+        return [key.removeprefix("consumers/") for key, _ in listed]
+
+    async def change(self, name: str, decide: Callable[[Group], Group]) -> Group:
+        """Change a consumer; what `decide` raises ends that.
+
+        Returns:
+            The consumer as stored.
+        Raises:
+            BadSetting: the name is wrong, or the consumer would have too many members or logs.
+        """
+
+        def decide_entry(found: bytes | None) -> bytes | None:
+            group = _decode(name, found)
+            wanted = decide(group)
+            if len(wanted.members) > MEMBERS_MAX or len(wanted.positions) > LOGS_MAX:
+                raise BadSetting(f"{name} may have {MEMBERS_MAX} members and {LOGS_MAX} logs")
+            return None if wanted == group else _encode(wanted)
+
+        return _decode(name, await change_repeatably(self._store, _key(name), decide_entry))
+
+
+def _key(name: str) -> str:
+    return f"consumers/{check_consumer_name(name)}"
+
+
+def _encode(group: Group) -> bytes:
+    return msgspec.json.encode(
+        _Entry(
+            group.generation,
+            {m: _Member(v.logs, v.expires_us, v.joined) for m, v in group.members.items()},
+            {log: _Owner(own.member, own.since) for log, own in group.owners.items()},
+            {log: int(lsn) for log, lsn in group.positions.items()},
+        )
+    )
+
+
+def _decode(name: str, value: bytes | None) -> Group:
+    if value is None:
+        return Group()
+    try:
+        entry = msgspec.json.decode(value, type=_Entry)
+    except msgspec.DecodeError as error:
+        raise Malformed(f"the consumer {name} cannot be read: {error}") from error
+    return Group(
+        entry.generation,
+        {m: GroupMember(v.logs, v.expires_us, v.joined) for m, v in entry.members.items()},
+        {log: Owner(own.member, own.since) for log, own in entry.owners.items()},
+        entry.positions,
+    )

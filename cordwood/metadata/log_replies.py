@@ -1,0 +1,35 @@
+"""Logs and members for the wire, from what the metadata store says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cordwood.layout.message import EpochNodes, LogReply, MemberInfo
+from cordwood.metadata.epoch_store import EpochRecord
+from cordwood.metadata.log_tree import LogInfo
+from cordwood.nodes import Member, NodeId
+
+
+def log_reply(
+    info: LogInfo, record: EpochRecord | None = None, members: list[MemberInfo] | None = None
+) -> LogReply:
+    """A log; for a listing without its epochs and the members."""
+    history = record.history if record is not None else ()
+    return LogReply(
+        info.log_id,
+        info.name,
+        info.replication.copies,
+        info.replication.racks,
+        info.created_us,
+        [EpochNodes(each.since, list(each.nodes), each.copies, each.racks) for each in history],
+        members or [],
+        record.next_epoch - 1 if record is not None else 0,
+    )
+
+
+def member_infos(members: Mapping[NodeId, Member]) -> list[MemberInfo]:
+    """Members in node order."""
+    return [
+        MemberInfo(m.node, m.address, m.location, m.incarnation, m.weight)
+        for _, m in sorted(members.items())
+    ]

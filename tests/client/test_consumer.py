@@ -1,0 +1,160 @@
+"""Consumers: positions that outlive their reader, members that share, and fencing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+
+from cordwood.client.consumer import MEMBER_TTL_S, Consumer
+from cordwood.client.store import Store
+from cordwood.errors import BadSetting, Fenced, Rejected
+from cordwood.lsn import make_lsn
+
+
+async def fill(store: Store, log: str, count: int, first: int = 1) -> None:
+    for number in range(first, first + count):
+        await store.append(log, b"%d" % number)
+
+
+async def drained(consumer: Consumer, timeout_s: float = 2.0) -> dict[str, list[int]]:
+    """All that comes, by log."""
+    found: dict[str, list[int]] = {}
+    while portion := await consumer.read(timeout_s=timeout_s):
+        found.setdefault(portion.log, []).extend(int(each.value) for each in portion.records)
+    return found
+
+
+class TestPositions:
+    def test_a_consumer_goes_on_where_it_was(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 5)
+                async with await store.consumer("billing", "log") as consumer:
+                    assert await drained(consumer) == {"/log": [1, 2, 3, 4, 5]}
+                await fill(store, "log", 2, 6)
+            async with (
+                cluster.client() as store,
+                await store.consumer("billing", "log") as consumer,
+            ):
+                assert await drained(consumer) == {"/log": [6, 7]}
+            async with cluster.client() as store:
+                (group,) = await store.cursors.list("billing")
+                assert group.positions == {"/log": make_lsn(1, 8)}
+                assert [each.consumer for each in await store.cursors.list()] == ["billing"]
+
+        simulate(scenario)
+
+    def test_what_was_not_dealt_with_comes_again(self) -> None:
+        """What a crash interrupts was given out, and not dealt with."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 5)
+                first = await store.consumer("billing", "log", save_every_s=0)
+                await first.start()
+                assert [int(e.value) for e in (await first.read(2)).records] == [1]
+                assert [int(e.value) for e in (await first.read(2)).records] == [2]
+                # It dies here: 1 was dealt with, for the next was asked for; 2 was not.
+                await asyncio.sleep(1)
+                async with await store.consumer("billing", "log") as consumer:
+                    assert await drained(consumer) == {"/log": [2, 3, 4, 5]}
+
+        simulate(scenario)
+
+    def test_positions_are_saved_now_and_then_or_only_when_told(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                often = await store.consumer("often", "log", save_every_s=2)
+                never = await store.consumer("never", "log", save_every_s=None)
+                for consumer in (often, never):
+                    await consumer.start()
+                    await consumer.read()
+                    await asyncio.sleep(3)
+                    await consumer.read()
+                assert (await store.cursors.list("often"))[0].positions == {"/log": make_lsn(1, 2)}
+                assert (await store.cursors.list("never"))[0].positions == {}
+                assert await never.save() == {"/log": make_lsn(1, 3)}
+                assert (await store.cursors.list("never"))[0].positions == {"/log": make_lsn(1, 3)}
+                await never.read()
+                await never.close(save=False)
+                assert (await store.cursors.list("never"))[0].positions == {"/log": make_lsn(1, 3)}
+
+        simulate(scenario)
+
+    def test_cursors_without_a_reader(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                at = [make_lsn(1, n) for n in range(10)]
+                assert await store.cursors.save("job", {"log": at[4]}) == {"/log": at[4]}
+                with pytest.raises(Rejected, match="takes a reset"):
+                    await store.cursors.save("job", {"log": at[3]})
+                with pytest.raises(Fenced, match="somebody saved in between"):
+                    await store.cursors.save("job", {"log": at[6]}, {"log": at[3]})
+                await store.cursors.save("job", {"log": at[6]}, {"log": at[4]})
+                await store.cursors.save("job", {"log": at[2]}, reset=True)
+                async with await store.consumer("job", "log") as consumer:
+                    assert await drained(consumer) == {"/log": [*range(2, 10)]}
+                with pytest.raises(BadSetting, match="names no consumer"):
+                    await store.cursors.save("a/b", {"log": at[1]})
+
+        simulate(scenario)
+
+
+class TestMembers:
+    def test_two_members_share_and_one_takes_over(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            logs = ["a", "b", "c", "d"]
+            async with cluster.client() as one, cluster.client() as two:
+                for log in logs:
+                    await fill(one, log, 3)
+                first = await one.consumer("group", *logs, member="m1")
+                await first.start()
+                assert len(first.logs) == 4
+                seen = await drained(first)
+                assert seen == {f"/{log}": [1, 2, 3] for log in logs}
+                second = await two.consumer("group", *logs, member="m2")
+                await second.start()
+                assert len(second.logs) == 2
+                await drained(first, MEMBER_TTL_S)
+                assert {*first.logs, *second.logs} == {f"/{log}" for log in logs}
+                assert len(first.logs) == 2
+                for log in logs:
+                    await fill(one, log, 1, 4)
+                got = {**await drained(first), **await drained(second)}
+                assert all(numbers[-1] == 4 for numbers in got.values())
+                assert len(got) == 4
+                await second.close()
+                for log in logs:
+                    await fill(one, log, 1, 5)
+                assert await drained(first, MEMBER_TTL_S) == {f"/{log}": [5] for log in logs}
+                await first.close()
+                (group,) = await one.cursors.list("group")
+                assert (group.members, group.owners) == ({}, {})
+                assert set(group.positions.values()) == {make_lsn(1, 6)}
+
+        simulate(scenario)
+
+    def test_a_member_that_was_away_too_long_is_fenced(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as one, cluster.client() as two:
+                await fill(one, "log", 3)
+                first = await one.consumer("group", "log", member="m1")
+                await first.start()
+                await first.read(1)
+                first._beating.cancel()  # its process stands still
+                await asyncio.sleep(MEMBER_TTL_S + 1)
+                second = await two.consumer("group", "log", member="m2")
+                await second.start()
+                assert await drained(second) == {"/log": [1, 2, 3]}
+                await second.save()
+                with pytest.raises(Fenced, match="is read by m2"):
+                    await first.save()
+                await first.close()
+                assert (await two.cursors.list("group"))[0].positions == {"/log": make_lsn(1, 4)}
+                await second.close()
+
+        simulate(scenario)

@@ -1,0 +1,139 @@
+"""Consumer groups: who reads what, whose saves count, and positions that do not go back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordwood.errors import Fenced, Rejected
+from cordwood.protocol.consumer_group import Group, beat, join, leave, save
+
+S = 1_000_000
+TTL = 10 * S
+
+
+def joined(group: Group, *members: str, logs: str = "abcd", now: int = 0) -> Group:
+    for member in members:
+        group = join(group, member, logs, now, TTL)
+    return group
+
+
+def shares(group: Group) -> dict[str, str]:
+    return {member: "".join(group.logs_of(member)) for member in sorted(group.members)}
+
+
+class TestSharing:
+    def test_logs_are_shared_evenly_and_few_move(self) -> None:
+        one = joined(Group(), "m1")
+        assert shares(one) == {"m1": "abcd"}
+        two = joined(one, "m2")
+        assert sorted(map(len, shares(two).values())) == [2, 2]
+        assert set(shares(two)["m1"]) < set("abcd")
+        three = joined(two, "m3")
+        assert sorted(map(len, shares(three).values())) == [1, 1, 2]
+        kept = [log for log in "abcd" if three.owners[log].member == two.owners[log].member]
+        assert len(kept) == 3
+        assert (one.generation, two.generation, three.generation) == (1, 2, 3)
+
+    def test_a_member_reads_only_what_it_is_willing_to(self) -> None:
+        group = joined(joined(Group(), "m1", logs="ab"), "m2", logs="bcd")
+        assert shares(group)["m1"] in ("a", "ab")
+        assert set(shares(group)["m1"] + shares(group)["m2"]) == set("abcd")
+        assert "a" not in shares(group)["m2"]
+        assert shares(leave(group, "m1")) == {"m2": "bcd"}
+
+    def test_who_is_not_heard_of_loses_its_logs(self) -> None:
+        group = joined(Group(), "m1", "m2")
+        quiet = beat(group, "m2", group.generation, 9 * S, TTL)
+        assert quiet.generation == group.generation, "nobody is late yet"
+        alone = beat(quiet, "m2", group.generation, 11 * S, TTL)
+        assert shares(alone) == {"m2": "abcd"}
+        assert alone.generation == group.generation + 1
+        with pytest.raises(Fenced, match="join again"):
+            beat(alone, "m1", group.generation, 11 * S, TTL)
+
+    def test_leaving_is_at_once_and_twice_is_fine(self) -> None:
+        group = joined(Group(), "m1", "m2")
+        assert shares(leave(group, "m1")) == {"m2": "abcd"}
+        assert leave(leave(group, "m1"), "m1") == leave(group, "m1")
+        assert leave(leave(group, "m1"), "m2").owners == {}
+
+
+class TestSaving:
+    def test_a_member_that_was_replaced_is_fenced_where_it_was(self) -> None:
+        group = joined(Group(), "m1")
+        group = save(group, {"a": 5, "d": 5}, member="m1", generation=1)
+        later = joined(group, "m2")
+        (moved, *_), kept = shares(later)["m2"], shares(later)["m1"][0]
+        with pytest.raises(Fenced, match=f"{moved} is read by m2"):
+            save(later, {moved: 9}, member="m1", generation=1)
+        assert save(later, {kept: 9}, member="m1", generation=1).positions[kept] == 9, (
+            "what it kept it may save, though it has not heard of the new generation"
+        )
+        both = {moved: 9, kept: 9}
+        with pytest.raises(Fenced):
+            save(later, both, member="m1", generation=1)
+
+    def test_an_earlier_life_of_a_member_is_fenced(self) -> None:
+        group = joined(joined(Group(), "m1"), "m1", now=S)
+        with pytest.raises(Fenced):
+            save(group, {"a": 1}, member="m1", generation=1)
+        with pytest.raises(Fenced):
+            beat(group, "m1", 1, 2 * S, TTL)
+        assert save(group, {"a": 1}, member="m1", generation=2).positions == {"a": 1}
+
+    def test_strangers_save_only_where_nobody_reads(self) -> None:
+        group = joined(Group(), "m1", logs="ab")
+        with pytest.raises(Fenced):
+            save(group, {"a": 1})
+        assert save(group, {"z": 1}).positions == {"z": 1}
+        assert save(Group(), {"a": 1}).positions == {"a": 1}
+
+    def test_positions_go_back_only_on_a_reset(self) -> None:
+        group = save(Group(), {"a": 5, "b": 5})
+        with pytest.raises(Rejected, match="takes a reset"):
+            save(group, {"b": 6, "a": 4})
+        assert save(group, {"a": 5}) == group
+        assert save(group, {"a": 1}, reset=True).positions == {"a": 1, "b": 5}
+        assert save(joined(group, "m1"), {"a": 1}, reset=True).positions["a"] == 1
+
+    @pytest.mark.parametrize(
+        ("now", "expected", "wanted", "saved"),
+        [(0, 0, 5, True), (5, 5, 9, True), (5, 0, 9, False), (7, 5, 9, False), (9, 5, 9, True)],
+    )
+    def test_compare_and_set(self, now, expected, wanted, saved) -> None:
+        """The last row: an earlier try was stored, and its answer was lost."""
+        group = Group(positions={"a": now} if now else {})
+        if saved:
+            assert save(group, {"a": wanted}, expected={"a": expected}).positions == {"a": wanted}
+        else:
+            with pytest.raises(Fenced, match="somebody saved in between"):
+                save(group, {"a": wanted}, expected={"a": expected})
+
+
+@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "beat", "wait"]),
+                          st.sampled_from(["m1", "m2", "m3"]),
+                          st.sampled_from(["ab", "bcd", "abcd", ""])), max_size=25))  # fmt: skip
+def test_each_log_has_one_owner_who_wants_it_and_shares_are_even(events) -> None:
+    group, now = Group(), 0
+    for word, member, logs in events:
+        before = group
+        if word == "join":
+            group = join(group, member, logs, now, TTL)
+        elif word == "leave":
+            group = leave(group, member)
+        elif word == "wait":
+            now += 6 * S
+        elif member in group.members:
+            group = beat(group, member, group.generation, now, TTL)
+        assert group.generation >= before.generation
+        wanted = {log for value in group.members.values() for log in value.logs}
+        assert set(group.owners) == wanted
+        for log, own in group.owners.items():
+            assert log in group.members[own.member].logs
+            if before.owners.get(log) != own:
+                assert own.since == group.generation > before.generation
+        if all(set(value.logs) == wanted for value in group.members.values()) and group.members:
+            sizes = [len(group.logs_of(each)) for each in group.members]
+            assert max(sizes) - min(sizes) <= 1
