@@ -105,7 +105,11 @@ class SimCluster:
     @property
     def addresses(self) -> tuple[str, ...]:
         """What clients connect to."""
-        return tuple(f"{self.machine(n).name}:{PORT}" for n in self.numbers)
+        return tuple(map(self.address, self.numbers))
+
+    def address(self, number: NodeId) -> str:
+        """What a node listens on."""
+        return f"{self.machine(number).name}:{PORT}"
 
     def machine(self, number: NodeId) -> SimMachine:
         """A node's machine."""
@@ -204,7 +208,7 @@ class SimCluster:
             node=number,
             directory="/node",
             metadata="",
-            listen=f"{self.machine(number).name}:{PORT}",
+            listen=self.address(number),
             location=self.rack(number),
             default_replication=self.options.replication,
             create_logs=True,

@@ -51,22 +51,43 @@ def damage_wal(disk: SimDisk, chance: random.Random) -> int:
     Returns:
         How many records were hit; 0 if there are none to hit.
     """
+    hit = _durable_places(disk, chance)
+    for start, stop in hit:
+        disk.rot(WAL_PATH, start, stop, bits=chance.randint(1, BITS_MAX))
+    return len(hit)
+
+
+def zero_wal(disk: SimDisk, chance: random.Random) -> int:
+    """Let blocks of a stopped node's WAL, with records that were durable, read as zeros.
+
+    Returns:
+        How many records were hit; 0 if there are none to hit.
+    """
+    hit = _durable_places(disk, chance)
+    for start, stop in hit:
+        first = align_down(start)
+        disk.tree.file(WAL_PATH).write(first, bytes(align_up(stop) - first))
+    return len(hit)
+
+
+def _durable_places(disk: SimDisk, chance: random.Random) -> list[tuple[int, int]]:
+    """Where a few records stand that were durable for sure: bytes [start, stop) of the WAL."""
     try:
         file = disk.tree.file(WAL_PATH)
     except OSError:
-        return 0
+        return []
     header = _header(file)
     if header is None:
-        return 0
+        return []
     records = list(_records(file, header))
     durable = max([header.durable, *(record.durable for record in records)])
     data = [r for r in records if r.kind is WalKind.DATA and r.stop <= durable]
     hit = chance.sample(data, min(len(data), chance.randint(1, RECORDS_MAX)))
+    places = []
     for record in hit:
         start = wal_position(record.offset, header.ring)
-        stop = start + record.stop - record.offset
-        disk.rot(WAL_PATH, start, stop, bits=chance.randint(1, BITS_MAX))
-    return len(hit)
+        places.append((start, start + record.stop - record.offset))
+    return places
 
 
 def _header(file: StoredFile) -> WalHeader | None:

@@ -137,6 +137,10 @@ class SimDisk:
         """Let nothing finish for so long, what is in flight neither."""
         self._stalled_until = max(self._stalled_until, self._loop.time() + seconds)
 
+    def forgive(self, kind: Kind) -> None:
+        """Take back what was asked for of one kind and has not struck."""
+        self._faults = deque(fault for fault in self._faults if fault.kind != kind)
+
     def heal(self) -> None:
         """Take back what was asked for and has not struck; what is stored stays as it is."""
         self.latency_factor = 1.0

@@ -4,8 +4,8 @@ To add one: write a function that takes the stage and the nodes hit, makes thing
 bad, and returns how to undo that; give it a row in `FAULT_KINDS`. Plans draw from
 that table, so nothing else changes.
 
-Disks restored from an old copy, and versions that differ, are not here yet: they come
-with the features that must survive them (docs/simulator.md lists them).
+What waits for a feature is listed in docs/simulator.md, with what is here; disks' errors
+are in `sim.disk_faults`, who speaks to a port uninvited in `sim.stranger`.
 
 Source: reliability digest §5.1; TigerBeetle's swarm options; FoundationDB's kill
 types and its swizzle-clogging.
@@ -24,10 +24,12 @@ from cordwood.nodes import NodeId
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.damage import damage_wal
+from cordwood.sim.disk_faults import file_error, read_error, truncated_wal, zeroed_wal
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.network_faults import NetworkFaults, Undo, pairs_between
 from cordwood.sim.stored_tree import StoredTree
+from cordwood.sim.stranger import Stranger
 
 SLOW_DISK_FACTOR = 200.0
 """A write takes tens of milliseconds: a disk that is about to fail."""
@@ -58,6 +60,10 @@ ANSWER_LOSS = 0.5
 
 METADATA_SLOW_S = (0.05, 0.6)
 """Shortest and longest call to an overloaded metadata store."""
+
+SLOW_CPU_EVERY_S = 0.1
+SLOW_CPU_SHARES = (0.5, 0.2, 0.05)
+"""A quota as a container has it: so much of each tenth of a second, and then nothing."""
 
 WRITE_ERRORS_MAX = 3
 """Failing writes in a row; the first poisons the WAL, the rest meet its restart."""
@@ -165,6 +171,33 @@ def _pause(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo
     return resume
 
 
+def _slow_cpu(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    machines, loop = stage.machines(nodes), stage.simulation.loop
+    runs_s = SLOW_CPU_EVERY_S * chance.choice(SLOW_CPU_SHARES)
+    is_over = False
+
+    def stop() -> None:
+        if not is_over:
+            for machine in machines:
+                machine.pause()
+            loop.call_later(SLOW_CPU_EVERY_S - runs_s, go_on)
+
+    def go_on() -> None:
+        for machine in machines:
+            machine.resume()
+        if not is_over:
+            loop.call_later(runs_s, stop)
+
+    def full_speed() -> None:
+        nonlocal is_over
+        is_over = True
+        for machine in machines:
+            machine.resume()
+
+    stop()
+    return full_speed
+
+
 def _client_crash(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
     crew, name = stage.pick_client(chance)
     crew.kill(name)
@@ -265,6 +298,16 @@ def _bad_link(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> U
     """One link of one node, both ways: lossy or slow."""
     pair = (stage.names(nodes)[0], chance.choice(stage.rest(nodes[:1])))
     return stage.network.change((pair, pair[::-1]), chance.choice((LOSSY, SLOW)))
+
+
+def _stranger(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Somebody who is no client of ours speaks to these nodes' ports."""
+    machine = stage.simulation.machine("stranger")
+    if machine.is_up:
+        return _nothing
+    addresses = [stage.cluster.address(node) for node in nodes]
+    machine.start(Stranger(addresses, chance).run)
+    return machine.kill
 
 
 # ---- disks ----
@@ -371,6 +414,7 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "crash": FaultKind("SIGKILL, and a start later", _crash),
     "power_cut": FaultKind("power lost: what was not synced is gone or torn", _power_cut),
     "pause": FaultKind("SIGSTOP, and SIGCONT later", _pause),
+    "slow_cpu": FaultKind("nodes that may use a share of a core only", _slow_cpu),
     "amnesia": FaultKind("a node started on an empty disk", _amnesia),
     "swapped_disks": FaultKind("two nodes started on each other's disks", _swapped_disks),
     "client_crash": FaultKind(
@@ -390,9 +434,13 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "slow_links": FaultKind("nodes far away", _changed_links(SLOW)),
     "narrow_links": FaultKind("nodes behind a thin line", _changed_links(NARROW)),
     "corrupting_links": FaultKind("bits flip on the way", _corrupting_links),
+    "stranger": FaultKind("noise, half greetings and wrong frames on a port", _stranger),
     "slow_disk": FaultKind("a disk 200 times slower", _slow_disk),
     "disk_stall": FaultKind("a disk that does nothing for seconds", _disk_stall, for_s=(0.0, 0.0)),
     "write_error": FaultKind("writes fail with EIO or ENOSPC", _write_error),
+    "read_error": FaultKind("EIO where a starting node reads its WAL", read_error),
+    "file_error": FaultKind("EIO or ENOSPC at a starting node's small files", file_error),
+    "truncated_wal": FaultKind("a node started on a WAL without its end", truncated_wal),
     "metadata_outage": FaultKind(
         "the metadata store does not answer", _metadata_outage, hits_nodes=False, for_s=(0.5, 4.0)
     ),
@@ -405,6 +453,7 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "clock_step": FaultKind("a clock jumps up to an hour", _clock_step, for_s=(0.0, 0.0)),
     "clock_drift": FaultKind("a clock 5 % fast or slow", _clock_drift),
     "rot": FaultKind("bits flip on a disk at rest", _rot, damages=True),
+    "zeroed": FaultKind("blocks of a WAL at rest turn to zeros", zeroed_wal, damages=True),
     "lost_write": FaultKind(
         "a write told done that never was, seen at the next start", _lost_write, damages=True
     ),

@@ -151,14 +151,23 @@ def _singles(
     # Whatever the draw: with the dead sequencers they make a run count.
     first = kinds[:FIRST_KINDS]
     times = [chance.uniform(options.calm_s, length_s) for _ in first]
+    racks = _racks(options)
     now = options.calm_s
     while kinds and (now := now + chance.expovariate(1 / options.pause_s)) < length_s:
         times.append(now)
     for at, now in enumerate(times):
         kind = first[at] if at < len(first) else chance.choice(kinds)
         for_s = _duration(kind, chance)
-        faults.append(Fault(kind, _victims(kind, nodes, chance), now, for_s))
+        faults.append(Fault(kind, _victims(kind, nodes, racks, chance), now, for_s))
     return faults
+
+
+def _racks(options: FaultOptions) -> tuple[tuple[int, ...], ...]:
+    """The nodes of each rack, where it is known where they are."""
+    by_rack: dict[str, list[int]] = {}
+    for member in options.nodeset.members if options.nodeset else ():
+        by_rack.setdefault(member.location, []).append(member.node)
+    return tuple(map(tuple, by_rack.values()))
 
 
 def _duration(kind: str, chance: random.Random) -> float:
@@ -169,13 +178,24 @@ def _duration(kind: str, chance: random.Random) -> float:
     return chance.uniform(0.05, 1.5) if chance.random() < 0.5 else chance.uniform(1.5, 8.0)
 
 
-def _victims(kind: str, nodes: tuple[int, ...], chance: random.Random) -> tuple[int, ...]:
+RACK_SHARE = 0.15
+"""Of the faults that hit nodes: a whole rack, as its switch or its power supply would."""
+
+
+def _victims(
+    kind: str,
+    nodes: tuple[int, ...],
+    racks: tuple[tuple[int, ...], ...],
+    chance: random.Random,
+) -> tuple[int, ...]:
     if not FAULT_KINDS[kind].hits_nodes:
         return ()
     if kind in ("crash", "power_cut") and chance.random() < 0.1:
         return nodes
     if chance.random() < 0.35:
         return (SEQUENCER,)
+    if racks and chance.random() < RACK_SHARE:
+        return chance.choice(racks)
     count = 1 if chance.random() < 0.7 else chance.randint(1, max(1, len(nodes) // 2))
     return tuple(sorted(chance.sample(nodes, count)))
 

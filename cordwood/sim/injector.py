@@ -73,6 +73,7 @@ class Injector:
         """
         stage = self._stage
         stage.network.heal()
+        stage.simulation.machine("stranger").kill()
         metadata = stage.cluster.metadata
         metadata.is_out, metadata.answer_loss, metadata.delay_s = False, 0.0, DELAY_S
         for number in stage.cluster.numbers:

@@ -28,7 +28,7 @@ def _ack_before_durable(right: Any) -> Any:
         settled: Callable[[Sequence[Any]], None],
         by_recovery: bool,
     ) -> None:
-        self._insert(taken)
+        self._insert(self._wal.durable_offset, taken)
         settled(refused)
 
         async def later() -> None:

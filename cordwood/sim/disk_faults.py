@@ -1,0 +1,93 @@
+"""Faults of disks that are met when a node starts: errors, and files that were tampered with.
+
+Source: reliability digest §5.1 (latent sector errors, truncate, zero-fill); BookKeeper's
+and NATS's losses to files that were shorter than they had been (§2).
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cordwood.host.seams import DISK_BLOCK_BYTES
+from cordwood.nodes import NodeId
+from cordwood.sim.damage import WAL_PATH, zero_wal
+from cordwood.sim.network_faults import Undo
+
+if TYPE_CHECKING:
+    from cordwood.sim.fault_kinds import Stage
+
+ERRORS_MAX = 3
+"""Operations in a row that fail; the first one ends the start, the rest the next ones."""
+
+
+def read_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Sectors that cannot be read just when a node starts: it must not take that for empty."""
+    for node in nodes:
+        disk = stage.cluster.machine(node).disk
+        _restart(stage, node)
+        disk.fail("read", errno.EIO, times=chance.randint(1, ERRORS_MAX))
+    return lambda: _quiet(stage, nodes)
+
+
+def file_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Small files (the identity, a table's) that cannot be read or written when a node starts."""
+    for node in nodes:
+        disk = stage.cluster.machine(node).disk
+        _restart(stage, node)
+        code = chance.choice((errno.EIO, errno.ENOSPC))
+        disk.fail("file", code, times=chance.randint(1, ERRORS_MAX))
+    return lambda: _quiet(stage, nodes)
+
+
+def truncated_wal(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """A node is started on a WAL that lost its end; it must not run, and gets its own back."""
+    cluster = stage.cluster
+    own = {
+        node: stage.own_disks.setdefault(node, cluster.machine(node).disk.tree) for node in nodes
+    }
+    for node, tree in own.items():
+        cut = tree.copy()
+        try:
+            file = cut.file(WAL_PATH)
+        except OSError:
+            continue  # it never came as far as having one
+        file.size = DISK_BLOCK_BYTES * chance.randrange(file.size // DISK_BLOCK_BYTES)
+        cluster.give_disk(node, cut, own=False)
+        cluster.start(node)
+
+    def give_back() -> None:
+        for node, tree in own.items():
+            cluster.give_disk(node, tree, own=True)
+            cluster.start(node)
+
+    return give_back
+
+
+def zeroed_wal(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Blocks of a stopped node's WAL read as zeros, where its records were durable."""
+    for node in nodes:
+        stage.cluster.kill(node)
+        zero_wal(stage.cluster.machine(node).disk, chance)
+    return lambda: _start_down(stage, nodes)
+
+
+def _restart(stage: Stage, node: NodeId) -> None:
+    stage.cluster.kill(node)
+    stage.cluster.start(node)
+
+
+def _quiet(stage: Stage, nodes: Sequence[NodeId]) -> None:
+    """What was not met yet is taken back, and who gave up is started anew."""
+    for node in nodes:
+        stage.cluster.machine(node).disk.forgive("read")
+        stage.cluster.machine(node).disk.forgive("file")
+    stage.cluster.restart_failed(nodes)
+
+
+def _start_down(stage: Stage, nodes: Sequence[NodeId]) -> None:
+    for node in nodes:
+        if not stage.cluster.machine(node).is_up:
+            stage.cluster.start(node)

@@ -1,0 +1,45 @@
+"""Every kind of fault, alone: it strikes, it is taken back, and every promise is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordwood.sim.fault_kinds import FAULT_KINDS
+from cordwood.sim.fault_plan import Damage, Fault, FaultOptions
+from cordwood.sim.history import DiskGiven, NodeStarted
+from cordwood.sim.options import RunOptions
+from cordwood.sim.replay import quiet_run
+from cordwood.sim.run import Outcome, run_seed
+from cordwood.sim.workload import WorkloadOptions
+
+LIGHT = WorkloadOptions(producers=1, readers=1, lanes=2, pause_s=0.4, burst=8)
+
+
+def strike(kind: str) -> Outcome:
+    hit = FAULT_KINDS[kind]
+    faults = FaultOptions(damage=Damage.WITHIN if hit.damages else Damage.NONE)
+    plan = (Fault(kind, (2,) if hit.hits_nodes else (), 2.0, 2.5),)
+    with quiet_run():
+        return run_seed(
+            3,
+            RunOptions(plan=plan, workload=LIGHT, faults=faults, length_s=6.0, must_count=False),
+        )
+
+
+@pytest.mark.parametrize("kind", FAULT_KINDS)
+def test_it_strikes_and_is_survived(kind: str) -> None:
+    outcome = strike(kind)
+    assert outcome.faults == {kind: 1}
+    assert not outcome.violations, "\n".join(map(str, outcome.violations))
+    assert outcome.acked > 50
+
+
+@pytest.mark.parametrize("kind", ["amnesia", "swapped_disks", "truncated_wal"])
+def test_a_node_on_a_disk_that_is_not_its_own_waits_for_it(kind: str) -> None:
+    story = [
+        event
+        for event in strike(kind).history
+        if isinstance(event, DiskGiven | NodeStarted) and event.node == 2
+    ]
+    assert [type(event) for event in story] == [NodeStarted, DiskGiven, DiskGiven, NodeStarted]
+    assert [event.own for event in story if isinstance(event, DiskGiven)] == [False, True]
