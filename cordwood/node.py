@@ -209,6 +209,10 @@ class Node:
         self._tasks.create_task(self._flusher.run())
         self._exit.push_async_callback(self._flusher.close)
 
+    async def flush(self) -> None:
+        """See `Flusher.flush`."""
+        await self._flusher.flush()
+
     def _on_room(self) -> None:
         """A flush made room."""
         self._storage.tell_room()

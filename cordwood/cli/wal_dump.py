@@ -19,6 +19,7 @@ from cordwood.layout.shard_record import (
     SealRecord,
     ShardRecord,
     StoreRecord,
+    TrimRecord,
     read_shard_record,
 )
 from cordwood.layout.wal_block import WalHeader, WalKind, unpack_holes
@@ -134,6 +135,8 @@ def _held_words(seen: SeenRecord) -> str:
         case CleanRecord(log, epoch, seal, lng):
             held = f"sealed by {seal}, up to {format_lsn(lng)}" if seal else "nothing of it held"
             return f"log {log}: epoch {epoch} is over ({held})"
+        case TrimRecord(log, lsn):
+            return f"log {log} is trimmed up to {format_lsn(lsn)}"
         case str() as words:
             return words
         case holes:

@@ -21,6 +21,7 @@ The metadata table holds::
         i64 made at (µs, wall clock), u64 bytes and u64 files so far
     "d" u64 log, u64 partition ► the log's part of a partition: u64 first, u64 last,
         u64 blocks, u64 bytes, i64 first and i64 last append time
+    "e" u64 partition, u64 log ► u64 last: the same from the partition's side, for its drop
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
 
 Source: design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
@@ -49,6 +50,7 @@ _ONE = struct.Struct(">cQ")
 _TWO = struct.Struct(">cQQ")
 _ORIGIN = struct.Struct("<II")
 _OFFSET = struct.Struct("<q")
+_LAST = struct.Struct("<Q")
 _PARTITION = struct.Struct("<qqQQ")
 _ENTRY = struct.Struct("<QQQQqq")
 _STATE = struct.Struct("<IIQQqQQQIIII")
@@ -248,6 +250,40 @@ def read_directory_key(key: bytes) -> tuple[int, int]:
     """
     _, log, partition = _read(_TWO, key, "a directory key")
     return int(log), int(partition)
+
+
+def member_key(partition: int, log: int) -> bytes:
+    """The key of the row that says that a log has a part in a partition."""
+    return _TWO.pack(b"e", partition, log)
+
+
+def member_range(partition: int) -> tuple[bytes, bytes]:
+    """From and below: the keys of a partition's logs."""
+    return _ONE.pack(b"e", partition), _ONE.pack(b"e", partition + 1)
+
+
+def read_member_key(key: bytes) -> tuple[int, int]:
+    """Partition and log of such a row.
+
+    Raises:
+        Malformed: it is none.
+    """
+    _, partition, log = _read(_TWO, key, "a partition's log")
+    return int(partition), int(log)
+
+
+def pack_last(last: int) -> bytes:
+    """The highest LSN that a log has in a partition."""
+    return _LAST.pack(last)
+
+
+def read_last(value: bytes) -> int:
+    """The highest LSN that a log has in a partition.
+
+    Raises:
+        Malformed: of another length.
+    """
+    return int(_read(_LAST, value, "an LSN")[0])
 
 
 def pack_entry(entry: DirectoryEntry) -> bytes:

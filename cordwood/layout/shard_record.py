@@ -5,6 +5,7 @@
     CLEAN  u64 log, u32 epoch, u32 seal, u64 lng: the epoch is over; above the LNG only
            what was stored under this seal counts, and the rest is dropped here. Seal 0:
            nothing of it was held.
+    TRIM   u64 log, u64 lsn: all of the log up to it may go
 
 Little-endian. The WAL's own record header around it has the checksum.
 
@@ -22,6 +23,7 @@ from cordwood.layout.waves import StoredBlock, read_store
 
 _SEAL = struct.Struct("<BQI")
 _CLEAN = struct.Struct("<BQIIQ")
+_TRIM = struct.Struct("<BQQ")
 
 
 class RecordKind(enum.IntEnum):
@@ -30,6 +32,7 @@ class RecordKind(enum.IntEnum):
     STORE = 1
     SEAL = 2
     CLEAN = 3
+    TRIM = 4
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -59,7 +62,14 @@ class CleanRecord(NamedTuple):
     lng: int
 
 
-ShardRecord = StoreRecord | SealRecord | CleanRecord
+class TrimRecord(NamedTuple):
+    """All of `log` up to `lsn`, it included, may go."""
+
+    log: int
+    lsn: int
+
+
+ShardRecord = StoreRecord | SealRecord | CleanRecord | TrimRecord
 
 
 def pack_seal(record: SealRecord) -> bytes:
@@ -70,6 +80,11 @@ def pack_seal(record: SealRecord) -> bytes:
 def pack_clean(record: CleanRecord) -> bytes:
     """A CLEAN record."""
     return _CLEAN.pack(RecordKind.CLEAN, *record)
+
+
+def pack_trim(record: TrimRecord) -> bytes:
+    """A TRIM record."""
+    return _TRIM.pack(RecordKind.TRIM, *record)
 
 
 def read_shard_record(body: memoryview) -> ShardRecord:
@@ -85,6 +100,8 @@ def read_shard_record(body: memoryview) -> ShardRecord:
         return SealRecord(*_SEAL.unpack(body)[1:])
     if kind == RecordKind.CLEAN and len(body) == _CLEAN.size:
         return CleanRecord(*_CLEAN.unpack(body)[1:])
+    if kind == RecordKind.TRIM and len(body) == _TRIM.size:
+        return TrimRecord(*_TRIM.unpack(body)[1:])
     raise Malformed(
         f"the WAL holds a record of kind {kind} with {len(body)} bytes, which this "
         "version does not know: was it written by a newer one?"

@@ -165,6 +165,8 @@ class MemoryTables:
     def _held(self, table: str) -> _Table:
         if not self._is_open:
             raise TablesFailed(f"{self._path} is not open")
+        if table not in self._tables:
+            raise TablesFailed(f"{self._path} has no table {table}")
         return self._tables[table]
 
     async def _pass_time(self) -> None:

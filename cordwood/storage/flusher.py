@@ -3,7 +3,8 @@
 A flush begins when enough has gathered, when the oldest of it is old, when the WAL is half
 full (small records fill it sooner than the cache: each lone one takes 4 KiB), or when
 somebody asks. It takes all that has gathered. When LogsDB has it durably, the blocks leave
-the cache, the WAL is trimmed, and those that wait for room are told.
+the cache, the WAL is trimmed, partitions that are trimmed as a whole are dropped, and those
+that wait for room are told.
 
 While the disk has no room for a flush, the batch is kept and tried again; the cache and
 the WAL then fill, and appends are refused with that. Any other failure ends the node's
@@ -131,6 +132,7 @@ class Flusher:
             await self._flush(batch)
             shard.cache.evict(batch)
             await shard.wal.trim(batch.offset)
+            await shard.logs.drop_trimmed(lambda log: shard.cache.log(log).trim)
         except CordwoodError as error:
             shard.fail(error)
         else:

@@ -39,12 +39,13 @@ class CachedLog:
         lngs: LNG by epoch, for epochs of which something is known.
         ends: how each clean epoch that this node was told of was recovered.
         append_time_us: the latest append time seen.
+        trim: all up to this LSN was trimmed; 0 for none. It only rises.
         bytes: bytes of headers, envelopes and bodies held here.
     """
 
     __slots__ = (
         "_blocks", "_closed", "_held", "_lasts", "append_time_us", "bytes", "clean", "ends",
-        "lngs", "released",
+        "lngs", "released", "trim",
     )  # fmt: skip
 
     def __init__(self, state: LogState | None = None) -> None:
@@ -59,6 +60,7 @@ class CachedLog:
         self.lngs = dict(known.lngs)
         self.ends = {epoch: EpochEnd(seal, lng) for epoch, seal, lng in known.ends}
         self.append_time_us = known.append_time_us
+        self.trim = known.trim
         self.bytes = 0
 
     def state(self, seal: int) -> LogState:
@@ -67,6 +69,7 @@ class CachedLog:
             seal=seal,
             clean=self.clean,
             released=self.released,
+            trim=self.trim,
             append_time_us=self.append_time_us,
             lngs=tuple(self.lngs.items()),
             ends=tuple((epoch, *end) for epoch, end in self.ends.items()),
@@ -103,7 +106,9 @@ class CachedLog:
         return True
 
     def _is_late(self, block: StoredBlock) -> bool:
-        """Whether a block's epoch was over here before it became durable, without it."""
+        """Whether it was trimmed, or its epoch was over here, before it became durable."""
+        if block.header.last <= self.trim:
+            return True
         epoch, seal = block.header.first >> 32, block.envelope.seal_epoch
         end = self.ends.get(epoch)
         if end is not None:
@@ -178,6 +183,18 @@ class CachedLog:
         self.clean = max([self.clean, *reached])
         self._closed = {each for each in self._closed if each > self.clean}
         self._held = {each for each in self._held if each > self.clean}
+
+    def trim_to(self, lsn: int) -> None:
+        """Let go of every block that ends at or below `lsn`, and take none any more."""
+        if lsn <= self.trim:
+            return
+        self.trim = lsn
+        at = self.index_from(lsn + 1)
+        if at:
+            self._keep(self._blocks[at:])
+        # Nothing is held of epochs below, so nothing of them has to be purged. Their ends are
+        # kept: a node that has not heard of the trim yet may ask for them.
+        self._held = {epoch for epoch in self._held if epoch >= lsn >> 32}
 
     def counts(self, last: int, seal_epoch: int) -> bool:
         """Whether a copy counts that ends at `last`, as far as its epoch's end is known.

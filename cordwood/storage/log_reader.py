@@ -91,7 +91,13 @@ class LogReader:
             return cached
         held = self._cache.log(log)
         stored = await self._logs.read(
-            log, start, bound, held.counts, wanted, bytes_max=bytes_max, blocks_max=blocks_max
+            log,
+            max(start, held.trim + 1),
+            bound,
+            held.counts,
+            wanted,
+            bytes_max=bytes_max,
+            blocks_max=blocks_max,
         )
         return _merged(held, stored, cached, bound)
 

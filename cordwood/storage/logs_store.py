@@ -36,7 +36,7 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
-from cordwood.storage.tables import Row, Tables
+from cordwood.storage.tables import Row, Tables, TablesFailed
 
 logger = logging.getLogger(__name__)
 
@@ -140,10 +140,12 @@ class LogsStore:
         offset: of the WAL; all records up to it are here. -1 for none.
         partitions: oldest first.
         logs: what is held of each log.
+        drops: partitions dropped since the start.
     """
 
     def __init__(self, tables: Tables, settings: StorageSettings) -> None:
         self.offset = -1
+        self.drops = 0
         self.partitions: list[Partition] = []
         self.logs: dict[int, StoredLog] = {}
         self._tables = tables
@@ -206,7 +208,7 @@ class LogsStore:
             log = logs_db.read_state_key(key)
             states[log] = state
             self._last_us = max(self._last_us, state.append_time_us)
-            if state.blocks:
+            if state.last:
                 self.logs[log] = StoredLog(state.last, state.blocks, state.bytes)
         return states
 
@@ -319,6 +321,7 @@ class LogsStore:
             rows.append((logs_db.partition_key(partition.number), logs_db.pack_partition(row)))
         for (log, number), entry in entries.items():
             rows.append((logs_db.directory_key(log, number), logs_db.pack_entry(entry)))
+            rows.append((logs_db.member_key(number, log), logs_db.pack_last(entry.last)))
         for log, state in states.items():
             held = logs.get(log) or self.logs.get(log) or StoredLog()
             whole = state._replace(last=held.last, blocks=held.blocks, bytes=held.bytes)
@@ -381,6 +384,64 @@ class LogsStore:
         for log in logs:
             self._directories.pop(log, None)
 
+    # ---- dropping ----
+
+    async def drop_trimmed(self, trim_of: Callable[[int], int]) -> list[Partition]:
+        """Drop the oldest partitions of which all is trimmed; those that were.
+
+        Not at the same time as a flush. The newest partition stays: it is the one that fills.
+
+        Args:
+            trim_of: the trim point of a log, durable in the WAL or here.
+        Raises:
+            TablesFailed, Corrupt: the store below cannot go on.
+        """
+        dropped: list[Partition] = []
+        while len(self.partitions) > 1:
+            oldest = self.partitions[0]
+            members = await self._members(oldest)
+            if any(last > trim_of(log) for log, last in members.items()):
+                break
+            await self._drop(oldest, list(members))
+            dropped.append(oldest)
+        return dropped
+
+    async def _members(self, partition: Partition) -> dict[int, int]:
+        """The highest LSN in a partition of each log that has a part in it."""
+        rows = await self._all(META, *logs_db.member_range(partition.number))
+        return {logs_db.read_member_key(key)[1]: logs_db.read_last(value) for key, value in rows}
+
+    async def _drop(self, partition: Partition, logs: Sequence[int]) -> None:
+        """Forget a partition, durably, and then its table: a start drops a table that no
+        metadata names, and could do nothing with metadata without its table."""
+        number = partition.number
+        keys = [logs_db.directory_key(log, number) for log in logs]
+        entries = await self._tables.get(META, keys) if keys else []
+        states = await self._tables.get(META, [logs_db.state_key(log) for log in logs])
+        left: dict[int, StoredLog] = {}
+        rows: list[Row] = [(logs_db.partition_key(number), None)]
+        for log, entry, state in zip(logs, entries, states, strict=True):
+            rows += [(logs_db.directory_key(log, number), None)]
+            rows += [(logs_db.member_key(number, log), None)]
+            if entry is None or state is None:
+                continue
+            gone, held = logs_db.read_entry(entry), self.logs[log]
+            left[log] = StoredLog(held.last, held.blocks - gone.blocks, held.bytes - gone.bytes)
+            whole = logs_db.read_state(state)._replace(
+                blocks=left[log].blocks, bytes=left[log].bytes
+            )
+            rows.append((logs_db.state_key(log), logs_db.pack_state(whole)))
+        await self._tables.write(META, rows)
+        await self._tables.flush(META)
+        self.partitions.remove(partition)
+        self.drops += 1
+        self.logs.update(left)
+        for log in logs:
+            self._directories.pop(log, None)
+            self._entries.pop((log, number), None)
+        await self._tables.drop(partition.table)
+        logger.info("partition %d with %d bytes was dropped", number, partition.bytes)
+
     def _partition(self, number: int) -> Partition:
         return next(each for each in reversed(self.partitions) if each.number == number)
 
@@ -410,11 +471,13 @@ class LogsStore:
             return kept
         held = self.logs[log]
         found: list[tuple[Partition, DirectoryEntry]] = []
+        partitions = {each.number: each for each in self.partitions}
         for key, value in await self._all(META, *logs_db.directory_range(log)):
             _, number = logs_db.read_directory_key(key)
-            found.append((self._partition(number), logs_db.read_entry(value)))
+            if number in partitions:  # else it was dropped meanwhile
+                found.append((partitions[number], logs_db.read_entry(value)))
         found.sort(key=lambda each: (each[1].first, each[1].last))
-        if self.logs.get(log) is held:  # else a flush came between
+        if self.logs.get(log) is held:  # else a flush or a drop came between
             self._directories[log] = found
             if len(self._directories) > DIRECTORIES_KEPT:
                 self._directories.popitem(last=False)
@@ -443,6 +506,25 @@ class LogsStore:
             TablesFailed: the store below does not answer.
             Corrupt: something in the range fails its checksum.
         """
+        while True:
+            drops = self.drops
+            try:
+                return await self._read(log, start, bound, counts, wanted, bytes_max, blocks_max)
+            except TablesFailed:
+                if drops == self.drops:
+                    raise
+                # A partition was dropped under it, of which all is trimmed.
+
+    async def _read(
+        self,
+        log: int,
+        start: int,
+        bound: int,
+        counts: Counts,
+        wanted: Wanted | None,
+        bytes_max: int,
+        blocks_max: int,
+    ) -> Run:
         found, limit = await self._find(log, start, bound, bytes_max, blocks_max)
         chosen: list[tuple[StoredBlock, Partition]] = []
         size = seen = last = 0

@@ -29,7 +29,7 @@ from cordwood.errors import ChecksumMismatch, Overloaded
 from cordwood.host.seams import Host
 from cordwood.layout.logs_db import META_TABLE
 from cordwood.settings import StorageSettings
-from cordwood.storage.tables import Row, Rows, TablesFailed
+from cordwood.storage.tables import Row, Rows, TablesFailed, TablesNoSpace
 
 Result = TypeVar("Result")
 
@@ -137,6 +137,8 @@ class RocksTables:
     def _handle(self, table: str) -> Any:
         if self._db is None:
             raise TablesFailed(f"{self._path} is not open")
+        if table not in self._handles:
+            raise TablesFailed(f"{self._path} has no table {table}")
         return self._handles[table]
 
     async def write(self, table: str, rows: Sequence[Row]) -> None:
@@ -231,6 +233,8 @@ class RocksTables:
         except Exception as error:
             if type(error) is not Exception:  # which is what rocksdict raises
                 raise
+            if "No space left" in str(error):
+                raise TablesNoSpace(f"{self._path}: {error}") from error
             if str(error).startswith("Corruption"):
                 raise ChecksumMismatch(f"{self._path}: {error}") from error
             raise TablesFailed(f"{self._path}: {error}") from error

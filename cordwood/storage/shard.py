@@ -37,8 +37,10 @@ from cordwood.layout.shard_record import (
     CleanRecord,
     SealRecord,
     StoreRecord,
+    TrimRecord,
     pack_clean,
     pack_seal,
+    pack_trim,
     read_shard_record,
 )
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal, read_store, store_head
@@ -169,18 +171,24 @@ class Shard:
         for block in blocks:
             refusal = self._refusal(wave, block, seal_epoch, len(payload))
             if refusal is None:
-                taken.append(block)
+                if not self._is_trimmed(block):
+                    taken.append(block)
             else:
                 refused[block.header.log] = refusal
         if not taken:
             settled(tuple(refused.values()))
             return
         parts: list[Buffer] = [STORE_KIND, payload]
-        if refused:
+        if len(taken) < len(blocks):
             parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
             for block in taken:
                 parts += (block.wire, block.body)
         self._append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
+
+    def _is_trimmed(self, block: StoredBlock) -> bool:
+        """Whether storing it succeeds and keeps nothing: it could never be read."""
+        held = self.cache.get(block.header.log)
+        return held is not None and block.header.last <= held.trim
 
     def _refusal(
         self, wave: int, block: StoredBlock, seal_epoch: int, frame_bytes: int
@@ -323,6 +331,20 @@ class Shard:
         """
         await self._close_epoch(log, epoch, EpochEnd(seal, lng) if seal else None)
 
+    async def trim(self, log: int, lsn: int) -> None:
+        """All of a log up to `lsn` may go; returns once that is durable.
+
+        A trim point never falls: at or below an earlier one this does nothing. Whoever asks
+        has made sure that all up to it is released.
+
+        Raises:
+            Overloaded: the WAL has no room even for this.
+            Retryable: it failed.
+        """
+        if lsn > self.cache.log(log).trim:
+            mark = pack_trim(TrimRecord(log, lsn))
+            await self._write_mark(log, mark, lambda: self.cache.log(log).trim_to(lsn))
+
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
         seal, lng = end or EpochEnd(0, 0)
         mark = pack_clean(CleanRecord(log, epoch, seal, lng))
@@ -389,3 +411,6 @@ class Shard:
             case CleanRecord(log, epoch, seal, lng):
                 self._note(offset, [log])
                 self.cache.log(log).close_epoch(epoch, EpochEnd(seal, lng) if seal else None)
+            case TrimRecord(log, lsn):
+                self._note(offset, [log])
+                self.cache.log(log).trim_to(lsn)

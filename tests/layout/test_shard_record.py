@@ -9,8 +9,10 @@ from cordwood.layout.shard_record import (
     STORE_KIND,
     CleanRecord,
     SealRecord,
+    TrimRecord,
     pack_clean,
     pack_seal,
+    pack_trim,
     read_shard_record,
 )
 from cordwood.layout.waves import store_head
@@ -46,3 +48,8 @@ def test_a_store_is_checked_as_its_frame_was() -> None:
 def test_what_is_none_of_ours_is_refused(body: bytes) -> None:
     with pytest.raises(Malformed, match=r"kind \d with \d+ bytes"):
         read_shard_record(memoryview(body))
+
+
+def test_a_trim_comes_back() -> None:
+    record = TrimRecord(7, (3 << 32) + 9)
+    assert read_shard_record(memoryview(pack_trim(record))) == record

@@ -450,6 +450,51 @@ class TestFailed:
         run(scenario)
 
 
+class TestTrim:
+    def test_what_ends_at_or_below_it_goes_and_stays_away(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new()
+            blocks = [packed(at(1), count=2), packed(at(3), count=2), packed(at(5))]
+            made.store(*blocks)
+            await turns()
+            await made.shard.trim(LOG, at(3))
+            assert made.held() == blocks[1:], "a block goes when its last LSN is trimmed"
+            await made.shard.trim(LOG, at(1))
+            assert made.shard.cache.log(LOG).trim == at(3), "it never falls"
+            await made.open()
+            assert made.shard.cache.log(LOG).trim == at(3)
+            assert made.held() == blocks[1:]
+
+        run(scenario)
+
+    def test_a_store_below_it_succeeds_and_stores_nothing(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new()
+            await made.shard.trim(LOG, at(2))
+            used = made.shard.wal.used_bytes
+            assert made.store(packed(at(1)), packed(at(2))) == [()]
+            assert (made.held(), made.shard.wal.used_bytes) == ([], used)
+            settled = made.store(packed(at(2)), packed(at(3)), wave=2)
+            await turns()
+            assert (settled, made.held()) == ([()], [packed(at(3))])
+            await made.open()
+            assert made.held() == [packed(at(3))]
+
+        run(scenario)
+
+    def test_an_epoch_that_is_all_trimmed_has_not_to_be_purged(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new()
+            made.store(packed(at(1)), packed(at(1, epoch=3)))
+            await turns()
+            made.shard.release(LOG, at(9, epoch=5))
+            assert made.shard.unclean_epochs(LOG) == ([1, 3], 4)
+            await made.shard.trim(LOG, at(4, epoch=2))
+            assert made.shard.unclean_epochs(LOG) == ([3], 4)
+
+        run(scenario)
+
+
 class TestReplay:
     @pytest.mark.parametrize("seed", range(12))
     @pytest.mark.parametrize("graceful", [True, False])

@@ -99,4 +99,4 @@ class NodeSubject:
         )
         async with running_node(SETTINGS, host, metadata, memory_tables) as node:
             await compare(life, node.shard, promised.shard)
-            await ShardScript(life, node.shard).run(life.steps)
+            await ShardScript(life, node.shard, node.flush).run(life.steps)

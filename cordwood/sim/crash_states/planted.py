@@ -33,7 +33,7 @@ from cordwood.sim.zoo import PlantedBug, planted
 from cordwood.storage import wal_file, wal_recovery
 from cordwood.storage.flusher import Flusher
 from cordwood.storage.log_cache import Batch
-from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.logs_store import LogsStore, Partition
 from cordwood.storage.shard import Shard
 from cordwood.storage.wal import Wal
 from cordwood.storage.wal_blocks import WalBlock
@@ -276,6 +276,24 @@ def _flush_forgets_states() -> Plant:
     return [(LogsStore, "flush", forgetting)]
 
 
+def _trim_not_written() -> Plant:
+    async def trim(self: Shard, log: int, lsn: int) -> None:
+        self.cache.log(log).trim_to(lsn)
+
+    return [(Shard, "trim", trim)]
+
+
+def _table_dropped_before_metadata() -> Plant:
+    original = LogsStore._drop
+
+    async def drop(self: LogsStore, partition: Partition, logs: Any) -> None:
+        await self._tables.drop(partition.table)
+        await self._tables.create(partition.table)
+        await original(self, partition, logs)
+
+    return [(LogsStore, "_drop", drop)]
+
+
 # ---- a node's first start ----
 
 
@@ -360,6 +378,10 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
          _metadata_before_blocks),
     _bug(SHARD, "flush-forgets-states", "a flush takes blocks and leaves seals and ends behind",
          _flush_forgets_states),
+    _bug(SHARD, "trim-not-written", "a trim point lives in memory until the next flush",
+         _trim_not_written),
+    _bug(SHARD, "table-before-metadata", "a partition's table goes before what names it",
+         _table_dropped_before_metadata),
     _bug(NODE, "identity-before-wal", "a node writes its identity, then formats its WAL",
          _identity_before_wal),
     _bug(NODE, "half-start-refused", "a WAL without an identity is refused for ever",

@@ -50,6 +50,8 @@ PROBES = (
     "LogsDB held blocks",
     "LogsDB had several partitions",
     "the WAL held what LogsDB had",
+    "a trim was answered",
+    "a partition was dropped",
 )
 """What a sweep of some length must have met, or it proves less than it says."""
 

@@ -11,14 +11,15 @@ Source: `storage.shard`; design.md §5; reliability digest, §3 (S2, S3, S12, S1
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crc32c import crc32c
 
 from cordwood.block import BlockHeader, Envelope
-from cordwood.errors import Overloaded
+from cordwood.errors import Overloaded, Retryable
 from cordwood.host.seams import Host
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.waves import Refusal, StoreRefusal, store_head
@@ -50,7 +51,7 @@ STORAGE = tuple(
         partition_files=partition_files,
     )
     for flush_bytes, flush_age_s, partition_files in (
-        (4096, 60.0, 1), (4096, 0.01, 2), (1 << 16, 0.01, 20), (1 << 16, 60.0, 3),
+        (4096, 60.0, 1), (4096, 0.01, 1), (4096, 0.01, 2), (1 << 16, 0.01, 20), (1 << 16, 60.0, 3),
     )
 )  # fmt: skip
 """Flushes by size, by age and by a full WAL; partitions of one flush and of many."""
@@ -149,12 +150,29 @@ class EndAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimAsked:
+    """A log was to be trimmed."""
+
+    log: int
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimAnswered:
+    """It was."""
+
+    log: int
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """What a start found: from then on it stays, and nothing else comes."""
 
     copies: Copies
     seals: tuple[tuple[int, int], ...]
     ends: frozenset[End]
+    trims: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -166,6 +184,7 @@ class ShardPromises:
         must, may: blocks that must, and that may, be visible.
         seals, seals_asked: by log, the epoch that must have sealed, and the highest that may.
         ends, ends_asked: epochs that must, and that may, be known to be over.
+        trims, trims_asked: by log, the least and the highest that its trim point may be.
     """
 
     is_formatted: bool = False
@@ -175,10 +194,18 @@ class ShardPromises:
     seals_asked: dict[int, int] = field(default_factory=dict)
     ends: frozenset[End] = frozenset()
     ends_asked: frozenset[End] = frozenset()
+    trims: dict[int, int] = field(default_factory=dict)
+    trims_asked: dict[int, int] = field(default_factory=dict)
 
     def after(self, facts: Sequence[object]) -> ShardPromises:
         """See `Promised`."""
-        then = replace(self, seals=dict(self.seals), seals_asked=dict(self.seals_asked))
+        then = replace(
+            self,
+            seals=dict(self.seals),
+            seals_asked=dict(self.seals_asked),
+            trims=dict(self.trims),
+            trims_asked=dict(self.trims_asked),
+        )
         for fact in facts:
             then._learn(fact)
         return then
@@ -204,19 +231,27 @@ class ShardPromises:
             case EndAnswered(end, before):
                 self.ends |= {end}
                 self.may -= {copy for copy in before if end.drops(copy)}
-            case Opened(copies, seals, ends):
+            case TrimAsked(log, lsn):
+                _raise(self.trims_asked, log, lsn)
+                self.must = frozenset(c for c in self.must if c.log != log or c.first > lsn)
+            case TrimAnswered(log, lsn):
+                _raise(self.trims, log, lsn)
+                self.may = frozenset(c for c in self.may if c.log != log or c.first > lsn)
+            case Opened(copies, seals, ends, trims):
                 self.must = self.may = copies
+                self.trims, self.trims_asked = dict(trims), dict(trims)
                 self.seals, self.seals_asked = dict(seals), dict(seals)
                 self.ends = self.ends_asked = ends
             case _:
                 assert isinstance(fact, Opening), f"{fact} is no fact of a shard"
 
     def _may_drop(self, copy: Copy) -> bool:
-        return any(end.drops(copy) for end in self.ends_asked)
+        is_trimmed = copy.first <= self.trims_asked.get(copy.log, 0)
+        return is_trimmed or any(end.drops(copy) for end in self.ends_asked)
 
     def judge(self, found: Opened) -> str:
         """What is wrong with what a start found; "" for nothing."""
-        seals = dict(found.seals)
+        seals, trims = dict(found.seals), dict(found.trims)
         wrongs = {
             "lost, though stored": _places(self.must - found.copies),
             "visible, though never taken, or dropped": _places(found.copies - self.may),
@@ -224,6 +259,12 @@ class ShardPromises:
             "sealed by nobody": [log for log in LOGS if seals[log] > self.seals_asked.get(log, 0)],
             "its end was forgotten": _sorted(self.ends - found.ends),
             "ended by nobody": _sorted(found.ends - self.ends_asked),
+            "its trim was forgotten": [
+                log for log in LOGS if trims.get(log, 0) < self.trims.get(log, 0)
+            ],
+            "trimmed by nobody": [
+                log for log in LOGS if trims.get(log, 0) > self.trims_asked.get(log, 0)
+            ],
         }
         return "; ".join(f"{wrong}: {what}" for wrong, what in wrongs.items() if what)
 
@@ -251,7 +292,8 @@ async def found_in(shard: Shard) -> Opened:
             copies.add(Copy(log, block.header.first, block.envelope.seal_epoch, wire))
         ends |= {End(log, epoch, end.seal, end.lng) for epoch, end in held.ends.items()}
     seals = tuple((log, shard.sealed(log)) for log in LOGS)
-    return Opened(frozenset(copies), seals, frozenset(ends))
+    trims = tuple((log, shard.cache.log(log).trim) for log in LOGS)
+    return Opened(frozenset(copies), seals, frozenset(ends), trims)
 
 
 async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
@@ -310,8 +352,9 @@ def _wire(log: int, first: int, body: bytes, seal_epoch: int = 0) -> bytes:
 class ShardScript:
     """Stores, seals, ends of epochs and rests, drawn by chance; every answer is marked."""
 
-    def __init__(self, life: Life, shard: Shard) -> None:
+    def __init__(self, life: Life, shard: Shard, flush: Callable[[], Awaitable[None]]) -> None:
         self._shard = shard
+        self._flush = flush
         self._log = life.log
         self._probes = life.probes
         self._chance = life.chance
@@ -335,6 +378,12 @@ class ShardScript:
                 await self._begin(self._seal(log, self._epochs[log]))
             elif draw < 0.7:
                 await self._begin(self._end(log))
+            elif draw < 0.75:
+                is_all = self._chance.random() < 0.5
+                for each in LOGS if is_all else (log,):
+                    await self._begin(self._trim(each, is_all=is_all))
+            elif draw < 0.8:
+                await self._begin(self._flush_now())
             else:
                 await asyncio.sleep(REST_S * self._chance.random())
         await asyncio.gather(*self._asked)
@@ -422,6 +471,24 @@ class ShardScript:
         self._probes["an end was answered"] += 1
         self._log.promise(EndAnswered(end, before))
 
+    async def _flush_now(self) -> None:
+        with contextlib.suppress(Retryable):  # where the WAL failed
+            await self._flush()
+
+    async def _trim(self, log: int, *, is_all: bool) -> None:
+        """Trim a log in its middle, or all that was sent of it."""
+        sent = sorted(copy.first for copy in self._sent if copy.log == log)
+        if not sent:
+            return
+        lsn = sent[-1] if is_all else self._chance.choice(sent)
+        self._log.waive(TrimAsked(log, lsn))
+        try:
+            await self._shard.trim(log, lsn)
+        except Overloaded:
+            return
+        self._probes["a trim was answered"] += 1
+        self._log.promise(TrimAnswered(log, max(lsn, self._shard.cache.log(log).trim)))
+
 
 class ShardSubject:
     """See the module; a `Subject`."""
@@ -450,8 +517,9 @@ class ShardSubject:
         flusher = Flusher(shard, settings, host.clock, lambda: None)
         flushing = asyncio.create_task(flusher.run())
         try:
-            await ShardScript(life, shard).run(life.steps)
+            await ShardScript(life, shard, flusher.flush).run(life.steps)
         finally:
             await flusher.close()
             await flushing
         life.probes["a flush was done"] += flusher.flushes
+        life.probes["a partition was dropped"] += logs.drops

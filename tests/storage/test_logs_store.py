@@ -1,0 +1,296 @@
+"""LogsDB against a plain dictionary, over the twin of its tables; and what a drop leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings, stateful
+from hypothesis import strategies as st
+from made_blocks import OWNER, at, block, made_host, run
+from wal_memory_disk import MemoryDisk
+
+from cordwood.block import BlockKind
+from cordwood.errors import NotOurCluster
+from cordwood.layout.logs_db import LogState
+from cordwood.layout.waves import StoredBlock
+from cordwood.nodes import NodeId
+from cordwood.settings import StorageSettings
+from cordwood.sim.loop import SimLoop
+from cordwood.sim.memory_logs import memory_tables
+from cordwood.storage import logs_store
+from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.tables import TablesFailed
+
+Result = TypeVar("Result")
+
+SMALL = StorageSettings(partition_bytes=4096, partition_files=2, partition_age_s=60)
+LOGS = (1, 2, 3)
+END = at(1000)
+
+
+async def opened(disk: MemoryDisk, node: NodeId = OWNER) -> tuple[LogsStore, dict[int, LogState]]:
+    return await LogsStore.open(memory_tables("logsdb", SMALL, made_host(disk)), SMALL, node)
+
+
+def every(last: int, seal_epoch: int) -> bool:
+    return True
+
+
+async def read_all(
+    store: LogsStore,
+    log: int,
+    start: int = 0,
+    bound: int = END,
+    expected: Sequence[StoredBlock] = (),
+    **limits: int,
+) -> list[StoredBlock]:
+    """All runs from `start` to `bound`, each of at most so much; none says that it has come
+    past an LSN of what is `expected` without having given it."""
+    found: list[StoredBlock] = []
+    while start <= bound:
+        run = await store.read(
+            log, start, bound, every, **{"bytes_max": 1 << 20, "blocks_max": 100, **limits}
+        )
+        assert run.next > start
+        assert all(start <= each.header.last for each in run.blocks)
+        found += run.blocks
+        given = {bytes(each.wire) for each in found}
+        assert all(bytes(b.wire) in given for b in expected if b.header.first < run.next)
+        start = run.next
+    return found
+
+
+def wires(blocks: list[StoredBlock]) -> list[bytes]:
+    return [bytes(each.wire) + bytes(each.body) for each in blocks]
+
+
+class LogsMachine(stateful.RuleBasedStateMachine):
+    """Flushes, reads, trims and restarts; the dictionary holds a block for each place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(logs_store, "SCAN_ROWS_MIN", 2)
+        self.runner = asyncio.Runner(loop_factory=lambda: SimLoop(random.Random(1)))
+        self.disk = MemoryDisk()
+        self.model: dict[int, dict[tuple[int, int, int], StoredBlock]] = {n: {} for n in LOGS}
+        self.next = dict.fromkeys(LOGS, 1)
+        self.trims = dict.fromkeys(LOGS, 0)
+        self.offset = 0
+        self.now_us = 0
+        self.restart()
+
+    def teardown(self) -> None:
+        self.runner.close()
+        self.patch.undo()
+
+    def wait(self, work: Awaitable[Result]) -> Result:
+        async def main() -> Result:
+            return await work
+
+        return self.runner.run(main())
+
+    @stateful.rule()
+    def restart(self) -> None:
+        before = self.__dict__.get("store")
+        self.store, states = self.wait(opened(self.disk))
+        if before is not None:
+            assert self.store.offset == before.offset
+            assert self.store.logs == before.logs
+            assert {log: state.last for log, state in states.items() if state.last} == {
+                log: held.last for log, held in self.store.logs.items()
+            }
+
+    @stateful.rule(
+        stored=st.lists(
+            st.tuples(
+                st.sampled_from(LOGS), st.integers(0, 2), st.integers(1, 3),
+                st.sampled_from([0, 1, 10, 700, 3000]), st.integers(-20, 30), st.integers(1, 3),
+            ),
+            max_size=8,
+        )
+    )  # fmt: skip
+    def flush(self, stored: list[tuple[int, int, int, int, int, int]]) -> None:
+        blocks: list[StoredBlock] = []
+        for log, gap, count, size, later_s, wave in stored:
+            first = at(self.next[log] + gap)
+            self.next[log] += gap + count
+            self.now_us += 1_000_000
+            blocks.append(self.put(log, first, count, bytes(size), wave, later_s * 1_000_000))
+        self.take(blocks)
+
+    @stateful.rule(log=st.sampled_from(LOGS), pick=st.integers(0, 50), wave=st.integers(1, 5))
+    def store_again(self, log: int, pick: int, wave: int) -> None:
+        """Another copy of what is there: it counts if its wave is higher."""
+        held = list(self.model[log].values())
+        if held:
+            old = held[pick % len(held)]
+            body = bytes(old.body)
+            self.take([self.put(log, old.header.first, old.header.count, body, wave, 0)])
+
+    @stateful.rule(log=st.sampled_from(LOGS), seal=st.integers(2, 4))
+    def plug(self, log: int, seal: int) -> None:
+        """A hole of a recovery, where nothing is."""
+        first = at(self.next[log])
+        self.next[log] += 2
+        hole: Any = {"kind": BlockKind.HOLE, "count": 2, "seal": seal, "log": log}
+        made = block(first, **hole)
+        self.model[log][(first + 1, first, BlockKind.HOLE)] = made
+        self.take([made])
+
+    def put(
+        self, log: int, first: int, count: int, body: bytes, wave: int, later_us: int
+    ) -> StoredBlock:
+        time_us = self.now_us + later_us
+        made = block(first, body, log=log, count=count, wave=wave, time_us=time_us)
+        place = (made.header.last, first, int(BlockKind.DATA))
+        held = self.model[log].get(place)
+        if held is None or made.envelope.precedence >= held.envelope.precedence:
+            self.model[log][place] = made
+        return made
+
+    def take(self, blocks: list[StoredBlock]) -> None:
+        self.offset += 10
+        states = {each.header.log: LogState(released=each.header.last) for each in blocks}
+        self.wait(self.store.flush(blocks, states, self.offset, self.now_us))
+        assert self.store.offset == self.offset
+
+    @stateful.rule(
+        log=st.sampled_from(LOGS), start=st.integers(0, 40), span=st.integers(0, 40),
+        bytes_max=st.sampled_from([1, 800, 5000, 1 << 20]), blocks_max=st.integers(1, 6),
+    )  # fmt: skip
+    def read(self, log: int, start: int, span: int, bytes_max: int, blocks_max: int) -> None:
+        low = max(at(start), self.trims[log] + 1)
+        bound = low + span
+        expected = [
+            each
+            for (last, first, _), each in sorted(self.model[log].items())
+            if last >= low and first <= bound
+        ]
+        found = self.wait(
+            read_all(
+                self.store, log, low, bound, expected, bytes_max=bytes_max, blocks_max=blocks_max
+            )
+        )
+        assert wires(found) == wires(expected)
+
+    @stateful.rule(log=st.sampled_from(LOGS), esn=st.integers(1, 40))
+    def trim(self, log: int, esn: int) -> None:
+        self.trims[log] = max(self.trims[log], at(esn))
+        before = {each.number for each in self.store.partitions}
+        dropped = self.wait(self.store.drop_trimmed(lambda each: self.trims[each]))
+        assert {each.number for each in (*self.store.partitions, *dropped)} == before
+
+
+LogsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLogsStore = LogsMachine.TestCase
+
+
+def test_partitions_go_oldest_first_once_all_their_logs_are_trimmed() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        store, _ = await opened(disk)
+        for turn in range(6):
+            blocks = [block(at(turn + 1), bytes(3000), log=log, time_us=turn) for log in LOGS]
+            states = {log: LogState(released=at(turn + 1)) for log in LOGS}
+            await store.flush(blocks, states, turn, turn)
+        assert len(store.partitions) > 3
+        held = store.logs[1].blocks
+        trims = {1: at(6), 2: at(6), 3: at(0)}
+        assert await store.drop_trimmed(lambda log: trims[log]) == [], "log 3 is not trimmed"
+        trims[3] = at(3)
+        dropped = await store.drop_trimmed(lambda log: trims[log])
+        assert dropped
+        assert all(each.number < store.partitions[0].number for each in dropped)
+        assert [each.header.last for each in await read_all(store, 3, at(4))] == [
+            at(4), at(5), at(6),
+        ]  # fmt: skip
+        assert store.logs[1].blocks < held
+        again, states = await opened(disk)
+        assert again.logs == store.logs
+        assert [each.number for each in again.partitions] == [
+            each.number for each in store.partitions
+        ]
+        trims = dict.fromkeys(LOGS, at(6))
+        await again.drop_trimmed(lambda log: trims[log])
+        assert len(again.partitions) == 1, "the newest stays"
+
+    run(scenario)
+
+
+def test_another_nodes_tables_are_refused() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        await opened(disk)
+        with pytest.raises(NotOurCluster, match=rf"node {OWNER}'s, not node 9's"):
+            await opened(disk, NodeId(9))
+
+    run(scenario)
+
+
+def test_a_read_whose_partition_is_dropped_under_it_goes_on_with_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        store, _ = await opened(MemoryDisk())
+        for turn in range(6):
+            made = block(at(turn + 1), bytes(5000), log=1, time_us=turn)
+            await store.flush([made], {1: LogState()}, turn, turn)
+        reading = asyncio.ensure_future(
+            store.read(1, 0, END, every, bytes_max=1 << 20, blocks_max=99)
+        )
+        await asyncio.sleep(0.0001)
+        await store.drop_trimmed(lambda log: at(4))
+        found = (await reading).blocks
+        assert [each.header.last for each in found][-2:] == [at(5), at(6)]
+
+    run(scenario)
+
+
+def test_bodies_that_nobody_wants_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        store, _ = await opened(MemoryDisk())
+        blocks = [block(at(n), b"%d" % n, log=1) for n in range(1, 31)]
+        await store.flush(blocks, {1: LogState()}, 1, 1)
+        asked: list[int] = []
+        get = store._tables.get
+
+        async def noting(table: str, keys: Any) -> Any:
+            asked.append(len(keys))
+            return await get(table, keys)
+
+        monkeypatch.setattr(store._tables, "get", noting)
+        found = await store.read(
+            1, 0, END, every, lambda b: b.header.first % 3 == 0, bytes_max=1 << 20, blocks_max=99
+        )
+        assert [bytes(each.body) for each in found.blocks] == [
+            bytes(each.body) for each in blocks if each.header.first % 3 == 0
+        ]
+        assert found.passed == 30 - len(found.blocks)
+        assert asked == [len(found.blocks)]
+
+    run(scenario)
+
+
+def test_a_flush_that_failed_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        store, _ = await opened(MemoryDisk())
+        made = block(at(1), b"value", log=1)
+        write = store._tables.write
+
+        async def failing(table: str, rows: Any) -> None:
+            raise TablesFailed("not now")
+
+        monkeypatch.setattr(store._tables, "write", failing)
+        with pytest.raises(TablesFailed):
+            await store.flush([made], {1: LogState()}, 5, 1)
+        assert store.offset == -1
+        monkeypatch.setattr(store._tables, "write", write)
+        await store.flush([made], {1: LogState()}, 5, 1)
+        assert wires(await read_all(store, 1)) == wires([made])
+
+    run(scenario)
