@@ -92,3 +92,16 @@ def test_blocks_of_one_call_do_not_pass_one_another(seed):
     plan = [Fault("crash", (SEQUENCER,), 2.0 + 2 * turn, 0.2) for turn in range(4)]
     turns = (("sequencer.role.ACTIVATING_BYTES_MAX", 0),)
     assert_kept(play(*plan, workload=workload, turns=turns, seed=seed))
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_log_that_goes_home_leaves_no_append_unknown(seed):
+    """Seeds 685867048, 685867094, 685867103, 685867148 and 685867150. A log's own node was
+    back, and a question for the tail started a sequencer there, with nothing wrong. The one
+    elsewhere was sealed without a word, and its next append ended as an unknown outcome."""
+    workload = replace(BUSY, producers=1, burst=2, pause_s=0.1, ask_s=8.0)
+    outcome = play(
+        Fault("crash", (SEQUENCER,), 3.0, 1.0), workload=workload, seed=seed, length_s=4.1
+    )
+    assert_kept(outcome)
+    assert outcome.epochs == 3
