@@ -14,6 +14,7 @@
         RecordTooLarge   over the record or block limit
         UnknownLog       no log of this name
         LogExists        a log of this name is there already
+        AccessDenied     this client may not do that
         BadSetting       an option, setting or argument is out of its range
         NotOurCluster    the other side is another cluster, node or version
         StoreInUse       another process owns this data directory
@@ -83,6 +84,10 @@ class UnknownLog(Rejected):
 
 class LogExists(Rejected):
     """A log of this name is there already."""
+
+
+class AccessDenied(Rejected):
+    """This client may not do that."""
 
 
 class BadSetting(Rejected, ValueError):

@@ -22,8 +22,6 @@ from cordwood.errors import (
     Malformed,
     NotOurCluster,
     Rejected,
-    TooFewNodes,
-    UnknownLog,
 )
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -37,13 +35,8 @@ from cordwood.layout.message import (
     AskTail,
     Call,
     Clean,
-    CreateLog,
     DoneReply,
-    FindLog,
     GroupCall,
-    ListLogs,
-    LogReply,
-    LogsReply,
     LogState,
     MemberInfo,
     MembersReply,
@@ -54,21 +47,23 @@ from cordwood.layout.message import (
     StreamsReply,
     Yield,
 )
+from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.consumer_calls import ConsumerCalls
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
-from cordwood.metadata.log_replies import log_reply, member_infos
-from cordwood.metadata.log_tree import LogInfo, LogTree
+from cordwood.metadata.log_calls import LogCalls
+from cordwood.metadata.log_replies import member_infos
+from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.store import MetadataStore
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import Member, NodeId
 from cordwood.protocol.node_health import NodeHealth
-from cordwood.quorum.copyset import can_replicate
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.purge import purge_log
 from cordwood.recovery.recover_log import RecoveryTools
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import AppenderTools
+from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
 from cordwood.storage.flusher import Flusher
@@ -119,9 +114,19 @@ class Node:
         self._make_tables = make_tables
         self._tasks = tasks
         self._membership = Membership(metadata)
-        self._logs = LogTree(metadata)
+        self._metadata = metadata
+        base = replicate_across(settings.default_replication)
+        self._logs = LogTree(metadata, LogAttributes(replicate_across=base).over(DEFAULTS))
         self._epochs = EpochStore(metadata)
         self._consumers = ConsumerCalls(Consumers(metadata), host.clock.now_us)
+        self._log_calls = LogCalls(
+            self._logs,
+            self._epochs,
+            host.clock,
+            lambda: self._members,
+            self._refresh_members,
+            create_logs=settings.create_logs,
+        )
         self._members: dict[NodeId, Member] = {}
         self._started = asyncio.get_running_loop().time()
         self._cluster = b""
@@ -134,6 +139,7 @@ class Node:
         self._streams: ReadStreams
         self._storage: StorageRole
         self._sequencer: SequencerRole
+        self._log_watch: LogWatch
         self._peers: Peers
         self._channel: StoreChannel
         self._health: NodeHealth
@@ -187,6 +193,7 @@ class Node:
             self._sequencer.run(),
             self._gossip.run(),
             self._streams.run(),
+            self._log_watch.run(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
@@ -258,6 +265,7 @@ class Node:
             lambda: self._members,
             self._refresh_members,
             self._gossip,
+            self._logs,
         )
         self._sequencer = SequencerRole(
             self.settings.node,
@@ -269,6 +277,7 @@ class Node:
             self._tasks,
         )
         self._channel.on_room = self._sequencer.on_settled
+        self._log_watch = LogWatch(self._metadata, self._logs, activation, self._sequencer)
 
     def _on_gossip_tick(self) -> None:
         self._health.set_silent(self._gossip.silent)
@@ -461,67 +470,12 @@ class Node:
                 return await self._sequencer.tail(call)
             case AskReleased():
                 return self._sequencer.released(call)
-            case FindLog():
-                return await self._find_log(call)
-            case CreateLog():
-                return await self._create_log(call)
-            case ListLogs():
-                return LogsReply([log_reply(info) for info in await self._logs.list(call.prefix)])
             case AskStatus():
                 return self._status()
             case AskStreams():
                 return StreamsReply(self._streams.describe())
-
-    # Logs.
-
-    async def _find_log(self, call: FindLog) -> LogReply:
-        info = await self._logs.get(call.name)
-        if info is None:
-            if not (call.create and self.settings.create_logs):
-                raise UnknownLog(
-                    f"there is no log {call.name!r}: make it with `cordwood logs create`"
-                )
-            info = await self._ensure_log(call.name, self.settings.default_replication)
-        return await self._describe(info)
-
-    async def _create_log(self, call: CreateLog) -> LogReply:
-        default = self.settings.default_replication
-        copies = call.copies or default.copies
-        replication = Replication(copies, call.racks or min(copies, default.racks))
-        return await self._describe(await self._make_log(call.name, replication))
-
-    async def _make_log(self, name: str, replication: Replication) -> LogInfo:
-        await self._refresh_members()
-        nodeset = Nodeset(tuple(self._members.values()))
-        if not can_replicate(frozenset(nodeset.nodes), nodeset, replication):
-            # Before the name is taken: a log that cannot be written would be in the way.
-            raise TooFewNodes(
-                f"{name} wants {replication}; this cluster has {len(nodeset)} nodes in "
-                f"{len({m.domain('rack') for m in nodeset.members})} racks"
-            )
-        info = await self._logs.create(name, replication, created_us=self.host.clock.now_us())
-        await self._epochs.create(info.log_id, tuple(sorted(self._members)), replication)
-        return info
-
-    async def _ensure_log(self, name: str, replication: Replication) -> LogInfo:
-        """Make a log unless another caller does so at the same time."""
-        try:
-            return await self._make_log(name, replication)
-        except Rejected:
-            info = await self._logs.get(name)
-            if info is None:
-                raise
-            return info
-
-    async def _describe(self, info: LogInfo) -> LogReply:
-        record = await self._epochs.read(info.log_id)
-        if record is None:
-            # Its maker stopped between name and epoch record; finish for it.
-            members = tuple(sorted(self._members))
-            await self._epochs.create(info.log_id, members, info.replication)
-            record = await self._epochs.read(info.log_id)
-        assert record is not None, "an epoch record is never deleted"
-        return log_reply(info, record, self._member_infos())
+            case _:
+                return await self._log_calls.answer(call)
 
     def _member_infos(self) -> list[MemberInfo]:
         return member_infos(self._members)

@@ -184,6 +184,7 @@ class ClientSettings:
         read_stream_guaranteed_delivery_efficiency: never ask for all copies before a loss
             is told. It saves sending a window again, and may call lost what one node alone
             has lost: for readers that would rather skip than wait.
+        write_tokens: for logs that ask for one.
     """
 
     timeout_s: float = 30.0
@@ -200,6 +201,7 @@ class ClientSettings:
     client_read_flow_control_threshold: float = 0.7
     reader_slow_shards_detection: bool = True
     read_stream_guaranteed_delivery_efficiency: bool = False
+    write_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check("client.timeout_s", self.timeout_s, 0.001, 3600)

@@ -1,4 +1,4 @@
-"""`cordwood logs create | list | show`."""
+"""`cordwood logs create | list | show | set | rename | delete`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,41 @@ import typer
 from cordwood.cli.overview import LogView, view_logs
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
-from cordwood.cli.wording import bytes_words, utc_words
+from cordwood.cli.wording import attribute_words, bytes_words, utc_words
 
 if TYPE_CHECKING:
     from cordwood.client.cluster import LogInfo
+    from cordwood.layout.message import DirectoryReply
+    from cordwood.log_attributes import LogAttributes
 
-app = typer.Typer(help="Create, list and show logs.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, show and change logs.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="LOG", help="The log's path: orders/eu is /orders/eu.")
 ]
 
 
+PathArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", help="A log, or with a slash at its end a directory: orders/, or /."
+    ),
+]
+
+SettingsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME=VALUE]...",
+        help="backlog_s=7d, replicate_across=node:3,rack:2, nodeset_size=8, scd_enabled=off …",
+        show_default=False,
+    ),
+]
+
+
 @app.command()
 def create(
     name: NameArgument,
+    settings: SettingsArgument = None,
     copies: Annotated[
         int,
         typer.Option("--copies", min=0, help="Copies of each record; 0 is the cluster's default."),
@@ -38,9 +58,12 @@ def create(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Make a log."""
+    """Make a log. What is not said it inherits from its directory."""
+    from cordwood.log_attributes import parse_attributes
+
+    attributes = parse_attributes(settings or [])
     with open_store(cluster) as store:
-        log = store.create_log(name, copies=copies, racks=racks)
+        log = store.create_log(name, copies=copies, racks=racks, attributes=attributes)
         made = view_logs([log], store.status())[0]
     if as_json:
         typer.echo(_log_json(log, made))
@@ -66,9 +89,12 @@ def list_logs(
 
 
 @app.command()
-def show(name: NameArgument, as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
-    """Show one log: where it ends, who sequences it, and which nodes may hold it."""
+def show(name: PathArgument, as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
+    """Show a log, where it ends, who sequences it and what it asks for; or a directory."""
     with open_store(cluster) as store:
+        if name.endswith("/"):
+            _show_directory(store.log_tree.directory(name), as_json)
+            return
         log = store.log(name)
         view = view_logs([log], store.status())[0]
     if as_json:
@@ -81,6 +107,87 @@ def show(name: NameArgument, as_json: JsonOption = False, cluster: ClusterOption
     for each in log.history:
         nodes = ", ".join(str(node) for node in each.nodes)
         typer.echo(f"  from epoch {each.since} on: nodes {nodes}")
+    show_attributes(log.own, log.attributes)
+
+
+@app.command(name="set")
+def set_attributes(
+    path: PathArgument,
+    settings: SettingsArgument = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Inherit this one again; repeatable."),
+    ] = None,
+    cluster: ClusterOption = None,
+) -> None:
+    """Set attributes of a log or a directory. Nodes know within a second.
+
+    Another replication or nodeset takes a new epoch; what is stored stays as it is.
+    """
+    from cordwood.errors import BadSetting
+    from cordwood.log_attributes import parse_attributes
+
+    if not settings and not unset:
+        raise BadSetting("nothing to set: write NAME=VALUE, or --unset NAME")
+    attributes = parse_attributes(settings or [])
+    with open_store(cluster) as store:
+        store.log_tree.set_attributes(path, attributes, tuple(unset or ()))
+        if path.endswith("/"):
+            _show_directory(store.log_tree.directory(path), as_json=False)
+        else:
+            log = store.log(path)
+            typer.echo(log.name)
+            show_attributes(log.own, log.attributes)
+
+
+@app.command()
+def rename(name: NameArgument, new_name: NameArgument, cluster: ClusterOption = None) -> None:
+    """Give a log another name; what it inherits changes with it."""
+    with open_store(cluster) as store:
+        log = store.log_tree.rename(name, new_name)
+    typer.echo(f"{name} is {log.name} now")
+
+
+@app.command()
+def delete(
+    name: NameArgument,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask: the records cannot be had back.")
+    ] = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Delete a log and its records."""
+    with open_store(cluster) as store:
+        log = store.log(name)
+        if not yes:
+            typer.confirm(f"Delete {log.name} and all its records?", abort=True)
+        store.log_tree.delete(name)
+    typer.echo(f"{log.name} is deleted")
+
+
+def _show_directory(found: DirectoryReply, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "path": found.path,
+            "own": found.own.as_set(),
+            "attributes": found.attributes.as_set(),
+        }
+        typer.echo(json.dumps(document))
+        return
+    typer.echo(f"{found.path} is a directory; logs below it inherit")
+    show_attributes(found.own, found.attributes)
+
+
+def show_attributes(own: LogAttributes, whole: LogAttributes) -> None:
+    """A table of attributes, and which of them are inherited."""
+    set_here = own.as_set()
+    show_table(
+        ["attribute", "value", "from"],
+        [
+            (name, attribute_words(name, value), "here" if name in set_here else "above")
+            for name, value in whole.as_set().items()
+        ],
+    )
 
 
 def show_logs(logs: Sequence[LogView]) -> None:
@@ -108,7 +215,14 @@ def _log_json(log: LogInfo, view: LogView) -> str:
         {"since_epoch": each.since, "nodes": each.nodes, "copies": each.copies, "racks": each.racks}
         for each in log.history
     ]
-    return json.dumps({**dataclasses.asdict(view), "history": history})
+    return json.dumps(
+        {
+            **dataclasses.asdict(view),
+            "history": history,
+            "own": log.own.as_set(),
+            "attributes": log.attributes.as_set(),
+        }
+    )
 
 
 def _sequencer(log: LogView) -> str:

@@ -74,6 +74,23 @@ def duration_words(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
+def attribute_words(name: str, value: object) -> str:
+    """A log's attribute as people read it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{scope}:{count}" for scope, count in value.items())
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "write_token":
+        return "asked for" if value else "none"
+    if not value:
+        return {"nodeset_size": "all nodes", "synced_copies": "all"}.get(name, "no bound")
+    if name == "backlog_s" and isinstance(value, float):
+        return duration_words(value)
+    if name == "backlog_bytes" and isinstance(value, int):
+        return bytes_words(value)
+    return str(value)
+
+
 def bytes_words(count: float) -> str:
     """`512 B`, `3.1 KiB`, `128 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -375,8 +375,8 @@ class LogAppends:
         if isinstance(error, Retryable):
             self._come_back(found[0], token, error, node)
         else:
-            if isinstance(error, (Fenced, OutcomeUnknown)):
-                self._came_back = True
+            self._came_back |= isinstance(error, (Fenced, OutcomeUnknown))
+            self._cluster.note_refusal(self.log, error)
             self._finish(found[0])
             found[0].fail(error)
         self._pump_if_settled()

@@ -24,6 +24,7 @@ from cordwood.block import Buffer, Gap, Record
 from cordwood.client import aio
 from cordwood.client.cluster import LogInfo
 from cordwood.client.consumer import Consumer
+from cordwood.client.log_tree import LogTree
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Portion, Reader
 from cordwood.client.record_check import Headers, Timestamp
@@ -31,7 +32,14 @@ from cordwood.client.senders import HeldBlock, SenderView
 from cordwood.client.store import Position, Store
 from cordwood.errors import Closed, CordwoodError
 from cordwood.host.loop_thread import LoopThread
-from cordwood.layout.message import GroupReply, StatusReply, StreamsReply
+from cordwood.layout.message import (
+    DirectoryReply,
+    EpochsReply,
+    GroupReply,
+    StatusReply,
+    StreamsReply,
+)
+from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery
@@ -277,9 +285,23 @@ class BlockingStore:
         """Where a closed epoch's records end; see `store.Store.epoch_end`."""
         return self._call(self._store.epoch_end(log, epoch))
 
-    def create_log(self, log: str, *, copies: int = 0, racks: int = 0) -> LogInfo:
+    def create_log(
+        self,
+        log: str,
+        *,
+        copies: int = 0,
+        racks: int = 0,
+        attributes: LogAttributes | None = None,
+    ) -> LogInfo:
         """Make a log; see `store.Store.create_log`."""
-        return self._call(self._store.create_log(log, copies=copies, racks=racks))
+        return self._call(
+            self._store.create_log(log, copies=copies, racks=racks, attributes=attributes)
+        )
+
+    @property
+    def log_tree(self) -> BlockingLogTree:
+        """Attributes, directories, names and epochs of logs; see `log_tree.LogTree`."""
+        return BlockingLogTree(self._store.log_tree, self._call)
 
     def log(self, log: str) -> LogInfo:
         """One log; see `store.Store.log`."""
@@ -367,6 +389,39 @@ class BlockingStore:
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._thread.call(work, timeout_s=self._timeout_s)
+
+
+class BlockingLogTree:
+    """See `log_tree.LogTree`."""
+
+    def __init__(self, tree: LogTree, call: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._tree = tree
+        self._call = call
+
+    def set_attributes(
+        self, path: str, attributes: LogAttributes, unset: Sequence[str] = ()
+    ) -> None:
+        """See `log_tree.LogTree.set_attributes`."""
+        self._call(self._tree.set_attributes(path, attributes, unset))
+
+    def directory(self, path: str) -> DirectoryReply:
+        """See `log_tree.LogTree.directory`."""
+        reply: DirectoryReply = self._call(self._tree.directory(path))
+        return reply
+
+    def delete(self, log: str) -> None:
+        """See `log_tree.LogTree.delete`."""
+        self._call(self._tree.delete(log))
+
+    def rename(self, log: str, new_name: str) -> LogInfo:
+        """See `log_tree.LogTree.rename`."""
+        info: LogInfo = self._call(self._tree.rename(log, new_name))
+        return info
+
+    def epochs(self, log: str) -> EpochsReply:
+        """See `log_tree.LogTree.epochs`."""
+        reply: EpochsReply = self._call(self._tree.epochs(log))
+        return reply
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> BlockingStore:

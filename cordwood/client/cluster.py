@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable, Unreachable
+from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable, UnknownLog, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame
 from cordwood.layout.hello import ANY_CLUSTER, Hello
@@ -25,6 +25,7 @@ from cordwood.layout.message import (
     MembersReply,
     Reply,
 )
+from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.quorum.authority import Authority
 from cordwood.quorum.sequencer_placement import sequencer_order
@@ -79,6 +80,8 @@ class LogInfo:
         created_us: µs since 1970 UTC.
         history: nodesets by epoch, oldest first.
         epoch: up to this one the history is known to be complete.
+        own: attributes that were set on the log itself.
+        attributes: all of them, as set or inherited.
     """
 
     log_id: int
@@ -87,6 +90,8 @@ class LogInfo:
     created_us: int
     history: tuple[EpochNodes, ...] = ()
     epoch: int = 0
+    own: LogAttributes = field(default_factory=LogAttributes)
+    attributes: LogAttributes = DEFAULTS
 
     def nodes_of(self, epoch: int) -> tuple[NodeId, ...]:
         """The nodes that may hold records of `epoch`; empty if that is not known."""
@@ -106,8 +111,9 @@ def log_info(reply: LogReply) -> LogInfo:
     """A log from the wire."""
     replication = Replication(reply.copies, reply.racks)
     return LogInfo(
-        reply.log, reply.name, replication, reply.created_us, tuple(reply.history), reply.epoch
-    )
+        reply.log, reply.name, replication, reply.created_us, tuple(reply.history), reply.epoch,
+        reply.own, reply.attributes,
+    )  # fmt: skip
 
 
 class NodeListener(Protocol):
@@ -275,6 +281,16 @@ class Cluster:
             await asyncio.sleep(LEARN_EVERY_S)
         except CordwoodError as error:
             logger.debug("the epochs of %s could not be asked for: %s", name, error)
+
+    def forget_log(self, name: str) -> None:
+        """Ask anew when next this log is looked up: it changed, or is gone."""
+        for known in (name, f"/{name}", name.removeprefix("/")):
+            self._logs.pop(known, None)
+
+    def note_refusal(self, log: int, error: CordwoodError) -> None:
+        """Forget a log's number if it was refused because there is no such log any more."""
+        if isinstance(error, UnknownLog):
+            self._logs = {name: info for name, info in self._logs.items() if info.log_id != log}
 
     def sequencers(self, log: int) -> tuple[NodeId, ...]:
         """Nodes in the order in which they should sequence a log; the dead come last."""

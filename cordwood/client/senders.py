@@ -118,7 +118,8 @@ class Senders:
         seed: int,
     ) -> None:
         down = [node for node in info.all_nodes if cluster.peers.get(node) is None]
-        self.choice = SenderChoice(info.all_nodes, enabled=settings.scd_enabled, down=down)
+        enabled = settings.scd_enabled and info.attributes.scd_enabled is not False
+        self.choice = SenderChoice(info.all_nodes, enabled=enabled, down=down)
         self.slow = SlowShards(info.replication.copies - 1)
         self.sources: dict[NodeId, Source] = {}
         self.bridge: Lsn | None = None

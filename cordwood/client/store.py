@@ -20,6 +20,7 @@ from cordwood.client.ask_tail import ask_tail
 from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
 from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
+from cordwood.client.log_tree import LogTree, check_write_token
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Reader
 from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
@@ -37,15 +38,14 @@ from cordwood.layout.message import (
     AskStatus,
     AskStreams,
     Call,
-    CreateLog,
     ListLogs,
-    LogReply,
     LogsReply,
     Reply,
     StatusReply,
     StreamsReply,
 )
 from cordwood.layout.reading import read_blocks_frame, read_reading
+from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn, parse_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
@@ -124,7 +124,7 @@ class Store:
         time_us = None if timestamp is None else to_us(timestamp)
         size = self._appends.check_record(value, key, time_us, headers)
         deadline = self._deadline()
-        info = await self._find(log)
+        info = await self._find(log, to_append=True)
         is_late = await self._wait_open_room(deadline)
         future = self._appends.log(info.log_id).add(value, key, time_us, headers, size)
         return await (self._by(deadline, future) if is_late else future)
@@ -152,7 +152,7 @@ class Store:
         times_us = times_of(len(values), timestamps)
         sizes = self._sizes(values, keys, headers)
         deadline = self._deadline()
-        info = await self._find(log)
+        info = await self._find(log, to_append=True)
         appends = self._appends.log(info.log_id)
         step = self._settings.block_records
         runs: list[tuple[asyncio.Future[Lsn], int]] = []
@@ -248,7 +248,7 @@ class Store:
         Raises:
             UnknownLog: it is not there and may not be made.
         """
-        info = await self._find(log)
+        info = await self._find(log, to_append=True)
         return Appending(self._appends, self._cluster, info.log_id)
 
     # Reading.
@@ -412,18 +412,16 @@ class Store:
 
     # Logs and nodes.
 
-    async def create_log(self, log: str, *, copies: int = 0, racks: int = 0) -> LogInfo:
-        """Make a log; 0 takes the cluster's defaults.
+    async def create_log(
+        self, log: str, *, copies: int = 0, racks: int = 0, attributes: LogAttributes | None = None
+    ) -> LogInfo:
+        """Make a log; see `log_tree.LogTree.create`."""
+        return await self.log_tree.create(log, copies, racks, attributes or LogAttributes())
 
-        Raises:
-            LogExists: it is there.
-            BadSetting: the name or the replication is wrong.
-        """
-        reply = await self._cluster.call_any(
-            CreateLog(log, copies, racks), timeout_s=self._settings.timeout_s
-        )
-        assert isinstance(reply, LogReply), "CreateLog is answered with a log"
-        return log_info(reply)
+    @property
+    def log_tree(self) -> LogTree:
+        """Attributes, directories, names and epochs of logs, to look at and to change."""
+        return LogTree(self._cluster, self._settings.timeout_s)
 
     async def log(self, log: str) -> LogInfo:
         """One log.
@@ -528,9 +526,13 @@ class Store:
         """`close` waits for this task too: it is the one that owns the connections."""
         self._runner = runner
 
-    async def _find(self, log: str) -> LogInfo:
+    async def _find(self, log: str, *, to_append: bool = False) -> LogInfo:
         self._cluster.check_open()
-        return await self._cluster.find_log(log, create=True, timeout_s=self._settings.timeout_s)
+        timeout_s = self._settings.timeout_s
+        info = await self._cluster.find_log(log, create=True, timeout_s=timeout_s)
+        if to_append:
+            check_write_token(info, self._settings.write_tokens)
+        return info
 
     # What the cluster tells; see `cluster.NodeListener`.
 

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from cordwood import errors
 from cordwood.block import Buffer
 from cordwood.errors import CordwoodError, Fenced, Malformed
+from cordwood.log_attributes import DEFAULTS, LogAttributes
 
 Message = TypeVar("Message")
 
@@ -56,6 +57,8 @@ class LogReply(Struct, frozen=True, tag="log"):
         history: nodesets by epoch, oldest first.
         members: the cluster's nodes, as far as the answering node knows.
         epoch: the last epoch handed out: up to it the history is complete.
+        own: attributes that were set on the log itself.
+        attributes: all of them, as set or inherited.
     """
 
     log: U62
@@ -66,6 +69,8 @@ class LogReply(Struct, frozen=True, tag="log"):
     history: list[EpochNodes]
     members: list[MemberInfo]
     epoch: U32 = 0
+    own: LogAttributes = LogAttributes()
+    attributes: LogAttributes = DEFAULTS
 
 
 class MembersReply(Struct, frozen=True, tag="members"):
@@ -172,11 +177,69 @@ class FindLog(Struct, frozen=True, tag="find_log"):
 
 
 class CreateLog(Struct, frozen=True, tag="create_log"):
-    """Make a log; 0 copies takes the cluster's default replication."""
+    """Make a log; 0 copies takes what it inherits."""
 
     name: Name
     copies: U32
     racks: U32
+    attributes: LogAttributes = LogAttributes()
+
+
+class SetAttributes(Struct, frozen=True, tag="set_attributes"):
+    """Set attributes of a log, or of a directory (`path` ends with a slash).
+
+    Attributes:
+        unset: names that are inherited again.
+    """
+
+    path: Name
+    attributes: LogAttributes
+    unset: Annotated[list[Name], Meta(max_length=64)] = []
+
+
+class AskDirectory(Struct, frozen=True, tag="ask_directory"):
+    """The attributes of a directory."""
+
+    path: Name
+
+
+class DirectoryReply(Struct, frozen=True, tag="directory"):
+    """A directory: what is set on it, and what logs below it inherit."""
+
+    path: Name
+    own: LogAttributes
+    attributes: LogAttributes
+
+
+class DeleteLog(Struct, frozen=True, tag="delete_log"):
+    """Delete a log."""
+
+    name: Name
+
+
+class RenameLog(Struct, frozen=True, tag="rename_log"):
+    """Give a log another name."""
+
+    name: Name
+    new_name: Name
+
+
+class AskEpochs(Struct, frozen=True, tag="ask_epochs"):
+    """What the epoch store knows of a log."""
+
+    name: Name
+
+
+class EpochsReply(Struct, frozen=True, tag="epochs"):
+    """A log's epochs; see `metadata.epoch_store.EpochRecord`."""
+
+    log: U62
+    next_epoch: int
+    clean_epoch: U32
+    clean_tail: AnyLsn
+    owner: U32
+    owner_before: U32
+    history: list[EpochNodes]
 
 
 class ListLogs(Struct, frozen=True, tag="list_logs"):
@@ -368,11 +431,12 @@ Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
     | Seal | Clean | AskReleased | Yield | AskGroups | JoinGroup | BeatGroup | LeaveGroup
     | SaveCursors | AskStreams
+    | SetAttributes | AskDirectory | DeleteLog | RenameLog | AskEpochs
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | GroupReply | GroupsReply
-    | StreamsReply
+    | StreamsReply | DirectoryReply | EpochsReply
 )  # fmt: skip
 
 

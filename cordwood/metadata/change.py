@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cordwood.errors import OutcomeUnknown, Overloaded, Unreachable
-from cordwood.metadata.store import MetadataStore
+from cordwood.metadata.store import MetadataStore, Versioned
 
 RACES_MAX = 64
 """Lost races in a row. Each is somebody else's success, so this many callers at one entry
@@ -26,11 +26,18 @@ Decide = Callable[[bytes | None], bytes | None]
 """From the value found (None: not there) to the one to write (None: leave it)."""
 
 
-async def change(store: MetadataStore, key: str, decide: Decide) -> bytes | None:
+Known = tuple[Versioned | None]
+"""What a reading found, in a tuple so that "nothing" is told from "not read"."""
+
+
+async def change(
+    store: MetadataStore, key: str, decide: Decide, known: Known | None = None
+) -> bytes | None:
     """Change `key` to what `decide` makes of it.
 
     Args:
         decide: called once for each try; what it raises ends the change.
+        known: what the caller read a moment ago, which saves the first reading.
     Returns:
         The value now stored, as written or as left; None if the entry is not there.
     Raises:
@@ -42,7 +49,7 @@ async def change(store: MetadataStore, key: str, decide: Decide) -> bytes | None
     races = unknowns = 0
     while races < RACES_MAX and unknowns < UNKNOWN_MAX:
         try:
-            found = await store.get(key)
+            found, known = known[0] if known else await store.get(key), None
             wanted = decide(found.value if found else None)
             if wanted is None:
                 return found.value if found else None
@@ -59,7 +66,9 @@ async def change(store: MetadataStore, key: str, decide: Decide) -> bytes | None
     raise unknown or Overloaded(f"{key}: {RACES_MAX} other writers in a row came first")
 
 
-async def change_repeatably(store: MetadataStore, key: str, decide: Decide) -> bytes | None:
+async def change_repeatably(
+    store: MetadataStore, key: str, decide: Decide, known: Known | None = None
+) -> bytes | None:
     """As `change`, for a caller that may ask again whatever came of it.
 
     Raises:
@@ -67,6 +76,6 @@ async def change_repeatably(store: MetadataStore, key: str, decide: Decide) -> b
         Overloaded: as `change`.
     """
     try:
-        return await change(store, key, decide)
+        return await change(store, key, decide, known)
     except OutcomeUnknown as error:
         raise Unreachable(f"{error}; it may be asked again") from error

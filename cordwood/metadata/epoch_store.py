@@ -16,24 +16,29 @@ Source: LogDevice digest 2.1; design.md §3, §6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 import msgspec
 
 from cordwood.errors import BadSetting, Malformed, Rejected, UnknownLog
+from cordwood.log_attributes import NODESET_NODES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX, format_lsn
-from cordwood.metadata.change import Decide, change_repeatably
+from cordwood.metadata.change import Decide, Known, change_repeatably
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import COPIES_MAX, NodeId, Replication
-
-NODESET_NODES_MAX = 128
-"""LogDevice's nodesets have 20 to 30; with HISTORY_MAX of these a record stays under 1 MiB."""
 
 HISTORY_MAX = 512
 """Nodesets that one log can have had: one a day for more than a year."""
 
 NODE_MAX = (1 << 32) - 1
+
+Wanted = Callable[["EpochRecord"], tuple[Sequence[NodeId], Replication] | None]
+"""From a log's record to what its next epoch should have; None leaves it."""
+
+Configure = Callable[[], Awaitable[Wanted]]
+"""Asks for what decides that, while the record is read."""
 
 _Node = Annotated[int, msgspec.Meta(ge=1, le=NODE_MAX)]
 _Copies = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
@@ -66,6 +71,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         owner_before: node that took the epoch before that, 0 likewise: it may still sequence,
             and is asked to finish before it is sealed.
         history: nodesets, by the epoch from which on they hold, ascending.
+        deleted: the log is gone; no epoch is handed out any more.
     """
 
     next_epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX + 1)]
@@ -74,6 +80,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: Annotated[tuple[NodesetSince, ...], msgspec.Meta(min_length=1, max_length=HISTORY_MAX)]
     owner: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
     owner_before: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
+    deleted: bool = False
 
     def configuration(self, epoch: int) -> tuple[tuple[NodeId, ...], Replication]:
         """The nodeset and replication property of an epoch that was handed out.
@@ -127,19 +134,25 @@ class EpochStore:
         owner: int = 0,
         nodes: Sequence[NodeId] | None = None,
         replication: Replication | None = None,
+        configure: Configure | None = None,
     ) -> tuple[int, EpochRecord]:
-        """Take the next epoch. Nobody else ever gets it.
+        """Take the next epoch. Nobody else ever gets it. Two round trips, if nobody races.
 
         Args:
             owner: this node, for those who look.
             nodes, replication: in force from this epoch on; None leaves them.
+            configure: awaited while the record is read; says both in their place.
         Returns:
             The epoch, and the record as stored then (its `next_epoch` is one more).
         Raises:
-            UnknownLog: the log has no record.
+            UnknownLog: the log has no record, or was deleted.
             BadSetting: the nodes cannot be a nodeset of this replication.
             Rejected: all epochs up to EPOCH_MAX, or HISTORY_MAX nodesets, are used up.
         """
+
+        found, wanted = await asyncio.gather(
+            self._store.get(_key(log_id)), (configure or _as_told(nodes, replication))()
+        )
 
         def decide(found: bytes | None) -> bytes | None:
             record = _known(log_id, found)
@@ -150,12 +163,29 @@ class EpochStore:
                     next_epoch=record.next_epoch + 1,
                     owner=owner,
                     owner_before=record.owner,
-                    history=_extended(log_id, record, nodes, replication),
+                    history=_extended(log_id, record, *(wanted(record) or (None, None))),
                 )
             )
 
-        record = await self._change(log_id, decide)
+        record = await self._change(log_id, decide, (found,))
         return record.next_epoch - 1, record
+
+    async def delete(self, log_id: int) -> None:
+        """Hand out no epoch of this log any more; safe to call twice.
+
+        The record stays: storage nodes may still ask how an epoch ended.
+
+        Raises:
+            UnknownLog: the log has no record.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            record = _known(log_id, found)
+            if record.deleted:
+                return None
+            return msgspec.json.encode(msgspec.structs.replace(record, deleted=True))
+
+        await self._change(log_id, decide)
 
     async def set_clean(self, log_id: int, epoch: int, tail: int) -> EpochRecord:
         """Record that every epoch up to `epoch` is recovered. Never goes back.
@@ -182,8 +212,23 @@ class EpochStore:
 
         return await self._change(log_id, decide)
 
-    async def _change(self, log_id: int, decide: Decide) -> EpochRecord:
-        return _known(log_id, await change_repeatably(self._store, _key(log_id), decide))
+    async def _change(self, log_id: int, decide: Decide, known: Known | None = None) -> EpochRecord:
+        stored = await change_repeatably(self._store, _key(log_id), decide, known)
+        return _known(log_id, stored)
+
+
+def _as_told(nodes: Sequence[NodeId] | None, replication: Replication | None) -> Configure:
+    """A `Configure` for fixed values, each of which may be None."""
+
+    async def configure() -> Wanted:
+        def wanted(record: EpochRecord) -> tuple[Sequence[NodeId], Replication]:
+            newest = record.history[-1]
+            kept = [NodeId(node) for node in newest.nodes]
+            return nodes if nodes is not None else kept, replication or newest.replication
+
+        return wanted
+
+    return configure
 
 
 def _key(log_id: int) -> str:
@@ -238,6 +283,8 @@ def _extended(
 
 
 def _check_epochs_left(log_id: int, record: EpochRecord) -> None:
+    if record.deleted:
+        raise UnknownLog(f"log {log_id} was deleted")
     if record.next_epoch > EPOCH_MAX:
         raise Rejected(f"log {log_id} has used up all {EPOCH_MAX} epochs: make a new log")
 

@@ -14,17 +14,25 @@ def log_reply(
     info: LogInfo, record: EpochRecord | None = None, members: list[MemberInfo] | None = None
 ) -> LogReply:
     """A log; for a listing without its epochs and the members."""
-    history = record.history if record is not None else ()
     return LogReply(
         info.log_id,
         info.name,
         info.replication.copies,
         info.replication.racks,
         info.created_us,
-        [EpochNodes(each.since, list(each.nodes), each.copies, each.racks) for each in history],
+        epoch_nodes(record) if record is not None else [],
         members or [],
         record.next_epoch - 1 if record is not None else 0,
+        info.own,
+        info.attributes,
     )
+
+
+def epoch_nodes(record: EpochRecord) -> list[EpochNodes]:
+    """Nodesets by epoch, oldest first."""
+    return [
+        EpochNodes(each.since, list(each.nodes), each.copies, each.racks) for each in record.history
+    ]
 
 
 def member_infos(members: Mapping[NodeId, Member]) -> list[MemberInfo]:

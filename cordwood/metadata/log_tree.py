@@ -1,43 +1,63 @@
-"""Logs by name and by number.
+"""Logs by name and by number, and the attributes that they have and inherit.
 
 Names are paths: `/orders/eu`, and `orders` is `/orders`. A path may be a log and have
-logs below it. Numbers come from a counter and are never used twice.
+logs below it; with a slash at its end it is the directory: `/orders/` is all that lies
+below, and `/` is all there is. Numbers come from a counter and are never used twice.
 
-Three entries a log: `logs/<name>` is the log itself and decides; `log_ids/<number>`
-leads from the number back to the name; `next_log_id` is the counter. They are written
-in the order counter, number, name, so that a maker that stops on the way leaves a
-number that leads nowhere, and no log. Attributes inherited along the path, deleting
-and renaming come with the log tree's own work.
+Entries: `logs/<name>` leads to the log's number and decides that it is there;
+`log_ids/<number>` has its name and what was set on it; `next_log_id` is the counter;
+`directories` has what was set on directories, all in one value.
+Making writes counter, number, name, so that a maker that stops on the way leaves a number
+without a log. `log_changes/latest` is written after each change to a log that was there
+already: nodes watch it, and nothing else of the tree.
 
 Source: design.md §6, §11; LogDevice digest 1 ("LogsConfig").
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 import msgspec
 
-from cordwood.errors import BadSetting, LogExists, Malformed, OutcomeUnknown, Rejected
+from cordwood.errors import (
+    BadSetting,
+    LogExists,
+    Malformed,
+    OutcomeUnknown,
+    Rejected,
+    UnknownLog,
+)
+from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
 from cordwood.lsn import LogId
 from cordwood.metadata.change import change, change_repeatably
-from cordwood.metadata.store import MetadataStore
-from cordwood.nodes import COPIES_MAX, Replication
+from cordwood.metadata.store import MetadataStore, Versioned
+from cordwood.nodes import Replication
 
 NAME_BYTES_MAX = 255
 """As a file name may have, the leading slash counted."""
 
 LOG_ID_MAX = (1 << 62) - 1
 
-_NAME = re.compile(r"/?([A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)")
+CHANGES_PREFIX = "log_changes/"
+"""What to watch for changes to logs that are there."""
+
+_PATH = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
+_NAME = re.compile(rf"/?({_PATH})")
+_DIRECTORY = re.compile(rf"/?(?:({_PATH})/)?")
 _COUNTER = "next_log_id"
+_CHANGES = "log_changes/latest"
+_DIRECTORIES = "directories"
+
+Directories = dict[str, LogAttributes]
 
 Stored = TypeVar("Stored")
 
 _Id = Annotated[int, msgspec.Meta(ge=1, le=LOG_ID_MAX)]
-_Copies = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +67,35 @@ class LogInfo:
     Attributes:
         log_id: its number.
         name: its path, with the leading slash.
-        replication: what its first nodeset was asked to keep; later epochs may differ.
         created_us: when it was made, µs since 1970 UTC, by its maker's clock.
+        own: what was set on the log itself.
+        attributes: all of them, as set or inherited.
     """
 
     log_id: LogId
     name: str
-    replication: Replication
-    created_us: int
+    created_us: int = 0
+    own: LogAttributes = field(default_factory=LogAttributes)
+    attributes: LogAttributes = DEFAULTS
+
+    @property
+    def replication(self) -> Replication:
+        """What new epochs are asked to keep."""
+        return self.attributes.replication
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`logs/<name>`."""
 
     log_id: _Id
-    copies: _Copies
-    racks: _Copies
+
+
+class _Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`log_ids/<number>`: the name that its maker went on to claim, and its attributes."""
+
+    name: str
     created_us: int
+    attributes: LogAttributes
 
 
 class _Counter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,10 +104,10 @@ class _Counter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     next_id: _Id
 
 
-class _Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`log_ids/<number>`: the name that its maker went on to claim."""
+class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`log_changes/latest`."""
 
-    name: str
+    count: int = 0
 
 
 def normalise_name(text: str) -> str:
@@ -93,67 +125,290 @@ def normalise_name(text: str) -> str:
     return f"/{match[1]}"
 
 
+def normalise_directory(text: str) -> str:
+    """A directory's path as it is kept, with a slash at both ends; the root is `/`.
+
+    Raises:
+        BadSetting: it does not end with a slash, or is no path.
+    """
+    match = _DIRECTORY.fullmatch(text)
+    if match is None or not text.endswith("/") or len(match[1] or "") + 1 > NAME_BYTES_MAX:
+        raise BadSetting(f"{text[:64]!r} is no directory: write a path such as /orders/, or /")
+    return f"/{match[1]}/" if match[1] else "/"
+
+
+def is_below(name: str, path: str) -> bool:
+    """Whether what is set on `path`, a log or a directory, may concern the log `name`."""
+    return name.startswith(path) if path.endswith("/") else name == path
+
+
 class LogTree:
     """The logs of one metadata store.
 
     Every call may also raise Unreachable or Overloaded (ask again), and Malformed (an
     entry cannot be read, or a newer version wrote it).
+
+    Args:
+        defaults: what holds where nothing is set on the way up; all attributes.
     """
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, defaults: LogAttributes = DEFAULTS) -> None:
         self._store = store
+        self._defaults = defaults
 
-    async def create(self, name: str, replication: Replication, *, created_us: int = 0) -> LogInfo:
+    # Making and finding.
+
+    async def create(
+        self, name: str, attributes: LogAttributes | None = None, *, created_us: int = 0
+    ) -> LogInfo:
         """Make a log.
 
         Args:
+            attributes: set on the log itself.
             created_us: now, µs since 1970 UTC.
         Raises:
             LogExists: the name is taken.
-            BadSetting: the name is wrong.
+            BadSetting: the name or an attribute is wrong.
             OutcomeUnknown: the store does not say whether the log was made; `get` does.
         """
-        name = normalise_name(name)
+        name, own = normalise_name(name), attributes or LogAttributes()
+        whole = self._whole(name, own, await self.directories())
+        check_whole(whole)
         # Asked first, so that a name that is taken does not cost a number.
         if await self._store.get(_name_key(name)) is not None:
             raise _exists(name)
         log_id = await self._take_id()
-        await self._point(log_id, name)
-        info = LogInfo(log_id, name, replication, created_us)
-        await self._claim(info)
-        return info
+        await self._describe(log_id, _Log(name, created_us, own))
+        await self._claim(name, log_id)
+        return LogInfo(log_id, name, created_us, own, whole)
+
+    async def planned(self, name: str, attributes: LogAttributes | None = None) -> LogAttributes:
+        """The attributes that a log of this name would have.
+
+        Raises:
+            BadSetting: the name or an attribute is wrong.
+        """
+        name = normalise_name(name)
+        whole = self._whole(name, attributes or LogAttributes(), await self.directories())
+        check_whole(whole)
+        return whole
 
     async def get(self, name: str) -> LogInfo | None:
-        """A log by name, None if there is none. One round trip.
+        """A log by name, None if there is none. Two round trips.
 
         Raises:
             BadSetting: the name is wrong.
         """
         name = normalise_name(name)
         found = await self._store.get(_name_key(name))
-        return None if found is None else _info(name, found.value)
+        if found is None:
+            return None
+        log_id = LogId(_decode(found.value, _Name, f"log {name}").log_id)
+        return await self.described(log_id, name)
 
     async def by_id(self, log_id: int) -> LogInfo | None:
         """A log by number, None if there is none. Two round trips."""
         if not 1 <= log_id <= LOG_ID_MAX:
             return None
-        found = await self._store.get(_id_key(log_id))
+        info = await self.described(LogId(log_id))
+        if info is None:
+            return None
+        # Its maker may have stopped, another made the log, or it was deleted since.
+        found = await self._store.get(_name_key(info.name))
         if found is None:
             return None
-        info = await self.get(_decode(found.value, _Pointer, f"log number {log_id}").name)
-        # Its maker may have stopped, and another made the log under another number.
-        return info if info is not None and info.log_id == log_id else None
+        return info if _decode(found.value, _Name, f"log {info.name}").log_id == log_id else None
+
+    async def described(self, log_id: LogId, name: str = "") -> LogInfo | None:
+        """A log by number, for one who knows that it is there. One round trip.
+
+        Args:
+            name: if it is known: a log that was renamed may still be found by it.
+        """
+        found, directories = await asyncio.gather(
+            self._store.get(_id_key(log_id)), self.directories()
+        )
+        if found is None:
+            return None
+        log = _decode(found.value, _Log, f"log number {log_id}")
+        return self._info(log_id, name or log.name, log, directories)
 
     async def list(self, prefix: str = "/") -> list[LogInfo]:
-        """Logs at the path `prefix` and below it, by name. One round trip.
+        """Logs at the path `prefix` and below it, by name.
 
         Raises:
             BadSetting: the path is wrong, or too many logs are there.
         """
         path = "" if prefix in ("", "/") else normalise_name(prefix.removesuffix("/"))
-        listed = await self._store.list(_name_key(path) if path else "logs/")
-        infos = [_info(key.removeprefix("logs"), found.value) for key, found in listed]
-        return [info for info in infos if info.name == path or info.name.startswith(f"{path}/")]
+        names, logs, directories = await asyncio.gather(
+            self._store.list(_name_key(path) if path else "logs/"),
+            self._store.list("log_ids/"),
+            self.directories(),
+        )
+        described = {key: found.value for key, found in logs}
+        infos: list[LogInfo] = []
+        for key, found in names:
+            name = key.removeprefix("logs")
+            if name != path and not name.startswith(f"{path}/"):
+                continue
+            log_id = LogId(_decode(found.value, _Name, f"log {name}").log_id)
+            value = described.get(_id_key(log_id))
+            # Made between the two readings: the next one has it.
+            if value is not None:
+                log = _decode(value, _Log, f"log {name}")
+                infos.append(self._info(log_id, name, log, directories))
+        return infos
+
+    # Changing.
+
+    async def directories(self) -> Directories:
+        """What is set on directories, by path. One round trip."""
+        found = await self._store.get(_DIRECTORIES)
+        return _decode(found.value, Directories, "directories") if found else {}
+
+    async def inherited(self, path: str) -> LogAttributes:
+        """All attributes of a directory, as set or inherited.
+
+        Raises:
+            BadSetting: the path is wrong.
+        """
+        return self._whole(normalise_directory(path), LogAttributes(), await self.directories())
+
+    async def set_attributes(
+        self, path: str, attributes: LogAttributes, unset: tuple[str, ...] = ()
+    ) -> None:
+        """Set attributes of a log, or, if the path ends with a slash, of a directory.
+
+        Args:
+            unset: names that are inherited again.
+        Raises:
+            UnknownLog: there is no such log.
+            BadSetting: the path or an attribute is wrong, or some log below could not be so.
+        """
+        check_attributes(attributes)
+        if path.endswith("/"):
+            path = normalise_directory(path)
+            await self._set_directory(path, attributes, unset)
+        else:
+            path = normalise_name(path)
+            await self._set_log(path, attributes, unset)
+        await self.note_change()
+
+    async def _set_log(self, name: str, attributes: LogAttributes, unset: tuple[str, ...]) -> None:
+        info = await self.get(name)
+        if info is None:
+            raise _unknown(name)
+        directories = await self.directories()
+
+        def decide(found: bytes | None) -> bytes:
+            if found is None:
+                raise _unknown(name)
+            log = _decode(found, _Log, f"log {name}")
+            own = attributes.over(log.attributes.without(unset))
+            check_whole(self._whole(name, own, directories))
+            return msgspec.json.encode(msgspec.structs.replace(log, attributes=own))
+
+        await change_repeatably(self._store, _id_key(info.log_id), decide)
+
+    async def _set_directory(
+        self, path: str, attributes: LogAttributes, unset: tuple[str, ...]
+    ) -> None:
+        logs = [info for info in await self.list(path) if is_below(info.name, path)]
+
+        def decide(found: bytes | None) -> bytes:
+            known = _decode(found, Directories, "directories") if found else {}
+            own = attributes.over(known.get(path, LogAttributes()).without(unset))
+            planned = {**known, path: own}
+            check_whole(self._whole(path, LogAttributes(), planned))
+            for info in logs:
+                _check_log(info, self._whole(info.name, info.own, planned))
+            return msgspec.json.encode({k: v for k, v in planned.items() if v.as_set()})
+
+        await change_repeatably(self._store, _DIRECTORIES, decide)
+
+    async def delete(self, name: str) -> LogInfo:
+        """Delete a log: its name is free again, its number is not.
+
+        Returns:
+            What it was.
+        Raises:
+            UnknownLog: there is no such log.
+        """
+        info = await self.get(name)
+        if info is None:
+            raise _unknown(normalise_name(name))
+        await self._remove_name(info.name, info.log_id)
+        await self.note_change()
+        return info
+
+    async def rename(self, name: str, new_name: str) -> LogInfo:
+        """Give a log another name; what it inherits changes with it.
+
+        The new name is there before the old one goes: one who stops in between leaves both,
+        and may rename again.
+
+        Raises:
+            UnknownLog: there is no such log.
+            LogExists: the new name is taken.
+            BadSetting: a name is wrong, or the log could not be so there.
+        """
+        name, new_name = normalise_name(name), normalise_name(new_name)
+        info = await self.get(name)
+        if info is None:
+            raise _unknown(name)
+        if new_name == name:
+            return info
+        await self.planned(new_name, info.own)
+        await self._claim(new_name, info.log_id)
+        await self._describe(info.log_id, _Log(new_name, info.created_us, info.own), is_new=False)
+        await self._remove_name(name, info.log_id)
+        await self.note_change()
+        renamed = await self.get(new_name)
+        if renamed is None:
+            raise _unknown(new_name)
+        return renamed
+
+    async def _remove_name(self, name: str, log_id: LogId) -> None:
+        """Take a name away from a log, if it still has it."""
+        while True:
+            found = await self._store.get(_name_key(name))
+            if found is None or _decode(found.value, _Name, f"log {name}").log_id != log_id:
+                return
+            try:
+                if await self._store.compare_and_set(_name_key(name), None, found.version):
+                    return
+            except OutcomeUnknown:
+                continue
+
+    # Telling nodes.
+
+    async def note_change(self) -> None:
+        """Tell those who watch that a log or a directory changed."""
+
+        def decide(found: bytes | None) -> bytes:
+            count = _decode(found, _Changes, _CHANGES).count if found else 0
+            return msgspec.json.encode(_Changes(count + 1))
+
+        await change_repeatably(self._store, _CHANGES, decide)
+
+    async def changes(self) -> int:
+        """How many changes there were. One round trip."""
+        found = await self._store.get(_CHANGES)
+        return _decode(found.value, _Changes, _CHANGES).count if found else 0
+
+    # Entries.
+
+    def _info(self, log_id: LogId, name: str, log: _Log, directories: Directories) -> LogInfo:
+        whole = self._whole(name, log.attributes, directories)
+        return LogInfo(log_id, name, log.created_us, log.attributes, whole)
+
+    def _whole(self, path: str, own: LogAttributes, directories: Directories) -> LogAttributes:
+        whole = self._defaults
+        # By length, so that what is nearer to the log comes later.
+        for directory in sorted(directories, key=len):
+            if path.startswith(directory):
+                whole = directories[directory].over(whole)
+        return own.over(whole)
 
     async def _take_id(self) -> LogId:
         def decide(found: bytes | None) -> bytes:
@@ -166,30 +421,49 @@ class LogTree:
         assert stored is not None, "the counter is never left or deleted"
         return LogId(_decode(stored, _Counter, _COUNTER).next_id - 1)
 
-    async def _point(self, log_id: LogId, name: str) -> None:
-        pointer = msgspec.json.encode(_Pointer(name))
+    async def _describe(self, log_id: LogId, log: _Log, *, is_new: bool = True) -> None:
+        value = msgspec.json.encode(log)
 
         def decide(found: bytes | None) -> bytes | None:
-            assert found in (None, pointer), "a number is taken by one maker only"
-            return pointer if found is None else None
+            assert found in (None, value) or not is_new, "a number is taken by one maker only"
+            return value if found != value else None
 
         await change_repeatably(self._store, _id_key(log_id), decide)
 
-    async def _claim(self, info: LogInfo) -> None:
-        entry = msgspec.json.encode(
-            _Entry(info.log_id, info.replication.copies, info.replication.racks, info.created_us)
-        )
+    async def _claim(self, name: str, log_id: LogId) -> None:
+        entry = msgspec.json.encode(_Name(log_id))
 
         def decide(found: bytes | None) -> bytes | None:
             # The number is this maker's alone, so an entry with it is an earlier try of ours.
             if found is not None and found != entry:
-                raise _exists(info.name)
+                raise _exists(name)
             return entry if found is None else None
 
         try:
-            await change(self._store, _name_key(info.name), decide)
+            await change(self._store, _name_key(name), decide)
         except OutcomeUnknown as error:
-            raise OutcomeUnknown(f"log {info.name} may have been made: {error}") from error
+            raise OutcomeUnknown(f"log {name} may have been made: {error}") from error
+
+
+def _check_log(info: LogInfo, whole: LogAttributes) -> None:
+    try:
+        check_whole(whole)
+    except BadSetting as error:
+        raise BadSetting(f"{info.name} could not be so: {error}") from None
+
+
+def root_attributes(attributes: LogAttributes, known: Mapping[str, Versioned]) -> dict[str, bytes]:
+    """What setting the root's attributes writes, for who holds the store itself.
+
+    Args:
+        known: what the store has.
+    """
+    found = known.get(_CHANGES)
+    count = _decode(found.value, _Changes, _CHANGES).count if found else 0
+    return {
+        _DIRECTORIES: msgspec.json.encode({"/": attributes}),
+        _CHANGES: msgspec.json.encode(_Changes(count + 1)),
+    }
 
 
 def _name_key(name: str) -> str:
@@ -204,13 +478,8 @@ def _exists(name: str) -> LogExists:
     return LogExists(f"there is a log {name} already")
 
 
-def _info(name: str, value: bytes) -> LogInfo:
-    entry = _decode(value, _Entry, f"log {name}")
-    try:
-        replication = Replication(entry.copies, entry.racks)
-    except BadSetting as error:
-        raise Malformed(f"the metadata of log {name} cannot be read: {error}") from error
-    return LogInfo(LogId(entry.log_id), name, replication, entry.created_us)
+def _unknown(name: str) -> UnknownLog:
+    return UnknownLog(f"there is no log {name}")
 
 
 def _decode(value: bytes, kind: type[Stored], what: str) -> Stored:

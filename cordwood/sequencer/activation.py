@@ -18,8 +18,12 @@ from typing import Protocol
 
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.message import Yield
-from cordwood.metadata.epoch_store import EpochRecord
-from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.lsn import LogId
+from cordwood.metadata.epoch_store import EpochRecord, Wanted
+from cordwood.metadata.log_tree import LogTree
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery.recover_log import RecoveryTools, recover_log, seal_log
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 
@@ -52,8 +56,11 @@ class Activation:
         members: Callable[[], Mapping[NodeId, Member]],
         refresh_members: Callable[[], Awaitable[None]],
         view: View,
+        logs: LogTree,
     ) -> None:
         self._node = node
+        self._logs = logs
+        self._attributes: dict[int, LogAttributes] = {}
         self._view = view
         self._recovery = recovery
         self._tools = tools
@@ -83,7 +90,9 @@ class Activation:
 
     async def _take(self, log: int) -> tuple[int, EpochRecord]:
         """Take the next epoch, and wait until the one before is finished, if that can be had."""
-        epoch, record = await self._recovery.epochs.take_epoch(log, owner=self._node)
+        epoch, record = await self._recovery.epochs.take_epoch(
+            log, owner=self._node, configure=lambda: self._configure(log)
+        )
         self._taken[log] = (epoch, record)
         old, peers = NodeId(record.owner_before), self._recovery.peers
         if old and old != self._node and old not in self._view.silent and peers.get(old):
@@ -92,6 +101,32 @@ class Activation:
             except CordwoodError as error:
                 logger.info("log %d: node %d was asked to finish: %s", log, old, error)
         return epoch, record
+
+    async def _configure(self, log: int) -> Wanted:
+        """What the log's attributes and the members of now make of its next epoch."""
+        info = await self._logs.described(LogId(log))
+
+        def wanted(record: EpochRecord) -> tuple[tuple[NodeId, ...], Replication] | None:
+            known = self._members().keys()
+            if info is None or not known >= set(record.history[-1].nodes):
+                # A node that just started may not know all members yet, and must not take
+                # those that it does not know out of the nodeset.
+                return None
+            return self.wanted(log, info.attributes)
+
+        if info is not None:
+            self._attributes[log] = info.attributes
+        return wanted
+
+    def wanted(
+        self, log: int, attributes: LogAttributes
+    ) -> tuple[tuple[NodeId, ...], Replication] | None:
+        """The nodeset and replication that a new epoch should have; None if the members
+        there are cannot keep it: then a new epoch has what the last one had."""
+        members = self._members().values()
+        replication = attributes.replication
+        nodes = choose_nodeset(log, members, replication, attributes.nodeset_size or 0)
+        return None if nodes is None else (nodes, replication)
 
     async def is_newest(self, log: int, epoch: int) -> bool:
         """Whether nobody has taken an epoch above `epoch`.
@@ -109,7 +144,10 @@ class Activation:
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
         del self._taken[log]
         logger.info("log %d: this node sequences epoch %d", log, epoch)
-        appender = LogAppender(log, epoch, nodeset, replication, time_us, role, self._tools)
+        attributes = self._attributes.pop(log, DEFAULTS)
+        appender = LogAppender(
+            log, epoch, nodeset, replication, time_us, role, self._tools, attributes
+        )
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
         if record.clean_epoch == epoch - 1:
             appender.on_recovered()

@@ -25,6 +25,7 @@ from cordwood.layout.block_header import (
 )
 from cordwood.layout.frame import checksum
 from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, store_head
+from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow, Run
 from cordwood.protocol.node_health import NodeHealth
@@ -119,6 +120,8 @@ class LogAppender:
 
     Attributes:
         epoch: the epoch it rules.
+        nodeset, replication: the epoch's, which never change.
+        attributes: the log's; may be replaced at any time.
         is_recovered: whether every lower epoch is.
         audience: nodes that hear of releases: those of every epoch of the log.
     """
@@ -132,12 +135,15 @@ class LogAppender:
         append_time_us: int,
         role: Role,
         tools: AppenderTools,
+        attributes: LogAttributes = DEFAULTS,
     ) -> None:
         self.log = log
         self.epoch = epoch
         self.nodeset = nodeset
         self.audience: Sequence[NodeId] = nodeset.nodes
-        self._replication = replication
+        self.replication = replication
+        self.attributes = attributes
+        self._blocks_in_flight = 0
         self._append_time_us = append_time_us
         self._role = role
         self._tools = tools
@@ -200,6 +206,7 @@ class LogAppender:
             return
         self._append_time_us = max(self._append_time_us, now_us)
         pending, self._pending = self._pending, []
+        blocks_max, is_full = self.attributes.max_writes_in_flight or 1, False
         cargo, count, room = Cargo(), 0, 0
         copyset: tuple[NodeId, ...] | None = None
         for at, waiting in enumerate(pending):
@@ -212,8 +219,9 @@ class LogAppender:
             if size > room:
                 copyset = self._roomy_copyset(size, now)
                 room = self._room_of(copyset)
-            if copyset is None or not self._window.fits(count + entry.count):
-                self._exhausted = copyset is not None
+            is_full = self._blocks_in_flight + len(cargo.blocks) >= blocks_max
+            if copyset is None or is_full or not self._window.fits(count + entry.count):
+                self._exhausted = copyset is not None and not is_full
                 self._pending = pending[at:]
                 break
             self._load(cargo, waiting, count)
@@ -226,6 +234,8 @@ class LogAppender:
         self._check_drained()
         if not self._pending:
             self._short_since = None
+        elif is_full:
+            self._role.hold(self.log)
         elif not self._exhausted:
             self._wait_for_room(now)
 
@@ -274,6 +284,7 @@ class LogAppender:
 
     def _send_new(self, cargo: Cargo, count: int, copyset: tuple[NodeId, ...], now: float) -> None:
         self._sticky_bytes += cargo.bytes
+        self._blocks_in_flight += len(cargo.blocks)
         self._send(self._window.number(count, cargo), copyset, now)
 
     def _send(self, run: Run[Cargo], copyset: tuple[NodeId, ...], now: float) -> None:
@@ -328,9 +339,18 @@ class LogAppender:
             return
         for run in retired:
             records = run.last - run.first + 1
+            self._blocks_in_flight -= len(run.cargo.blocks)
             self._role.acknowledge(run.cargo.acks, run.cargo.bytes, records)
         if self.is_recovered:
             self._role.release(self.log, self.audience, self._window.lng)
+        self._check_drained()
+
+    def drain(self) -> None:
+        """Number nothing more; once all that is numbered is stored, the next epoch is taken.
+
+        Source: LogDevice digest 2.2, "graceful reactivation".
+        """
+        self._exhausted = True
         self._check_drained()
 
     def _check_drained(self) -> None:
@@ -375,7 +395,7 @@ class LogAppender:
         room = self._tools.channel.room
         roomy = frozenset(node for node in self.nodeset.nodes if room(node) >= size)
         kept = self._copyset
-        if kept and self._sticky_bytes < STICKY_BYTES:
+        if kept and self.attributes.sticky_copysets and self._sticky_bytes < STICKY_BYTES:
             good = self._tools.health.pick_from(roomy, now)
             if all(node in good for node in kept):
                 return kept
@@ -386,7 +406,7 @@ class LogAppender:
     def _choose(self, now: float, nodes: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
         """A copyset among `nodes`: among those nothing speaks against, if they can hold one."""
         for available in (self._tools.health.pick_from(nodes, now), nodes):
-            copyset = choose_copyset(self.nodeset, self._replication, available, self._tools.random)
+            copyset = choose_copyset(self.nodeset, self.replication, available, self._tools.random)
             if copyset is not None:
                 return copyset
         return None
@@ -405,7 +425,7 @@ class LogAppender:
         return run is not None and not run.stored
 
     def _can_replicate(self) -> bool:
-        return can_replicate(self._up, self.nodeset, self._replication)
+        return can_replicate(self._up, self.nodeset, self.replication)
 
     def _full(self) -> Overloaded:
         room = {node: self._tools.channel.room(node) for node in sorted(self._up)}
@@ -419,7 +439,7 @@ class LogAppender:
         down = [n for n in self.nodeset.nodes if self._tools.peers.get(n) is None]
         named = ", ".join(str(node) for node in down) or "none"
         return TooFewNodes(
-            f"log {self.log} wants {self._replication}; too few nodes are up (down: {named})"
+            f"log {self.log} wants {self.replication}; too few nodes are up (down: {named})"
         )
 
     def _refuse_pending(self, error: CordwoodError) -> None:

@@ -17,6 +17,8 @@ from cordwood.errors import CordwoodError, Corrupt
 from cordwood.host.seams import Host
 from cordwood.layout.body import open_body
 from cordwood.layout.waves import StoredBlock
+from cordwood.log_attributes import LogAttributes
+from cordwood.metadata.log_tree import root_attributes
 from cordwood.node import Node, running_node
 from cordwood.nodes import NodeId, Replication
 from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSettings
@@ -153,6 +155,13 @@ class SimCluster:
         """Cut a node's machine off its power."""
         self.running.pop(number, None)
         self.machine(number).cut_power()
+
+    def set_attributes(self, attributes: LogAttributes) -> None:
+        """Set what all logs inherit, in an instant."""
+        data = self.metadata.data
+        for key, value in root_attributes(attributes, data.values).items():
+            known = data.values.get(key)
+            data.compare_and_set(key, value, known.version if known else 0)
 
     def sequencing(self, number: NodeId) -> bool:
         """Whether a node runs and sequences some log."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.memory import DELAY_S
 from cordwood.nodes import NodeId
 from cordwood.sim.cluster import SimCluster
@@ -359,7 +360,16 @@ def _misdirected_write(stage: Stage, nodes: Sequence[NodeId], chance: random.Ran
     return lambda: _crash(stage, nodes, chance)()
 
 
-# ---- the metadata store, the clock ----
+# ---- the metadata store, the log tree, the clock ----
+
+
+def _fewer_nodes(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Nobody is told but through the log tree, as an operator's change would be."""
+    cluster = stage.cluster
+    least = cluster.options.replication.copies
+    size = chance.randint(least, max(least, len(cluster.numbers) - 1))
+    cluster.set_attributes(LogAttributes(nodeset_size=size))
+    return lambda: cluster.set_attributes(LogAttributes())
 
 
 def _metadata_outage(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
@@ -449,6 +459,10 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     ),
     "metadata_slow": FaultKind(
         "an overloaded metadata store", _metadata_slow, hits_nodes=False
+    ),
+    "fewer_nodes": FaultKind(
+        "every log is told to do with fewer nodes, then with all again", _fewer_nodes,
+        hits_nodes=False,
     ),
     "clock_step": FaultKind("a clock jumps up to an hour", _clock_step, for_s=(0.0, 0.0)),
     "clock_drift": FaultKind("a clock 5 % fast or slow", _clock_drift),

@@ -22,7 +22,9 @@ from cordwood.errors import (
 from cordwood.layout import message
 from cordwood.layout.message import (
     AppendFault,
+    AskDirectory,
     AskEpoch,
+    AskEpochs,
     AskGroups,
     AskMembers,
     AskReleased,
@@ -33,9 +35,12 @@ from cordwood.layout.message import (
     Call,
     Clean,
     CreateLog,
+    DeleteLog,
+    DirectoryReply,
     DoneReply,
     EpochNodes,
     EpochReply,
+    EpochsReply,
     Fault,
     FindLog,
     GroupReply,
@@ -50,10 +55,12 @@ from cordwood.layout.message import (
     MembersReply,
     Ping,
     ReleasedReply,
+    RenameLog,
     Reply,
     SaveCursors,
     Seal,
     SealReply,
+    SetAttributes,
     StatusReply,
     StreamsReply,
     StreamState,
@@ -67,6 +74,7 @@ from cordwood.layout.message import (
     to_error,
     to_fault,
 )
+from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import LSN_MAX
 
 
@@ -87,12 +95,16 @@ CALLS: list[Call] = [
     JoinGroup("billing", "m1", ["/orders"], 15_000), BeatGroup("billing", "m1", 3, 15_000),
     LeaveGroup("billing", "m1"),
     SaveCursors("billing", "m1", 3, {"/orders": lsn(4, 17)}, {"/orders": lsn(4, 16)}, True),
+    AskDirectory("/"), AskEpochs("/orders"), DeleteLog("/orders"),
+    RenameLog("/orders", "/o"), SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
     SealReply({4: lsn(4, 16), 5: lsn(5, 0)}, 1_700_000_000_000_000), DoneReply(),
     EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]), GROUP, GroupsReply([GROUP]),
     StreamsReply([StreamState(9, "a client", lsn(4, 17), LSN_MAX, lsn(4, 99), 7, True, [2], "")]),
+    DirectoryReply("/", LogAttributes(backlog_s=1.5), DEFAULTS),
+    EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],
         [LogState(9, True, 5, lsn(5, 1), lsn(5, 1), 4, 400, 5)],

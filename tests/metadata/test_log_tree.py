@@ -5,18 +5,37 @@ from __future__ import annotations
 import asyncio
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metadata_play import run_patiently
 
-from cordwood.errors import BadSetting, LogExists, Malformed, OutcomeUnknown, Rejected, Unreachable
-from cordwood.metadata.log_tree import LOG_ID_MAX, NAME_BYTES_MAX, LogInfo, LogTree, normalise_name
+from cordwood.errors import (
+    BadSetting,
+    LogExists,
+    Malformed,
+    OutcomeUnknown,
+    Rejected,
+    UnknownLog,
+    Unreachable,
+)
+from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.metadata.log_tree import (
+    CHANGES_PREFIX,
+    LOG_ID_MAX,
+    NAME_BYTES_MAX,
+    LogInfo,
+    LogTree,
+    normalise_directory,
+    normalise_name,
+)
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.metadata.store import check_key
 from cordwood.nodes import Replication
 
-THREE = Replication(3, 2)
+THREE = LogAttributes(replicate_across={"node": 3, "rack": 2})
+ONE = LogAttributes(replicate_across={"node": 1})
 
 
 class TestNames:
@@ -60,7 +79,9 @@ class TestCreating:
         async def act(store) -> None:
             tree = LogTree(store)
             made = await tree.create("orders/eu", THREE, created_us=5)
-            assert made == LogInfo(made.log_id, "/orders/eu", THREE, 5)
+            whole = THREE.over(DEFAULTS)
+            assert made == LogInfo(made.log_id, "/orders/eu", 5, THREE, whole)
+            assert made.replication == Replication(3, 2)
             assert await tree.get("orders/eu") == await tree.get("/orders/eu") == made
             assert await tree.by_id(made.log_id) == made
             assert await tree.get("orders") is None
@@ -81,7 +102,7 @@ class TestCreating:
             first = await tree.create("a", THREE)
             for name in ("a", "/a"):
                 with pytest.raises(LogExists, match="/a"):
-                    await tree.create(name, Replication(1))
+                    await tree.create(name, ONE)
             assert await tree.get("a") == first
             assert (await tree.create("b", THREE)).log_id == 2
 
@@ -137,7 +158,7 @@ class TestMakersThatStop:
             assert await tree.get("a") is None
             assert await tree.by_id(1) is None
             assert await tree.list() == []
-            made = await tree.create("a", Replication(1))
+            made = await tree.create("a", ONE)
             assert made.log_id == (1 if writes == 0 else 2)
             # The number that was left behind leads to the name, and still to no log.
             assert await tree.by_id(made.log_id) == made
@@ -234,9 +255,153 @@ class TestListing:
         play(act)
 
 
-@pytest.mark.parametrize(
-    "value", [b"", b"[]", b'{"log_id":1,"copies":1,"racks":2,"created_us":0}', b'{"log_id":0}']
-)
+class TestAttributes:
+    def test_what_is_nearer_counts_and_the_rest_is_inherited(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            await tree.set_attributes("/", LogAttributes(backlog_s=60.0, nodeset_size=9))
+            await tree.set_attributes("a/", LogAttributes(backlog_s=70.0))
+            await tree.set_attributes("/a/b/", LogAttributes(scd_enabled=False))
+            made = await tree.create("a/b/c", LogAttributes(sticky_copysets=False))
+            beside = await tree.create("a")
+            assert made.attributes == msgspec.structs.replace(
+                DEFAULTS,
+                backlog_s=70.0, nodeset_size=9, scd_enabled=False, sticky_copysets=False,
+            )  # fmt: skip
+            # A directory is what lies below it, and not the log of the same name.
+            assert beside.attributes == msgspec.structs.replace(
+                DEFAULTS, backlog_s=60.0, nodeset_size=9
+            )
+            assert await tree.get("a/b/c") == await tree.by_id(made.log_id) == made
+            assert await tree.list("a") == [beside, made]
+            assert (await tree.inherited("/a/b/")).backlog_s == 70.0
+
+        play(act)
+
+    def test_setting_and_unsetting(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            made = await tree.create("a", LogAttributes(backlog_s=5.0, nodeset_size=7))
+            await tree.set_attributes("a", LogAttributes(backlog_s=6.0), ("nodeset_size",))
+            found = await tree.get("a")
+            assert found
+            assert found.own == LogAttributes(backlog_s=6.0)
+            assert found.attributes.nodeset_size == 0
+            assert found.log_id == made.log_id
+            await tree.set_attributes("/", LogAttributes(nodeset_size=3))
+            await tree.set_attributes("/", LogAttributes(), ("nodeset_size",))
+            assert await tree.directories() == {}
+
+        play(act)
+
+    def test_what_no_log_can_have_is_refused_and_changes_nothing(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            await tree.create("a/b", LogAttributes(replicate_across={"node": 5}))
+            with pytest.raises(BadSetting, match="nodeset_size 4"):
+                await tree.set_attributes("a/b", LogAttributes(nodeset_size=4))
+            with pytest.raises(BadSetting, match="/a/b could not be so"):
+                await tree.set_attributes("a/", LogAttributes(nodeset_size=4))
+            with pytest.raises(BadSetting, match="synced_copies"):
+                await tree.create("c", LogAttributes(synced_copies=4))
+            with pytest.raises(UnknownLog):
+                await tree.set_attributes("a", LogAttributes(nodeset_size=4))
+            with pytest.raises(BadSetting, match="no attribute"):
+                await tree.set_attributes("a/b", LogAttributes(), ("colour",))
+            assert await tree.directories() == {}
+            assert [log.name for log in await tree.list()] == ["/a/b"]
+
+        play(act)
+
+    def test_who_watches_is_told_of_changes_and_not_of_new_logs(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            await tree.create("a")
+            assert await tree.changes() == 0
+            mark = await store.changed(CHANGES_PREFIX, None, 5)
+            await tree.set_attributes("a", LogAttributes(backlog_s=5.0))
+            await tree.set_attributes("/", LogAttributes(backlog_s=6.0))
+            assert await store.changed(CHANGES_PREFIX, mark, 5) != mark
+            assert await tree.changes() == 2
+
+        play(act)
+
+    @pytest.mark.parametrize(
+        ("text", "path"),
+        [("/", "/"), ("a/", "/a/"), ("/a/", "/a/"), ("/a/b.c/", "/a/b.c/")],
+    )
+    def test_directories(self, text, path):
+        assert normalise_directory(text) == normalise_directory(path) == path
+
+    @pytest.mark.parametrize("text", ["", "a", "/a", "//", "a//", "/../", "-/", "a/ /", "a" * 256])
+    def test_what_is_no_directory(self, text):
+        with pytest.raises(BadSetting, match="no directory"):
+            normalise_directory(text)
+
+
+class TestDeletingAndRenaming:
+    def test_a_deleted_log_is_gone_and_its_name_is_free(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            old = await tree.create("a", ONE)
+            assert await tree.delete("a") == old
+            assert await tree.get("a") is None
+            assert await tree.by_id(old.log_id) is None
+            assert await tree.list() == []
+            with pytest.raises(UnknownLog):
+                await tree.delete("a")
+            new = await tree.create("a")
+            assert new.log_id != old.log_id
+            assert await tree.by_id(old.log_id) is None
+
+        play(act)
+
+    def test_a_renamed_log_keeps_number_and_attributes(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            old = await tree.create("a", ONE, created_us=3)
+            await tree.set_attributes("new/", LogAttributes(backlog_s=9.0))
+            renamed = await tree.rename("a", "new/b")
+            assert (renamed.log_id, renamed.name, renamed.own) == (old.log_id, "/new/b", ONE)
+            assert renamed.created_us == 3
+            assert renamed.attributes.backlog_s == 9.0
+            assert await tree.list() == [renamed]
+            assert await tree.by_id(old.log_id) == renamed
+            assert await tree.get("a") is None
+
+        play(act)
+
+    def test_renaming_onto_another_is_refused(self, play):
+        async def act(store) -> None:
+            tree = LogTree(store)
+            one, other = await tree.create("a"), await tree.create("b")
+            with pytest.raises(LogExists):
+                await tree.rename("a", "b")
+            with pytest.raises(UnknownLog):
+                await tree.rename("c", "d")
+            assert await tree.rename("a", "/a") == one
+            assert await tree.list() == [one, other]
+
+        play(act)
+
+    @pytest.mark.parametrize("writes", [0, 1, 2])
+    def test_one_who_stops_half_way_may_be_followed_by_another(self, writes):
+        async def main() -> None:
+            store = Stopping(random.Random(1))
+            store.writes_left = 100
+            log = await LogTree(store).create("a")
+            store.writes_left = writes
+            with pytest.raises(asyncio.CancelledError):
+                await LogTree(store).rename("a", "b")
+            tree = LogTree(MemoryMetadata(random.Random(1), store.data))
+            assert await tree.by_id(log.log_id)
+            assert (await tree.rename("a", "b")).log_id == log.log_id
+            assert [found.name for found in await tree.list()] == ["/b"]
+
+        run_patiently(main())
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"log_id":1,"copies":1}', b'{"log_id":0}'])
 def test_an_entry_that_cannot_be_read_names_the_log(memory, value):
     async def main() -> None:
         await memory.compare_and_set("logs/a", value, 0)

@@ -125,6 +125,11 @@ async def _always_newest(self: Any, log: int, epoch: int) -> bool:
     return True
 
 
+def _newest_nodeset(self: Any, epoch: int) -> Any:
+    newest = self.history[-1]
+    return tuple(newest.nodes), newest.replication
+
+
 BUGS = (
     PlantedBug("retry-renumbers", "a retried store is stored a second time under new LSNs",
                changed({f"{_APPENDER}._retry": _retry_renumbers})),
@@ -147,3 +152,11 @@ BUGS = (
     PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",
                changed({"sequencer.activation:Activation.is_newest": instead(_always_newest)})),
 )  # fmt: skip
+
+NEWEST_NODESET = PlantedBug(
+    "newest-nodeset",
+    "recovery asks the nodes of today for what those of then hold",
+    changed({"metadata.epoch_store:EpochRecord.configuration": instead(_newest_nodeset)}),
+)
+"""Needs an acknowledgement that nobody else heard of, and a nodeset that changes just then: a
+scenario of its own has both (tests/sim/test_fewer_nodes.py), one seed in hundreds does."""

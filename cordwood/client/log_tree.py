@@ -1,0 +1,119 @@
+"""The log tree as a client sees it: attributes, directories, names, and a log's epochs.
+
+Source: design.md §7; LogDevice digest 1 ("LogsConfig").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cordwood.client.cluster import Cluster, LogInfo, log_info
+from cordwood.errors import AccessDenied
+from cordwood.layout.message import (
+    AskDirectory,
+    AskEpochs,
+    CreateLog,
+    DeleteLog,
+    DirectoryReply,
+    EpochsReply,
+    LogReply,
+    RenameLog,
+    SetAttributes,
+)
+from cordwood.log_attributes import LogAttributes, check_attributes, token_digest
+
+
+def check_write_token(info: LogInfo, tokens: Sequence[str]) -> None:
+    """Refuse to append to a log whose write token this client does not have.
+
+    As in LogDevice the client looks by itself: a guard against mistakes, and no lock.
+
+    Raises:
+        AccessDenied: it does not have it.
+    """
+    wanted = info.attributes.write_token
+    if wanted and wanted not in map(token_digest, tokens):
+        raise AccessDenied(
+            f"{info.name} wants a write token: give it as ClientSettings(write_tokens=…)"
+        )
+
+
+class LogTree:
+    """See the module. Every call may also raise Unreachable and OutcomeUnknown: it may then
+    be made again."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+
+    async def create(self, log: str, copies: int, racks: int, attributes: LogAttributes) -> LogInfo:
+        """Make a log; 0 takes what it inherits from its directory or the cluster.
+
+        Raises:
+            LogExists: it is there.
+            BadSetting: the name, the replication or an attribute is wrong.
+        """
+        call = CreateLog(log, copies, racks, attributes)
+        reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        assert isinstance(reply, LogReply), "CreateLog is answered with a log"
+        return log_info(reply)
+
+    async def set_attributes(
+        self, path: str, attributes: LogAttributes, unset: Sequence[str] = ()
+    ) -> None:
+        """Set attributes of a log, or of a directory: a path that ends with a slash.
+
+        Nodes hear of it within a second. Replication and nodeset take a new epoch.
+
+        Args:
+            unset: names that are inherited again.
+        Raises:
+            UnknownLog: there is no such log.
+            BadSetting: the path or an attribute is wrong, or a log below could not be so.
+        """
+        check_attributes(attributes)
+        call = SetAttributes(path, attributes, list(unset))
+        await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        self._cluster.forget_log(path)
+
+    async def directory(self, path: str) -> DirectoryReply:
+        """What is set on a directory, and what logs below it inherit.
+
+        Raises:
+            BadSetting: the path does not end with a slash, or is none.
+        """
+        reply = await self._cluster.call_any(AskDirectory(path), timeout_s=self._timeout_s)
+        assert isinstance(reply, DirectoryReply), "AskDirectory is answered with a directory"
+        return reply
+
+    async def delete(self, log: str) -> None:
+        """Delete a log: its name is free again, its records are gone.
+
+        Raises:
+            UnknownLog: there is no such log.
+        """
+        await self._cluster.call_any(DeleteLog(log), timeout_s=self._timeout_s)
+        self._cluster.forget_log(log)
+
+    async def rename(self, log: str, new_name: str) -> LogInfo:
+        """Give a log another name.
+
+        Raises:
+            UnknownLog: there is no such log.
+            LogExists: the new name is taken.
+            BadSetting: a name is wrong, or the log could not be so there.
+        """
+        reply = await self._cluster.call_any(RenameLog(log, new_name), timeout_s=self._timeout_s)
+        assert isinstance(reply, LogReply), "RenameLog is answered with a log"
+        self._cluster.forget_log(log)
+        return log_info(reply)
+
+    async def epochs(self, log: str) -> EpochsReply:
+        """What the epoch store knows of a log.
+
+        Raises:
+            UnknownLog: there is no such log.
+        """
+        reply = await self._cluster.call_any(AskEpochs(log), timeout_s=self._timeout_s)
+        assert isinstance(reply, EpochsReply), "AskEpochs is answered with epochs"
+        return reply

@@ -1,0 +1,231 @@
+"""What a log asks for: copies, nodes, retention, and how it is written and read.
+
+Attributes are set on a log or on a directory, and what is not set there comes from the
+directory above, up to the root and then to DEFAULTS. Names are LogDevice's where it has
+one. Each is as it takes effect: `replicate_across` and `nodeset_size` with a new epoch,
+the others as nodes and clients hear of them.
+
+Source: LogDevice digest 1 ("LogsConfig"); design.md §4 (a weaker ack is an attribute).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cordwood.errors import BadSetting
+from cordwood.nodes import COPIES_MAX, Replication
+
+NODESET_NODES_MAX = 128
+"""LogDevice's nodesets have 20 to 30; an epoch record with 512 of these stays under 1 MB."""
+
+BACKLOG_S_MAX = 100 * 366 * 86_400.0
+
+BYTES_MAX = 1 << 60
+
+TOKEN_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+WRITES_MAX = 1 << 20
+
+
+class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """See the module; None is "as above".
+
+    Attributes:
+        replicate_across: copies by scope: `{"node": 3, "rack": 2}` is 3 copies over 2 racks.
+        nodeset_size: nodes that an epoch's records are spread over; 0 is every node.
+        backlog_s: retention by time, 0 is for ever.
+        backlog_bytes: retention by size, every copy counted once; 0 is no bound.
+        synced_copies: copies that are on stable storage before an ack; 0 is all of them.
+            Nodes of this version sync every copy before they answer, so fewer is not faster.
+        max_writes_in_flight: blocks numbered and not acknowledged; more wait.
+        sticky_copysets: keep a copyset for some MiB, so that a log's recent blocks lie on
+            few nodes; off spreads each run of blocks anew.
+        scd_enabled: each block is sent to a reader by one node only (single-copy delivery).
+        local_scd_enabled: that node is one near the reader, if there is one.
+        write_token: clients must have it to append; "" is none. Kept as `token_digest`
+            makes it, since everybody may ask for a log's attributes.
+    """
+
+    replicate_across: dict[str, int] | None = None
+    nodeset_size: int | None = None
+    backlog_s: float | None = None
+    backlog_bytes: int | None = None
+    synced_copies: int | None = None
+    max_writes_in_flight: int | None = None
+    sticky_copysets: bool | None = None
+    scd_enabled: bool | None = None
+    local_scd_enabled: bool | None = None
+    write_token: str | None = None
+
+    @property
+    def replication(self) -> Replication:
+        """Copies and racks.
+
+        Raises:
+            BadSetting: `replicate_across` is not set, or cannot be kept.
+        """
+        scopes = self.replicate_across or {}
+        racks = scopes.get("rack", 1)
+        return Replication(scopes.get("node", racks), racks)
+
+    def over(self, inherited: LogAttributes) -> LogAttributes:
+        """These, and what is not set here from `inherited`."""
+        return msgspec.structs.replace(inherited, **self.as_set())
+
+    def without(self, names: Sequence[str]) -> LogAttributes:
+        """These with some not set.
+
+        Raises:
+            BadSetting: there is no attribute of this name.
+        """
+        for name in names:
+            _check_name(name)
+        return msgspec.structs.replace(self, **dict.fromkeys(names))
+
+    def as_set(self) -> dict[str, Any]:
+        """What is set, by name."""
+        return {name: value for name in NAMES if (value := getattr(self, name)) is not None}
+
+
+NAMES = tuple(field.name for field in msgspec.structs.fields(LogAttributes))
+
+DEFAULTS = LogAttributes(
+    replicate_across={"node": 3, "rack": 1},
+    nodeset_size=0,
+    backlog_s=0.0,
+    backlog_bytes=0,
+    synced_copies=0,
+    max_writes_in_flight=1000,
+    sticky_copysets=True,
+    scd_enabled=True,
+    local_scd_enabled=False,
+    write_token="",
+)
+"""LogDevice's, but for retention (it has none by itself) and SCD, which it leaves off: a
+reader that is sent each block once instead of `copies` times is the better default, and a
+window of 1000 blocks is its own tools' example."""
+
+
+def token_digest(token: str) -> str:
+    """What is kept of a write token; "" stays so."""
+    return hashlib.blake2b(token.encode(), digest_size=16).hexdigest() if token else ""
+
+
+def replicate_across(replication: Replication) -> dict[str, int]:
+    """A replication property by scope."""
+    return {"node": replication.copies, "rack": replication.racks}
+
+
+def check_attributes(attributes: LogAttributes) -> None:
+    """Refuse values that no log can have. What is not set is not looked at.
+
+    Raises:
+        BadSetting: the text names the attribute.
+    """
+    scopes = attributes.replicate_across
+    if scopes is not None:
+        unknown = sorted(scopes.keys() - {"node", "rack"})
+        if unknown or not scopes:
+            raise BadSetting(
+                f"replicate_across {scopes} cannot be kept: say node:3 or rack:2,node:3"
+            )
+        _ = attributes.replication
+    for name, low, high in (
+        ("nodeset_size", 0, NODESET_NODES_MAX),
+        ("backlog_s", 0, BACKLOG_S_MAX),
+        ("backlog_bytes", 0, BYTES_MAX),
+        ("synced_copies", 0, COPIES_MAX),
+        ("max_writes_in_flight", 1, WRITES_MAX),
+    ):
+        value = getattr(attributes, name)
+        if value is not None and not low <= value <= high:
+            raise BadSetting(f"{name} is {value}; it goes from {low} to {high:g}")
+    if attributes.write_token and not TOKEN_DIGEST.fullmatch(attributes.write_token):
+        raise BadSetting("write_token is kept as token_digest makes it, and this is none")
+
+
+def check_whole(attributes: LogAttributes) -> None:
+    """Refuse a log's attributes, all of them set, that contradict one another.
+
+    Raises:
+        BadSetting: the text says which.
+    """
+    check_attributes(attributes)
+    copies = attributes.replication.copies
+    if attributes.synced_copies and attributes.synced_copies > copies:
+        raise BadSetting(f"synced_copies is {attributes.synced_copies} of {copies} copies")
+    if attributes.nodeset_size and attributes.nodeset_size < copies:
+        raise BadSetting(f"nodeset_size {attributes.nodeset_size} cannot hold {copies} copies")
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)?")
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
+_BYTES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_BOOLS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+
+
+def parse_attributes(words: Sequence[str]) -> LogAttributes:
+    """`name=value` as people write it: `backlog_s=7d`, `replicate_across=node:3,rack:2`.
+
+    Raises:
+        BadSetting: a name that is not there, or a value that it cannot have.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        _check_name(name)
+        if not equals:
+            raise BadSetting(f"{word!r}: write {name}=VALUE")
+        found[name] = _parse(name, text.strip())
+    attributes = LogAttributes(**found)
+    check_attributes(attributes)
+    return attributes
+
+
+def _check_name(name: str) -> None:
+    if name not in NAMES:
+        raise BadSetting(f"there is no attribute {name[:64]!r}; there are {', '.join(NAMES)}")
+
+
+def _parse(name: str, text: str) -> Any:
+    match name:
+        case "replicate_across":
+            scopes = [part.partition(":") for part in text.split(",")]
+            if all(number.isdecimal() for _, _, number in scopes):
+                return {scope.strip(): int(number) for scope, _, number in scopes}
+        case "backlog_s":
+            duration = _DURATION.fullmatch(text)
+            if duration:
+                return float(duration[1]) * _SECONDS[duration[2] or ""]
+        case "backlog_bytes":
+            size = _SIZE.fullmatch(text)
+            if size:
+                return int(float(size[1]) * 1024 ** _BYTES[(size[2] or "").upper()])
+        case "write_token":
+            return token_digest(text)
+        case "sticky_copysets" | "scd_enabled" | "local_scd_enabled":
+            if text.lower() in _BOOLS:
+                return _BOOLS[text.lower()]
+        case _:
+            if text.isascii() and text.isdecimal():
+                return int(text)
+    raise BadSetting(f"{name} cannot be {text[:64]!r}: {_HOW[name]}")
+
+
+_HOW = {
+    "replicate_across": "write node:3 or node:3,rack:2",
+    "nodeset_size": "write a number of nodes, 0 for all",
+    "backlog_s": "write 3600, 90min, 12h, 7d or 0",
+    "backlog_bytes": "write 1000000, 10MiB, 2GiB or 0",
+    "synced_copies": "write a number of copies, 0 for all",
+    "max_writes_in_flight": "write a number of blocks",
+    "sticky_copysets": "write on or off",
+    "scd_enabled": "write on or off",
+    "local_scd_enabled": "write on or off",
+}

@@ -1,0 +1,172 @@
+"""What clients ask of the log tree and the epoch store, answered by any node.
+
+Source: design.md §6, §7; LogDevice digest 1 ("LogsConfig").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from cordwood.errors import Rejected, TooFewNodes, UnknownLog
+from cordwood.host.seams import Clock
+from cordwood.layout.message import (
+    AskDirectory,
+    AskEpochs,
+    Call,
+    CreateLog,
+    DeleteLog,
+    DirectoryReply,
+    DoneReply,
+    EpochsReply,
+    FindLog,
+    ListLogs,
+    LogReply,
+    LogsReply,
+    RenameLog,
+    Reply,
+    SetAttributes,
+)
+from cordwood.log_attributes import LogAttributes, replicate_across
+from cordwood.metadata.epoch_store import EpochRecord, EpochStore
+from cordwood.metadata.log_replies import epoch_nodes, log_reply, member_infos
+from cordwood.metadata.log_tree import LogInfo, LogTree, normalise_directory
+from cordwood.nodes import Member, NodeId, Replication
+from cordwood.quorum.nodeset_selection import choose_nodeset
+
+
+class LogCalls:
+    """See the module.
+
+    Args:
+        members: the cluster's, as this node knows them; `refresh_members` reads them anew.
+        create_logs: whether looking up a log that is not there makes it.
+    """
+
+    def __init__(
+        self,
+        logs: LogTree,
+        epochs: EpochStore,
+        clock: Clock,
+        members: Callable[[], Mapping[NodeId, Member]],
+        refresh_members: Callable[[], Awaitable[None]],
+        *,
+        create_logs: bool,
+    ) -> None:
+        self._logs = logs
+        self._epochs = epochs
+        self._clock = clock
+        self._members = members
+        self._refresh_members = refresh_members
+        self._create_logs = create_logs
+
+    async def answer(self, call: Call) -> Reply:
+        """Answer one call.
+
+        Raises:
+            Rejected: it cannot be done, or is no call of these.
+            Retryable, OutcomeUnknown: the metadata store does not answer.
+        """
+        match call:
+            case FindLog():
+                return await self._find(call)
+            case CreateLog():
+                return await self._describe(await self._create(call))
+            case ListLogs():
+                return LogsReply([log_reply(info) for info in await self._logs.list(call.prefix)])
+            case SetAttributes():
+                await self._logs.set_attributes(call.path, call.attributes, tuple(call.unset))
+                return DoneReply()
+            case AskDirectory():
+                return await self._directory(call)
+            case RenameLog():
+                return await self._describe(await self._logs.rename(call.name, call.new_name))
+            case DeleteLog():
+                info = await self._logs.delete(call.name)
+                await self._epochs.delete(info.log_id)
+                return DoneReply()
+            case AskEpochs():
+                return await self._ask_epochs(call)
+        raise Rejected(f"a node does not answer {type(call).__name__}")
+
+    async def _find(self, call: FindLog) -> LogReply:
+        info = await self._logs.get(call.name)
+        if info is None:
+            if not (call.create and self._create_logs):
+                raise _unknown(call.name)
+            info = await self._ensure(call.name)
+        return await self._describe(info)
+
+    async def _create(self, call: CreateLog) -> LogInfo:
+        attributes = call.attributes
+        if call.copies or call.racks:
+            inherited = (await self._logs.planned(call.name)).replication
+            copies = call.copies or inherited.copies
+            replication = Replication(copies, call.racks or min(copies, inherited.racks))
+            scopes = LogAttributes(replicate_across=replicate_across(replication))
+            attributes = scopes.over(attributes)
+        return await self._make(call.name, attributes)
+
+    async def _make(self, name: str, own: LogAttributes) -> LogInfo:
+        # Before the name is taken: a log that cannot be written would be in the way.
+        await self._refresh_members()
+        planned = await self._logs.planned(name, own)
+        self._nodeset(name, 0, planned)
+        info = await self._logs.create(name, own, created_us=self._clock.now_us())
+        await self._begin(info)
+        return info
+
+    async def _begin(self, info: LogInfo) -> EpochRecord:
+        nodes = self._nodeset(info.name, info.log_id, info.attributes)
+        return await self._epochs.create(info.log_id, nodes, info.replication)
+
+    def _nodeset(self, name: str, log: int, attributes: LogAttributes) -> tuple[NodeId, ...]:
+        members = self._members().values()
+        replication = attributes.replication
+        nodes = choose_nodeset(log, members, replication, attributes.nodeset_size or 0)
+        if nodes is None:
+            raise TooFewNodes(
+                f"{name} wants {replication}; this cluster has {len(members)} nodes in "
+                f"{len({m.domain('rack') for m in members})} racks"
+            )
+        return nodes
+
+    async def _ensure(self, name: str) -> LogInfo:
+        """Make a log unless another caller does so at the same time."""
+        try:
+            return await self._make(name, LogAttributes())
+        except Rejected:
+            info = await self._logs.get(name)
+            if info is None:
+                raise
+            return info
+
+    async def _describe(self, info: LogInfo) -> LogReply:
+        record = await self._epochs.read(info.log_id)
+        if record is None:
+            # Its maker stopped between name and epoch record; finish for it.
+            record = await self._begin(info)
+        return log_reply(info, record, member_infos(self._members()))
+
+    async def _directory(self, call: AskDirectory) -> DirectoryReply:
+        path = normalise_directory(call.path)
+        own = (await self._logs.directories()).get(path, LogAttributes())
+        return DirectoryReply(path, own, await self._logs.inherited(path))
+
+    async def _ask_epochs(self, call: AskEpochs) -> EpochsReply:
+        info = await self._logs.get(call.name)
+        record = await self._epochs.read(info.log_id) if info is not None else None
+        if info is None or record is None:
+            raise _unknown(call.name)
+        return EpochsReply(
+            info.log_id,
+            record.next_epoch,
+            record.clean_epoch,
+            record.clean_tail,
+            record.owner,
+            record.owner_before,
+            epoch_nodes(record),
+        )
+
+
+def _unknown(name: str) -> UnknownLog:
+    return UnknownLog(f"there is no log {name!r}: make it with `cordwood logs create`")

@@ -1,0 +1,109 @@
+"""What changed in the log tree, for the logs that this node sequences.
+
+A change of replication or nodeset takes a new epoch: the old one numbers nothing more,
+what it has numbered is stored and acknowledged, and then the next one is taken, so that
+no outcome becomes unknown. One that cannot finish in DRAIN_S is ended all the same. Other
+attributes take effect at once, and a log that was deleted is not sequenced any more.
+
+Source: LogDevice digest 2.1, 2.2; design.md §6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cordwood.errors import CordwoodError
+from cordwood.lsn import LogId
+from cordwood.metadata.log_tree import CHANGES_PREFIX, LogInfo, LogTree
+from cordwood.metadata.store import MetadataStore
+from cordwood.sequencer.activation import Activation
+from cordwood.sequencer.appender import LogAppender
+from cordwood.sequencer.role import SequencerRole
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 2.0
+"""As LogDevice drains an epoch. What is not stored by then waits for a node that is away."""
+
+WATCH_S = 60.0
+"""A watch is begun anew after this, and everything looked at: what set an attribute may
+have stopped before it could tell."""
+
+AGAIN_S = 1.0
+"""Pause after the metadata store did not answer."""
+
+
+class LogWatch:
+    """See the module."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        logs: LogTree,
+        activation: Activation,
+        sequencer: SequencerRole,
+    ) -> None:
+        self._metadata = metadata
+        self._logs = logs
+        self._activation = activation
+        self._sequencer = sequencer
+        # Epochs that were told to end, and when that is late.
+        self._draining: dict[tuple[int, int], float] = {}
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        mark: int | None = None
+        count: int | None = None
+        while True:
+            patience_s = DRAIN_S if self._draining else WATCH_S
+            try:
+                seen, mark = mark, await self._metadata.changed(CHANGES_PREFIX, mark, patience_s)
+                was, count = count, await self._logs.changes()
+                self._end_late()
+                if count != was or mark == seen:
+                    await self._look()
+            except CordwoodError as error:
+                logger.warning("the log tree could not be read: %s", error)
+                count = None
+                await asyncio.sleep(AGAIN_S)
+
+    async def _look(self) -> None:
+        """Bring every log that is sequenced here up to its attributes."""
+        if not self._sequencer.sequencing():
+            return
+        infos = {info.log_id: info for info in await self._logs.list()}
+        for log, appender in self._sequencer.sequencing().items():
+            info = infos.get(LogId(log)) or await self._logs.by_id(log)
+            if info is None:
+                logger.info("log %d: it was deleted", log)
+                self._sequencer.on_fenced(log, 0)
+            elif self._asks_for_another(info, appender):
+                logger.info("log %d: epoch %d ends, its attributes changed", log, appender.epoch)
+                late_s = asyncio.get_running_loop().time() + DRAIN_S
+                self._draining.setdefault((log, appender.epoch), late_s)
+                appender.drain()
+            else:
+                appender.attributes = info.attributes
+
+    def _asks_for_another(self, info: LogInfo, appender: LogAppender) -> bool:
+        """Whether a log's attributes want another epoch than the one that is sequenced.
+
+        Nodes that came or went do not by themselves: the next epoch will have them.
+        """
+        asked, had = info.attributes, appender.attributes
+        is_as_asked = info.replication == appender.replication
+        if is_as_asked and asked.nodeset_size == had.nodeset_size:
+            return False
+        wanted = self._activation.wanted(info.log_id, asked)
+        return wanted not in (None, (appender.nodeset.nodes, appender.replication))
+
+    def _end_late(self) -> None:
+        """End the epochs that did not drain in time."""
+        now = asyncio.get_running_loop().time()
+        for log, epoch in [each for each, late_s in self._draining.items() if late_s <= now]:
+            del self._draining[log, epoch]
+            appender = self._sequencer.sequencing().get(log)
+            if appender is not None and appender.epoch == epoch:
+                logger.warning("log %d: epoch %d is ended before all was stored", log, epoch)
+                self._sequencer.on_fenced(log, 0)
