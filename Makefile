@@ -53,6 +53,8 @@ format: setup
 bench: setup
 	$(BIN)/cordwood wal bench --json
 	$(BIN)/cordwood bench append --json
+	$(BIN)/cordwood bench append --logs 1000 --json
+	$(BIN)/cordwood bench append --nats --json
 	$(BIN)/cordwood bench read --json
 
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile -q --upgrade --universal \

@@ -1,6 +1,7 @@
 """How fast one client appends, beside what the disk alone does with as many copies.
 
-Two standard profiles: small records one by one with many in flight, and 64 KiB blocks.
+Three standard profiles: small records one by one with many in flight, 64 KiB blocks, and
+small records in blocks that the client makes.
 
 Source: design.md §4; hotpath digest §5 (its toy: 467,000/s and 260 to 570 MB/s).
 """
@@ -53,6 +54,7 @@ class AppendProfile:
         batch: records of an `append_many`, each of which is one block; 0 appends singly.
         records: of one repeat.
         seconds: a repeat ends then, if `records` did not end it.
+        counts_records: batches are told by their records and not by their bytes.
     """
 
     name: str
@@ -61,6 +63,7 @@ class AppendProfile:
     batch: int
     records: int
     seconds: float = SECONDS_MAX
+    counts_records: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("size", 0), ("in_flight", 1), ("batch", 0), ("records", 1)):
@@ -74,7 +77,11 @@ class AppendProfile:
     @property
     def unit(self) -> str:
         """Small records count by number, batches by their bytes."""
-        return "MB/s" if self.batch else "records/s"
+        return "MB/s" if self._is_told_in_bytes else "records/s"
+
+    @property
+    def _is_told_in_bytes(self) -> bool:
+        return self.batch > 0 and not self.counts_records
 
     @property
     def block_bytes(self) -> int:
@@ -89,16 +96,19 @@ class AppendProfile:
     def value(self, run: Run) -> float:
         """What a run reached, in `unit`."""
         rate = run.records / run.seconds
-        return rate * self.size / 1e6 if self.batch else rate
+        return rate * self.size / 1e6 if self._is_told_in_bytes else rate
 
     def per_bytes(self, bytes_per_second: float) -> float:
         """A rate of bytes, in `unit`."""
-        return bytes_per_second / 1e6 if self.batch else bytes_per_second / max(1, self.size)
+        if self._is_told_in_bytes:
+            return bytes_per_second / 1e6
+        return bytes_per_second / max(1, self.size)
 
 
 SINGLES = AppendProfile("append_256B_singles", 256, 2048, 0, 400_000)
 BLOCKS = AppendProfile("append_64KiB_blocks", 1024, 16, 64, 160_000)
-STANDARD = (SINGLES, BLOCKS)
+RECORDS = AppendProfile("append_256B_in_128KiB_blocks", 256, 8, 512, 800_000, counts_records=True)
+STANDARD = (SINGLES, BLOCKS, RECORDS)
 
 
 def custom_profile(
@@ -149,7 +159,7 @@ async def bench_append(
             place.url, client_settings(profile.size, profile.in_flight, profile.batch)
         ) as store,
     ):
-        await _run(store, profile, WARM_UP_SHARE)
+        await run_profile(store, profile, WARM_UP_SHARE)
         copies = (await store.log(LOG)).replication.copies
         async with disk_reference(
             place.directory,
@@ -174,7 +184,7 @@ async def bench_append(
 async def _sample(store: Store, profile: AppendProfile, reference: DiskReference) -> Sample:
     """The reference, and at once after it the appends."""
     bytes_per_second = await reference.bytes_per_second()
-    run = await _run(store, profile)
+    run = await run_profile(store, profile)
     ordered = sorted(run.latencies_s)
     return Sample(
         profile.value(run),
@@ -184,13 +194,18 @@ async def _sample(store: Store, profile: AppendProfile, reference: DiskReference
     )
 
 
-async def _run(store: Store, profile: AppendProfile, share: float = 1.0) -> Run:
+async def run_profile(store: Store, profile: AppendProfile, share: float = 1.0) -> Run:
+    """Append to one log as a profile says, or so large a share of it.
+
+    Raises:
+        CordwoodError: an append failed.
+    """
     limit = Limit(max(1, int(profile.records * share)), profile.seconds * share)
     if profile.batch:
         values = [os.urandom(profile.size) for _ in range(profile.batch)]
         return await append_batches(store, LOG, values, profile.in_flight, limit)
     log = await store.open_log(LOG)
-    return await append_singles(log, os.urandom(profile.size), profile.in_flight, limit)
+    return await append_singles([log], os.urandom(profile.size), profile.in_flight, limit)
 
 
 def _reference_bytes(profile: AppendProfile) -> int:

@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from time import perf_counter
 
 from cordwood.client.appending import Appending
@@ -44,10 +45,12 @@ class Run:
     latencies_s: list[float]
 
 
-async def append_singles(log: Appending, value: bytes, in_flight: int, limit: Limit) -> Run:
-    """Append one by one with a window of futures.
+async def append_singles(
+    logs: Sequence[Appending], value: bytes, in_flight: int, limit: Limit
+) -> Run:
+    """Append one by one with a window of futures, to each of the logs in turn.
 
-    Appends are acknowledged in LSN order, so the window is a queue: wait for its
+    Appends to one log are acknowledged in LSN order, so the window is a queue: wait for its
     oldest, take every answer that came with it, fill up again.
 
     Raises:
@@ -55,14 +58,14 @@ async def append_singles(log: Appending, value: bytes, in_flight: int, limit: Li
     """
     window: deque[tuple[asyncio.Future[Lsn], float]] = deque()
     latencies: list[float] = []
-    append = log.append_nowait
+    turn = cycle([log.append_nowait for log in logs])
     began = now = perf_counter()
     left = limit.records
     while True:
         if now - began < limit.seconds:
             room = min(in_flight - len(window), left)
             left -= room
-            window.extend((append(value), now) for _ in range(room))
+            window.extend((append(value), now) for append in islice(turn, room))
         if not window:
             return Run(now - began, len(latencies), latencies)
         await window[0][0]

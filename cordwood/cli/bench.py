@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from cordwood.cli.measuring import run_measurement, say, show_figures
 from cordwood.cli.target import JsonOption
+from cordwood.errors import BadSetting
 
 if TYPE_CHECKING:
     from cordwood.bench.figure import Figure
+
+
+class _Where(TypedDict):
+    """What every measurement of appends is told alike."""
+
+    directory: str
+    nodes: int
+    repeats: int
+    say: Callable[[str], None]
+
 
 app = typer.Typer(
     help="Measure on this machine, each figure beside a reference from the same run.",
@@ -63,28 +75,44 @@ def append(
     ] = None,
     nodes: NodesOption = 5,
     repeat: RepeatOption = 3,
+    logs: Annotated[
+        int | None,
+        typer.Option("--logs", min=1, help="Over so many logs, beside one.", show_default="one"),
+    ] = None,
+    nats: Annotated[
+        bool, typer.Option("--nats", help="Beside NATS JetStream, if it is installed.")
+    ] = False,
     cluster: BenchClusterOption = None,
     directory: DirOption = ".",
     as_json: JsonOption = False,
 ) -> None:
     """Append as fast as one client can, durably on every copy.
 
-    Without options two profiles: 256 B records one by one with 2,048 in flight, and
-    64 KiB blocks with 16 in flight. The reference is the same disk writing the same
-    copies durably, with nothing around it.
+    Without options three profiles: 256 B records one by one with 2,048 in flight,
+    64 KiB blocks with 16 in flight, and 256 B records in blocks of 128 KiB. The reference
+    is the same disk writing the same copies durably, with nothing around it. --nats and
+    --logs compare with another reference, and start a cluster of their own.
     """
-    from cordwood.bench.append import STANDARD, bench_append, custom_profile
+    from cordwood.bench.append import SINGLES, STANDARD, bench_append, custom_profile
+    from cordwood.bench.append_beside import bench_beside_nats, bench_logs
+    from cordwood.bench.nats import find_nats
 
     is_custom = any(option is not None for option in (size, in_flight, batch, records, seconds))
     custom = custom_profile(size, in_flight, batch, records, seconds) if is_custom else None
+    profiles = (custom,) if custom else STANDARD
+    if cluster is not None and (nats or logs):
+        raise BadSetting("--nats and --logs start a cluster of their own: leave --cluster out")
+    program = find_nats() if nats else None
+    if nats and program is None:
+        say("nats-server is not installed; without it")
 
     async def measure() -> list[Figure]:
-        return [
-            await bench_append(
-                profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say
-            )
-            for profile in ((custom,) if custom else STANDARD)
-        ]
+        where: _Where = {"directory": directory, "nodes": nodes, "repeats": repeat, "say": say}
+        if logs is not None:
+            return [await bench_logs(custom or SINGLES, logs, **where)]
+        if program is not None:
+            return [await bench_beside_nats(profile, program, **where) for profile in profiles]
+        return [await bench_append(profile, url=cluster, **where) for profile in profiles]
 
     show_figures(run_measurement(measure()), as_json)
 

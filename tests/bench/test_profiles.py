@@ -14,9 +14,12 @@ from cordwood.settings import MIB
 
 class TestAppendProfiles:
     def test_the_standard_ones_are_those_of_the_issue(self):
-        singles, blocks = append.STANDARD
+        singles, blocks, records = append.STANDARD
         assert (singles.size, singles.in_flight, singles.batch) == (256, 2048, 0)
         assert (blocks.size * blocks.batch, blocks.in_flight) == (65_536, 16)
+        assert (records.size * records.batch, records.unit) == (131_072, "records/s")
+        assert records.value(Run(seconds=2.0, records=1000, latencies_s=[])) == 500
+        assert records.per_bytes(2560.0) == 10
 
     def test_options_alone_decide_what_they_name(self):
         made = custom_profile(100, None, None, 5, None)

@@ -1,0 +1,112 @@
+"""Appends beside NATS and beside one log: the raw client, and tiny runs of both verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvloop
+from typer.testing import CliRunner
+
+from cordwood.bench.nats import NatsClient, find_nats
+from cordwood.cli.app import app
+from cordwood.errors import Unreachable
+
+
+def run(work: Any) -> Any:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+class FakeServer(asyncio.Transport):
+    """What a client writes, and a way to answer it in pieces of any size."""
+
+    def __init__(self, piece: int) -> None:
+        super().__init__()
+        self.piece = piece
+        self.client = NatsClient()
+        self.published = 0
+        self.client.connection_made(self)
+
+    def write(self, data: Any) -> None:
+        self.published += bytes(data).count(b"PUB cordwood-bench ")
+        acks = bytes(data).count(b"PUB cordwood-bench ")
+        if acks:
+            asyncio.get_running_loop().call_soon(self.tell, self.ack() * acks)
+
+    def ack(self) -> bytes:
+        body = b'{"stream":"cordwood-bench","seq":7}'
+        return b"PING\r\nMSG _INBOX.x 1 %d\r\n%s\r\n" % (len(body), body)
+
+    def tell(self, data: bytes) -> None:
+        for at in range(0, len(data), self.piece):
+            self.client.data_received(data[at : at + self.piece])
+
+    def close(self) -> None:
+        self.client.connection_lost(None)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100_000])
+def test_every_ack_counts_once_however_it_arrives(piece: int) -> None:
+    async def scenario() -> None:
+        server = FakeServer(piece)
+        rate = await server.client.publish(10, 5, 0.02)
+        assert rate > 0
+        assert server.published == server.client._acked >= 5
+        server.client.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b'MSG x 1 20\r\n{"error":{"code":5}}\r\n', "refused a message"),
+        (b"-ERR 'Maximum Payload Violation'\r\n", "Maximum Payload"),
+    ],
+)
+def test_a_refusal_ends_the_run_with_its_words(answer: bytes, why: str) -> None:
+    async def scenario() -> None:
+        server = FakeServer(1000)
+        server.ack = lambda: answer  # type: ignore[method-assign]
+        with pytest.raises(Unreachable, match=why):
+            await server.client.publish(10, 2, 5)
+
+    run(scenario())
+
+
+def figures(*arguments: str) -> list[dict[str, Any]]:
+    outcome = CliRunner().invoke(app, ["bench", "append", *arguments, "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    made: list[dict[str, Any]] = json.loads(outcome.stdout)
+    return made
+
+
+@pytest.mark.real
+class TestVerb:
+    TINY = ("--size", "100", "--in-flight", "64", "--records", "2000", "--repeat", "1")
+
+    def test_beside_nats(self, tmp_path, require: Callable[[str, str], None]) -> None:
+        if find_nats() is None:
+            require("nats", "nats-server is not installed")
+        (figure,) = figures(*self.TINY, "--nats", "--nodes", "1", "--dir", str(tmp_path))
+        assert figure["name"] == "append_100B_singles_64_in_flight_beside_nats"
+        assert figure["reference"] > 0
+        assert figure["reference_is"].startswith("NATS JetStream")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_many_logs_beside_one(self, tmp_path) -> None:
+        (figure,) = figures(*self.TINY, "--logs", "7", "--nodes", "1", "--dir", str(tmp_path))
+        assert figure["parameters"]["logs"] == 7
+        assert figure["ratio"] > 0
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_cluster_that_runs_is_not_for_comparing(self) -> None:
+        outcome = CliRunner().invoke(
+            app, ["bench", "append", "--nats", "--cluster", "cordwood://127.0.0.1:1"]
+        )
+        assert outcome.exit_code == 1
+        assert "a cluster of their own" in outcome.stderr
