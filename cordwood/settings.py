@@ -166,7 +166,11 @@ class ClientSettings:
         block_bytes: a block is cut when its records reach this.
         block_records: likewise in records.
         codec: `none`, `lz4` or `zstd`: how bodies are compressed.
-        read_bytes: what each node may send ahead of the reader, for each stream.
+        read_bytes: what each node may send ahead of the reader, for each stream, as far as
+            `read_memory_bytes` allows.
+        read_memory_bytes: what nodes may send ahead of all readers of the client together,
+            64 KiB for each node and stream apart. Six streams of five nodes get all they
+            want of 256 MiB; a process with a hundred gives each less.
         location: where the client stands, as `NodeSettings.location`; "" for nowhere.
         scd_enabled: each block is sent by one of the nodes that hold it. Off, all of them
             send it: R times the traffic, and no wait when a node fails.
@@ -194,6 +198,7 @@ class ClientSettings:
     block_records: int = 16_384
     codec: str = "none"
     read_bytes: int = 8 * MIB
+    read_memory_bytes: int = 256 * MIB
     location: str = ""
     scd_enabled: bool = True
     local_scd_enabled: bool = False
@@ -209,6 +214,7 @@ class ClientSettings:
         _check("client.window_records", self.window_records, 1, 1 << 24)
         _check("client.block_bytes", self.block_bytes, 1, 4 * MIB)
         _check("client.block_records", self.block_records, 1, 65_536)
+        _check("client.read_memory_bytes", self.read_memory_bytes, 4096, 1 << 40)
         _check("client.read_bytes", self.read_bytes, 4096, 1024 * MIB)
         _check(
             "client.client_read_flow_control_threshold",

@@ -1,10 +1,9 @@
 """How fast one client reads a log from its oldest record to its tail.
 
-Two ways: every record as an object, as an application reads, and whole blocks with
-their bodies unopened, as Spark does before it makes columns of them.
-
-Today every node sends its copy and the client drops all but one, so a client receives
-as many times the bytes as there are copies.
+Three ways: every record as an object, as an application reads; Arrow batches; and whole
+blocks with their bodies unopened. Blocks are also read with every node sending every copy
+(`scd_enabled` off), which shows what sending one copy saves: each figure says how many bytes
+the nodes sent for each byte that was read.
 
 Source: design.md §7; hotpath digest §3.
 """
@@ -12,6 +11,7 @@ Source: design.md §7; hotpath digest §3.
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -21,12 +21,14 @@ from cordwood.bench.append_loops import Limit, append_batches, client_settings
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.loopback import REFERENCE_IS, loopback_bytes_per_second
 from cordwood.bench.place import bench_place
-from cordwood.block import Record
+from cordwood.block import Gap, Record
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Corrupt
+from cordwood.layout.message import StatusReply
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.settings import ClientSettings
 
 LOG = "bench/read"
 
@@ -45,7 +47,9 @@ class ReadProfile:
         size: bytes of a record.
         batch: records of a block.
         records: in all.
-        as_objects: open every body and make a `Record` of each; else whole blocks.
+        as_objects: open every body and make a `Record` of each.
+        as_arrow: make Arrow batches; else, and without `as_objects`, whole blocks.
+        single_copy: each block comes from one node; else from all that hold it.
     """
 
     name: str
@@ -53,6 +57,8 @@ class ReadProfile:
     batch: int
     records: int
     as_objects: bool
+    as_arrow: bool = False
+    single_copy: bool = True
 
     def __post_init__(self) -> None:
         if min(self.size, self.batch, self.records) < 1:
@@ -60,13 +66,16 @@ class ReadProfile:
 
     @property
     def unit(self) -> str:
-        """Objects count by number, blocks by their bytes."""
-        return "records/s" if self.as_objects else "MB/s"
+        """Records count by number, blocks by their bytes."""
+        return "records/s" if self.as_objects or self.as_arrow else "MB/s"
 
 
 RECORDS = ReadProfile("read_256B_records", 256, 1024, 400_000, True)
 BLOCKS = ReadProfile("read_64KiB_blocks", 1024, 64, 160_000, False)
-STANDARD = (RECORDS, BLOCKS)
+ARROW = ReadProfile("read_256B_arrow", 256, 1024, 800_000, False, as_arrow=True)
+ALL_COPIES = ReadProfile("read_64KiB_blocks_all_send_all", 1024, 64, 160_000, False,
+                         single_copy=False)  # fmt: skip
+STANDARD = (RECORDS, ARROW, BLOCKS, ALL_COPIES)
 
 
 def custom_profile(size: int | None, batch: int | None, records: int | None) -> ReadProfile:
@@ -99,16 +108,19 @@ async def bench_read(
             filled = await _fill(store, profile)
             copies = (await store.log(LOG)).replication.copies
             members = len(store.members)
-        samples = []
-        for repeat in range(repeats):
-            samples.append(await _sample(place.url, profile, filled))
-            say(f"{profile.name}: {repeat + 1} of {repeats}")
+            samples = []
+            before = await _sent_bytes(store)
+            for repeat in range(repeats):
+                samples.append(await _sample(place.url, profile, filled))
+                say(f"{profile.name}: {repeat + 1} of {repeats}")
+            sent = await _sent_bytes(store) - before
     return make_figure(
         profile.name, profile.unit, samples,
         reference_is=REFERENCE_IS,
         parameters={
             "size": profile.size, "batch": profile.batch, "records": profile.records,
             "copies": copies, "nodes": members, "cores": os.cpu_count() or 0,
+            "sent_per_byte_read": round(sent / (repeats * filled.records * profile.size), 3),
         },
     )  # fmt: skip
 
@@ -135,16 +147,36 @@ async def _sample(url: str, profile: ReadProfile, filled: _Filled) -> Sample:
     """The reference, and at once after it the whole log."""
     total = filled.records * profile.size
     reference = await loopback_bytes_per_second(total)
-    async with await aio.connect(url) as store:
+    settings = ClientSettings(scd_enabled=profile.single_copy)
+    async with await aio.connect(url, settings) as store:
         began = perf_counter()
         stream = await store.read(LOG, filled.first, filled.last)
-        records = await (_read_objects(stream) if profile.as_objects else _read_blocks(stream))
+        records = await _reading(profile, stream)
         seconds = perf_counter() - began
     if records != filled.records:
         raise Corrupt(f"{records} records were read of the {filled.records} that {LOG} was given")
-    if profile.as_objects:
+    if profile.as_objects or profile.as_arrow:
         return Sample(records / seconds, reference / profile.size)
     return Sample(total / seconds / 1e6, reference / 1e6)
+
+
+async def _sent_bytes(store: Store) -> int:
+    """What all nodes have sent to readers since they started; those that are down left out."""
+    answers = (await store.status()).values()
+    return sum(each.sent_bytes for each in answers if isinstance(each, StatusReply))
+
+
+def _reading(profile: ReadProfile, stream: ReadStream) -> Coroutine[None, None, int]:
+    if profile.as_arrow:
+        return _read_arrow(stream)
+    return _read_objects(stream) if profile.as_objects else _read_blocks(stream)
+
+
+async def _read_arrow(stream: ReadStream) -> int:
+    records = 0
+    async for batch in stream.arrow():
+        records += 0 if isinstance(batch, Gap) else batch.num_rows
+    return records
 
 
 async def _read_objects(stream: ReadStream) -> int:

@@ -133,8 +133,9 @@ def read(
 ) -> None:
     """Read a log from its oldest record to its tail as fast as one client can.
 
-    Without options two profiles: 256 B records as objects, and 64 KiB blocks unopened.
-    The reference is one loopback TCP connection with the same bytes.
+    Without options four profiles: 256 B records as objects and into Arrow, and 64 KiB blocks
+    unopened, sent by one node each and by all that hold them. The reference is one loopback
+    TCP connection with the same bytes.
     """
     from cordwood.bench.read import STANDARD, bench_read, custom_profile
 

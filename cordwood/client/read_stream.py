@@ -28,6 +28,7 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
+from cordwood.protocol.read_budget import ReadBudget
 from cordwood.protocol.single_copy import Doubt
 from cordwood.quorum.authority import Hearing, hear
 from cordwood.settings import ClientSettings
@@ -104,11 +105,13 @@ class ReadStream:
         settings: ClientSettings,
         nudge: Nudge,
         *,
+        budget: ReadBudget,
         seed: int = 0,
     ) -> None:
         """
         Args:
             nudge: asks for the tail when nothing comes.
+            budget: what all streams of the client may have sent ahead.
             seed: puts copysets in order where each reader has an order of its own.
         """
         self.number = number
@@ -118,7 +121,7 @@ class ReadStream:
         self._cluster = cluster
         self._settings = settings
         self._nudge = nudge
-        self.senders = Senders(number, info, self._buffer, cluster, settings, seed)
+        self.senders = Senders(number, info, self._buffer, cluster, settings, budget, seed)
         self._choice = self.senders.choice
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()

@@ -31,6 +31,7 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import ReadBuffer
+from cordwood.protocol.read_budget import ReadBudget
 from cordwood.protocol.single_copy import Doubt, SenderChoice, Shuffle
 from cordwood.protocol.slow_shards import SlowShards
 from cordwood.settings import ClientSettings
@@ -41,6 +42,10 @@ logger = logging.getLogger(__name__)
 WINDOW_LSNS_MIN = 1024
 WINDOW_LSNS_MAX = 1 << 20
 """Bounds of the LSN window: LogDevice's default is 512 records, ours are blocks."""
+
+CREDIT_BYTES_MIN = 64 << 10
+"""What each node may send ahead however many streams there are: a few dozen records of a
+kilobyte, so that a stream makes progress with each round trip."""
 
 SHUFFLES = {
     "none": Shuffle.NONE,
@@ -115,6 +120,7 @@ class Senders:
         buffer: ReadBuffer[HeldBlock],
         cluster: Cluster,
         settings: ClientSettings,
+        budget: ReadBudget,
         seed: int,
     ) -> None:
         down = [node for node in info.all_nodes if cluster.peers.get(node) is None]
@@ -129,7 +135,9 @@ class Senders:
         self._cluster = cluster
         self._settings = settings
         self._seed = seed
-        self._credit = settings.read_bytes
+        self._budget = budget
+        self._reserved = 0
+        self._credit = self._reserve()
         self._loop = asyncio.get_running_loop()
         self._window = WINDOW_LSNS_MIN
         self._low = buffer.next
@@ -147,6 +155,8 @@ class Senders:
 
     def close(self) -> None:
         """Stop every node's sending."""
+        if not self._closed:
+            self._budget.give_back(self._reserved)
         self._closed = True
         for source in self.sources.values():
             source.connection.send(Kind.STOP, 0, (pack_stop(self._number),))
@@ -174,6 +184,14 @@ class Senders:
                 self.choice.on_doubt(node, Doubt.UNREACHABLE)
         self._ask_those_up(new)
         self.rewind_soon()
+
+    def _reserve(self) -> int:
+        """What each node may send ahead of the reader, reserved anew."""
+        self._budget.give_back(self._reserved)
+        nodes = len(self.choice.nodes)
+        wanted = self._settings.read_bytes * nodes
+        self._reserved = self._budget.take(wanted, min(wanted, CREDIT_BYTES_MIN * nodes))
+        return self._reserved // nodes
 
     def _ask_those_up(self, nodes: Iterable[NodeId]) -> None:
         for node in nodes:
@@ -337,6 +355,7 @@ class Senders:
         threshold = self._settings.client_read_flow_control_threshold
         if self._buffer.next - self._low < (self._high - self._low) * threshold:
             return
+        self._credit = self._reserve()
         fitting = int(2 * self._credit / max(1.0, self._mean_bytes))
         self._window = max(WINDOW_LSNS_MIN, min(WINDOW_LSNS_MAX, fitting))
         high = self._window_high()

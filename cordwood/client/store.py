@@ -48,6 +48,7 @@ from cordwood.layout.reading import read_blocks_frame, read_reading
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn, parse_lsn
 from cordwood.nodes import NodeId
+from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
 
@@ -65,8 +66,7 @@ ASK_EACH_S = 2.0
 """How long a node may take to say how it is; one that is down is not waited for longer."""
 
 TRIED_S = 0.1
-"""How long a reader waits for the first dial to each node, so that it does not begin by
-taking a node for dead whose connection is on its way."""
+"""How long a reader waits for the first dial to each node: none is dead that was not dialled."""
 
 TAILS_AT_ONCE = 256
 """Questions in flight in `tails`: enough to hide the round trips, few to queue at a node."""
@@ -90,6 +90,7 @@ class Store:
         self._tasks = tasks
         self.cursors = Cursors(self._ask, self._find)
         self._numbers = count(1)
+        self._budget = ReadBudget(settings.read_memory_bytes)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -279,7 +280,7 @@ class Store:
         number = next(self._numbers) & 0xFFFF_FFFF
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, lambda: self.tail(log),
-            seed=self._seed,
+            budget=self._budget, seed=self._seed,
         )  # fmt: skip
         self._streams[number] = stream
         stream.open()
@@ -459,8 +460,7 @@ class Store:
             return reply
 
         nodes = sorted(self._cluster.members)
-        answers = await asyncio.gather(*(ask(node) for node in nodes))
-        return dict(zip(nodes, answers, strict=True))
+        return dict(zip(nodes, await asyncio.gather(*map(ask, nodes)), strict=True))
 
     async def serve(self, port: int = 0) -> str:
         """Open an embedded store to other processes of this machine, until it is closed.

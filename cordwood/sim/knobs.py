@@ -57,6 +57,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("client.cluster", "REFRESH_S", (1.0, 15.0)),
         Knob("client.senders", "WINDOW_LSNS_MIN", (16, 128)),
         Knob("client.senders", "WINDOW_LSNS_MAX", (128, 500)),
+        Knob("client.senders", "CREDIT_BYTES_MIN", (1, 4096)),
         Knob("client.read_stream", "NUDGE_MAX_S", (1.0, 3.0)),
         Knob("client.read_stream", "STUCK_S", (0.3, 1.0)),
         Knob("protocol.slow_shards", "SLOW_MIN_S", (0.02, 0.1)),

@@ -125,6 +125,7 @@ def _client(chance: random.Random) -> ClientSettings:
         block_bytes=chance.choice((2048, 16_384, MIB, MIB)),
         block_records=chance.choice((3, 10, 50, 16_384, 16_384)),
         read_bytes=chance.choice((16_384, 50_000, 8 * MIB)),
+        read_memory_bytes=chance.choice((64 << 10, 1 << 20, 256 * MIB)),
         scd_enabled=chance.random() < 0.8,
         local_scd_enabled=chance.random() < 0.2,
         location=chance.choice(("", "rack1", "rack2")),

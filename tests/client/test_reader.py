@@ -10,6 +10,7 @@ from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read_stream import HEALTH_S
+from cordwood.client.senders import CREDIT_BYTES_MIN
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Closed
 from cordwood.lsn import Lsn, make_lsn
@@ -176,6 +177,33 @@ class TestManyLogs:
                 await left.read()
 
         simulate(scenario)
+
+
+class TestMemory:
+    def test_many_streams_share_one_budget_and_all_come_to_their_ends(self) -> None:
+        """A reader that does not read holds what it was granted; the others go on."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            logs = [f"log{n}" for n in range(8)]
+            budget = {"read_bytes": 1 << 20, "read_memory_bytes": 1 << 20}
+            async with cluster.client() as writer, cluster.client(**budget) as store:
+                for log in logs:
+                    for _ in range(10):
+                        await writer.append(log, bytes(30_000))
+                idle = [await store.read(log, until=at(10)) for log in logs]
+                await asyncio.sleep(2)
+                held = sum(
+                    source.held for stream in idle for source in stream.senders.sources.values()
+                )
+                floors = len(idle) * 3 * (CREDIT_BYTES_MIN + 30_000)
+                assert 0 < held <= (1 << 20) + floors
+                async with await store.reader(*logs, until=at(10)) as reader:
+                    assert len([item async for item in reader]) == 80
+                for stream in idle:
+                    stream.close()
+                assert store._budget.free == store._budget.limit
+
+        simulate(scenario, wal_bytes=16 << 20)
 
 
 class TestDelivery:

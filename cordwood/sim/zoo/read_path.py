@@ -10,7 +10,6 @@ from typing import Any
 from cordwood.block import Gap, GapKind
 from cordwood.lsn import ESN_MAX
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.protocol.single_copy import shuffled
 from cordwood.quorum.authority import Hearing
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
@@ -79,37 +78,20 @@ def _not_clipped(right: Any) -> Any:
     return deliver
 
 
-def _in_order_of_lsn(right: Any) -> Any:
-    def ships(me: Any, copyset: Any, rule: Any) -> bool:
-        return bool(shuffled(copyset, rule)[0] == me)
+def _one_copy_more(right: Any) -> Any:
+    def meets(heard: Any, rest: Any, scope: str, copies: int) -> bool:
+        return bool(right(heard, rest, scope, copies + 1))
 
-    return ships
-
-
-def _down_never_rewound(right: Any) -> Any:
-    def on_doubt(self: Any, node: Any, why: Any) -> None:
-        due = self._due
-        right(self, node, why)
-        self._due = due
-
-    return on_doubt
+    return meets
 
 
-def _loss_in_single_copy_mode(right: Any) -> Any:
-    def may_conclude(self: Any) -> bool:
-        return not self._choice.is_rewind_due
+def _markers_stay(right: Any) -> Any:
+    def rewind(self: Any) -> None:
+        markers = dict(self._markers)
+        right(self)
+        self._markers = markers
 
-    return may_conclude
-
-
-def _old_order_believed(right: Any) -> Any:
-    def on_blocks(self: Any, node: Any, connection: Any, head: Any, blocks: Any) -> bool:
-        source = self.sources.get(node)
-        if source is not None:
-            source.version = self.choice.version
-        return bool(right(self, node, connection, head, blocks))
-
-    return on_blocks
+    return rewind
 
 
 BUGS = (
@@ -125,19 +107,15 @@ BUGS = (
                changed({f"{_BUFFER}._deliver": _not_clipped})),
     PlantedBug("window-stands-still", "a reader never moves its window",
                changed({f"{_SENDERS}.move_window": instead(lambda self: None)})),
-    PlantedBug("down-still-counted-on", "nodes leave blocks to one that is known to be down",
-               changed({"storage.read_streams:ships": _in_order_of_lsn,
-                        f"{_STREAM}._on_stuck": instead(lambda self, now: None),
-                        f"{_CHOICE}.on_suspicion": instead(lambda self: None)})),
-    PlantedBug("down-never-rewound", "a reader that loses a node does not tell the others",
-               changed({f"{_CHOICE}.on_doubt": _down_never_rewound,
-                        f"{_CHOICE}.on_suspicion": instead(lambda self: None)})),
-    PlantedBug("loss-of-single-copies", "a reader takes what its sender lacks for lost",
-               changed({f"{_STREAM}._may_conclude": _loss_in_single_copy_mode})),
-    PlantedBug("old-order-believed", "a reader takes what was sent by an older order for all",
-               changed({f"{_SENDERS}.on_blocks": _old_order_believed,
-                        f"{_STREAM}._on_stuck": instead(lambda self, now: None),
-                        f"{_STREAM}._may_conclude": _loss_in_single_copy_mode})),
+    PlantedBug("loss-of-single-copies", "a reader takes what others send for lost",
+               changed({f"{_STREAM}._may_conclude": instead(lambda self: True),
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
+    PlantedBug("gap-at-one-less", "one node fewer than an f-majority is enough for a loss",
+               changed({"quorum.authority:_meets": _one_copy_more,
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
+    PlantedBug("said-before-the-rewind", "what nodes said by an older order counts on",
+               changed({f"{_BUFFER}.rewind": _markers_stay,
+                        f"{_BUFFER}.on_connected": instead(lambda self, node: None)})),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
                changed({f"{_SENDERS}._grant": instead(lambda self, source: None)})),
 )  # fmt: skip
