@@ -15,7 +15,21 @@ import typer
 from typer.core import TyperGroup
 
 import cordwood
-from cordwood.cli import bench, chaos, demo, logs, readers, records, sim, status, up, verify, wal
+from cordwood.cli import (
+    bench,
+    chaos,
+    demo,
+    epochs,
+    logs,
+    nodes,
+    readers,
+    records,
+    sim,
+    status,
+    up,
+    verify,
+    wal,
+)
 from cordwood.cli.ending import verb_ending
 
 
@@ -44,6 +58,9 @@ app.command(name="tail")(records.tail)
 app.command(name="readers")(readers.readers)
 app.command(name="groups")(readers.groups)
 app.add_typer(logs.app, name="logs")
+app.command(name="epochs")(epochs.epochs)
+app.command(name="sequencer")(epochs.sequencer)
+app.add_typer(nodes.app, name="nodes")
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)
 app.command(name="chaos")(chaos.chaos)

@@ -1,0 +1,99 @@
+"""The verbs on logs, epochs and nodes, on an embedded store and in this process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import cordwood
+from cordwood.cli.app import app
+from cordwood.cli.epochs import epoch_rows
+from cordwood.layout.message import EpochNodes, EpochsReply
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Runs a verb on a store with two logs; what it printed."""
+    tmp_path = tmp_path_factory.mktemp("verbs")
+    with cordwood.connect(str(tmp_path / "store")) as store:
+        store.append("orders/eu", b"1")
+        store.append("other", b"1")
+
+    def invoke(*arguments: str, exit_code: int = 0) -> str:
+        where = ["--cluster", str(tmp_path / "store")]
+        outcome = CliRunner().invoke(app, [*arguments, *where])
+        assert outcome.exit_code == exit_code, outcome.output
+        return outcome.stderr if exit_code else outcome.stdout
+
+    return invoke
+
+
+def test_attributes_are_set_shown_and_inherited_again(run):
+    run("logs", "set", "orders/", "backlog_s=7d", "scd_enabled=off")
+    run("logs", "set", "orders/eu", "backlog_s=12h")
+    shown = json.loads(run("logs", "show", "orders/eu", "--json"))
+    assert shown["own"] == {"backlog_s": 43_200.0}
+    assert (shown["attributes"]["scd_enabled"], shown["attributes"]["nodeset_size"]) == (False, 0)
+    run("logs", "set", "orders/eu", "--unset", "backlog_s")
+    text = run("logs", "show", "orders/eu")
+    assert [line.split()[-1] for line in text.splitlines() if "backlog_s" in line] == ["above"]
+    assert "7 d" in text
+    directory = json.loads(run("logs", "show", "orders/", "--json"))
+    assert directory["own"] == {"backlog_s": 604_800.0, "scd_enabled": False}
+    made = json.loads(run("logs", "create", "orders/us", "nodeset_size=0", "--json"))
+    assert made["attributes"]["backlog_s"] == 604_800.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["orders/eu"], "nothing to set"),
+        (["orders/eu", "colour=red"], "no attribute 'colour'"),
+        (["orders/eu", "backlog_s=soon"], "90min"),
+        (["nowhere", "backlog_s=1d"], "no log"),
+        (["/", "nodeset_size=1000"], "goes from 0"),
+    ],
+)
+def test_what_cannot_be_set_is_said_in_a_line(run, words, said):
+    assert said in run("logs", "set", *words, exit_code=1)
+
+
+def test_a_log_is_renamed_and_deleted(run):
+    run("logs", "create", "young")
+    run("logs", "rename", "young", "orders/old")
+    assert "orders/old" in run("logs", "list")
+    run("logs", "delete", "orders/old", "--yes")
+    assert "old" not in run("logs", "list")
+    assert "no log" in run("logs", "delete", "orders/old", "--yes", exit_code=1)
+
+
+def test_epochs_and_sequencer(run):
+    found = json.loads(run("epochs", "orders/eu", "--json"))
+    assert found["next_epoch"] == 2
+    assert found["owner"] == 1
+    assert found["nodesets"] == [
+        {"first_epoch": 1, "last_epoch": None, "nodes": [1], "copies": 1, "racks": 1}
+    ]
+    assert "is in epoch 1, which node 1 took" in run("epochs", "orders/eu")
+    who = json.loads(run("sequencer", "orders/eu", "--json"))
+    # Opened anew for each verb, so nobody has asked for a sequencer yet.
+    assert (who["node"], who["last_epoch"], who["last_owner"]) == (None, 1, 1)
+    assert "its next append" in run("sequencer", "orders/eu")
+    assert "no log" in run("epochs", "nowhere", exit_code=1)
+
+
+def test_nodes(run):
+    (node,) = json.loads(run("nodes", "list", "--json"))
+    assert (node["node"], node["up"]) == (1, True)
+    shown = json.loads(run("nodes", "show", "1", "--json"))
+    assert [log["log"] for log in shown["logs"]] == ["/orders/eu", "/other"]
+    assert "/orders/eu" in run("nodes", "show", "1")
+    assert "there are 1" in run("nodes", "show", "9", exit_code=1)
+
+
+def test_nodesets_tile_the_epochs():
+    history = [EpochNodes(1, [1, 2, 3], 3, 1), EpochNodes(4, [1, 2], 2, 1)]
+    rows = epoch_rows(EpochsReply(9, 7, 5, 0, 1, 0, history))
+    assert [(row["first_epoch"], row["last_epoch"]) for row in rows] == [(1, 3), (4, None)]
