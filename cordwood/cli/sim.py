@@ -101,12 +101,21 @@ def replay(
     beyond: BeyondOption = False,
     bug: BugOption = "",
     faults: FaultsOption = None,
+    history: Annotated[
+        str,
+        typer.Option("--history", metavar="FILE", help="Write its history, for `cordwood verify`."),
+    ] = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Run one seed again and tell what happened, in words."""
     from cordwood.sim import command
 
     task = _task(seed, demo, beyond, bug, faults)
-    raise typer.Exit(command.replay(task, until_s=until, trace=trace, log=log, logs=logs))
+    raise typer.Exit(
+        command.replay(
+            task, until_s=until, trace=trace, log=log, logs=logs, history=history, as_json=as_json
+        )
+    )
 
 
 @app.command()
@@ -122,11 +131,13 @@ def shrink(
     beyond: BeyondOption = False,
     bug: BugOption = "",
     faults: FaultsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Find fewer faults that still break the same promise."""
     from cordwood.sim import command
 
-    raise typer.Exit(command.shrink(_task(seed, demo, beyond, bug, faults), invariant))
+    task = _task(seed, demo, beyond, bug, faults)
+    raise typer.Exit(command.shrink(task, invariant, as_json=as_json))
 
 
 @app.command()

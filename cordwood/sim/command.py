@@ -11,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -24,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cordwood.sim.fault_plan import Fault
+from cordwood.sim.history import to_jsonl
 from cordwood.sim.knobs import value_text
 from cordwood.sim.probes import PROBES
 from cordwood.sim.replay import quiet_run, telling
@@ -113,6 +116,8 @@ def replay(
     trace: str = "",
     log: int | None = None,
     logs: bool = False,
+    history: str = "",
+    as_json: bool = False,
 ) -> int:
     """Run one seed again and tell its story; 1 if it breaks a promise.
 
@@ -121,11 +126,13 @@ def replay(
         trace: `e7` or `e7n123`, whose story is told in place of the cluster's.
         log: the number of the only log to look at.
         logs: show what nodes and clients log, too.
+        history: where to write the history, for `cordwood verify`; "" for nowhere.
+        as_json: the story on standard error, and one JSON object on standard output.
     Raises:
         BadSetting: no such bug or fault, or the trace is none.
     """
     wanted = parse_trace(trace) if trace else None
-    say = _Say(False)
+    say = _Say(as_json)
     _show_options(task, say)
     with telling(say.plain, until_s) if logs else quiet_run():
         outcome = run_task(task)
@@ -139,18 +146,24 @@ def replay(
     for line in lines:
         say.plain(line)
     say.plain("")
+    if history:
+        Path(history).write_bytes(to_jsonl(outcome.history))
+        say(f"its history is in {history}: cordwood verify {shlex.quote(history)}")
+    if as_json:
+        say.json(_plain_outcome(outcome, task))
     return _show_outcome(outcome, say)
 
 
-def shrink(task: SeedTask, invariant: str = "") -> int:
+def shrink(task: SeedTask, invariant: str = "", *, as_json: bool = False) -> int:
     """Find fewer faults that break the same promise; 1 if the seed breaks none.
 
     Args:
         invariant: which promise, where the seed breaks several; the first by default.
+        as_json: the steps on standard error, and one JSON object on standard output.
     Raises:
         BadSetting: no such bug or fault.
     """
-    say = _Say(False)
+    say = _Say(as_json)
     with quiet_run():
         whole = report_task(task)
         if not whole.broken:
@@ -175,6 +188,14 @@ def shrink(task: SeedTask, invariant: str = "") -> int:
     for _, words in [each for each in report.broken if each[0] == promise][:1]:
         say.plain(words)
     say(f"again: cordwood sim replay {smallest.arguments}")
+    if as_json:
+        say.json({
+            "seed": task.seed,
+            "promise": promise,
+            "faults": list(best),
+            "plan": [str(plan[number - 1]) for number in best],
+            "replay": f"cordwood sim replay {smallest.arguments}",
+        })  # fmt: skip
     return 0
 
 
@@ -198,7 +219,10 @@ def zoo(bug: str, seeds: int, jobs: int, as_json: bool) -> int:
         for ended in pool.run(lambda: _next_hunt(hunts.values())):
             if ended is not None:
                 task, result = ended
-                hunts[task.bug].on_report(_reported(task, result))
+                hunt = hunts[task.bug]
+                hunt.on_report(_reported(task, result))
+                if hunt.is_over and not say.is_live:
+                    say.plain(hunt.words)
     missed = [hunt for hunt in hunts.values() if hunt.caught is None]
     if as_json:
         say.json([hunt.plain() for hunt in hunts.values()])
@@ -228,7 +252,8 @@ def _sweep(
         if given >= jobs and ends_s is not None and time.monotonic() >= ends_s:
             return None
         given += 1
-        return dataclasses.replace(pattern, seed=first + given - 1)
+        # The first one twice, so that every sweep has seen one seed be one run.
+        return dataclasses.replace(pattern, seed=first + given - 1, twice=given == 1)
 
     workers = jobs if seeds is None else min(jobs, seeds)
     with TaskPool(report_task, jobs=workers, timeout_s=SEED_TIMEOUT_S) as pool:
@@ -286,6 +311,7 @@ def _plain_totals(
         "records": totals.records,
         "epochs": totals.epochs,
         "run_twice": totals.twice,
+        "diverged": totals.diverged,
         "invalid_seeds": totals.invalid_seeds,
         "invalid": dict(totals.invalid.most_common()),
         "faults": dict(sorted(totals.faults.items())),
@@ -311,7 +337,8 @@ def _show_totals(totals: SweepTotals, real_s: float, with_probes: bool, say: _Sa
     say(
         f"{totals.seeds} seeds, {len(totals.failed)} failed; {totals.simulated_s:,.0f} simulated s "
         f"in {real_s:,.0f} s, {totals.ratio:.0f} for each second of a core; "
-        f"{totals.records:,} records, {totals.epochs:,} epochs; {totals.twice} seeds run twice"
+        f"{totals.records:,} records, {totals.epochs:,} epochs; {totals.twice} seeds run twice, "
+        f"{totals.diverged} of them not the same"
     )
     faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(totals.faults.items()))
     say(f"faults: {faults or 'none'}")
@@ -364,6 +391,22 @@ def _show_outcome(outcome: Outcome, say: _Say) -> int:
     return 1 if outcome.violations else 0
 
 
+def _plain_outcome(outcome: Outcome, task: SeedTask) -> dict[str, Any]:
+    return {
+        "seed": outcome.seed,
+        "replay": f"cordwood sim replay {task.arguments}",
+        "violations": [violation_words(each) for each in outcome.violations],
+        "invariants": list(dict.fromkeys(each.invariant for each in outcome.violations)),
+        "invalid": list(outcome.invalid),
+        "simulated_s": round(outcome.simulated_s, 1),
+        "records": outcome.acked,
+        "epochs": outcome.epochs,
+        "faults": outcome.faults,
+        "plan": [str(fault) for fault in outcome.plan],
+        "trace": outcome.trace_hash,
+    }
+
+
 # ---- the zoo ----
 
 
@@ -383,6 +426,18 @@ class _Hunt:
             return None
         self.is_running = True
         return SeedTask(self.tried + 1, bug=self.bug.name)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was caught, or has had all its seeds."""
+        return self.caught is not None or self.tried >= self._seeds
+
+    @property
+    def words(self) -> str:
+        """Its end, in a line."""
+        if self.caught is None:
+            return f"{self.bug.name}: NOT CAUGHT in {self.tried} seeds"
+        return f"{self.bug.name}: seed {self.tried}, by {', '.join(self.caught.invariants)}"
 
     def on_report(self, report: SeedReport) -> None:
         self.is_running = False
@@ -437,6 +492,11 @@ class _Say:
         stream = sys.stderr if as_json else sys.stdout
         width = None if stream.isatty() else PIPE_COLUMNS
         self.console = Console(file=stream, width=width, highlight=False)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether `live` shows anything: a person at a terminal watches."""
+        return self.console.is_terminal
 
     def __call__(self, text: str) -> None:
         self.console.print(Text(text))

@@ -57,12 +57,14 @@ class SeedTask:
     Attributes:
         bug: a planted bug, "" for none.
         faults: numbers of the plan's faults to keep, from 1; None keeps all.
+        twice: whether the seed is run twice though it was not drawn for that.
     """
 
     seed: int
     shape: Shape = Shape.SWARM
     bug: str = ""
     faults: tuple[int, ...] | None = None
+    twice: bool = False
 
     @property
     def arguments(self) -> str:
@@ -112,6 +114,7 @@ class SeedReport:
 
     Attributes:
         broken: by promise, its violations in words with their evidence.
+        twice: whether it was run a second time.
         diverged: whether a second run of the seed was another one.
         cpu_s: of the simulation, 0 of a run that was lost.
     """
@@ -126,6 +129,7 @@ class SeedReport:
     epochs: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     probes: Counter[str] = field(default_factory=Counter)
+    twice: bool = False
     diverged: bool = False
 
     @property
@@ -142,13 +146,14 @@ class SeedReport:
 def report_task(task: SeedTask) -> SeedReport:
     """Run a task, twice if its seed is one of those, and report."""
     outcome = run_task(task)
-    twice = stream(task.seed, "twice").random() < TWICE_SHARE
-    return report_of(
-        task, outcome, diverged=twice and run_task(task).trace_hash != outcome.trace_hash
-    )
+    twice = task.twice or stream(task.seed, "twice").random() < TWICE_SHARE
+    diverged = twice and run_task(task).trace_hash != outcome.trace_hash
+    return report_of(task, outcome, twice=twice, diverged=diverged)
 
 
-def report_of(task: SeedTask, outcome: Outcome, *, diverged: bool = False) -> SeedReport:
+def report_of(
+    task: SeedTask, outcome: Outcome, *, twice: bool = False, diverged: bool = False
+) -> SeedReport:
     """The report on an outcome."""
     return SeedReport(
         task=task,
@@ -161,6 +166,7 @@ def report_of(task: SeedTask, outcome: Outcome, *, diverged: bool = False) -> Se
         epochs=outcome.epochs,
         faults=Counter(outcome.faults),
         probes=outcome.probes,
+        twice=twice,
         diverged=diverged,
     )
 
@@ -185,6 +191,7 @@ class SweepTotals:
     records: int = 0
     epochs: int = 0
     twice: int = 0
+    diverged: int = 0
     invalid_seeds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     probes: Counter[str] = field(default_factory=Counter)
@@ -200,7 +207,8 @@ class SweepTotals:
         self.epochs += report.epochs
         self.faults += report.faults
         self.probes += report.probes
-        self.twice += stream(report.task.seed, "twice").random() < TWICE_SHARE
+        self.twice += report.twice
+        self.diverged += report.diverged
         if report.invalid and not report.has_failed:
             self.invalid_seeds += 1
             self.invalid.update(_without_numbers(reason) for reason in report.invalid)

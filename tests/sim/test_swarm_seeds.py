@@ -1,0 +1,26 @@
+"""Nine seeds of the swarm with every `make test`; `make prove` sweeps for as long as asked.
+
+`test_fault_kinds` runs three dozen more, a kind of fault each.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cordwood.sim import command
+
+SEEDS = 3
+
+
+@pytest.mark.parametrize("first_seed", [1, 4, 7])
+def test_seeds_break_no_promise(first_seed, capsys):
+    command.run(SEEDS, first_seed, None, jobs=2, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["seeds"] == SEEDS
+    assert told["failed"] == []
+    assert told["run_twice"] >= 1
+    assert told["diverged"] == 0
+    assert told["records"] > 300 * SEEDS
+    assert len(told["faults"]) > 8
