@@ -15,15 +15,27 @@ if TYPE_CHECKING:
     from cordwood import aio
     from cordwood.block import Gap, GapKind, Record
     from cordwood.blocking import connect
+    from cordwood.client.producer import Producer
     from cordwood.lsn import Lsn, parse_lsn
 
-__all__ = ["Gap", "GapKind", "Lsn", "Record", "__version__", "aio", "connect", "parse_lsn"]
+__all__ = [
+    "Gap",
+    "GapKind",
+    "Lsn",
+    "Producer",
+    "Record",
+    "__version__",
+    "aio",
+    "connect",
+    "parse_lsn",
+]
 
 _HOMES = {
     "Gap": "cordwood.block",
     "GapKind": "cordwood.block",
     "Record": "cordwood.block",
     "Lsn": "cordwood.lsn",
+    "Producer": "cordwood.client.producer",
     "parse_lsn": "cordwood.lsn",
     "connect": "cordwood.blocking",
 }

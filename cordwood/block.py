@@ -59,6 +59,13 @@ class EnvelopeFlag(enum.IntFlag):
     DRAINED = 2
 
 
+class HeaderFlag(enum.IntFlag):
+    """Bits of a header."""
+
+    CONDITIONAL = 1
+    """Appended on condition that the tail was where its client expected it."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
     """What never changes about a block.
@@ -74,6 +81,7 @@ class BlockHeader:
         group_first, group_last: the atomic group `[first, last]`, a lone block's own range.
         stored_bytes, raw_bytes: body as stored, and uncompressed.
         stored_crc, raw_crc: CRC32C of the same two.
+        flags: bits of HeaderFlag.
     """
 
     log: int
@@ -91,11 +99,24 @@ class BlockHeader:
     raw_bytes: int = 0
     stored_crc: int = 0
     raw_crc: int = 0
+    flags: int = 0
 
     @property
     def last(self) -> int:
         """LSN of the last record."""
         return self.first + self.count - 1
+
+    @property
+    def depends(self) -> bool:
+        """Whether it may stand only where all before it stands (design.md §3)."""
+        return bool(self.producer or self.flags & HeaderFlag.CONDITIONAL)
+
+    @property
+    def place(self) -> Place:
+        """Where its producer's block stands: all of its group, as one."""
+        group_first, group_last = self.group_first or self.first, self.group_last or self.last
+        sequence = self.producer_sequence - (self.first - group_first)
+        return Place(sequence, group_last - group_first + 1, group_first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +141,40 @@ class Envelope:
     def precedence(self) -> tuple[bool, int, int]:
         """Order among copies of one range; the highest counts (design.md §2)."""
         return (bool(self.flags & EnvelopeFlag.BY_RECOVERY), self.seal_epoch, self.wave)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a producer's block (or group) stands.
+
+    Attributes:
+        sequence: of its first record.
+        count: records.
+        first: LSN of its first record.
+    """
+
+    sequence: int
+    count: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What is remembered of one producer: its epoch, and its last places, oldest first."""
+
+    producer: int
+    epoch: int
+    places: tuple[Place, ...]
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence that its next block has."""
+        return self.places[-1].sequence + self.places[-1].count
+
+    @property
+    def last_first(self) -> int:
+        """LSN of the first record of its last block."""
+        return self.places[-1].first
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,10 @@
       Fenced           another epoch rules: find the new sequencer
       OutcomeUnknown   it may or may not be stored (an append in flight)
       Rejected         the request is wrong, and will be wrong again
+        TailMoved        the log's tail is not where the caller expected it
+        UnknownProducer  the log remembers no such producer, and this is not its first block
+        ProducerFenced   a higher epoch of this producer has begun
+        OutOfSequence    a producer's block is not the one that comes next
         RecordTooLarge   over the record or block limit
         UnknownLog       no log of this name
         LogExists        a log of this name is there already
@@ -72,6 +76,22 @@ class OutcomeUnknown(CordwoodError):
 
 class Rejected(CordwoodError):
     """The request is wrong, and will be wrong again."""
+
+
+class TailMoved(Rejected):
+    """The log's tail is not where the caller expected it; nothing was stored."""
+
+
+class UnknownProducer(Rejected):
+    """The log remembers no such producer, and this is not its first block."""
+
+
+class ProducerFenced(Rejected):
+    """A higher epoch of this producer has begun; this one must stop."""
+
+
+class OutOfSequence(Rejected):
+    """A producer's block is not the one that comes next, and no repeat that is remembered."""
 
 
 class RecordTooLarge(Rejected):

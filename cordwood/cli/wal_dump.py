@@ -132,7 +132,7 @@ def _held_words(seen: SeenRecord) -> str:
             return f"{by} {named}{more}"
         case SealRecord(log, epoch):
             return f"log {log} is sealed by epoch {epoch}"
-        case CleanRecord(log, epoch, seal, lng):
+        case CleanRecord(log, epoch, seal, lng, _):
             held = f"sealed by {seal}, up to {format_lsn(lng)}" if seal else "nothing of it held"
             return f"log {log}: epoch {epoch} is over ({held})"
         case TrimRecord(log, lsn):
@@ -158,7 +158,7 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
             return {"store": [_block_json(block) for block in blocks], "seal_epoch": seal_epoch}
         case SealRecord(log, epoch):
             return {"seal": {"log": log, "epoch": epoch}}
-        case CleanRecord(log, epoch, seal, lng):
+        case CleanRecord(log, epoch, seal, lng, _):
             return {"clean": {"log": log, "epoch": epoch, "seal": seal, "lng": format_lsn(lng)}}
         case str() as words:
             return {"note": words}

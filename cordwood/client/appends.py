@@ -4,6 +4,7 @@ A block goes to the log's sequencer and is answered with its first LSN. A refusa
 that stored nothing is tried again, elsewhere if told so, until the deadline. A
 block whose fate nobody knows (connection lost, sequencer fenced, deadline passed)
 ends as OutcomeUnknown and is never sent again, because that could store it twice.
+A producer's block is sent again, since the sequencer knows it: see `client.producer`.
 
 Blocks of one log never pass one another: once one came back, nothing more is sent until
 all that was sent is answered, and then what came back goes first. The sequencer keeps
@@ -21,24 +22,36 @@ from collections import deque
 from collections.abc import Sequence
 
 from cordwood.block import Buffer, Codec
+from cordwood.client.append_limits import (
+    FRAME_BLOCKS,
+    FRAME_BYTES,
+    LAST_TRY_SHARE,
+    PRODUCERS_MAX,
+    STALL_S,
+    SWEEP_S,
+)  # fmt: skip
+from cordwood.client.batch import Batch, unknown
 from cordwood.client.cluster import Cluster
+from cordwood.client.producer import Producer
 from cordwood.client.record_check import Headers, record_bytes
 from cordwood.client.window import Window
 from cordwood.errors import (
     CordwoodError,
     Fenced,
     OutcomeUnknown,
+    OutOfSequence,
+    Overloaded,
     RecordTooLarge,
     Retryable,
     Unreachable,
 )
 from cordwood.host.seams import Host
-from cordwood.layout.body import encode_body, seal_body
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.message import read_append_faults, to_error
-from cordwood.layout.waves import AppendEntry, AppendFlag, append_entry, append_head, read_pairs
+from cordwood.layout.waves import AppendFlag, append_entry, append_head, read_pairs
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
+from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
 
@@ -54,62 +67,22 @@ RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 """Pauses between tries: quick at first, since most refusals are a sequencer starting."""
 
-LAST_TRY_SHARE = 1 / 20
-"""Share of its timeout that an append must have left to be tried again."""
-
-STALL_S = 1.0
-"""A block unanswered for so long makes the client ask others about the sequencer's node; a
-stopped process keeps its connections, and only silence tells."""
-
-SWEEP_S = 0.1
-"""How often deadlines are checked."""
-
-FRAME_BYTES = 4 << 20
-"""Bodies put into one APPEND frame."""
-
-
-class Batch:
-    """Records that become one block, and the futures that wait for it."""
-
-    __slots__ = ("bytes", "count", "deadline", "entry", "futures", "headers", "keys", "refused",
-                 "sent_at", "times", "values")  # fmt: skip
-
-    def __init__(self, deadline: float) -> None:
-        self.values: list[Buffer] = []
-        self.keys: list[bytes | None] | None = None
-        self.times: list[int] | None = None
-        self.headers: list[Headers] | None = None
-        # (future, offset, count): a count of 0 wants one Lsn, else a range of them.
-        self.futures: list[tuple[asyncio.Future[Lsn], int]] = []
-        self.count = 0
-        self.bytes = 0
-        self.deadline = deadline
-        self.entry: AppendEntry | None = None
-        self.refused: CordwoodError | None = None
-        self.sent_at = 0.0
-
-    def resolve(self, first: int) -> None:
-        """All records are stored, from `first` on."""
-        for future, offset in self.futures:
-            if not future.done():
-                future.set_result(Lsn(first + offset))
-
-    def fail(self, error: CordwoodError) -> None:
-        """None of the records is acknowledged."""
-        for future, _ in self.futures:
-            if not future.done():
-                future.set_exception(error)
-                # A caller that went away must not leave a warning about this.
-                future.exception()
-
 
 class LogAppends:
     """Appends of one client to one log; see the module."""
 
     def __init__(
-        self, log: int, cluster: Cluster, host: Host, settings: ClientSettings, owner: Appends
+        self,
+        log: int,
+        producer: Producer | None,
+        cluster: Cluster,
+        host: Host,
+        settings: ClientSettings,
+        owner: Appends,
     ) -> None:
         self.log = log
+        self._producer = producer
+        self._broken: CordwoodError | None = None
         self._cluster = cluster
         self._host = host
         self._settings = settings
@@ -140,12 +113,24 @@ class LogAppends:
         time_us: int | None,
         headers: Headers | None,
         size: int,
+        expected_tail: int | None = None,
     ) -> asyncio.Future[Lsn]:
-        """Put one record, of `size` bytes by `check_record`, into this turn's block."""
+        """Put one record, of `size` bytes by `check_record`, into this turn's block.
+
+        Args:
+            expected_tail: the record gets a block of its own, taken only if the log's last
+                record is there.
+        """
+        self._check_whole()
+        if expected_tail is not None:
+            self._cut()
         batch = self._room_for(size)
+        batch.expected_tail = expected_tail
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, batch.count))
         self._put(batch, value, key, time_us, headers, size)
+        if expected_tail is not None:
+            self._cut()
         return future
 
     def add_many(
@@ -158,6 +143,7 @@ class LogAppends:
     ) -> list[tuple[asyncio.Future[Lsn], int]]:
         """Put records, of these sizes by `check_record`, into blocks, in order; a future
         and a count for each run of LSNs."""
+        self._check_whole()
         size = sum(sizes)
         if values and self._takes_all(len(values), size):
             return [self._add_together(values, keys, times_us, headers, size)]
@@ -208,20 +194,7 @@ class LogAppends:
         count, more = batch.count, len(values)
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, count))
-        if keys is not None or batch.keys is not None:
-            batch.keys = batch.keys or [None] * count
-            batch.keys += [None] * more if keys is None else keys
-        if times_us is not None or batch.times is not None:
-            now_us = self._host.clock.now_us()
-            batch.times = batch.times or [now_us] * count
-            one_us = now_us if times_us is None else times_us
-            batch.times += [one_us] * more if isinstance(one_us, int) else one_us
-        if headers is not None or batch.headers is not None:
-            batch.headers = batch.headers or [()] * count
-            batch.headers += [()] * more if headers is None else [each or () for each in headers]
-        batch.values += values
-        batch.bytes += size
-        batch.count = count + more
+        batch.put_many(values, keys, times_us, headers, size, self._host.clock.now_us)
         self._owner.window.take(more, size)
         return future, more
 
@@ -249,46 +222,35 @@ class LogAppends:
         headers: Headers | None,
         size: int,
     ) -> None:
-        count = batch.count
-        if key is not None and batch.keys is None:
-            batch.keys = [None] * count
-        if time_us is not None and batch.times is None:
-            batch.times = [self._host.clock.now_us()] * count
-        if headers is not None and batch.headers is None:
-            batch.headers = [()] * count
-        if batch.keys is not None:
-            batch.keys.append(key)
-        if batch.times is not None:
-            batch.times.append(self._host.clock.now_us() if time_us is None else time_us)
-        if batch.headers is not None:
-            batch.headers.append(headers or ())
-        batch.values.append(value)
-        batch.bytes += size
-        batch.count = count + 1
+        batch.put(value, key, time_us, headers, size, self._host.clock.now_us)
         self._owner.window.take(1, size)
 
     # Sending.
 
     def flush(self) -> None:
-        """The turn ends: cut its batch and send."""
-        self._cut()
+        """The turn ends: cut its batch and send.
+
+        A producer with as much in flight as a log remembers of it goes on to fill its batch.
+        """
+        if not self._must_wait:
+            self._cut()
         self._pump()
+
+    def _check_whole(self) -> None:
+        """Refuse more from a producer one of whose blocks ended with an error: OutOfSequence."""
+        if self._broken is not None:
+            raise OutOfSequence(f"an earlier block of {self._producer} ended so: {self._broken}")
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether a producer has to wait for answers before it may send more."""
+        return self._producer is not None and len(self._sent) + len(self._queue) >= PLACES_MAX
 
     def _cut(self) -> None:
         batch, self._batch = self._batch, None
         if batch is None:
             return
-        times: Sequence[int] | int = (
-            self._host.clock.now_us() if batch.times is None else batch.times
-        )
-        raw = encode_body(batch.values, timestamps_us=times, keys=batch.keys, headers=batch.headers)
-        stored, stored_crc, raw_crc = seal_body(raw, self._codec)
-        batch.entry = AppendEntry(
-            self.log, 0, batch.count, self._codec, 0, 0, 0, 0, 0, 0,
-            len(stored), len(raw), stored_crc, raw_crc, stored,
-        )  # fmt: skip
-        batch.values = []
-        batch.keys = batch.times = batch.headers = None
+        batch.seal(self.log, self._codec, self._producer, self._host.clock.now_us)
         self._queue.append(batch)
 
     def _pump(self) -> None:
@@ -303,16 +265,17 @@ class LogAppends:
                 self._seeking = self._owner.spawn(self._seek())
             return
         now = self._owner.loop.time()
-        while self._queue:
+        while self._queue and self._frame_blocks:
             parts: list[Buffer] = []
             count = size = 0
-            while self._queue and size < FRAME_BYTES and count < 4096:
+            while self._queue and size < FRAME_BYTES and count < self._frame_blocks:
                 batch = self._queue.popleft()
                 entry = batch.entry
                 assert entry is not None, "a queued batch was cut"
                 entry.token = self._owner.next_token()
                 entry.flags = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
                 entry.flags |= 0 if self._sent else AppendFlag.AFRESH
+                entry.flags |= 0 if batch.expected_tail is None else AppendFlag.CONDITIONAL
                 batch.sent_at = now
                 self._sent[entry.token] = (batch, target)
                 self._owner.sent[entry.token] = self
@@ -320,6 +283,13 @@ class LogAppends:
                 count += 1
                 size += entry.stored_bytes
             target.send(Kind.APPEND, 0, [append_head(count), *parts])
+
+    @property
+    def _frame_blocks(self) -> int:
+        """Blocks that may be sent now."""
+        if self._producer is None:
+            return FRAME_BLOCKS
+        return max(0, PLACES_MAX - len(self._sent))
 
     async def _seek(self) -> None:
         """Find a node to send to: where we were told, the log's own, then the others."""
@@ -365,21 +335,38 @@ class LogAppends:
             self._activate_here = False
             self._finish(found[0])
             found[0].resolve(first)
-            self._pump_if_settled()
+            if self._producer is None:
+                self._pump_if_settled()
+            else:
+                self.flush()
 
     def on_fault(self, token: int, error: CordwoodError, node: NodeId) -> None:
         """The sequencer refused a block, or does not know what became of it."""
         found = self._sent.pop(token, None)
         if found is None:
             return
-        if isinstance(error, Retryable):
+        is_unknown = isinstance(error, (Fenced, OutcomeUnknown))
+        if isinstance(error, Retryable) or (is_unknown and self._producer is not None):
+            found[0].maybe = found[0].maybe or is_unknown
             self._come_back(found[0], token, error, node)
         else:
             self._came_back |= isinstance(error, (Fenced, OutcomeUnknown))
             self._cluster.note_refusal(self.log, error)
             self._finish(found[0])
-            found[0].fail(error)
+            self._fail(found[0], error)
         self._pump_if_settled()
+
+    def _fail(self, batch: Batch, error: CordwoodError) -> None:
+        """A block ends with an error, and with it a producer's sequence."""
+        batch.fail(error)
+        if self._producer is not None and self._broken is None:
+            self._broken = error
+            self._cut()
+            behind = OutOfSequence(f"an earlier block of {self._producer} ended so: {error}")
+            while self._queue:
+                later = self._queue.popleft()
+                self._finish(later)
+                later.fail(later.given_up(self.log, behind))
 
     def _pump_if_settled(self) -> None:
         """Go on where blocks waited for the last answer."""
@@ -416,13 +403,13 @@ class LogAppends:
         lost = [token for token, (_, used) in self._sent.items() if used is connection]
         for token in lost:
             batch, _ = self._sent.pop(token)
-            self._finish(batch)
-            batch.fail(
-                OutcomeUnknown(
-                    f"the connection to {connection} was lost while an append to log "
-                    f"{self.log} was in flight: read the log to know whether it is stored"
-                )
-            )
+            error = unknown(f"the connection to {connection} was lost", self.log)
+            if self._producer is not None:
+                batch.maybe = True
+                self._come_back(batch, token, error, NodeId(0))
+            else:
+                self._finish(batch)
+                batch.fail(error)
         self._pump()
 
     def _check_stall(self, now: float) -> None:
@@ -441,12 +428,8 @@ class LogAppends:
         for token in late:
             batch, _ = self._sent.pop(token)
             self._finish(batch)
-            batch.fail(
-                OutcomeUnknown(
-                    f"no answer within {self._settings.timeout_s:g} s for an append to log "
-                    f"{self.log}: read the log to know whether it is stored"
-                )
-            )
+            error = unknown(f"no answer within {self._settings.timeout_s:g} s", self.log)
+            self._fail(batch, error)
         self._pump()
 
     def _give_up_late(self, now: float) -> None:
@@ -462,7 +445,8 @@ class LogAppends:
                 return
             self._queue.popleft()
             self._finish(batch)
-            batch.fail(batch.refused or Unreachable("no node took this append in time"))
+            error = batch.refused or Unreachable("no node took this append in time")
+            self._fail(batch, batch.given_up(self.log, error))
 
     def close(self, error: CordwoodError) -> None:
         """Fail everything that is open."""
@@ -473,7 +457,7 @@ class LogAppends:
             batch.fail(unknown)
         for batch in self._queue:
             self._finish(batch)
-            batch.fail(error)
+            batch.fail(batch.given_up(self.log, error))
         self._sent.clear()
         self._queue.clear()
 
@@ -498,21 +482,34 @@ class Appends:
         self._host = host
         self._settings = settings
         self._tasks = tasks
-        self._logs: dict[int, LogAppends] = {}
+        self._logs: dict[tuple[int, Producer | None], LogAppends] = {}
         self._dirty: dict[LogAppends, None] = {}
         self._running: dict[asyncio.Task[None], None] = {}
         self._has_work = asyncio.Event()
         cluster.add_listener(self)
         self.spawn(self._sweep())
 
-    def log(self, log: int) -> LogAppends:
-        """The appends to one log."""
-        found = self._logs.get(log)
+    def log(self, log: int, producer: Producer | None = None) -> LogAppends:
+        """The appends to one log, those of each producer apart.
+
+        Raises:
+            Overloaded: PRODUCERS_MAX producers are in use.
+        """
+        found = self._logs.get((log, producer))
         if found is None:
-            found = self._logs[log] = LogAppends(
-                log, self._cluster, self._host, self._settings, self
+            if producer is not None and len(self._logs) >= PRODUCERS_MAX:
+                self._forget_idle()
+            found = self._logs[log, producer] = LogAppends(
+                log, producer, self._cluster, self._host, self._settings, self
             )
         return found
+
+    def _forget_idle(self) -> None:
+        """Drop producers that wait for nothing; whoever goes on with one gets a new line."""
+        for key in [k for k, each in self._logs.items() if k[1] is not None and each.is_idle]:
+            del self._logs[key]
+        if len(self._logs) >= PRODUCERS_MAX:
+            raise Overloaded(f"{PRODUCERS_MAX} producers have appends in flight in this client")
 
     def check_record(
         self,

@@ -25,6 +25,7 @@ from cordwood.client import aio
 from cordwood.client.cluster import LogInfo
 from cordwood.client.consumer import Consumer
 from cordwood.client.log_tree import LogTree
+from cordwood.client.producer import Producer
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Portion, Reader
 from cordwood.client.record_check import Headers, Timestamp
@@ -231,10 +232,20 @@ class BlockingStore:
         key: bytes | None = None,
         timestamp: Timestamp | None = None,
         headers: Headers | None = None,
+        producer: Producer | None = None,
+        expected_tail: int | None = None,
     ) -> Lsn:
         """Append one record; see `store.Store.append`."""
         return self._call(
-            self._store.append(log, value, key=key, timestamp=timestamp, headers=headers)
+            self._store.append(
+                log,
+                value,
+                key=key,
+                timestamp=timestamp,
+                headers=headers,
+                producer=producer,
+                expected_tail=expected_tail,
+            )
         )
 
     def append_many(
@@ -245,10 +256,18 @@ class BlockingStore:
         keys: Sequence[bytes | None] | None = None,
         timestamps: Sequence[Timestamp] | Timestamp | None = None,
         headers: Sequence[Headers] | None = None,
+        producer: Producer | None = None,
     ) -> list[Lsn]:
         """Append records in order; see `store.Store.append_many`."""
         return self._thread.call(
-            self._store.append_many(log, values, keys=keys, timestamps=timestamps, headers=headers)
+            self._store.append_many(
+                log,
+                values,
+                keys=keys,
+                timestamps=timestamps,
+                headers=headers,
+                producer=producer,
+            )
         )
 
     def read(

@@ -21,6 +21,7 @@ from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
 from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
 from cordwood.client.log_tree import LogTree, check_write_token
+from cordwood.client.producer import Producer
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Reader
 from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
@@ -114,9 +115,13 @@ class Store:
         key: bytes | None = None,
         timestamp: Timestamp | None = None,
         headers: Headers | None = None,
+        producer: Producer | None = None,
+        expected_tail: int | None = None,
     ) -> Lsn:
         """Append one record; return once it is on stable storage on every copy.
 
+        Args:
+            producer, expected_tail: see `client.producer`, for their errors too.
         Raises:
             Retryable: nothing was stored within the client's timeout.
             OutcomeUnknown: it may or may not be stored.
@@ -127,7 +132,8 @@ class Store:
         deadline = self._deadline()
         info = await self._find(log, to_append=True)
         is_late = await self._wait_open_room(deadline)
-        future = self._appends.log(info.log_id).add(value, key, time_us, headers, size)
+        lane = self._appends.log(info.log_id, producer)
+        future = lane.add(value, key, time_us, headers, size, expected_tail)
         return await (self._by(deadline, future) if is_late else future)
 
     async def append_many(
@@ -138,11 +144,11 @@ class Store:
         keys: Sequence[bytes | None] | None = None,
         timestamps: Sequence[Timestamp] | Timestamp | None = None,
         headers: Sequence[Headers] | None = None,
+        producer: Producer | None = None,
     ) -> list[Lsn]:
         """Append records in order; one Lsn each, once all are on stable storage.
 
-        They are cut into blocks of the client's block limits; each block is stored
-        whole or not at all (one atomic group for all of them comes with producers).
+        They are cut into blocks of the client's limits, each stored whole or not at all.
 
         Raises:
             BadSetting: columns of different lengths, or a record that cannot be encoded.
@@ -154,7 +160,7 @@ class Store:
         sizes = self._sizes(values, keys, headers)
         deadline = self._deadline()
         info = await self._find(log, to_append=True)
-        appends = self._appends.log(info.log_id)
+        appends = self._appends.log(info.log_id, producer)
         step = self._settings.block_records
         runs: list[tuple[asyncio.Future[Lsn], int]] = []
         ended: list[CordwoodError] = []
@@ -226,22 +232,15 @@ class Store:
         return left_s < self._settings.timeout_s - LATE_S
 
     async def _by(self, deadline: float, answer: Awaitable[Answer]) -> Answer:
-        """What a call that had to wait, for its log or for room, is answered.
-
-        Its block has a deadline of its own, counted from when it was begun: that may be
-        most of a timeout after the call's.
-
-        Raises:
-            OutcomeUnknown: there is no answer by then.
+        """What a call that had to wait, for its log or for room, is answered; OutcomeUnknown if
+        it is not by then. Its block has a deadline of its own, up to a timeout after the call's.
         """
         try:
             async with asyncio.timeout_at(deadline):
                 return await answer
         except TimeoutError:
-            raise OutcomeUnknown(
-                f"no answer within {self._settings.timeout_s:g} s, some of which went by "
-                "before it was sent: read the log to know whether it is stored"
-            ) from None
+            why = f"no answer within {self._settings.timeout_s:g} s, some of it before it was sent"
+            raise OutcomeUnknown(f"{why}: read the log to know whether it is stored") from None
 
     async def open_log(self, log: str) -> Appending:
         """A log for `append_nowait`, the fastest way to append one by one.

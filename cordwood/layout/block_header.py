@@ -13,7 +13,7 @@ Header, 100 bytes, little-endian::
      8  8  log, 1 to 2**62 - 1
     16  8  first: LSN of the first record; its epoch and esn are at least 1
     24  4  count, at least 1; the block never leaves the epoch of `first`
-    28  4  reserved = 0
+    28  4  flags (HeaderFlag)
     32  8  append time, signed, µs since 1970 UTC
     40  8  producer id, 0 for none
     48  4  producer epoch
@@ -51,7 +51,15 @@ import struct
 
 from crc32c import crc32c
 
-from cordwood.block import BlockHeader, BlockKind, Buffer, Codec, Envelope, EnvelopeFlag
+from cordwood.block import (
+    BlockHeader,
+    BlockKind,
+    Buffer,
+    Codec,
+    Envelope,
+    EnvelopeFlag,
+    HeaderFlag,
+)  # fmt: skip
 from cordwood.errors import BadSetting, ChecksumMismatch, Malformed
 from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
 from cordwood.lsn import EPOCH_MAX, ESN_ISSUED_MAX, ESN_MAX, LSN_MAX
@@ -71,6 +79,7 @@ _LOG_MAX = (1 << 62) - 1
 _KINDS = tuple(BlockKind)
 _CODECS = tuple(Codec)
 _FLAGS_KNOWN = sum(EnvelopeFlag)
+_HEADER_FLAGS_KNOWN = sum(HeaderFlag)
 
 _PACK = struct.Struct("<4sHBBQQIIqQIIQQQIIII")
 _UNPACK = struct.Struct("<4sHBBQQIIqQIIQQQIIIII")
@@ -81,7 +90,9 @@ _ENVELOPES = tuple(struct.Struct(f"<HBBIIQ{copies}I") for copies in range(COPIES
 assert _UNPACK.size == HEADER_BYTES
 assert _PACK.size == _COVERED
 
-HeaderFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+HeaderFields = tuple[
+    int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int
+]  # fmt: skip
 """A header's values in the order of `pack_header_fields`."""
 
 
@@ -107,6 +118,7 @@ def pack_header(header: BlockHeader) -> bytes:
         header.raw_bytes,
         header.stored_crc,
         header.raw_crc,
+        header.flags,
     )
 
 
@@ -126,6 +138,7 @@ def pack_header_fields(
     raw_bytes: int,
     stored_crc: int,
     raw_crc: int,
+    flags: int = 0,
 ) -> bytes:
     """Write a header from plain values: the sequencer's hot path, 0.4 µs.
 
@@ -143,7 +156,7 @@ def pack_header_fields(
             log,
             first,
             count,
-            0,
+            flags,
             append_time_us,
             producer,
             producer_epoch,
@@ -189,11 +202,11 @@ def unpack_header_fields(buffer: Buffer, offset: int = 0) -> HeaderFields:
             log,
             first,
             count,
-            reserved,
+            flags,
             append_time_us,
             producer,
             producer_epoch,
-            reserved_too,
+            reserved,
             producer_sequence,
             group_first,
             group_last,
@@ -215,7 +228,9 @@ def unpack_header_fields(buffer: Buffer, offset: int = 0) -> HeaderFields:
         or _fault_in_group(first, count, group_first, group_last)
         or _fault_in_body(kind, codec, stored_bytes, raw_bytes, stored_crc, raw_crc)
     )
-    if fault or reserved or reserved_too:
+    if flags & ~_HEADER_FLAGS_KNOWN:
+        fault = fault or f"flags {flags:#x} are not all known"
+    if fault or reserved:
         raise Malformed(
             f"block header of log {log} at lsn {first}: {fault or 'a reserved field is not 0'}"
         )
@@ -235,6 +250,7 @@ def unpack_header_fields(buffer: Buffer, offset: int = 0) -> HeaderFields:
         raw_bytes,
         stored_crc,
         raw_crc,
+        flags,
     )
 
 

@@ -37,7 +37,8 @@ from cordwood.errors import Malformed
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.waves import StoredBlock
 
-VERSION = 1
+VERSION = 2
+"""2: with what producers wrote."""
 
 META_TABLE = "meta"
 
@@ -53,7 +54,8 @@ _OFFSET = struct.Struct("<q")
 _LAST = struct.Struct("<Q")
 _PARTITION = struct.Struct("<qqQQ")
 _ENTRY = struct.Struct("<QQQQqq")
-_STATE = struct.Struct("<IIQQqQQQIIII")
+_STATE = struct.Struct("<IIQQqQQQIIIII")
+_PRODUCED = struct.Struct("<II")
 _LNG = struct.Struct("<IQ")
 _END = struct.Struct("<IIQ")
 _EPOCH = struct.Struct("<I")
@@ -300,12 +302,17 @@ def read_entry(value: bytes) -> DirectoryEntry:
     return DirectoryEntry(*_read(_ENTRY, value, "a directory entry"))
 
 
+Packed = bytes
+"""Of `layout.produced`."""
+
+
 class LogState(NamedTuple):
     """What a node knows of a log beside its blocks.
 
-    Fixed part, 68 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
+    Fixed part, 72 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
     u64 last, u64 blocks, u64 bytes, then u32 counts of the lists that follow it: LNGs
-    (u32 epoch, u64 lsn), ends (u32 epoch, u32 seal, u64 lng), closed and held (u32 epoch).
+    (u32 epoch, u64 lsn), ends (u32 epoch, u32 seal, u64 lng), closed and held (u32 epoch),
+    and produced (u32 epoch, u32 length, bytes of `layout.produced`).
 
     Attributes:
         seal: the epoch that sealed it, durably; 0 for none.
@@ -318,6 +325,8 @@ class LogState(NamedTuple):
         ends: of epochs that are over: epoch, the recovery's seal, LNG.
         closed: epochs above `clean` that are over.
         held: epochs above `clean` of which there are blocks.
+        produced: of epochs that are over, what was known of producers then; of others, what
+            they wrote.
     """
 
     seal: int = 0
@@ -332,6 +341,7 @@ class LogState(NamedTuple):
     ends: tuple[tuple[int, int, int], ...] = ()
     closed: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
+    produced: tuple[tuple[int, Packed], ...] = ()
 
 
 def state_key(log: int) -> bytes:
@@ -354,12 +364,17 @@ def read_state_key(key: bytes) -> int:
 
 def pack_state(state: LogState) -> bytes:
     """A log's state."""
-    lists = (state.lngs, state.ends, state.closed, state.held)
+    lists = (state.lngs, state.ends, state.closed, state.held, state.produced)
     parts = [_STATE.pack(*state[:8], *map(len, lists))]
     parts += [_LNG.pack(*each) for each in state.lngs]
     parts += [_END.pack(*each) for each in state.ends]
     parts += [_EPOCH.pack(each) for each in (*state.closed, *state.held)]
+    for epoch, packed in state.produced:
+        parts += (_PRODUCED.pack(epoch, len(packed)), packed)
     return b"".join(parts)
+
+
+_UNFILLED = "LogsDB holds a log's state whose lists do not fill it"
 
 
 def read_state(value: bytes) -> LogState:
@@ -371,19 +386,35 @@ def read_state(value: bytes) -> LogState:
     if len(value) < _STATE.size:
         raise Malformed("LogsDB holds a log's state that is too short")
     fixed = _STATE.unpack_from(value)
-    lngs, ends, closed, held = fixed[8:]
+    lngs, ends, closed, held, produced = fixed[8:]
     ends_at = _STATE.size + lngs * _LNG.size
     epochs_at = ends_at + ends * _END.size
-    if epochs_at + (closed + held) * _EPOCH.size != len(value):
-        raise Malformed("LogsDB holds a log's state whose lists do not fill it")
-    epochs = tuple(epoch for (epoch,) in _EPOCH.iter_unpack(value[epochs_at:]))
+    produced_at = epochs_at + (closed + held) * _EPOCH.size
+    if produced_at > len(value):
+        raise Malformed(_UNFILLED)
+    epochs = tuple(epoch for (epoch,) in _EPOCH.iter_unpack(value[epochs_at:produced_at]))
     lists = (
         tuple(_LNG.iter_unpack(value[_STATE.size : ends_at])),
         tuple(_END.iter_unpack(value[ends_at:epochs_at])),
         epochs[:closed],
         epochs[closed:],
+        _read_produced(value, produced_at, produced),
     )
     return LogState._make((*fixed[:8], *lists))
+
+
+def _read_produced(value: bytes, at: int, count: int) -> tuple[tuple[int, bytes], ...]:
+    """The last list of a state, which fills the rest of it."""
+    found: list[tuple[int, bytes]] = []
+    for _ in range(count):
+        if len(value) - at < _PRODUCED.size:
+            raise Malformed(_UNFILLED)
+        epoch, length = _PRODUCED.unpack_from(value, at)
+        at += _PRODUCED.size + length
+        found.append((epoch, value[at - length : at]))
+    if at != len(value):
+        raise Malformed(_UNFILLED)
+    return tuple(found)
 
 
 def _read(layout: struct.Struct, value: bytes, what: str) -> tuple[Any, ...]:

@@ -159,10 +159,12 @@ class SealReply(Struct, frozen=True, tag="sealed"):
     Attributes:
         lngs: per epoch asked, the LNG it knows, (E, 0) for none.
         append_time_us: the latest append time it holds for this log, 0 for none.
+        produced: per epoch asked, what producers wrote into it; see `layout.produced`.
     """
 
     lngs: dict[int, int]
     append_time_us: int
+    produced: dict[int, bytes] = {}
 
 
 class DoneReply(Struct, frozen=True, tag="done"):
@@ -295,12 +297,14 @@ class Clean(Struct, frozen=True, tag="clean"):
     Attributes:
         seal: the recovery's own epoch; what it wrote carries it.
         lng: above this only what that recovery wrote counts.
+        produced: the log's producers as of its end; see `layout.produced`.
     """
 
     log: U62
     epoch: U32
     seal: U32
     lng: AnyLsn
+    produced: bytes = b""
 
 
 class Yield(Struct, frozen=True, tag="yield"):
@@ -323,11 +327,12 @@ class AskEpoch(Struct, frozen=True, tag="ask_epoch"):
 
 
 class EpochReply(Struct, frozen=True, tag="epoch"):
-    """How an epoch was recovered; `known` False where this node was not told."""
+    """How an epoch was recovered, as `Clean` told it; `known` False where it was not told."""
 
     known: bool
     seal: U32
     lng: AnyLsn
+    produced: bytes = b""
 
 
 class GroupReply(Struct, frozen=True, tag="group"):

@@ -4,7 +4,8 @@
     SEAL   u64 log, u32 epoch
     CLEAN  u64 log, u32 epoch, u32 seal, u64 lng: the epoch is over; above the LNG only
            what was stored under this seal counts, and the rest is dropped here. Seal 0:
-           nothing of it was held.
+           nothing of it was held. To the record's end: the log's producers as of the
+           epoch's end, see `layout.produced`.
     TRIM   u64 log, u64 lsn: all of the log up to it may go
 
 Little-endian. The WAL's own record header around it has the checksum.
@@ -19,6 +20,7 @@ import struct
 from typing import NamedTuple
 
 from cordwood.errors import Malformed
+from cordwood.layout.produced import read_produced
 from cordwood.layout.waves import StoredBlock, read_store
 
 _SEAL = struct.Struct("<BQI")
@@ -60,6 +62,7 @@ class CleanRecord(NamedTuple):
     epoch: int
     seal: int
     lng: int
+    produced: bytes = b""
 
 
 class TrimRecord(NamedTuple):
@@ -79,7 +82,7 @@ def pack_seal(record: SealRecord) -> bytes:
 
 def pack_clean(record: CleanRecord) -> bytes:
     """A CLEAN record."""
-    return _CLEAN.pack(RecordKind.CLEAN, *record)
+    return _CLEAN.pack(RecordKind.CLEAN, *record[:4]) + record.produced
 
 
 def pack_trim(record: TrimRecord) -> bytes:
@@ -98,8 +101,11 @@ def read_shard_record(body: memoryview) -> ShardRecord:
         return StoreRecord(*read_store(body[1:]))
     if kind == RecordKind.SEAL and len(body) == _SEAL.size:
         return SealRecord(*_SEAL.unpack(body)[1:])
-    if kind == RecordKind.CLEAN and len(body) == _CLEAN.size:
-        return CleanRecord(*_CLEAN.unpack(body)[1:])
+    if kind == RecordKind.CLEAN and len(body) >= _CLEAN.size:
+        produced = bytes(body[_CLEAN.size :])
+        read_produced(produced)
+        _, log, epoch, seal, lng = _CLEAN.unpack_from(body)
+        return CleanRecord(log, epoch, seal, lng, produced)
     if kind == RecordKind.TRIM and len(body) == _TRIM.size:
         return TrimRecord(*_TRIM.unpack(body)[1:])
     raise Malformed(

@@ -11,7 +11,8 @@ bytes and the body as stored::
     16     4     records
     20     1     codec
     21     1     flags: 1 activate here, the log's own node did not answer; 2 afresh,
-                 the client knows what became of all it sent before to this log here
+                 the client knows what became of all it sent before to this log here;
+                 4 conditional, the expected tail follows these 64 bytes
     22     2     reserved, 0
     24     8     producer id, 0 for none
     32     4     producer epoch
@@ -76,9 +77,11 @@ class AppendFlag(enum.IntFlag):
 
     ACTIVATE_HERE = 1
     AFRESH = 2
+    CONDITIONAL = 4
 
 
-_FLAGS = int(AppendFlag.ACTIVATE_HERE | AppendFlag.AFRESH)
+_FLAGS = int(sum(AppendFlag))
+_TAIL = struct.Struct("<Q")
 
 
 class Refusal(enum.IntEnum):
@@ -113,11 +116,12 @@ class AppendEntry:
     stored_crc: int
     raw_crc: int
     body: Buffer = b""
+    expected_tail: int = 0
 
     @property
     def needs_recovery(self) -> bool:
         """Whether it has to wait until every lower epoch is recovered (design.md §3)."""
-        return bool(self.producer)
+        return bool(self.producer or self.flags & AppendFlag.CONDITIONAL)
 
 
 def append_head(entries: int) -> bytes:
@@ -126,8 +130,8 @@ def append_head(entries: int) -> bytes:
 
 
 def append_entry(entry: AppendEntry) -> bytes:
-    """The 64 bytes before an entry's body."""
-    return _ENTRY.pack(
+    """What goes before an entry's body: 64 bytes, and the expected tail if there is one."""
+    fixed = _ENTRY.pack(
         entry.log,
         entry.token,
         entry.count,
@@ -142,6 +146,9 @@ def append_entry(entry: AppendEntry) -> bytes:
         entry.raw_bytes,
         entry.stored_crc,
         entry.raw_crc,
+    )
+    return (
+        fixed + _TAIL.pack(entry.expected_tail) if entry.flags & AppendFlag.CONDITIONAL else fixed
     )
 
 
@@ -173,6 +180,8 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
         # the sequencer's frame, and the sequencer would send it for ever.
         if stored > BODY_BYTES_MAX or entry.raw_bytes > BODY_BYTES_MAX:
             raise Malformed(f"an APPEND entry claims a body of over {BODY_BYTES_MAX} bytes")
+        if entry.flags & AppendFlag.CONDITIONAL:
+            at = _read_tail(entry, payload, at)
         if stored > end - at:
             raise Malformed("an APPEND entry claims more body than its frame has")
         entry.body = payload[at : at + stored]
@@ -181,6 +190,16 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
     if at != end:
         raise Malformed("an APPEND frame is longer than its entries")
     return entries
+
+
+def _read_tail(entry: AppendEntry, payload: memoryview, at: int) -> int:
+    """Read an entry's expected tail; where its body begins."""
+    if len(payload) - at < _TAIL.size:
+        raise Malformed("an APPEND frame ends inside an entry")
+    (entry.expected_tail,) = _TAIL.unpack_from(payload, at)
+    if entry.expected_tail > LSN_MAX:
+        raise Malformed("an APPEND entry expects a tail that is no LSN")
+    return at + _TAIL.size
 
 
 def pack_pairs(numbers: Sequence[int]) -> bytes:

@@ -12,8 +12,9 @@ overlap a block is a hole or a bridge of an earlier recovery. Boundaries are
 those of blocks, so the decision is taken per elementary interval, and a block
 stands or falls as a whole.
 
-Producer blocks above the first hole become holes: a producer's later block must
-not survive an earlier one that did not (design.md §3).
+Blocks of producers, and conditional ones, above the first hole become holes: a producer's
+later block must not survive an earlier one that did not, nor what was appended on condition
+of a tail that is none (design.md §3).
 
 Source: LogDevice digest 2.7 (5); design.md §2, §3.
 """
@@ -83,7 +84,7 @@ class Digest(Generic[Body]):
         for block in self._winners():
             if block.header.first > expected:
                 holes.append((expected, block.header.first - 1))
-            if holes and block.header.producer:
+            if holes and block.header.depends:
                 holes.append((block.header.first, block.header.last))
             else:
                 kept.append(block)

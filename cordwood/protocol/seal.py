@@ -17,10 +17,12 @@ Source: LogDevice digest 2.7; design.md §3; reliability digest §0 (4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from cordwood.block import Produced
 from cordwood.lsn import format_lsn
 from cordwood.nodes import NodeId, Nodeset, Replication
+from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.f_majority import Verdict, f_majority
 
 
@@ -60,6 +62,27 @@ class SealTally:
         self._replication = replication
         self._lngs: dict[NodeId, Mapping[int, int]] = {}
         self._append_time_us = 0
+        self._produced: list[tuple[int, Produced]] = []
+
+    def on_produced(self, epoch: int, produced: Iterable[Produced]) -> None:
+        """One of those that sealed holds these blocks of producers in `epoch`."""
+        self._produced += ((epoch, each) for each in produced)
+
+    def note_produced(self, epoch: int, table: ProducerTable) -> None:
+        """Tell `table` of every producer's blocks up to the LNG of `epoch`, in LSN order.
+
+        All of these are on full copysets, which those that sealed meet.
+        """
+        lng = self.lng(epoch)
+        found = {
+            (place.first, each.producer, each.epoch): place
+            for of, each in self._produced
+            if of == epoch
+            for place in each.places
+            if place.first + place.count - 1 <= lng
+        }
+        for _, producer, producer_epoch in sorted(found):
+            table.note(producer, producer_epoch, found[_, producer, producer_epoch])
 
     def on_sealed(self, node: NodeId, lngs: Mapping[int, int], append_time_us: int) -> None:
         """`node` sealed, and knows these LNGs by epoch."""

@@ -30,6 +30,7 @@ async def ask_until(
     nodes: Sequence[NodeId],
     ask: Callable[[NodeId], Awaitable[Answer]],
     enough: Callable[[Mapping[NodeId, Answer | CordwoodError]], bool],
+    grace_s: float | None = None,
 ) -> dict[NodeId, Answer | CordwoodError]:
     """Ask all nodes at once; return when all have answered, or enough have and GRACE_S passed.
 
@@ -37,6 +38,7 @@ async def ask_until(
         ask: keeps its own deadline; one of our errors counts as its answer, any other
             exception ends the whole question.
         enough: told what is there so far.
+        grace_s: in place of GRACE_S.
     Returns:
         An answer or an error for each node, in node order.
     """
@@ -56,7 +58,7 @@ async def ask_until(
             left = None if ends_at is None else max(0.0, ends_at - loop.time())
             _, asked = await asyncio.wait(asked, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if ends_at is None and enough(answers):
-                ends_at = loop.time() + GRACE_S
+                ends_at = loop.time() + (GRACE_S if grace_s is None else grace_s)
             if ends_at is not None and loop.time() >= ends_at:
                 break
         for late in asked:

@@ -33,7 +33,7 @@ class Store(Protocol):
     def unclean_epochs(self, log: int) -> tuple[Sequence[int], int]:
         """Epochs held here that are over and not known to be clean, and the last one over."""
 
-    async def purge(self, log: int, epoch: int, seal: int, lng: int) -> None:
+    async def purge(self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"") -> None:
         """Drop what does not count of `epoch`; seal 0 where nothing of it is held."""
 
 
@@ -48,7 +48,7 @@ async def purge_log(log: int, store: Store, others: Sequence[NodeId], peers: Pee
     for epoch in epochs:
         end = await _ask_end(log, epoch, others, peers)
         logger.info("log %d epoch %d was recovered without this node: purging", log, epoch)
-        await store.purge(log, epoch, end.seal, end.lng)
+        await store.purge(log, epoch, end.seal, end.lng, end.produced)
     if not epochs or epochs[-1] < last_over:
         await store.purge(log, last_over, 0, 0)
 

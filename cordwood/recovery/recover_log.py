@@ -14,19 +14,23 @@ Source: LogDevice digest 2.7; seed logdevice-recovery; design.md §3.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cordwood.errors import CordwoodError, NoSequencer
+from cordwood.block import Produced
+from cordwood.errors import CordwoodError, NoSequencer, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.message import Clean, DoneReply
+from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Reply
+from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import format_lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
+from cordwood.protocol.producers import ProducerTable
 from cordwood.protocol.seal import SealTally
 from cordwood.recovery.absent import refuse_absent
-from cordwood.recovery.ask import ask_all
+from cordwood.recovery.ask import ask_all, ask_until
 from cordwood.recovery.collect_digest import Collected, DigestReads, collect_digest
 from cordwood.recovery.mend_tail import MendJob, mend_tail
 from cordwood.recovery.seal_epoch import seal_epoch
@@ -54,6 +58,19 @@ class RecoveryTools:
     digests: DigestReads
     epochs: EpochStore
     run_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a sequencer must know of the epochs below its own.
+
+    Attributes:
+        producers: what is remembered of producers.
+        tail: LSN of the last record, or `(E, 0)`.
+    """
+
+    producers: ProducerTable
+    tail: int
 
 
 async def seal_log(
@@ -86,20 +103,19 @@ async def recover_log(
     record: EpochRecord,
     members: dict[NodeId, Member],
     tools: RecoveryTools,
-) -> int:
+) -> Recovered:
     """Recover all epochs of `log` in (clean epoch, `epoch`), lowest first.
 
     Args:
         epoch: the new sequencer's own epoch.
         record: the epoch store's record as it was when `epoch` was taken.
         members: where nodes are; a node without an entry cannot be asked.
-    Returns:
-        The latest append time found, µs since 1970 UTC, 0 for none.
     Raises:
         Fenced: a higher epoch rules.
         NoSequencer: too many members are absent; all named.
     """
-    time_us = 0
+    time_us, tail = 0, record.clean_tail
+    producers = ProducerTable(await _known_producers(log, record, tools.peers))
     for unclean in range(record.clean_epoch + 1, epoch):
         nodes, replication = record.configuration(unclean)
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
@@ -107,8 +123,47 @@ async def recover_log(
         time_us = max(time_us, tally.append_time_us)
         lng = tally.lng(unclean)
         job = MendJob(log, epoch, lng, found.nodes, nodeset, replication, time_us, tools.run_bytes)
-        await _finish_epoch(unclean, job, found.digest.mend(), tools)
-    return time_us
+        mend = found.digest.mend()
+        tally.note_produced(unclean, producers)
+        for copy in mend.blocks:
+            if copy.header.producer:
+                header = copy.header
+                producers.note(header.producer, header.producer_epoch, header.place)
+        await _finish_epoch(unclean, job, mend, pack_produced(producers.all()), tools)
+        tail = mend.bridge - 1
+    return Recovered(producers, tail)
+
+
+async def _known_producers(log: int, record: EpochRecord, peers: Peers) -> tuple[Produced, ...]:
+    """The producers as of the end of the last clean epoch.
+
+    The members that took part in its recovery know; there are more of them than may be away.
+
+    Raises:
+        NoSequencer: none of them answered.
+    """
+    clean = record.clean_epoch
+    if not clean:
+        return ()
+    nodes, _ = record.configuration(clean)
+
+    def known(answers: Mapping[NodeId, Reply | CordwoodError]) -> list[EpochReply]:
+        return [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
+
+    answers = await ask_until(
+        nodes,
+        lambda node: peers.call(node, AskEpoch(log, clean), timeout_s=CLEAN_TIMEOUT_S),
+        lambda so_far: bool(known(so_far)),
+        grace_s=0.0,
+    )
+    ends = known(answers)
+    if not ends:
+        failures = {
+            node: answer if isinstance(answer, CordwoodError) else Unreachable("was not told")
+            for node, answer in answers.items()
+        }
+        refuse_absent(log, f"learning the producers of epoch {clean}", failures)
+    return read_produced(max(ends, key=lambda end: end.seal).produced)
 
 
 async def _seal_and_read(
@@ -141,7 +196,7 @@ async def _seal_and_read(
 
 
 async def _finish_epoch(
-    unclean: int, job: MendJob, mend: Mend[StoredBlock], tools: RecoveryTools
+    unclean: int, job: MendJob, mend: Mend[StoredBlock], produced: bytes, tools: RecoveryTools
 ) -> None:
     """Store the outcome, tell the nodes that the epoch is over, and record it."""
     logger.info(
@@ -150,7 +205,7 @@ async def _finish_epoch(
         format_lsn(mend.bridge), job.nodes,
     )  # fmt: skip
     await mend_tail(job, mend, tools.channel, tools.host)
-    clean = Clean(job.log, unclean, job.seal, job.lng)
+    clean = Clean(job.log, unclean, job.seal, job.lng, produced)
     answers = await ask_all(
         job.nodes, lambda node: tools.peers.call(node, clean, timeout_s=CLEAN_TIMEOUT_S)
     )

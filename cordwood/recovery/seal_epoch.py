@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from cordwood.errors import CordwoodError
 from cordwood.layout.message import Reply, Seal, SealReply
+from cordwood.layout.produced import read_produced
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.seal import SealTally
 from cordwood.quorum.copyset import can_replicate
@@ -64,6 +65,8 @@ async def seal_epoch(
         else:
             assert isinstance(answer, SealReply), "Seal is answered with SealReply"
             tally.on_sealed(node, answer.lngs, answer.append_time_us)
+            for each, produced in answer.produced.items():
+                tally.on_produced(each, read_produced(produced))
     refuse_fenced(failures)
     if not enough(answers):
         refuse_absent(log, "sealing", failures)

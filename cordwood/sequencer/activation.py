@@ -23,8 +23,9 @@ from cordwood.lsn import LogId
 from cordwood.metadata.epoch_store import EpochRecord, Wanted
 from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.nodeset_selection import choose_nodeset
-from cordwood.recovery.recover_log import RecoveryTools, recover_log, seal_log
+from cordwood.recovery.recover_log import Recovered, RecoveryTools, recover_log, seal_log
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 
 logger = logging.getLogger(__name__)
@@ -149,11 +150,11 @@ class Activation:
             log, epoch, nodeset, replication, time_us, role, self._tools, attributes
         )
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
-        if record.clean_epoch == epoch - 1:
-            appender.on_recovered()
+        if epoch == 1:
+            appender.on_recovered(Recovered(ProducerTable(), 0))
         return appender
 
-    async def recover(self, log: int, epoch: int, record: EpochRecord) -> None:
+    async def recover(self, log: int, epoch: int, record: EpochRecord) -> Recovered:
         """Make all below `epoch` clean.
 
         Raises:
@@ -162,7 +163,7 @@ class Activation:
             Unreachable: the metadata store does not answer.
         """
         members = await self._located(log, record)
-        await recover_log(log, epoch, record, members, self._recovery)
+        return await recover_log(log, epoch, record, members, self._recovery)
 
     async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:
         """Where all nodes of a log are, so that copies can be placed.

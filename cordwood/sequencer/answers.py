@@ -1,7 +1,8 @@
 """Answers to clients: acknowledgements and refusals, a frame of each once a turn.
 
 A block that goes back takes those of its log behind it along: a large call comes as several
-blocks, and none may pass another. The client says where it begins afresh.
+blocks, and none may pass another. The client says where it begins afresh. Each producer,
+and what has none, is a line of its own.
 
 Source: design.md §4.
 """
@@ -28,8 +29,8 @@ class Answers:
     def __init__(self) -> None:
         self._acks: dict[Connection, list[int]] = {}
         self._faults: dict[Connection, list[AppendFault]] = {}
-        # By connection and log: why the last one that may come again went back.
-        self._sent_back: dict[Connection, dict[int, tuple[CordwoodError, NodeId]]] = {}
+        # By connection, log and producer: why the last one that may come again went back.
+        self._sent_back: dict[Connection, dict[tuple[int, int], tuple[CordwoodError, NodeId]]] = {}
         self._send_due = False
 
     def behind(
@@ -40,8 +41,8 @@ class Answers:
         if sent_back is None:
             return None
         if entry.flags & AppendFlag.AFRESH:
-            sent_back.pop(entry.log, None)
-        return sent_back.get(entry.log)
+            sent_back.pop((entry.log, entry.producer), None)
+        return sent_back.get((entry.log, entry.producer))
 
     def on_lost(self, connection: Connection) -> None:
         """A connection is gone."""
@@ -66,7 +67,8 @@ class Answers:
             node: where to send it instead, 0 for nowhere in particular.
         """
         if isinstance(error, Retryable) and connection.is_open:
-            self._sent_back.setdefault(connection, {})[entry.log] = error, node
+            by_lane = self._sent_back.setdefault(connection, {})
+            by_lane[entry.log, entry.producer] = error, node
         self.fault(connection, entry.token, error, node)
 
     def fault(

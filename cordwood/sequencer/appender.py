@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from cordwood.block import BlockKind, Buffer, Envelope
+from cordwood.block import BlockKind, Buffer, Envelope, HeaderFlag
 from cordwood.errors import CordwoodError, NoSequencer, OutcomeUnknown, Overloaded, TooFewNodes
 from cordwood.layout.block_header import (
     BLOCK_HEAD_BYTES_MAX,
@@ -24,12 +24,14 @@ from cordwood.layout.block_header import (
     pack_header_fields,
 )
 from cordwood.layout.frame import checksum
-from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, store_head
+from cordwood.layout.waves import AppendEntry, AppendFlag, Refusal, StoreRefusal, store_head
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow, Run
 from cordwood.protocol.node_health import NodeHealth
 from cordwood.quorum.copyset import can_replicate, choose_copyset
+from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.turns import Turns
 from cordwood.settings import SequencerSettings
 from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
@@ -155,6 +157,7 @@ class LogAppender:
         self._over = False
         self.is_recovered = False
         self._unreleased_bytes = 0
+        self._turns: Turns | None = None
         self._short_of_room: Run[Cargo] | None = None
         # Since when nothing could be numbered for want of room; None while it can.
         self._short_since: float | None = None
@@ -169,9 +172,10 @@ class LogAppender:
         """Last LSN that readers may see, 0 while lower epochs are not recovered."""
         return self._window.lng if self.is_recovered else 0
 
-    def on_recovered(self) -> None:
+    def on_recovered(self, below: Recovered) -> None:
         """Every lower epoch is recovered: what is stored is released from now on."""
         self.is_recovered = True
+        self._turns = Turns(self.epoch, below)
         if self._window.lng > self.epoch << 32:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
@@ -211,6 +215,8 @@ class LogAppender:
         copyset: tuple[NodeId, ...] | None = None
         for at, waiting in enumerate(pending):
             entry = waiting.entry
+            if entry.needs_recovery and self._is_settled(waiting, count):
+                continue
             size = entry.stored_bytes + BLOCK_HEAD_BYTES_MAX
             if cargo.blocks and not (size <= room and cargo.has_room(size, self._run_bytes)):
                 assert copyset is not None, "a run is loaded for a copyset"
@@ -257,6 +263,29 @@ class LogAppender:
         else:
             self._refuse_pending(self._too_few())
 
+    def _is_settled(self, waiting: Waiting, loaded: int) -> bool:
+        """Answer what needs no number: a repeat, or what may not be appended (any more).
+
+        Args:
+            loaded: records that the run being loaded has so far.
+        """
+        turns, entry = self._turns, waiting.entry
+        assert turns is not None, "what depends on lower epochs waits for their recovery"
+        try:
+            first = turns.check(entry, self._window.next + loaded - 1)
+        except CordwoodError as error:
+            self._role.refuse(waiting.connection, entry, error)
+            return True
+        if first is None:
+            return False
+        self._role.acknowledge((), entry.stored_bytes, 0)
+        last = first + entry.count - 1
+        if last <= self._window.lng:
+            self._role.acknowledge([(waiting.connection, entry.token, first)], 0, 0)
+        else:
+            turns.repeats.append((last, (waiting.connection, entry.token, first)))
+        return True
+
     def _load(self, cargo: Cargo, waiting: Waiting, offset: int) -> None:
         """Add an entry's block to a run, `offset` LSNs after the run's first."""
         entry = waiting.entry
@@ -277,7 +306,10 @@ class LogAppender:
             entry.raw_bytes,
             entry.stored_crc,
             entry.raw_crc,
+            HeaderFlag.CONDITIONAL if entry.flags & AppendFlag.CONDITIONAL else 0,
         )
+        if entry.producer and self._turns is not None:
+            self._turns.note(entry, first)
         cargo.blocks.append((header, entry.body))
         cargo.acks.append((waiting.connection, entry.token, first))
         cargo.bytes += entry.stored_bytes
@@ -341,6 +373,8 @@ class LogAppender:
             records = run.last - run.first + 1
             self._blocks_in_flight -= len(run.cargo.blocks)
             self._role.acknowledge(run.cargo.acks, run.cargo.bytes, records)
+        if self._turns is not None and self._turns.repeats:
+            self._role.acknowledge(self._turns.take_repeats(self._window.lng), 0, 0)
         if self.is_recovered:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
@@ -462,6 +496,8 @@ class LogAppender:
             for connection, token, _ in run.cargo.acks:
                 self._role.unknown(connection, token, error)
             self._role.acknowledge((), run.cargo.bytes, 0)
+        for _, (connection, token, _) in self._turns.repeats if self._turns else ():
+            self._role.unknown(connection, token, OutcomeUnknown(f"{why}: read the log to know"))
 
 
 class AppenderTools:

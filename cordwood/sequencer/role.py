@@ -38,6 +38,7 @@ from cordwood.layout.waves import AppendEntry, AppendFlag, read_append
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId
 from cordwood.quorum.sequencer_placement import sequencer_order
+from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.answers import Answers
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Waiting
@@ -130,8 +131,7 @@ class SequencerRole:
         self._tasks = tasks
         self._slots: dict[int, _Slot] = {}
         self._activations: dict[int, asyncio.Task[None]] = {}
-        # Why a log could not be activated here when that was last tried, and when it may
-        # be tried again.
+        # Why a log could not be activated here, and when it may be tried again.
         self._failures: dict[int, tuple[NoSequencer, float]] = {}
         self._dirty: dict[int, None] = {}
         self._held: dict[int, None] = {}
@@ -392,7 +392,7 @@ class SequencerRole:
         self._take_waiting(log, slot)
         slot.ready.set_result(appender)
         if appender.is_recovered:
-            self._on_recovered(log, slot)
+            self._on_recovered(log, slot, None)
         else:
             slot.recovery = self._tasks.create_task(self._recover(log, slot, record))
 
@@ -416,7 +416,7 @@ class SequencerRole:
         assert appender is not None, "recovery follows the activation"
         while self._slots.get(log) is slot:
             try:
-                await self._activation.recover(log, appender.epoch, record)
+                recovered = await self._activation.recover(log, appender.epoch, record)
             except Fenced as fenced:
                 if self._slots.get(log) is slot:
                     self.on_fenced(log, fenced.epoch)
@@ -426,7 +426,7 @@ class SequencerRole:
                 await asyncio.sleep(ACTIVATE_AGAIN_S)
             else:
                 if self._slots.get(log) is slot:
-                    self._on_recovered(log, slot)
+                    self._on_recovered(log, slot, recovered)
                 return
 
     def _tell_not_recovered(self, slot: _Slot, error: NoSequencer) -> None:
@@ -439,12 +439,12 @@ class SequencerRole:
         for each in waiting:
             self.refuse(each.connection, each.entry, error)
 
-    def _on_recovered(self, log: int, slot: _Slot) -> None:
+    def _on_recovered(self, log: int, slot: _Slot, recovered: Recovered | None) -> None:
         appender = slot.appender
         assert appender is not None, "recovery follows the activation"
         slot.recovered.set_result(None)
-        if not appender.is_recovered:
-            appender.on_recovered()
+        if recovered is not None:
+            appender.on_recovered(recovered)
         if self._slots.get(log) is slot:  # it may have run out of numbers meanwhile
             self._remind(slot)
             self._take_waiting(log, slot)

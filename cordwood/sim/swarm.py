@@ -65,7 +65,11 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     return RunOptions(
         length_s=length_s,
         cluster=cluster,
-        workload=_workload(chance, client, length_s, fills, damage),
+        workload=replace(
+            _workload(chance, client, length_s, fills, damage),
+            idempotent=stream(seed, "producers").choice((0.0, 0.5, 1.0)),
+            conditional=stream(seed, "conditional").choice((0.0, 0.0, 0.3)),
+        ),
         faults=faults,
         link=_link(chance),
         turns=draw_turns(stream(seed, "knobs")) if chance.random() < 0.7 else (),

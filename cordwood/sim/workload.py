@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 
 from cordwood.block import Gap
+from cordwood.client.producer import Producer
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, OutcomeUnknown
@@ -64,6 +65,8 @@ class WorkloadOptions:
         rush_s, lull_s: producers work for so long, then rest for so long, in turns; a
             lull of 0 is steady work.
         ask_s: mean time between two questions for a tail; 0 asks none.
+        idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
+        conditional: share of the single appends of the others that name the tail they expect.
         client: settings of every client; deadline and codec are set for each.
     """
 
@@ -79,6 +82,8 @@ class WorkloadOptions:
     rush_s: float = 5.0
     lull_s: float = 0.0
     ask_s: float = 3.0
+    idempotent: float = 0.0
+    conditional: float = 0.0
     client: ClientSettings = field(default_factory=ClientSettings)
 
 
@@ -180,9 +185,20 @@ class _Lane:
         self._store = store
         self._clients = clients
         self._chance = chance
+        self._producer: Producer | None = None
+        self._last: dict[str, int] = {}
+
+    def _begin_producer(self) -> None:
+        """Take an identity: a new one with each session, a new epoch after an error."""
+        known = self._producer
+        if known is not None:
+            self._producer = Producer(known.producer, known.epoch + 1)
+        elif self._chance.random() < self._clients.options.idempotent:
+            self._producer = Producer(self._chance.randrange(1, 1 << 62))
 
     async def run(self) -> None:
         clients, chance = self._clients, self._chance
+        self._begin_producer()
         pause_s = clients.options.pause_s
         await asyncio.sleep(chance.expovariate(1 / pause_s))
         while not clients.stopping:
@@ -204,8 +220,11 @@ class _Lane:
             lsns = await self._call(log, payloads)
         except CordwoodError as error:
             recorder.append_raised(op, error)
+            if self._producer is not None:
+                self._begin_producer()
         else:
             recorder.append_ok(op, lsns)
+            self._last[log] = lsns[-1]
             clients.acked += len(lsns)
         clients.calls.ended(self._name, op)
 
@@ -234,9 +253,14 @@ class _Lane:
             raise OutcomeUnknown("the caller did not wait for the answer") from None
 
     async def _ask(self, log: str, payloads: list[bytes]) -> list[int]:
-        if len(payloads) == 1:
-            return [await self._store.append(log, payloads[0])]
-        return list(await self._store.append_many(log, payloads))
+        producer = self._producer
+        if len(payloads) > 1:
+            return list(await self._store.append_many(log, payloads, producer=producer))
+        expected = None
+        if producer is None and self._chance.random() < self._clients.options.conditional:
+            expected = self._last.get(log)
+        lsn = await self._store.append(log, payloads[0], producer=producer, expected_tail=expected)
+        return [lsn]
 
 
 LARGE_BYTES_MAX = 64 << 10

@@ -20,14 +20,24 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cordwood.layout.logs_db import LogState
+from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
+from cordwood.storage.produced_index import ProducedIndex
+
+ENDS_KNOWING_PRODUCERS = 64
+"""Of older epochs nobody asks what was known of producers then: only recovery does, of the
+last clean one."""
 
 
 class EpochEnd(NamedTuple):
-    """How an epoch was recovered: by which seal, and the LNG above which only that counts."""
+    """How an epoch was recovered: by which seal, and the LNG above which only that counts.
+
+    `produced` is what is known of the log's producers as of its end, packed.
+    """
 
     seal: int
     lng: int
+    produced: bytes = b""
 
 
 class CachedLog:
@@ -41,11 +51,12 @@ class CachedLog:
         append_time_us: the latest append time seen.
         trim: all up to this LSN was trimmed; 0 for none. It only rises.
         bytes: bytes of headers, envelopes and bodies held here.
+        produced: what producers wrote into epochs that are not clean yet.
     """
 
     __slots__ = (
         "_blocks", "_closed", "_held", "_lasts", "append_time_us", "bytes", "clean", "ends",
-        "lngs", "released", "trim",
+        "lngs", "produced", "released", "trim",
     )  # fmt: skip
 
     def __init__(self, state: LogState | None = None) -> None:
@@ -58,10 +69,16 @@ class CachedLog:
         self.released = known.released
         self.clean = known.clean
         self.lngs = dict(known.lngs)
-        self.ends = {epoch: EpochEnd(seal, lng) for epoch, seal, lng in known.ends}
+        produced = dict(known.produced)
+        self.ends = {
+            epoch: EpochEnd(seal, lng, produced.pop(epoch, b"")) for epoch, seal, lng in known.ends
+        }
         self.append_time_us = known.append_time_us
         self.trim = known.trim
         self.bytes = 0
+        self.produced = ProducedIndex(
+            {epoch: read_produced(packed) for epoch, packed in produced.items()}
+        )
 
     def state(self, seal: int) -> LogState:
         """All but the blocks, as of now; `seal` is the epoch that sealed the log durably."""
@@ -72,9 +89,13 @@ class CachedLog:
             trim=self.trim,
             append_time_us=self.append_time_us,
             lngs=tuple(self.lngs.items()),
-            ends=tuple((epoch, *end) for epoch, end in self.ends.items()),
+            ends=tuple((epoch, end.seal, end.lng) for epoch, end in self.ends.items()),
             closed=tuple(sorted(self._closed)),
             held=tuple(sorted(self._held)),
+            produced=(
+                *((epoch, end.produced) for epoch, end in self.ends.items() if end.produced),
+                *((epoch, pack_produced(found)) for epoch, found in self.produced.all()),
+            ),
         )
 
     def __len__(self) -> int:
@@ -89,6 +110,8 @@ class CachedLog:
         self._note_lng(block.envelope.lng)
         if header.first >> 32 > self.clean:
             self._held.add(header.first >> 32)
+        if header.producer:
+            self.produced.note(header, self.lngs.get(header.first >> 32, 0))
         if not self._lasts or header.last > self._lasts[-1]:
             self._lasts.append(header.last)
             self._blocks.append(block)
@@ -176,8 +199,12 @@ class CachedLog:
         """
         if end is not None:
             self.ends[epoch] = end
+            old = self.ends.get(epoch - ENDS_KNOWING_PRODUCERS)
+            if old is not None and old.produced:
+                self.ends[epoch - ENDS_KNOWING_PRODUCERS] = old._replace(produced=b"")
             self._keep([block for block in self._blocks if self._counts(block)])
         self._closed.add(epoch)
+        self.produced.drop(epoch)
         unclean = self.unclean_epochs(1 << 31)
         reached = [each for each in self._closed if not unclean or each < unclean[0]]
         self.clean = max([self.clean, *reached])

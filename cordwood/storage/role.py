@@ -16,6 +16,7 @@ from functools import partial
 from cordwood.errors import Malformed
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Seal, SealReply
+from cordwood.layout.produced import read_produced
 from cordwood.layout.reading import (
     ReadRequest,
     ReadStatus,
@@ -93,14 +94,15 @@ class StorageRole:
 
     async def clean(self, call: Clean) -> DoneReply:
         """See `Shard.clean`."""
-        await self._shard.clean(call.log, call.epoch, call.seal, call.lng)
+        read_produced(call.produced)
+        await self._shard.clean(call.log, call.epoch, call.seal, call.lng, call.produced)
         return DoneReply()
 
     def epoch_end(self, call: AskEpoch) -> EpochReply:
         """How an epoch was recovered, if this node was told."""
         held = self._shard.cache.get(call.log)
         end = held.ends.get(call.epoch) if held is not None else None
-        return EpochReply(False, 0, 0) if end is None else EpochReply(True, end.seal, end.lng)
+        return EpochReply(False, 0, 0) if end is None else EpochReply(True, *end)
 
     def _on_read(self, connection: Connection, request: ReadRequest) -> None:
         status = ReadStatus.DAMAGED if self._shard.damage else ReadStatus.OK

@@ -32,6 +32,7 @@ from cordwood.errors import (
 )
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.message import SealReply
+from cordwood.layout.produced import pack_produced
 from cordwood.layout.shard_record import (
     STORE_KIND,
     CleanRecord,
@@ -299,9 +300,11 @@ class Shard:
             )
         held = self.cache.log(log)
         lngs = {each: held.lngs.get(each, each << 32) for each in range(clean + 1, epoch)}
-        return SealReply(lngs, held.append_time_us)
+        produced = {each: pack_produced(held.produced.of(each)) for each in lngs}
+        wrote = {each: packed for each, packed in produced.items() if packed}
+        return SealReply(lngs, held.append_time_us, wrote)
 
-    async def clean(self, log: int, epoch: int, seal: int, lng: int) -> None:
+    async def clean(self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"") -> None:
         """Epoch `epoch` is mended, says the recovery that sealed with `seal`.
 
         Raises:
@@ -310,7 +313,7 @@ class Shard:
         """
         if self._seals.of(log) > seal:
             raise Fenced(f"log {log} is sealed by a higher epoch than {seal}", self._seals.of(log))
-        end = EpochEnd(seal, lng)
+        end = EpochEnd(seal, lng, produced)
         if self.cache.log(log).ends.get(epoch) != end:
             await self._close_epoch(log, epoch, end)
 
@@ -323,13 +326,13 @@ class Shard:
         last_over = (held.released >> 32) - 1
         return held.unclean_epochs(last_over + 1), last_over
 
-    async def purge(self, log: int, epoch: int, seal: int, lng: int) -> None:
+    async def purge(self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"") -> None:
         """Epoch `epoch` was recovered while this node was away; drop what does not count.
 
         Raises:
             Overloaded: the WAL has no room even for this.
         """
-        await self._close_epoch(log, epoch, EpochEnd(seal, lng) if seal else None)
+        await self._close_epoch(log, epoch, EpochEnd(seal, lng, produced) if seal else None)
 
     async def trim(self, log: int, lsn: int) -> None:
         """All of a log up to `lsn` may go; returns once that is durable.
@@ -346,8 +349,7 @@ class Shard:
             await self._write_mark(log, mark, lambda: self.cache.log(log).trim_to(lsn))
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
-        seal, lng = end or EpochEnd(0, 0)
-        mark = pack_clean(CleanRecord(log, epoch, seal, lng))
+        mark = pack_clean(CleanRecord(log, epoch, *(end or EpochEnd(0, 0))))
 
         def apply() -> None:
             self.cache.log(log).close_epoch(epoch, end)
@@ -408,9 +410,10 @@ class Shard:
                 self._note(offset, [log])
                 self._seals.seal(log, epoch)
                 self._on_sealed(log, epoch)
-            case CleanRecord(log, epoch, seal, lng):
+            case CleanRecord(log, epoch, seal, lng, produced):
                 self._note(offset, [log])
-                self.cache.log(log).close_epoch(epoch, EpochEnd(seal, lng) if seal else None)
+                end = EpochEnd(seal, lng, produced) if seal else None
+                self.cache.log(log).close_epoch(epoch, end)
             case TrimRecord(log, lsn):
                 self._note(offset, [log])
                 self.cache.log(log).trim_to(lsn)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer
 from cordwood.client.appending import Appending
+from cordwood.client.producer import Producer
 from cordwood.client.store import Position, Store
 from cordwood.errors import BadSetting, Rejected, Retryable
 from cordwood.lsn import Lsn, parse_lsn
@@ -222,12 +223,20 @@ class RecordedStore(_Store):
         key: bytes | None = None,
         timestamp: Timestamp | None = None,
         headers: Headers | None = None,
+        producer: Producer | None = None,
+        expected_tail: int | None = None,
     ) -> Lsn:
         """See `Store.append`."""
         op, ids = self._calls.invoke(await self._log_id(log), [value], self._timeout_s)
         try:
             lsn = await self._store.append(
-                log, value, key=key, timestamp=timestamp, headers=(*(headers or ()), *ids)
+                log,
+                value,
+                key=key,
+                timestamp=timestamp,
+                headers=(*(headers or ()), *ids),
+                producer=producer,
+                expected_tail=expected_tail,
             )
         except BaseException as error:
             self._calls.raised(op, error, closed=self._store.is_closed)
@@ -243,19 +252,20 @@ class RecordedStore(_Store):
         keys: Sequence[bytes | None] | None = None,
         timestamps: Sequence[Timestamp] | Timestamp | None = None,
         headers: Sequence[Headers] | None = None,
+        producer: Producer | None = None,
     ) -> list[Lsn]:
         """See `Store.append_many`."""
         if not values or (headers is not None and len(headers) != len(values)):
             # Nothing to follow, or an error that is the store's to raise.
             return await self._store.append_many(
-                log, values, keys=keys, timestamps=timestamps, headers=headers
+                log, values, keys=keys, timestamps=timestamps, headers=headers, producer=producer
             )
         op, ids = self._calls.invoke(await self._log_id(log), values, self._timeout_s)
         own = headers or [()] * len(values)
         marked = [(*each, one) for each, one in zip(own, ids, strict=True)]
         try:
             lsns = await self._store.append_many(
-                log, values, keys=keys, timestamps=timestamps, headers=marked
+                log, values, keys=keys, timestamps=timestamps, headers=marked, producer=producer
             )
         except BaseException as error:
             self._calls.raised(op, error, closed=self._store.is_closed)

@@ -75,9 +75,9 @@ def _mends_one_less(right: Any) -> Any:
 
 
 def _clean_before_mend(right: Any) -> Any:
-    async def finish(unclean: int, job: Any, mend: Any, tools: Any) -> None:
+    async def finish(unclean: int, job: Any, mend: Any, produced: bytes, tools: Any) -> None:
         await tools.epochs.set_clean(job.log, unclean, mend.bridge - 1)
-        await right(unclean, job, mend, tools)
+        await right(unclean, job, mend, produced, tools)
 
     return finish
 

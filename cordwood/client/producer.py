@@ -1,0 +1,64 @@
+"""Producers: writers with an identity, whose retries are stored once.
+
+A producer's blocks carry its id, its epoch and the sequence of their first record. What may
+have been stored is sent again until it is answered, and a repeat is answered with the place
+that it has already. So an append through a producer ends as unknown only if nobody answers
+before its deadline.
+
+Errors of its own: `UnknownProducer` (the log does not remember it, and this is not its first
+block), `ProducerFenced` (a higher epoch of it has begun), `OutOfSequence` (records before these
+are missing, or these were stored too long ago to say where).
+
+An append with `expected_tail` is stored only if the log's last record stands there, which an
+append or `tail` has answered; else it ends with `TailMoved`.
+
+Source: design.md §3 ("Producers").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cordwood.errors import BadSetting
+
+PRODUCER_MAX = (1 << 63) - 1
+EPOCH_MAX = (1 << 32) - 1
+
+
+class Producer:
+    """An identity to append with, for one client at a time.
+
+    Two clients with one identity shut each other out or mix their sequences. After a restart,
+    or after an append that ended with an error, take the same id and a higher epoch, or
+    say where the old one stopped.
+
+    Args:
+        producer: 1 to 2**63 - 1; the same over the lives of an application.
+        epoch: 0 and up; a higher one begins anew at sequence 0 and shuts lower ones out.
+        sequences: by log number, the sequence that comes next, to go on where an earlier
+            life stopped; counted in records.
+    """
+
+    def __init__(
+        self, producer: int, epoch: int = 0, sequences: Mapping[int, int] | None = None
+    ) -> None:
+        if not 1 <= producer <= PRODUCER_MAX:
+            raise BadSetting(f"producer {producer}: ids go from 1 to {PRODUCER_MAX}")
+        if not 0 <= epoch <= EPOCH_MAX:
+            raise BadSetting(f"producer epoch {epoch}: it goes from 0 to {EPOCH_MAX}")
+        self.producer = producer
+        self.epoch = epoch
+        self._next = dict(sequences or {})
+
+    def __repr__(self) -> str:
+        return f"Producer({self.producer}, {self.epoch})"
+
+    def next_sequence(self, log: int) -> int:
+        """The sequence that the next record appended to a log gets."""
+        return self._next.get(log, 0)
+
+    def take(self, log: int, count: int) -> int:
+        """Give sequences to `count` records; the first of them."""
+        first = self.next_sequence(log)
+        self._next[log] = first + count
+        return first

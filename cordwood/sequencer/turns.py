@@ -1,0 +1,96 @@
+"""Whose turn it is: blocks of producers, and blocks on condition of the tail.
+
+Checked in the very order in which blocks are numbered, so that the answer holds.
+
+Source: design.md §3 ("Producers", `expected_tail`).
+"""
+
+from __future__ import annotations
+
+from cordwood.block import Place
+from cordwood.errors import (
+    OutOfSequence,
+    ProducerFenced,
+    Rejected,
+    TailMoved,
+    UnknownProducer,
+)
+from cordwood.layout.waves import AppendEntry, AppendFlag
+from cordwood.lsn import format_lsn
+from cordwood.protocol.producers import Turn
+from cordwood.recovery.recover_log import Recovered
+from cordwood.wire.connection import Connection
+
+Ack = tuple[Connection, int, int]
+"""Connection, token, first LSN."""
+
+
+class Turns:
+    """What one epoch's sequencer knows of producers and of the tail below it.
+
+    Attributes:
+        repeats: repeated blocks whose original is still in flight: its last LSN, and the ack.
+    """
+
+    def __init__(self, epoch: int, below: Recovered) -> None:
+        self._epoch = epoch
+        self._producers = below.producers
+        self._tail = below.tail
+        self.repeats: list[tuple[int, Ack]] = []
+
+    def check(self, entry: AppendEntry, last: int) -> int | None:
+        """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
+
+        Args:
+            last: the last LSN given out, `(epoch, 0)` for none.
+        Raises:
+            UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be.
+        """
+        if entry.producer:
+            turn, first = self._producers.look(
+                entry.producer, entry.producer_epoch, entry.producer_sequence, entry.count
+            )
+            if turn is Turn.REPEAT:
+                return first
+            if turn is not Turn.NEXT:
+                raise _refusal(turn, entry)
+        if entry.flags & AppendFlag.CONDITIONAL:
+            self._check_tail(entry, last)
+        return None
+
+    def _check_tail(self, entry: AppendEntry, last: int) -> None:
+        """Where nothing was numbered yet, the tail below and (epoch, 0) are both right."""
+        is_empty = last == self._epoch << 32
+        if entry.expected_tail == last or (is_empty and entry.expected_tail == self._tail):
+            return
+        raise TailMoved(
+            f"log {entry.log} ends at {format_lsn(last)}, and {format_lsn(entry.expected_tail)} "
+            "was expected; nothing was stored"
+        )
+
+    def note(self, entry: AppendEntry, first: int) -> None:
+        """A producer's block was numbered."""
+        place = Place(entry.producer_sequence, entry.count, first)
+        self._producers.note(entry.producer, entry.producer_epoch, place)
+
+    def take_repeats(self, lng: int) -> list[Ack]:
+        """The repeats whose original is stored by now."""
+        done = [ack for last, ack in self.repeats if last <= lng]
+        self.repeats = [(last, ack) for last, ack in self.repeats if last > lng]
+        return done
+
+
+def _refusal(turn: Turn, entry: AppendEntry) -> Rejected:
+    who = f"producer {entry.producer} (epoch {entry.producer_epoch}) of log {entry.log}"
+    what = f"records from sequence {entry.producer_sequence} on"
+    if turn is Turn.FENCED:
+        return ProducerFenced(f"{who}: a higher epoch of it has begun; nothing was stored")
+    if turn is Turn.UNKNOWN:
+        return UnknownProducer(
+            f"{who} is not remembered, and {what} are not its first: begin a higher epoch"
+        )
+    if turn is Turn.GAP:
+        return OutOfSequence(f"{who}: records before {what} are missing; nothing was stored")
+    return OutOfSequence(
+        f"{who}: {what} may be stored, too long ago to say where: read the log to know"
+    )

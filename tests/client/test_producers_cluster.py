@@ -1,0 +1,129 @@
+"""Producers and conditional appends against a whole cluster: once, in order, or an error."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import simulate
+
+from cordwood.block import Gap
+from cordwood.client.producer import Producer
+from cordwood.errors import (
+    BadSetting,
+    OutOfSequence,
+    ProducerFenced,
+    TailMoved,
+    UnknownProducer,
+)
+from cordwood.settings import ClientSettings
+from cordwood.testing.scenario import ScenarioRun
+
+PATIENT = ClientSettings(timeout_s=20.0)
+
+
+def played(scenario, seed: int = 1, **named):
+    async def with_store(cluster):
+        return await scenario(cluster, await cluster.connect())
+
+    return ScenarioRun(with_store, seed=seed, settings=PATIENT, **named).run()
+
+
+async def values(store) -> list[bytes]:
+    return [each.value async for each in await store.read("log") if not isinstance(each, Gap)]
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_what_a_killed_sequencer_left_open_is_stored_once_and_in_order(seed):
+    async def scenario(cluster, store):
+        producer = Producer(7)
+        await store.append("log", b"0", producer=producer)
+        appends = []
+        for number in range(1, 40):
+            appends.append(
+                asyncio.ensure_future(store.append("log", b"%d" % number, producer=producer))
+            )
+            await asyncio.sleep(0.0005)
+            if number == 20:
+                cluster.crash(*cluster.sequencers())
+        lsns = await asyncio.gather(*appends)
+        assert lsns == sorted(set(lsns))
+        assert await values(store) == [b"%d" % number for number in range(40)]
+
+    played(scenario, seed)
+
+
+def test_a_repeat_is_answered_with_its_place_by_whoever_sequences_by_then():
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=20) as store:
+            first = await store.append("log", b"once", producer=Producer(7))
+            many = await store.append_many("log", [b"a", b"b"], producer=Producer(8))
+            assert await store.append("log", b"once", producer=Producer(7)) == first
+            for _ in range(3):
+                node = cluster.sequencer_of(1)
+                cluster.kill(node)
+                assert await store.append("log", b"once", producer=Producer(7)) == first
+                assert await store.append_many("log", [b"a", b"b"], producer=Producer(8)) == many
+                await cluster.start(node)
+            assert await values(store) == [b"once", b"a", b"b"]
+            go_on = Producer(8, sequences={1: 2})
+            assert await store.append("log", b"c", producer=go_on) > many[-1]
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_producer_that_nobody_knows_or_that_was_replaced_or_leaves_a_hole_is_refused():
+    async def scenario(cluster, store):
+        await store.append("log", b"0", producer=Producer(7, epoch=1))
+        log = (await store.log("log")).log_id
+        with pytest.raises(UnknownProducer, match="begin a higher epoch"):
+            await store.append("log", b"x", producer=Producer(9, sequences={log: 5}))
+        with pytest.raises(OutOfSequence, match="are missing"):
+            await store.append("log", b"x", producer=Producer(7, 1, {log: 5}))
+        await store.append("log", b"1", producer=Producer(7, epoch=2))
+        old = Producer(7, 1, {log: 1})
+        with pytest.raises(ProducerFenced):
+            await store.append("log", b"x", producer=old)
+        with pytest.raises(OutOfSequence, match="an earlier block"):
+            await store.append("log", b"x", producer=old)
+        assert await values(store) == [b"0", b"1"]
+
+    played(scenario)
+
+
+def test_an_append_on_condition_of_the_tail_is_stored_only_there():
+    async def scenario(cluster, store):
+        first = await store.append("log", b"1", expected_tail=await store.tail("log"))
+        second = await store.append("log", b"2", expected_tail=first)
+        with pytest.raises(TailMoved):
+            await store.append("log", b"x", expected_tail=first)
+        cluster.crash(*cluster.sequencers())
+        await asyncio.sleep(0.5)
+        with pytest.raises(TailMoved):
+            await store.append("log", b"x", expected_tail=first)
+        third = await store.append("log", b"3", expected_tail=second)
+        assert third.epoch > second.epoch
+        cluster.crash(*cluster.sequencers())
+        await asyncio.sleep(0.5)
+        await cluster.heal()
+        await store.append("log", b"4", expected_tail=await store.tail("log"))
+        assert await values(store) == [b"1", b"2", b"3", b"4"]
+
+    played(scenario)
+
+
+def test_of_two_that_expect_one_tail_one_is_stored():
+    async def scenario(cluster, store):
+        tail = await store.append("log", b"0")
+        both = [store.append("log", b"%d" % n, expected_tail=tail) for n in (1, 2)]
+        ended = await asyncio.gather(*both, return_exceptions=True)
+        assert sum(isinstance(end, TailMoved) for end in ended) == 1
+        assert len(await values(store)) == 2
+
+    played(scenario)
+
+
+@pytest.mark.parametrize(("producer", "epoch"), [(0, 0), (1 << 63, 0), (1, -1), (1, 1 << 32)])
+def test_identities_have_bounds(producer, epoch):
+    with pytest.raises(BadSetting):
+        Producer(producer, epoch)

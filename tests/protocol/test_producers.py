@@ -1,0 +1,92 @@
+"""Producers' blocks: next, repeated, missing, forgotten; against a twin that remembers all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordwood.block import Place
+from cordwood.protocol.producers import (
+    PLACES_MAX,
+    PRODUCERS_MAX,
+    ProducerTable,
+    Turn,
+)
+
+
+def table(*places: tuple[int, int, int], epoch: int = 0) -> ProducerTable:
+    """Producer 7's blocks: sequence, count, first."""
+    made = ProducerTable()
+    for place in places:
+        made.note(7, epoch, Place(*place))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sequence", "count", "turn", "first"),
+    [
+        (13, 1, Turn.NEXT, 0),
+        (13, 9, Turn.NEXT, 0),
+        (0, 10, Turn.REPEAT, 101),
+        (10, 3, Turn.REPEAT, 140),
+        (10, 2, Turn.FORGOTTEN, 0),
+        (3, 1, Turn.FORGOTTEN, 0),
+        (14, 1, Turn.GAP, 0),
+    ],
+)
+def test_a_block_is_next_or_a_repeat_or_neither(sequence, count, turn, first):
+    assert table((0, 10, 101), (10, 3, 140)).look(7, 0, sequence, count) == (turn, first)
+
+
+def test_a_producer_begins_at_0_and_a_forgotten_one_cannot_go_on():
+    assert ProducerTable().look(7, 0, 0, 5) == (Turn.NEXT, 0)
+    assert ProducerTable().look(7, 0, 5, 5) == (Turn.UNKNOWN, 0)
+
+
+def test_a_higher_epoch_begins_anew_and_shuts_the_lower_one_out():
+    made = table((0, 10, 101), epoch=3)
+    assert made.look(7, 4, 0, 1) == (Turn.NEXT, 0)
+    assert made.look(7, 4, 10, 1) == (Turn.GAP, 0)
+    assert made.look(7, 2, 10, 1) == (Turn.FENCED, 0)
+    made.note(7, 4, Place(0, 1, 200))
+    assert made.look(7, 3, 10, 1) == (Turn.FENCED, 0)
+    made.note(7, 3, Place(10, 1, 300))
+    assert made.look(7, 4, 1, 1) == (Turn.NEXT, 0)
+
+
+def test_only_the_last_few_places_are_remembered():
+    made = table(*((n, 1, 100 + n) for n in range(PLACES_MAX + 1)))
+    assert made.look(7, 0, 0, 1) == (Turn.FORGOTTEN, 0)
+    assert made.look(7, 0, 1, 1) == (Turn.REPEAT, 101)
+
+
+def test_the_producer_that_wrote_longest_ago_is_forgotten_first():
+    made = ProducerTable()
+    for producer in range(1, PRODUCERS_MAX + 2):
+        made.note(producer, 0, Place(0, 1, producer))
+    assert len(made) == PRODUCERS_MAX
+    assert made.look(1, 0, 1, 1) == (Turn.UNKNOWN, 0)
+    assert made.look(2, 0, 1, 1) == (Turn.NEXT, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=40))
+def test_against_a_twin_that_remembers_every_record(blocks):
+    """The twin keeps where each record stands; no record may ever have two places."""
+    made, twin, tail = ProducerTable(), {}, 1
+    for sequence, count in blocks:
+        turn, first = made.look(7, 0, sequence, count)
+        if turn is Turn.NEXT:
+            assert not any(sequence + i in twin for i in range(count))
+            assert sequence == len(twin)
+            twin |= {sequence + i: tail + i for i in range(count)}
+            made.note(7, 0, Place(sequence, count, tail))
+            tail += count
+        elif turn is Turn.REPEAT:
+            assert [twin[sequence + i] for i in range(count)] == [first + i for i in range(count)]
+        elif turn is Turn.FORGOTTEN:
+            assert sequence in twin
+        else:
+            assert sequence not in twin
+    again = ProducerTable(made.all())
+    assert again.all() == made.all()
