@@ -1,0 +1,337 @@
+"""Seal and recovery in a world small enough to walk all of it.
+
+Three nodes, two copies of each block; a sequencer of epoch 1 with three blocks; two
+sequencers after it (epochs 2 and 3) that recover epoch 1, at the same time if they like.
+A step is one message taken by one side. Loss, crashes and delays need no steps of their
+own: a message that is lost, or whose receiver is down, is a step that is not taken (yet),
+and a sequencer that crashed takes none any more. Nodes keep what they have on disk.
+
+The rules are the production ones: `SealTable`, `SealTally`, `Digest`, `f_majority`. Their
+states are rebuilt from plain tuples, so that worlds can be compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from cordwood.block import BlockHeader, BlockKind, Envelope, EnvelopeFlag
+from cordwood.lsn import ESN_MAX
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol import digest as digest_rule
+from cordwood.protocol import seal as seal_rule
+from cordwood.quorum import copyset, f_majority
+
+NODES = (0, 1, 2)
+NODESET = Nodeset(tuple(Member(NodeId(n + 1), "") for n in NODES))
+REPLICATION = Replication(2, 1)
+COPYSETS = ((0, 1), (1, 2), (0, 2))
+"""Of up to three blocks."""
+
+EPOCH = 1 << 32
+
+
+class Held(NamedTuple):
+    """A copy on a node: `first` to `last` within the epoch, and what decides between copies."""
+
+    first: int
+    last: int
+    kind: int
+    by_recovery: bool
+    seal: int
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        return self.by_recovery, self.seal
+
+
+class Disk(NamedTuple):
+    """A node."""
+
+    seal: int = 0
+    lng: int = 0
+    held: frozenset[Held] = frozenset()
+
+
+class Recovery(NamedTuple):
+    """A sequencer that recovers epoch 1.
+
+    Attributes:
+        sealed: by node the LNG it told, -1 while it has not answered.
+        lng: once reading began, else -1.
+        read: by node what it held; None while it has not answered.
+        outcome: what is to be stored, once decided.
+        stored: members of `copyset` that have it.
+        cleaned: nodes that were told that the epoch is over.
+    """
+
+    seal: int
+    sealed: tuple[int, ...] = (-1, -1, -1)
+    lng: int = -1
+    read: tuple[frozenset[Held] | None, ...] = (None, None, None)
+    outcome: frozenset[Held] | None = None
+    copyset: tuple[int, ...] = ()
+    stored: frozenset[int] = frozenset()
+    cleaned: frozenset[int] = frozenset()
+    is_over: bool = False
+
+
+class World(NamedTuple):
+    """Everything.
+
+    Attributes:
+        copysets: of each block.
+        heard: (block, node) confirmations that the first sequencer has heard.
+        clean: how epoch 1 ended, as the epoch store has it: the LSNs with records, the bridge.
+    """
+
+    copysets: tuple[tuple[int, ...], ...]
+    disks: tuple[Disk, ...]
+    heard: frozenset[tuple[int, int]]
+    recoveries: tuple[Recovery, ...]
+    clean: tuple[tuple[int, ...], int] | None = None
+
+
+class Broken(AssertionError):
+    """A promise that did not hold, and the world in which it did not."""
+
+
+def start(blocks: int, recoveries: int) -> World:
+    """Nothing has happened."""
+    recovering = tuple(Recovery(2 + n) for n in range(recoveries))
+    return World(COPYSETS[:blocks], (Disk(), Disk(), Disk()), frozenset(), recovering)
+
+
+def acknowledged(world: World) -> int:
+    """Blocks acknowledged, in order: those whose whole copyset was heard, and all before."""
+    count = 0
+    for block, nodes in enumerate(world.copysets):
+        if not all((block, node) in world.heard for node in nodes):
+            break
+        count = block + 1
+    return count
+
+
+def steps(world: World) -> Iterator[World]:
+    """Every world that is one message away."""
+    yield from _stores(world)
+    for at, recovery in enumerate(world.recoveries):
+        if not recovery.is_over:
+            yield from _recovery_steps(world, at, recovery)
+
+
+def _stores(world: World) -> Iterator[World]:
+    """The first sequencer's stores arrive, or their confirmations do."""
+    lng = acknowledged(world)
+    for block, nodes in enumerate(world.copysets):
+        copy = Held(block + 1, block + 1, BlockKind.DATA, False, 0)
+        for node in nodes:
+            disk = world.disks[node]
+            if copy in disk.held:
+                if (block, node) not in world.heard:
+                    yield world._replace(heard=world.heard | {(block, node)})
+            elif _admits(disk.seal, 0):
+                # A store tells the LNG of when it was sent, and it may have been on its way.
+                for told in {disk.lng, max(disk.lng, lng)}:
+                    yield _with_disk(world, node, Disk(disk.seal, told, disk.held | {copy}))
+
+
+def _recovery_steps(world: World, at: int, mine: Recovery) -> Iterator[World]:
+    if mine.lng < 0:
+        yield from _seals(world, at, mine)
+    elif mine.outcome is None:
+        yield from _reads(world, at, mine)
+    elif not set(mine.copyset) <= mine.stored:
+        yield from _mends(world, at, mine)
+    else:
+        yield from _cleans(world, at, mine)
+
+
+def _seals(world: World, at: int, mine: Recovery) -> Iterator[World]:
+    for node in NODES:
+        disk = world.disks[node]
+        if mine.sealed[node] < 0:
+            sealed = _sealed(disk.seal, mine.seal)
+            if sealed is None:
+                yield _with_recovery(world, at, mine._replace(is_over=True))
+                continue
+            told = (*mine.sealed[:node], disk.lng, *mine.sealed[node + 1 :])
+            after = _with_disk(world, node, disk._replace(seal=sealed))
+            yield _with_recovery(after, at, mine._replace(sealed=told))
+    heard = frozenset(node for node in NODES if mine.sealed[node] >= 0)
+    if _enough(heard):
+        yield _with_recovery(world, at, mine._replace(lng=_consensus_lng(mine.sealed)))
+
+
+def _reads(world: World, at: int, mine: Recovery) -> Iterator[World]:
+    for node in NODES:
+        if mine.sealed[node] >= 0 and mine.read[node] is None:
+            read = (*mine.read[:node], world.disks[node].held, *mine.read[node + 1 :])
+            yield _with_recovery(world, at, mine._replace(read=read))
+    heard = frozenset(node for node in NODES if mine.read[node] is not None)
+    if _enough(heard):
+        outcome = _decide(mine.seal, mine.lng, mine.read)
+        for chosen in itertools.combinations(sorted(heard), REPLICATION.copies):
+            yield _with_recovery(world, at, mine._replace(outcome=outcome, copyset=chosen))
+
+
+@cache
+def _decide(seal: int, lng: int, read: tuple[frozenset[Held] | None, ...]) -> frozenset[Held]:
+    """What the digest says, as copies of this recovery."""
+    found = digest_rule.Digest(1, EPOCH + lng)
+    for held in read:
+        found.add(_copy(each) for each in held or ())
+    mend = found.mend()
+    kept = [(c.header.first - EPOCH, c.header.last - EPOCH, BlockKind.DATA) for c in mend.blocks]
+    holes = [(first - EPOCH, last - EPOCH, BlockKind.HOLE) for first, last in mend.holes]
+    bridge = (mend.bridge - EPOCH, ESN_MAX, BlockKind.BRIDGE)
+    return frozenset(Held(*each, True, seal) for each in (*kept, *holes, bridge))
+
+
+def _mends(world: World, at: int, mine: Recovery) -> Iterator[World]:
+    for node in set(mine.copyset) - mine.stored:
+        disk = world.disks[node]
+        if not _admits(disk.seal, mine.seal):
+            yield _with_recovery(world, at, mine._replace(is_over=True))
+            continue
+        assert mine.outcome is not None
+        after = _with_disk(world, node, disk._replace(held=_inserted(disk.held, mine.outcome)))
+        yield _with_recovery(after, at, mine._replace(stored=mine.stored | {node}))
+
+
+def _inserted(held: frozenset[Held], new: frozenset[Held]) -> frozenset[Held]:
+    """Of two copies of one range and kind the one of higher precedence stays."""
+    best = {(each.first, each.last, each.kind): each for each in held}
+    for each in new:
+        known = best.get((each.first, each.last, each.kind))
+        if known is None or each.order > known.order:
+            best[each.first, each.last, each.kind] = each
+    return frozenset(best.values())
+
+
+def _cleans(world: World, at: int, mine: Recovery) -> Iterator[World]:
+    asked = {node for node in NODES if mine.read[node] is not None}
+    for node in asked - mine.cleaned:
+        disk = world.disks[node]
+        if disk.seal > mine.seal:
+            yield _with_recovery(world, at, mine._replace(is_over=True))
+            continue
+        held = frozenset(
+            each for each in disk.held if each.last <= mine.lng or each.seal == mine.seal
+        )
+        after = _with_disk(world, node, disk._replace(held=held))
+        yield _with_recovery(after, at, mine._replace(cleaned=mine.cleaned | {node}))
+    if asked <= mine.cleaned:
+        after = _with_recovery(world, at, mine._replace(is_over=True))
+        end = _end(mine)
+        if world.clean is not None and world.clean != end:
+            raise Broken(f"epoch 1 ends twice: {world.clean} and {end}", world)
+        yield after._replace(clean=end)
+
+
+def _end(mine: Recovery) -> tuple[tuple[int, ...], int]:
+    """The records that are left, and the bridge."""
+    assert mine.outcome is not None
+    kept = {each.first for each in mine.outcome if each.kind == BlockKind.DATA}
+    bridge = next(each.first for each in mine.outcome if each.kind == BlockKind.BRIDGE)
+    return tuple(sorted(kept | set(range(1, mine.lng + 1)))), bridge
+
+
+def check(world: World) -> None:
+    """No acknowledged record is lost, whenever its acknowledgement came, and each that is
+    left has its copies.
+
+    Raises:
+        Broken: one is lost, or has not.
+    """
+    if world.clean is not None:
+        records, bridge = world.clean
+        lost = set(range(1, acknowledged(world) + 1)) - set(records)
+        if lost:
+            raise Broken(f"records {lost} were acknowledged; the epoch ends {world.clean}", world)
+        for record in records:
+            copies = sum(
+                any(each.first == record and each.kind == BlockKind.DATA for each in disk.held)
+                for disk in world.disks
+            )
+            if copies < REPLICATION.copies:
+                raise Broken(f"record {record} of {world.clean} has {copies} copies", world)
+        if max(records, default=0) >= bridge:
+            raise Broken(f"the bridge is over a record: {world.clean}", world)
+
+
+def walk(first: World) -> tuple[int, int]:
+    """Visit every world that can come of `first`; how many there are, and how many ended.
+
+    Raises:
+        Broken: a promise does not hold in one of them.
+    """
+    seen, todo, ended = {first}, [first], 0
+    while todo:
+        world = todo.pop()
+        check(world)
+        ended += world.clean is not None
+        for after in steps(world):
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+    return len(seen), ended
+
+
+def _table(seal: int) -> seal_rule.SealTable:
+    table = seal_rule.SealTable()
+    if seal:
+        table.seal(1, seal)
+    return table
+
+
+@cache
+def _admits(sealed: int, seal_epoch: int) -> bool:
+    return _table(sealed).admits(1, 1, seal_epoch)
+
+
+@cache
+def _sealed(before: int, epoch: int) -> int | None:
+    """The seal of a node that is asked to seal; None if it refuses."""
+    table = _table(before)
+    return table.of(1) if table.seal(1, epoch) else None
+
+
+@cache
+def _consensus_lng(sealed: tuple[int, ...]) -> int:
+    tally = seal_rule.SealTally(NODESET, REPLICATION)
+    for node, told in enumerate(sealed):
+        if told >= 0:
+            tally.on_sealed(NodeId(node + 1), {1: EPOCH + told}, 0)
+    return tally.lng(1) - EPOCH
+
+
+@cache
+def _enough(heard: frozenset[int]) -> bool:
+    """As `seal_epoch` and `collect_digest` have it."""
+    nodes = {NodeId(node + 1) for node in heard}
+    reached = f_majority.f_majority(nodes, NODESET, REPLICATION).reached
+    return reached and copyset.can_replicate(nodes, NODESET, REPLICATION)
+
+
+def forget() -> None:
+    """Ask the rules anew: they may have been changed."""
+    for each in (_decide, _admits, _sealed, _consensus_lng, _enough):
+        each.cache_clear()
+
+
+def _copy(held: Held) -> digest_rule.Copy[None]:
+    header = BlockHeader(1, EPOCH + held.first, held.last - held.first + 1, 0, BlockKind(held.kind))
+    flags = EnvelopeFlag.BY_RECOVERY if held.by_recovery else 0
+    return digest_rule.Copy(header, Envelope((1, 2), 1, held.seal, 0, flags), None)
+
+
+def _with_disk(world: World, node: int, disk: Disk) -> World:
+    return world._replace(disks=(*world.disks[:node], disk, *world.disks[node + 1 :]))
+
+
+def _with_recovery(world: World, at: int, mine: Recovery) -> World:
+    all_of = world.recoveries
+    return world._replace(recoveries=(*all_of[:at], mine, *all_of[at + 1 :]))
