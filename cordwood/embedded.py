@@ -40,10 +40,16 @@ WAL_BYTES = 128 * MIB
 
 @asynccontextmanager
 async def embedded_store(
-    directory: str, settings: ClientSettings, wal_bytes: int = WAL_BYTES
+    directory: str,
+    settings: ClientSettings,
+    wal_bytes: int = WAL_BYTES,
+    storage: StorageSettings | None = None,
 ) -> AsyncIterator[Store]:
     """A durable single-node store for the length of the block.
 
+    Args:
+        wal_bytes: of its WAL, where `storage` does not say.
+        storage: how it keeps its data.
     Raises:
         StoreInUse: another process has it open; the text names it.
         BadSetting: the path is a file, or a cluster's directory.
@@ -69,7 +75,7 @@ async def embedded_store(
             listen=ADDRESS,
             default_replication=Replication(1, 1),
             create_logs=True,
-            storage=StorageSettings(wal_bytes),
+            storage=storage or StorageSettings(wal_bytes),
         )
         make = running_node(node, host, metadata, rocks_tables)
         running = await exit_stack.enter_async_context(make)

@@ -2,8 +2,9 @@
 
 `make prove MINUTES=n` runs this. The minutes go to sweeps, one after another, each over
 all cores: the swarm (every seed another cluster, other clients, other faults), the demo's
-cluster, faults beyond what the copies survive (then every loss must be told exactly), and
-the crash states of what is on disk. `--parts` chooses among them. The first three are
+cluster, faults beyond what the copies survive (then every loss must be told exactly), the
+crash states of what is on disk, and kill -9 of a real store under load. `--parts` chooses among
+them. The first three are
 `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many runs
 did not count, and, once the swarm's is a full one, a sweep that never reached one of the
 rare branches.
@@ -58,6 +59,12 @@ class Part:
 
 
 CRASH = "crash"
+KILLS = "kills"
+
+KILLS_MAX = 100
+"""Rounds of kill -9 in one proof; one takes a second or two, most of it a start."""
+
+KILLS_A_MINUTE = 30
 
 PARTS = {
     part.name: part
@@ -66,11 +73,12 @@ PARTS = {
         Part("demo", 0.2, ("--demo",)),
         Part("beyond", 0.1, ("--beyond",)),
         Part(CRASH, 0.15),
+        Part(KILLS, 0.1),
     )
 }
 """Most of the time goes to the swarm: what it draws holds what the others have, too."""
 
-DEFAULT_PARTS = ("demo", CRASH)
+DEFAULT_PARTS = ("demo", CRASH, KILLS)
 """What has been clean for long. The swarm and what is beyond belong here as soon as a sweep
 of 500 seeds of each is clean on the code of the day."""
 
@@ -121,6 +129,27 @@ def run_crash_states(seed: int, minutes: float, workers: int) -> bool:
         if failed is not None:
             say(f"crash states: FAILED\n  again: python tools/prove.py --crash-seed {failed}")
     return all(failed is None for _, failed in swept)
+
+
+def run_kills(seed: int, minutes: float) -> bool:
+    """Kill a real store under load again and again; whether all that it acknowledged stayed."""
+    rounds = max(1, min(KILLS_MAX, round(KILLS_A_MINUTE * minutes)))
+    arguments = ["-m", "cordwood.chaos.kill_rounds", "--rounds", str(rounds), "--seed", str(seed)]
+    say(f"\nkills: python {shlex.join(arguments)}")
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            timeout=60 * minutes + SLACK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        say("kills: FAILED (no end)")
+        return False
+    if done.returncode:
+        say(f"kills: FAILED (exit {done.returncode})")
+    return done.returncode == 0
 
 
 def _sweep_crash_states(first: int, seconds: float) -> tuple[str, int | None]:
@@ -195,6 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         minutes = options.minutes * part.weight / sum(each.weight for each in parts)
         if part.name == CRASH:
             is_clean = run_crash_states(first, minutes, options.workers)
+        elif part.name == KILLS:
+            is_clean = run_kills(first, minutes)
         else:
             is_clean = run_part(options.command, part, first, minutes, options.workers)
         if not is_clean:
