@@ -92,22 +92,22 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
 
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "S16": "the storage node: repair of corrupt copies",
+        "S16": "repair of corrupt copies; that damage is never told as absence, S2, S3 and S7 say",
         "S18": "trim and retention",
         "S19": "the object tier",
         "S20": "find_time",
         "S21": "idempotent producers",
         "S22": "atomic groups: batches over the block limit",
         "S23": "transactions, if they are ever shipped",
-        "S24": "cursors and consumer groups",
+        "S24": "consumers in the swarm: saved positions and who held which log, as events",
         "S25": "conditional appends and fencing tokens",
         "S27": "cluster configuration that changes while the cluster runs",
         "S28": "authentication and access rules",
         "S29": "the Spark sink's commit protocol",
         "S30": "a second version of the wire or the disk format",
-        "L4": "rebuilding of lost copies",
-        "L6": "resource limits reported by nodes",
-        "L7": "graylisting of slow nodes",
+        "L4": "rebuilding of lost copies, and of a node without its disk (S17)",
+        "L6": "limits on memory and descriptors, reported by nodes; queues assert theirs",
+        "L7": "a bound on appends beside one slow or stopped node: latencies before and after it",
     }
 )
 """Every other promise, and the feature that makes it one to check."""
