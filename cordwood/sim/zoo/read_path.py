@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from cordwood.block import Gap, GapKind
-from cordwood.lsn import ESN_MAX
+from cordwood.lsn import ESN_MAX, Lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.quorum.authority import Hearing
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
@@ -85,13 +85,28 @@ def _one_copy_more(right: Any) -> Any:
     return meets
 
 
-def _markers_stay(right: Any) -> Any:
+def _goes_back(right: Any) -> Any:
     def rewind(self: Any) -> None:
-        markers = dict(self._markers)
         right(self)
-        self._markers = markers
+        if self.next & ESN_MAX > 1:
+            self.next -= 1
 
     return rewind
+
+
+def _one_farther(right: Any) -> Any:
+    return lambda self, node: right(self, node) + 1
+
+
+def _bridge_too_long(right: Any) -> Any:
+    def deliver(self: Any, block: Any) -> Any:
+        taken = right(self, block)
+        if isinstance(taken, Gap) and taken.kind is GapKind.BRIDGE and self.next <= self.until:
+            self.next += 1
+            return Gap(taken.first, Lsn(taken.last + 1), taken.kind)
+        return taken
+
+    return deliver
 
 
 BUGS = (
@@ -113,9 +128,12 @@ BUGS = (
     PlantedBug("gap-at-one-less", "one node fewer than an f-majority is enough for a loss",
                changed({"quorum.authority:_meets": _one_copy_more,
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
-    PlantedBug("said-before-the-rewind", "what nodes said by an older order counts on",
-               changed({f"{_BUFFER}.rewind": _markers_stay,
-                        f"{_BUFFER}.on_connected": instead(lambda self, node: None)})),
+    PlantedBug("rewind-goes-back", "a rewind begins before what was given out already",
+               changed({f"{_BUFFER}.rewind": _goes_back})),
+    PlantedBug("marker-off-by-one", "a node counts as past the LSN that it comes to next",
+               changed({f"{_BUFFER}._knows_upto": _one_farther})),
+    PlantedBug("bridge-swallows-first", "a bridge covers the first record of the next epoch too",
+               changed({f"{_BUFFER}._deliver": _bridge_too_long})),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
                changed({f"{_SENDERS}._grant": instead(lambda self, source: None)})),
 )  # fmt: skip
