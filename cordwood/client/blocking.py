@@ -17,6 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -268,6 +269,23 @@ class BlockingStore:
                 headers=headers,
                 producer=producer,
             )
+        )
+
+    def append_many_soon(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+    ) -> Future[list[Lsn]]:
+        """As `append_many`, without waiting: calls for one log are appended in their order.
+
+        The caller keeps count of what is in flight; each call has the client's own deadline.
+        """
+        return self._thread.start(
+            self._store.append_many(log, values, keys=keys, timestamps=timestamps, headers=headers)
         )
 
     def read(

@@ -58,6 +58,17 @@ class LoopThread:
             future.cancel()
             raise
 
+    def start(self, work: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """Run a coroutine on the loop; its outcome comes by the future.
+
+        Raises:
+            Closed: the loop was closed.
+        """
+        if not self._thread.is_alive():
+            work.close()
+            raise Closed("this client was closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def close(self) -> None:
         """Stop the loop and its thread. Safe to call twice."""
         if self._thread.is_alive():

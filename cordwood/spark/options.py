@@ -177,7 +177,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     refuse_unknown(given, OPTIONS, NOT_YET)
     options = Given(given)
     return SourceOptions(
-        servers=_servers(options),
+        servers=parse_servers(options),
         selection=_selection(options),
         request_timeout_s=options.count(TIMEOUT, REQUEST_TIMEOUT_MS) / 1000,
         starts=_starts(options),
@@ -196,7 +196,12 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
-def _servers(options: Given) -> str:
+def parse_servers(options: Given) -> str:
+    """Where the cluster is, as an address with its scheme.
+
+    Raises:
+        BadSetting: it is missing, a directory, or no address.
+    """
     servers = options.text(SERVERS)
     if not servers:
         raise BadSetting(

@@ -19,20 +19,26 @@ from cordwood.settings import ClientSettings
 STORES_MAX = 8
 """Clusters that one worker stays connected to; beyond it the oldest is closed."""
 
-_Key = tuple[int, str, float]
+_Key = tuple[int, str, ClientSettings]
 _stores: dict[_Key, BlockingStore] = {}
 
 
-def shared_store(servers: str, timeout_s: float) -> BlockingStore:
+def shared_store(
+    servers: str, timeout_s: float, settings: ClientSettings | None = None
+) -> BlockingStore:
     """This process's client of a cluster, connected.
 
+    Args:
+        timeout_s: of its calls.
+        settings: all of them, in place of the timeout alone.
     Raises:
         Unreachable: no node answered; the text says how to start one.
     """
-    key = (os.getpid(), servers, timeout_s)
+    settings = settings or ClientSettings(timeout_s=timeout_s)
+    key = (os.getpid(), servers, settings)
     store = _stores.pop(key, None)
     if store is None or store.is_closed:
-        store = connect(servers, ClientSettings(timeout_s=timeout_s))
+        store = connect(servers, settings)
     _stores[key] = store
     ours = _ours()
     if len(ours) > STORES_MAX:

@@ -1,4 +1,4 @@
-"""`format("cordwood")`: the batch and the streaming source.
+"""`format("cordwood")`: the batch and the streaming source; `sink` writes.
 
 Plan on the driver, read on the executors. A partition is a tuple of `Slice`, an offset a
 map of log to LSN, and `read` holds no state: it runs in another process than the planning.
@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     Filter,
     InputPartition,
 )
@@ -62,6 +64,8 @@ from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.pushdown import Narrowed, narrow
 from cordwood.spark.runs import advance, records_in
 from cordwood.spark.shared_store import shared_store
+from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter
+from cordwood.spark.sink_options import SinkOptions, check_columns, parse_sink_options
 from cordwood.spark.slice_reader import read_slices
 from cordwood.spark.splitting import Slice, plan
 from cordwood.spark.watch import Watch
@@ -125,13 +129,34 @@ class CordwoodSource(DataSource):
         options.check_stream()
         return CordwoodStreamReader(options)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Writing comes with the sink."""
-        raise Rejected("Cordwood cannot be written to from Spark yet: only reading is built")
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch to be written.
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
-        """Writing comes with the sink."""
-        self.writer(schema, overwrite)
+        Raises:
+            BadSetting: an option or a column is wrong.
+            Rejected: it is to overwrite.
+        """
+        if overwrite:
+            raise Rejected(
+                "a log cannot be overwritten: write with mode('append'), or to another log"
+            )
+        return CordwoodWriter(self._sink_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """A stream to be written.
+
+        Raises:
+            BadSetting: an option or a column is wrong.
+            Rejected: the output mode is complete, which writes all of its result each time.
+        """
+        if overwrite:
+            raise Rejected("a log cannot be overwritten: use outputMode('append') or 'update'")
+        return CordwoodStreamWriter(self._sink_options(schema))
+
+    def _sink_options(self, schema: StructType) -> SinkOptions:
+        options = parse_sink_options(self.options)
+        check_columns(schema, options.log)
+        return options
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:

@@ -220,11 +220,43 @@ class TestErrors:
         with pytest.raises(PySparkException, match=r"no Cordwood node answers at 127\.0\.0\.1:1 "):
             source.batch(**{SERVERS: "127.0.0.1:1"}).collect()
 
-    def test_writing_is_refused_in_words(self, source, store, log):
+    def test_writing_exactly_once_is_refused_in_words(self, source, store, log):
         store.append(log, b"1")
         frame = source.batch().select("value")
-        with pytest.raises(PySparkException, match="only reading is built"):
-            frame.write.format("cordwood").options(**source.options).mode("append").save()
+        with pytest.raises(PySparkException, match="deliveryMode=atLeastOnce"):
+            frame.write.format("cordwood").options(**to(source, log)).mode("append").save()
+
+
+def to(source: Source, log: str, **more: str) -> dict[str, str]:
+    """Options of the sink."""
+    return {SERVERS: source.options[SERVERS], "log": log, **more}
+
+
+class TestSink:
+    def test_a_batch_and_a_stream_copy_a_log(self, source, store, log, tmp_path):
+        fill(store, log, 0, 300)
+        asked = {"deliveryMode": "atLeastOnce"}
+        columns = ("key", "value", "timestamp", "headers", "lsn")
+        frame = source.batch(includeHeaders="true").select(*columns)
+        frame.write.format("cordwood").options(**to(source, f"{log}/b", **asked)).mode(
+            "append"
+        ).save()
+        stream = source.stream(startingOffsets="earliest", includeHeaders="true").select(*columns)
+        query = (
+            stream.writeStream.format("cordwood")
+            .options(**to(source, f"{log}/s", **asked))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(QUERY_TIMEOUT_S)
+
+        def content(name: str) -> list[tuple[Any, ...]]:
+            with store.read(name) as reader:
+                found = [item for item in reader if isinstance(item, Record)]
+            return [(each.value, each.key, each.timestamp_us, each.headers) for each in found]
+
+        assert content(f"{log}/b") == content(f"{log}/s") == content(log)
 
 
 class Landing:
