@@ -25,6 +25,7 @@ from cordwood.cli import (
     readers,
     records,
     sim,
+    spark,
     status,
     up,
     verify,
@@ -68,6 +69,7 @@ app.add_typer(sim.app, name="sim")
 app.command(name="verify")(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(wal.app, name="wal")
+app.add_typer(spark.app, name="spark")
 
 
 def _tell_version(wanted: bool) -> None:

@@ -37,7 +37,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLAIN_WIDTH = 100
 """Columns where there is no terminal to ask."""
 
-LARGE = ("cluster", "spark", "checkpoint", "rebuilt", "input")
+LARGE = ("cluster", "spark", "rebuilt", "input")
 """What lies in the demo's directory beside the Parquet."""
 
 

@@ -262,7 +262,7 @@ class Demo:
     # Spark.
 
     async def _land(self, spark: SparkProcess, cluster: LocalCluster) -> None:
-        report, where = self._report, self._plan.where
+        report = self._report
         with self._board.step(BOOT) as step:
             report.booted = booted = await spark.wait_for(Booted, SPARK_TIMEOUT_S)
             step.note = (
@@ -270,8 +270,7 @@ class Demo:
             )
         with self._board.step(LAND) as step:
             servers = cluster.url.removeprefix(SCHEME)
-            checkpoint = str(where / "checkpoint")
-            job = Job(servers, self._source.log, str(report.parquet), checkpoint, report.query)
+            job = Job(servers, self._source.log, str(report.parquet), report.query)
             spark.submit(job)
             report.landed = landed = await spark.wait_for(Landed, SPARK_TIMEOUT_S)
             step.note = f"{landed.records:,} rows in {landed.batches} micro-batch"

@@ -5,9 +5,8 @@ can be stopped as one session whatever happens, and what they print is kept off 
 It boots, waits for a Job on standard input, does it, and ends; messages go to standard
 output, everything else to standard error.
 
-1. Land: structured streaming from `format("cordwood")` to Parquet, everything there is
-   (trigger AvailableNow), with a checkpoint. Raw: key, value, timestamp, log, lsn, and the
-   headers where the input uses them. Decoding comes after landing, so that a record which
+1. Land: the job of `cordwood spark land`, from `format("cordwood")` to Parquet, everything
+   there is, each record once. Raw: decoding comes after landing here, so that a record which
    does not decode is not lost.
 2. Audit: count, LSNs and digest of what lies in Parquet, summed up in SQL.
 3. Query: per carrier or per file.
@@ -40,6 +39,9 @@ from cordwood.demo.spark_messages import (
     read_job,
 )
 from cordwood.errors import CordwoodError
+from cordwood.spark.jobs import land as jobs
+from cordwood.spark.jobs.landing import Landing
+from cordwood.spark.options import SERVERS
 from cordwood.spark.session import local_session
 
 if TYPE_CHECKING:
@@ -48,53 +50,25 @@ if TYPE_CHECKING:
 CORES = 2
 """Tasks at once, and splits of the log: the demo is made for two cores."""
 
-LANDING_TIMEOUT_S = 300.0
-"""A landing takes seconds; one that takes this long hangs."""
-
 NOWHERE = "127.0.0.1:1"
 """Loading a stream asks for its schema only; no node is called before it starts."""
 
-COLUMNS = ("key", "value", "timestamp", "log", "lsn")
-
 
 def land(spark: SparkSession, job: Job) -> Landed:
-    """Stream the log to Parquet, all that is there.
+    """Land the log in Parquet, all that is there, by the job that `cordwood spark land` runs.
 
     Raises:
         StreamingQueryException: the query failed.
-        TimeoutError: it did not end.
     """
-    start = time.perf_counter()
-    with_headers = job.query == "files"
-    columns = (*COLUMNS, "headers") if with_headers else COLUMNS
-    stream = _read_stream(spark, job.servers, job.log, with_headers=with_headers)
-    query = (
-        stream.select(*columns)
-        .writeStream.format("parquet")
-        .option("path", job.parquet)
-        .option("checkpointLocation", job.checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
-    if not query.awaitTermination(LANDING_TIMEOUT_S):  # type: ignore[arg-type]
-        raise TimeoutError(f"the landing did not end within {LANDING_TIMEOUT_S:g} s")
-    for progress in query.recentProgress:
-        print(progress.json, file=sys.stderr)
-    counts = [progress.numInputRows for progress in query.recentProgress]
-    batches = sum(1 for count in counts if count)
-    return Landed(time.perf_counter() - start, sum(counts), batches)
-
-
-def _read_stream(spark: SparkSession, servers: str, log: str, *, with_headers: bool) -> DataFrame:
-    return (
-        spark.readStream.format("cordwood")
-        .option("cordwood.bootstrap.servers", servers)
-        .option("subscribe", log)
-        .option("startingOffsets", "earliest")
-        .option("includeHeaders", str(with_headers).lower())
-        .option("minPartitions", str(CORES))
-        .load()
-    )
+    source = {
+        SERVERS: job.servers,
+        "subscribe": job.log,
+        "includeHeaders": str(job.query == "files").lower(),
+        "minPartitions": str(CORES),
+    }
+    landing = Landing(source, job.parquet, partition_by=())
+    done = jobs.land(spark, landing, say=lambda text: print(text, file=sys.stderr))
+    return Landed(done.seconds, done.records, done.batches)
 
 
 def audit(landed: DataFrame) -> Audited:
@@ -162,7 +136,7 @@ def boot(scratch: str) -> tuple[SparkSession, Booted]:
         "spark.sql.warehouse.dir": str(Path(scratch, "warehouse")),
     }
     spark = local_session("cordwood demo", CORES, options=options)
-    _read_stream(spark, NOWHERE, "anything", with_headers=False)
+    spark.readStream.format("cordwood").options(**{SERVERS: NOWHERE, "subscribe": "any"}).load()
     jvm = spark.sparkContext._jvm
     assert jvm is not None, "a session that runs has a JVM"
     java = jvm.System.getProperty("java.version")

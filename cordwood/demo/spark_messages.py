@@ -16,14 +16,13 @@ class Job(Struct, frozen=True):
     Attributes:
         servers: addresses of the cluster, with commas.
         log: the log to land.
-        parquet, checkpoint: directories, made by Spark.
+        parquet: a directory, made by the landing; its checkpoint is in it.
         query: `flights` or `files`.
     """
 
     servers: str
     log: str
     parquet: str
-    checkpoint: str
     query: str
 
 

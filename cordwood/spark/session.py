@@ -46,6 +46,8 @@ LOCAL_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
 }
 
+_LOOPBACK = ("spark.driver.bindAddress", "spark.driver.host")
+
 
 def local_session(
     app_name: str,
@@ -74,6 +76,37 @@ def local_session(
 
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
     for name, value in local_settings(quick_start=quick_start, options=options).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def open_session(
+    app_name: str, master: str = "local[*]", *, options: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Start (or join) a session on any Spark master: what the jobs run in.
+
+    Args:
+        master: `local[2]`, `spark://host:7077`, or `sc://host:15002` for Spark Connect. YARN and
+            Kubernetes take theirs too; they were not tested.
+        options: Spark settings that go over ours.
+    Raises:
+        JavaMissing: no Java 17 or newer, and the master needs one here.
+    """
+    if master.startswith("sc://"):
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder.remote(master).appName(app_name).getOrCreate()
+    _prepare_environment()
+    from pyspark.sql import SparkSession
+
+    settings = local_settings(quick_start=False)
+    if not master.startswith("local"):
+        # Executors are elsewhere: they must reach the driver, and shuffle as that cluster does.
+        for name in (*_LOOPBACK, "spark.sql.shuffle.partitions"):
+            settings.pop(name)
+        os.environ.pop("SPARK_LOCAL_IP", None)
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for name, value in (settings | dict(options or {})).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

@@ -19,7 +19,7 @@ from cordwood.demo.spark_process import SparkProcess, session_members
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 BOOTED = Booted(1.5, "4.3.0", "17")
-JOB = Job("127.0.0.1:1", "flights", "/parquet", "/checkpoint", "flights")
+JOB = Job("127.0.0.1:1", "flights", "/parquet", "flights")
 
 Work = Callable[[SparkProcess], Awaitable[None]]
 

@@ -1,0 +1,315 @@
+"""`cordwood spark land | stats | replay | backfill`: jobs on Spark, around logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cordwood.cli.tables import show_table
+from cordwood.cli.target import ClusterOption, JsonOption, find_target
+from cordwood.cli.wording import bytes_words
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cordwood.spark.jobs.backfill import Copied
+    from cordwood.spark.jobs.landing import Planned
+
+app = typer.Typer(help="Jobs on Spark, from and to logs.", no_args_is_help=True)
+
+LogsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[LOG]...", help="Names of logs.", show_default=False)
+]
+PatternOption = Annotated[
+    str, typer.Option("--pattern", help="All logs whose whole name matches, in place of LOG.")
+]
+MasterOption = Annotated[
+    str, typer.Option("--master", help="Any Spark master: local[2], spark://…, sc://….")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would be done; start no Spark.")
+]
+StartOption = Annotated[
+    str,
+    typer.Option("--start", help="Where it begins the first time: earliest, latest or JSON."),
+]
+RecordsOption = Annotated[
+    int, typer.Option("--max-records", min=0, help="Of a micro-batch; 0 is no limit.")
+]
+BytesOption = Annotated[
+    str, typer.Option("--max-bytes", help="Of a micro-batch, about; '' is no limit.")
+]
+
+
+def source_options(
+    cluster: str | None,
+    logs: list[str] | None,
+    pattern: str,
+    *,
+    start: str = "",
+    max_records: int = 0,
+    max_bytes: str = "",
+) -> dict[str, str]:
+    """Options of the source, from those of a verb; what is wrong the source says itself."""
+    from cordwood.spark.options import SERVERS
+
+    options = {SERVERS: find_target(cluster).url}
+    if logs:
+        options["subscribe"] = ",".join(logs)
+    if pattern:
+        options["subscribePattern"] = pattern
+    if start:
+        options["startingOffsets"] = start
+    if max_records:
+        options["maxRecordsPerTrigger"] = str(max_records)
+    if max_bytes:
+        options["maxBytesPerTrigger"] = max_bytes
+    return options
+
+
+def session(name: str, master: str) -> SparkSession:
+    """A session for a job.
+
+    Raises:
+        BadSetting: Spark is not installed.
+    """
+    from cordwood.errors import BadSetting
+
+    try:
+        from pyspark.sql import SparkSession as _  # noqa: F401
+
+        from cordwood.spark.session import open_session
+    except ImportError as error:
+        raise BadSetting(f"Spark is not installed: pip install 'cordwood[spark]' ({error})") \
+            from error  # fmt: skip
+    typer.echo(f"starting Spark on {master}", err=True)
+    return open_session(f"cordwood {name}", master)
+
+
+@app.command()
+def land(
+    logs: LogsArgument = None,
+    table: Annotated[str, typer.Option("--table", metavar="DIR", help="Where the table is.")] = "",
+    pattern: PatternOption = "",
+    format_: Annotated[
+        str, typer.Option("--format", help="parquet, delta or iceberg.")
+    ] = "parquet",
+    partition_by: Annotated[
+        str, typer.Option("--partition-by", help="Columns with commas; '' for none.")
+    ] = "event_date",
+    decode: Annotated[
+        str,
+        typer.Option("--decode", help="json, or your function on frames as package.module:name."),
+    ] = "",
+    schema: Annotated[
+        str,
+        typer.Option("--schema", help="Of JSON fields, as 'id BIGINT, name STRING'; else found."),
+    ] = "",
+    start: StartOption = "earliest",
+    max_records: RecordsOption = 0,
+    max_bytes: BytesOption = "1g",
+    headers: Annotated[bool, typer.Option("--headers", help="Land the headers too.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until stopped.")] = False,
+    trigger: Annotated[
+        float, typer.Option("--trigger", min=0.1, help="Seconds between batches when following.")
+    ] = 60.0,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Join small files at the end (Parquet, Delta).")
+    ] = False,
+    master: MasterOption = "local[*]",
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Land logs in a table of Parquet, Delta or Iceberg, each record once.
+
+    Started again after whatever stopped it, it goes on where the table ends.
+    """
+    from cordwood.errors import BadSetting
+    from cordwood.spark.jobs import land as job
+    from cordwood.spark.jobs.landing import Landing
+    from cordwood.spark.jobs.landing import dry_run as plan
+
+    if not table:
+        raise BadSetting("where to? give --table DIR")
+    source = source_options(
+        cluster, logs, pattern, start=start, max_records=max_records, max_bytes=max_bytes
+    )
+    if headers:
+        source["includeHeaders"] = "true"
+    by = tuple(name.strip() for name in partition_by.split(",") if name.strip())
+    landing = Landing(source, table, format_, by, decode, schema, follow, trigger, compact)
+    if dry_run:
+        _show_planned(plan(landing), as_json)
+        return
+    landed = job.land(session("land", master), landing, _say)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(landed)))
+        return
+    for line in job.describe(landed):
+        typer.echo(line)
+
+
+@app.command()
+def stats(
+    logs: LogsArgument = None,
+    pattern: PatternOption = "",
+    start: StartOption = "earliest",
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="DIR", help="Of a query: tell its lag too.")
+    ] = "",
+    master: MasterOption = "local[*]",
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Records, bytes and rate by log and hour, and what is missing."""
+    from cordwood.lsn import format_lsn
+    from cordwood.spark.jobs.stats import stats as job
+
+    source = source_options(cluster, logs, pattern, start=start)
+    found = job(session("stats", master), source, checkpoint)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found)))
+        return
+    show_table(
+        ["log", "hour (UTC)", "records>", "bytes>", "per s>"],
+        [
+            (each.log, each.hour, f"{each.records:,}", bytes_words(each.bytes), f"{each.per_s:g}")
+            for each in found.hours
+        ],
+    )
+    for gap in found.gaps:
+        if gap.is_loss:
+            typer.echo(
+                f"{gap.log} lacks records: {gap.ranges} ranges ({gap.kind}) between "
+                f"{format_lsn(gap.first_lsn)} and {format_lsn(gap.last_lsn)}"
+            )
+    for lag in found.lags:
+        typer.echo(f"{lag.log}: the query is {lag.records:,} records behind")
+
+
+CheckpointOption = Annotated[
+    str, typer.Option("--checkpoint", metavar="DIR", help="Where it notes how far it came.")
+]
+OrderedOption = Annotated[
+    bool, typer.Option("--ordered", help="Keep the order; one task writes then.")
+]
+
+
+@app.command()
+def replay(
+    logs: LogsArgument = None,
+    to: Annotated[
+        str, typer.Option("--to", help="The log it goes to; '' for logs of the same name.")
+    ] = "",
+    checkpoint: CheckpointOption = "",
+    pattern: PatternOption = "",
+    start: StartOption = "earliest",
+    end: Annotated[str, typer.Option("--end", help="latest, or JSON by log; exclusive.")] = "",
+    to_cluster: Annotated[
+        str, typer.Option("--to-cluster", metavar="URL", help="Another cluster than --cluster.")
+    ] = "",
+    max_bytes: BytesOption = "256m",
+    ordered: OrderedOption = False,
+    master: MasterOption = "local[*]",
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Copy a range of logs to a log, at least once; started again, it goes on."""
+    from cordwood.errors import BadSetting
+    from cordwood.spark.jobs.backfill import replay as job
+    from cordwood.spark.jobs.landing import planned_reads
+
+    if not checkpoint:
+        raise BadSetting("give --checkpoint DIR, so that a run that dies can be taken up again")
+    source = source_options(cluster, logs, pattern, start=start, max_bytes=max_bytes)
+    if end:
+        source["endingOffsets"] = end
+    sink = _sink(to_cluster or cluster, to)
+    if not to and not to_cluster:
+        raise BadSetting("to where? give --to LOG, or --to-cluster URL for logs of the same name")
+    if dry_run:
+        _show_planned(planned_reads(source, checkpoint), as_json)
+        return
+    copied = job(session("replay", master), source, sink, checkpoint, ordered=ordered, say=_say)
+    _show_copied(copied, as_json)
+
+
+@app.command()
+def backfill(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Directory of a table.")],
+    to: Annotated[str, typer.Option("--to", help="The log; '' where a column log says it.")] = "",
+    progress: Annotated[
+        str, typer.Option("--progress", metavar="DIR", help="Where it notes what is done.")
+    ] = "",
+    format_: Annotated[str, typer.Option("--format", help="parquet or delta.")] = "parquet",
+    ordered: OrderedOption = False,
+    master: MasterOption = "local[*]",
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Write the rows of a table to a log, at least once; started again, it goes on."""
+    from cordwood.errors import BadSetting
+    from cordwood.spark.jobs import backfill as job
+    from cordwood.spark.jobs.table import check_path
+
+    if not progress:
+        raise BadSetting("give --progress DIR, so that a run that dies can be taken up again")
+    if dry_run:
+        files = job.table_files(check_path(table), format_)
+        size = sum(file.stat().st_size for file in files)
+        typer.echo(f"{len(files)} files, {bytes_words(size)}, in {job.STEP_BYTES >> 20} MiB steps")
+        return
+    copied = job.backfill(
+        session("backfill", master),
+        table,
+        _sink(cluster, to),
+        progress,
+        format_=format_,
+        ordered=ordered,
+        say=_say,
+    )
+    _show_copied(copied, as_json)
+
+
+def _sink(cluster: str | None, to: str) -> dict[str, str]:
+    from cordwood.spark.options import SERVERS
+
+    sink = {SERVERS: find_target(cluster).url, "deliveryMode": "atLeastOnce"}
+    return {**sink, "log": to} if to else sink
+
+
+def _show_copied(copied: Copied, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(copied)))
+        return
+    skipped = f"; {copied.skipped} were done before" if copied.skipped else ""
+    typer.echo(
+        f"{copied.records:,} records in {copied.steps} steps, {copied.seconds:.1f} s{skipped}"
+    )
+
+
+def _show_planned(planned: list[Planned], as_json: bool) -> None:
+    from cordwood.lsn import format_lsn
+
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(each) for each in planned]))
+    elif planned:
+        show_table(
+            ["log", "from", "up to", "records>"],
+            [
+                (each.log, format_lsn(each.first), format_lsn(each.stop), f"{each.records:,}")
+                for each in planned
+            ],
+        )
+    else:
+        typer.echo("There is nothing new.")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

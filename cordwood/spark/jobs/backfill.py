@@ -1,0 +1,189 @@
+"""Write to a log what lies in a table or in other logs: `cordwood spark backfill`, `… replay`.
+
+*replay* copies a range of logs to a log, by the source and the sink, with a checkpoint: started
+again it goes on after the last micro-batch that was done. *backfill* writes the files of a
+Parquet, Delta or landed table, a step of files at a time, and notes each step that is done.
+
+Both write at least once: the step or micro-batch in which a run died is written again, whole.
+Exactly once comes with the sink that stages and publishes. Rows keep their order where `ordered`
+says so, which one task then writes: by `lsn` where the table has that column, else as they lie.
+
+Source: research digest on PySpark 4.3, §7.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cordwood.errors import BadSetting
+from cordwood.spark.jobs.table import check_path, only_writer, write_whole
+from cordwood.spark.sink_options import TAKEN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STEP_BYTES = 512 << 20
+"""Of files in one step: what is written again at most after a crash."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a run wrote; `skipped` counts steps that an earlier run had done."""
+
+    records: int = 0
+    steps: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+
+def replay(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    sink: Mapping[str, str],
+    checkpoint: str,
+    *,
+    ordered: bool = False,
+    say: Say = lambda _: None,
+) -> Copied:
+    """Copy what logs hold now, from `startingOffsets` (earliest) to `endingOffsets`.
+
+    Args:
+        sink: options of the sink; without `log`, records go to logs of the same name.
+        checkpoint: a directory; with it a later run goes on.
+        ordered: one task writes each micro-batch, so that a log's order is kept.
+    Raises:
+        BadSetting: an option is wrong.
+        StreamingQueryException: the query failed; started again, it goes on.
+    """
+    began = time.monotonic()
+    options = {"startingOffsets": "earliest", "includeHeaders": "true", **source}
+    frame = spark.readStream.format("cordwood").options(**options).load()
+    frame = _columns(frame, keep_log="log" not in {name.lower() for name in sink})
+    if ordered:
+        frame = frame.coalesce(1)
+    query = (
+        frame.writeStream.format("cordwood")
+        .options(**sink)
+        .option("checkpointLocation", str(check_path(checkpoint)))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    counts = [progress.numInputRows for progress in query.recentProgress]
+    say(f"{sum(counts):,} records in {len(counts)} micro-batches")
+    return Copied(sum(counts), sum(1 for count in counts if count), 0, time.monotonic() - began)
+
+
+def backfill(
+    spark: SparkSession,
+    table: str,
+    sink: Mapping[str, str],
+    progress: str,
+    *,
+    format_: str = "parquet",
+    ordered: bool = False,
+    step_bytes: int = STEP_BYTES,
+    say: Say = lambda _: None,
+) -> Copied:
+    """Write every row of a table.
+
+    Args:
+        table: a directory; its rows have the columns that the sink takes, others are left out.
+        progress: a directory for the note of what is done.
+    Raises:
+        BadSetting: the table is none, or an option is wrong.
+    """
+    began = time.monotonic()
+    path, notes = check_path(table), check_path(progress)
+    copied = Copied()
+    with only_writer(notes):
+        note = notes / "done.json"
+        done = set(json.loads(note.read_bytes())["files"]) if note.exists() else set()
+        for files in steps(table_files(path, format_), step_bytes):
+            names = [str(file.relative_to(path)) for file in files]
+            if done.issuperset(names):
+                copied.skipped += 1
+                continue
+            records = _write_step(spark, path, files, sink, ordered)
+            done.update(names)
+            write_whole(note, json.dumps({"files": sorted(done)}).encode())
+            copied.records += records
+            copied.steps += 1
+            say(f"step {copied.steps}: {records:,} records of {len(files)} files")
+    copied.seconds = time.monotonic() - began
+    return copied
+
+
+def table_files(path: Path, format_: str) -> list[Path]:
+    """The data files of a table, in an order that does not change.
+
+    Raises:
+        BadSetting: there is no such table, or not of this format.
+    """
+    if format_ == "parquet":
+        files = [
+            file
+            for file in sorted(path.rglob("*.parquet"))
+            if not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
+        ]
+    elif format_ == "delta":
+        from deltalake import DeltaTable
+
+        uris = DeltaTable(str(path)).file_uris() if DeltaTable.is_deltatable(str(path)) else []
+        files = sorted(Path(uri.removeprefix("file://")) for uri in uris)
+    else:
+        raise BadSetting(f"a backfill reads parquet or delta, not {format_!r}")
+    if not files:
+        raise BadSetting(f"{path} holds no {format_} table")
+    return files
+
+
+def steps(files: Sequence[Path], step_bytes: int) -> Iterator[list[Path]]:
+    """Files in runs of about `step_bytes`, one at least."""
+    step: list[Path] = []
+    size = 0
+    for file in files:
+        file_bytes = file.stat().st_size
+        if step and size + file_bytes > step_bytes:
+            yield step
+            step, size = [], 0
+        step.append(file)
+        size += file_bytes
+    if step:
+        yield step
+
+
+def _write_step(
+    spark: SparkSession, table: Path, files: Sequence[Path], sink: Mapping[str, str], ordered: bool
+) -> int:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    frame = spark.read.option("basePath", str(table)).parquet(*map(str, files))
+    in_order = ordered and "lsn" in frame.columns
+    keep_log = "log" not in {name.lower() for name in sink}
+    if ordered:
+        frame = frame.repartition(1)
+    if in_order:
+        by = ["log_id", "lsn"] if "log_id" in frame.columns else ["lsn"]
+        frame = frame.sortWithinPartitions(*by)
+    seen = Observation()
+    frame = _columns(frame, keep_log=keep_log).observe(seen, f.count(f.lit(1)).alias("records"))
+    frame.write.format("cordwood").options(**sink).mode("append").save()
+    return int(seen.get["records"])
+
+
+def _columns(frame: DataFrame, *, keep_log: bool) -> DataFrame:
+    """The columns that the sink takes; the log's name only where it decides."""
+    names = [name for name in frame.columns if name in TAKEN and (keep_log or name != "log")]
+    return frame.select(*names)

@@ -1,0 +1,98 @@
+"""From raw records to columns, as functions from DataFrame to DataFrame.
+
+Decoding adds columns behind the raw ones, and `_error`: null, or why the record could not be
+decoded. Records with an error are set apart, with all that came with them, and nothing is lost.
+
+JSON is decoded here. Avro, Protobuf and whatever else by a function of the user's own, named as
+`module:function`: it takes the frame of raw columns and returns it with more, `_error` among
+them or not.
+
+Source: research digest on PySpark 4.3, §7 ("quarantine bad rows").
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cordwood.errors import BadSetting
+from cordwood.spark.jobs.json_columns import Column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ERROR = "_error"
+
+_PARSED = "_parsed"
+_BROKEN = "_broken"
+
+
+def decode_json(frame: DataFrame, columns: Sequence[Column]) -> DataFrame:
+    """The fields of JSON objects as columns; a null value has null fields and no error."""
+    from pyspark.sql import functions as f
+
+    fields = [f"{_quoted(column.field)} {column.type}" for column in columns]
+    schema = ", ".join([*fields, f"{_BROKEN} STRING"])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN}
+    text = f.col("value").cast("string")
+    parsed = frame.withColumn(_PARSED, f.from_json(text, schema, options))
+    broken = f.col("value").isNotNull() & (
+        f.col(_PARSED).isNull() | f.col(f"{_PARSED}.{_BROKEN}").isNotNull()
+    )
+    told = f.lit("no JSON object of the table's columns")
+    return parsed.select(
+        *frame.columns,
+        *(f.col(f"{_PARSED}.{_quoted(column.field)}").alias(column.name) for column in columns),
+        f.when(broken, told).alias(ERROR),
+    )
+
+
+def given_columns(schema: str) -> list[Column]:
+    """Columns of a schema that the user gave, as Spark's DDL.
+
+    Raises:
+        BadSetting: it is none.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        parsed = StructType.fromDDL(schema)
+    except PySparkException as error:
+        first = str(error).strip().splitlines()[0]
+        raise BadSetting(f"{schema!r} is no schema such as 'id BIGINT, name STRING': {first}") \
+            from None  # fmt: skip
+    if not isinstance(parsed, StructType):
+        raise BadSetting(f"{schema!r} is one type: give names too, 'id BIGINT, name STRING'")
+    return [Column(each.name, each.name, each.dataType.simpleString()) for each in parsed.fields]
+
+
+def named_function(name: str) -> Callable[[DataFrame], DataFrame]:
+    """A user's function, named as `module:function`.
+
+    Raises:
+        BadSetting: there is none of this name.
+    """
+    module, colon, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function) if colon else None
+    except (ImportError, AttributeError) as error:
+        raise BadSetting(f"decode is {name!r}: {error}") from error
+    if not callable(found):
+        raise BadSetting(f"decode is {name!r}; it is json, or a function as package.module:name")
+    decode: Callable[[DataFrame], DataFrame] = found
+    return decode
+
+
+def with_error(frame: DataFrame) -> DataFrame:
+    """The frame with `_error`, if the user's function left it out."""
+    from pyspark.sql import functions as f
+
+    if ERROR in frame.columns:
+        return frame
+    return frame.withColumn(ERROR, f.lit(None).cast("string"))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,102 @@
+"""Which columns JSON records become: a rule over a sample, that only ever adds.
+
+An object's fields are columns; a field that holds an object or an array is text, as JSON.
+A column's type is settled by the sample in which it first came: a truth value, a whole number
+of 64 bits, a number, or else text. It never changes after that, because files with the old
+type are there: a record that does not fit is set apart, not the column.
+
+A field that no sample showed has no column yet. Nothing of it is lost: the column `value` has
+the whole record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+INT64 = 1 << 63
+
+FIELDS_MAX = 500
+"""Columns from JSON: records whose keys are data would make one column each."""
+
+_UNFIT = re.compile(r"[^A-Za-z0-9_]")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field and the column it becomes.
+
+    Attributes:
+        field: its name in JSON.
+        name: of the column: letters, digits and underscores, different from all others
+            whatever the case.
+        type: `BOOLEAN`, `BIGINT`, `DOUBLE` or `STRING`, or whatever a given schema said.
+    """
+
+    field: str
+    name: str
+    type: str
+
+
+def add_columns(
+    known: Iterable[Column], sample: Iterable[bytes | str | None], taken: Iterable[str]
+) -> list[Column]:
+    """`known`, and a column for each field of the sample that has none.
+
+    Args:
+        sample: records; those that are no JSON object tell nothing.
+        taken: names that no column may have.
+    """
+    columns = {column.field: column for column in known}
+    names = {name.lower() for name in taken} | {column.name.lower() for column in columns.values()}
+    for field, type_ in _types(sample).items():
+        if field in columns or len(columns) >= FIELDS_MAX:
+            continue
+        columns[field] = Column(field, _free_name(field, names), type_)
+        names.add(columns[field].name.lower())
+    return list(columns.values())
+
+
+def _types(sample: Iterable[bytes | str | None]) -> dict[str, str]:
+    types: dict[str, str] = {}
+    for record in sample:
+        for field, value in _object(record).items():
+            if value is not None:
+                found = _type_of(value)
+                types[field] = _joined(types.get(field, found), found)
+    return types
+
+
+def _object(record: bytes | str | None) -> Mapping[str, object]:
+    if record is None:
+        return {}
+    try:
+        value = json.loads(record)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "BOOLEAN"
+    if isinstance(value, int):
+        return "BIGINT" if -INT64 <= value < INT64 else "STRING"
+    return "DOUBLE" if isinstance(value, float) else "STRING"
+
+
+def _joined(one: str, other: str) -> str:
+    if one == other:
+        return one
+    return "DOUBLE" if {one, other} == {"BIGINT", "DOUBLE"} else "STRING"
+
+
+def _free_name(field: str, names: set[str]) -> str:
+    """A column's name: the field's where it can be, else one like it."""
+    wanted = _UNFIT.sub("_", field) or "_"
+    name, number = wanted, 2
+    while name.lower() in names:
+        name, number = f"{wanted}_{number}", number + 1
+    return name

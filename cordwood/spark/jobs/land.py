@@ -1,0 +1,335 @@
+"""Land logs in a table: `cordwood spark land`.
+
+A stream from the source into Parquet, Delta or Iceberg. Spark reads, decodes and writes data
+files; the table's adapter publishes each batch in one step with (query, batch), see
+`jobs.table`. So a landing may be killed anywhere and started again, and the table holds every
+record once.
+
+The columns are the source's, `event_date` (the day of `timestamp`, in UTC), and those that
+decoding adds. `log_id` and `lsn` name a record for good: keep them, they are what an audit
+compares. What a table is made of is noted in it, `_cordwood/table.json`, and does not change.
+
+The checkpoint lies in the table. Should it be lost, the table itself says where to go on.
+
+Source: research digest on PySpark 4.3, §5, §7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cordwood.errors import BadSetting
+from cordwood.layout.arrow import COLUMNS, COLUMNS_ON_REQUEST
+from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.jobs.decode import (
+    ERROR,
+    decode_json,
+    given_columns,
+    named_function,
+    with_error,
+)
+from cordwood.spark.jobs.json_columns import Column, add_columns
+from cordwood.spark.jobs.landing import EVENT_DATE, Landing, open_table, settle
+from cordwood.spark.jobs.parquet_table import remove_staging
+from cordwood.spark.jobs.table import (
+    OURS,
+    Compacted,
+    LakeTable,
+    StagedBatch,
+    StagedFile,
+    check_path,
+    only_writer,
+    staged_files,
+    write_whole,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SAMPLE_RECORDS = 1000
+"""Records of a batch in which new JSON fields are looked for: a tenth of a second."""
+
+TARGET_FILE_BYTES = 128 << 20
+"""What small files are joined to; the lower end of what engines like."""
+
+PARTITION_PREFIX = "part_"
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Landed:
+    """What a landing did.
+
+    Attributes:
+        records, files, bytes, batches: that came into the table.
+        quarantined: records that could not be decoded.
+        skipped: batches that were in the table already, from a run that died.
+    """
+
+    records: int = 0
+    files: int = 0
+    bytes: int = 0
+    batches: int = 0
+    quarantined: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    compacted: Compacted = field(default_factory=Compacted)
+
+
+def land(spark: SparkSession, landing: Landing, say: Say = lambda _: None) -> Landed:
+    """Run a landing; interrupted (KeyboardInterrupt), it stops where it is, safely.
+
+    Args:
+        say: told of each batch, in a line.
+    Raises:
+        BadSetting: something about the landing is wrong, or the table was made otherwise.
+        StoreInUse: another job lands into the table.
+        StreamingQueryException: the query failed; started again, it goes on.
+    """
+    _check_classic(spark)
+    path = check_path(landing.table)
+    began = time.monotonic()
+    landed = Landed()
+    with ExitStack() as stack:
+        stack.enter_context(only_writer(path))
+        settle(path, landing)
+        table = open_table(path, landing)
+        remove_staging(path)
+        lander = Lander(path, table, landing, landed, say)
+        lander.run(_session(spark))
+        if landing.compact:
+            landed.compacted = table.compact(TARGET_FILE_BYTES)
+    landed.seconds = time.monotonic() - began
+    return landed
+
+
+def _check_classic(spark: SparkSession) -> None:
+    """Refuse a session whose driver is elsewhere: the table's commits are made in this process.
+
+    Raises:
+        BadSetting: it is Spark Connect's.
+    """
+    if not hasattr(spark, "sparkContext"):
+        raise BadSetting(
+            "a landing commits from the driver, and a Spark Connect session has its driver "
+            "elsewhere: give a master such as local[2] or spark://host:7077"
+        )
+
+
+def _session(spark: SparkSession) -> SparkSession:
+    """A session of its own, with the settings that tables need."""
+    import cordwood.spark
+
+    session = spark.newSession()
+    # Days are UTC's wherever the job runs, and INT96, Spark's default, is read by few others.
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    cordwood.spark.register(session)
+    return session
+
+
+class Lander:
+    """Puts the batches of one query into one table."""
+
+    def __init__(
+        self, path: Path, table: LakeTable, landing: Landing, landed: Landed, say: Say
+    ) -> None:
+        self._path = path
+        self._table = table
+        self._landing = landing
+        self._landed = landed
+        self._say = say
+        self._checkpoint = Checkpoint(path / OURS / "checkpoint")
+        self._note = path / OURS / "json_columns.json"
+        decode = landing.decode
+        self._function = named_function(decode) if decode not in ("", "json") else None
+        self._columns = self._known_columns()
+        if landing.schema:
+            self._columns = _same_types(self._columns, given_columns(landing.schema))
+            self._note_columns()
+
+    def run(self, spark: SparkSession) -> None:
+        """Land until all there is has been landed, or until stopped."""
+        writer = (
+            spark.readStream.format("cordwood")
+            .options(**self.source_options())
+            .load()
+            .writeStream.foreachBatch(self.on_batch)
+            .option("checkpointLocation", str(self._checkpoint.directory))
+        )
+        if self._landing.follow:
+            writer = writer.trigger(processingTime=f"{self._landing.trigger_s:g} seconds")
+        else:
+            writer = writer.trigger(availableNow=True)
+        query = writer.start()
+        try:
+            query.awaitTermination()
+        except KeyboardInterrupt:
+            self._say("stopping: what was published stays, the rest is landed by the next run")
+        finally:
+            query.stop()
+
+    def source_options(self) -> dict[str, str]:
+        """The source's options; a new checkpoint goes on where the table ends."""
+        given = {"startingOffsets": "earliest", **self._landing.source}
+        if any(name.lower() in _STARTS for name in self._landing.source):
+            given.pop("startingOffsets", None)
+            given.update(self._landing.source)
+        last = self._table.last_offset() if self._checkpoint.is_new else None
+        if last is not None:
+            given = {name: value for name, value in given.items() if name.lower() not in _STARTS}
+            given["startingOffsets"] = json.dumps(last["logs"])
+            self._say("the checkpoint is gone: going on where the table ends")
+        return given
+
+    def on_batch(self, frame: DataFrame, batch: int) -> None:
+        """Stage and publish one batch; Spark calls this, again if a run died in it."""
+        query = self._checkpoint.query()
+        if batch <= self._table.published(query):
+            self._landed.skipped += 1
+            self._say(f"batch {batch} is in the table already")
+            return
+        shaped = self._shaped(frame)
+        good, bad = self._write(shaped, self._path / OURS / "staging" / f"{query[:8]}-{batch}")
+        if bad:
+            self._set_apart(shaped, query, batch)
+        staged = StagedBatch(
+            query, batch, self._checkpoint.end_of(batch), good, _arrow_schema(shaped)
+        )
+        self._table.publish(staged)
+        self._count(staged, bad)
+
+    def _shaped(self, frame: DataFrame) -> DataFrame:
+        """The batch with the table's columns, and `_error`."""
+        from pyspark.sql import functions as f
+
+        if self._function is not None:
+            frame = with_error(self._function(frame))
+        elif self._landing.decode:
+            self._learn_columns(frame)
+            frame = decode_json(frame, self._columns)
+        else:
+            frame = with_error(frame)
+        frame = frame.withColumn(EVENT_DATE, f.to_date("timestamp"))
+        missing = [name for name in self._landing.partition_by if name not in frame.columns]
+        if missing:
+            raise BadSetting(
+                f"cannot partition by {missing[0]}: the columns are {', '.join(frame.columns)}"
+            )
+        return frame
+
+    def _write(self, shaped: DataFrame, staging: Path) -> tuple[list[StagedFile], int]:
+        """Write the records that could be decoded; the files, and how many could not."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        seen = Observation()
+        if self._landing.decode:
+            # Counted on the way, so that the source is read once where all can be decoded.
+            shaped = shaped.observe(seen, f.count(ERROR).alias("bad"))
+        good = shaped.filter(f.col(ERROR).isNull()).drop(ERROR)
+        by = list(self._landing.partition_by)
+        prefix = PARTITION_PREFIX if self._table.partition_in_files else ""
+        for name in by if prefix else ():
+            good = good.withColumn(prefix + name, f.col(name))
+        writer = good.write.mode("overwrite")
+        if by:
+            writer = writer.partitionBy(*(prefix + name for name in by))
+        writer.parquet(str(staging))
+        bad = int(seen.get["bad"]) if self._landing.decode else 0
+        return staged_files(staging, prefix), bad
+
+    def _set_apart(self, shaped: DataFrame, query: str, batch: int) -> None:
+        """Write the records that could not be decoded beside the table.
+
+        Into a directory that is the batch's own: if the batch runs again, it is written again.
+        """
+        from pyspark.sql import functions as f
+
+        place = Path(f"{self._path}.quarantine") / f"{query[:8]}-{batch:012}"
+        raw = [name for name in shaped.columns if name in (*COLUMNS, *COLUMNS_ON_REQUEST, ERROR)]
+        bad = shaped.filter(f.col(ERROR).isNotNull()).select(*raw)
+        bad.withColumnRenamed(ERROR, "error").write.mode("overwrite").parquet(str(place))
+
+    def _learn_columns(self, frame: DataFrame) -> None:
+        """Look for fields that are new in this batch; note them before they are used."""
+        if self._landing.schema:
+            return
+        rows = frame.select("value").limit(SAMPLE_RECORDS).collect()
+        sample = [None if row[0] is None else bytes(row[0]) for row in rows]
+        columns = add_columns(self._columns, sample, (*frame.columns, EVENT_DATE, ERROR))
+        if len(columns) > len(self._columns):
+            self._columns = columns
+            self._note_columns()
+
+    def _note_columns(self) -> None:
+        note = [dataclasses.asdict(column) for column in self._columns]
+        write_whole(self._note, json.dumps(note, indent=1).encode())
+
+    def _known_columns(self) -> list[Column]:
+        if not self._note.exists():
+            return []
+        return [Column(**each) for each in json.loads(self._note.read_bytes())]
+
+    def _count(self, staged: StagedBatch, bad: int) -> None:
+        records = sum(file.rows for file in staged.files)
+        landed = self._landed
+        landed.batches += 1
+        landed.records += records
+        landed.files += len(staged.files)
+        landed.bytes += sum(file.bytes for file in staged.files)
+        landed.quarantined += bad
+        apart = f", {bad:,} set apart" if bad else ""
+        self._say(f"batch {staged.batch}: {records:,} records in {len(staged.files)} files{apart}")
+
+
+_STARTS = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp")
+
+
+def _same_types(known: Sequence[Column], given: Sequence[Column]) -> list[Column]:
+    """A given schema, and the columns from before that it leaves out.
+
+    Raises:
+        BadSetting: it gives a column another type than the files have.
+    """
+    types = {column.name.lower(): column.type for column in known}
+    for column in given:
+        before = types.get(column.name.lower(), column.type)
+        if before != column.type:
+            raise BadSetting(
+                f"the table has {column.name} as {before}, and the schema says {column.type}: "
+                "types of a table stay; give the field another table"
+            )
+    names = {column.name.lower() for column in given}
+    return [*given, *(column for column in known if column.name.lower() not in names)]
+
+
+def _arrow_schema(shaped: DataFrame) -> Any:
+    """The table's columns for Delta and Iceberg."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(shaped.drop(ERROR).schema, timezone="UTC")
+
+
+def describe(landed: Landed) -> Sequence[str]:
+    """The summary, a line each."""
+    rate = landed.records / landed.seconds if landed.seconds else 0.0
+    lines = [
+        f"{landed.records:,} records in {landed.batches} batches and {landed.files} files, "
+        f"{landed.bytes:,} bytes, {landed.seconds:.1f} s ({rate:,.0f} records/s)"
+    ]
+    if landed.skipped:
+        lines.append(f"{landed.skipped} batches were in the table already")
+    if landed.quarantined:
+        lines.append(f"{landed.quarantined:,} records could not be decoded and were set apart")
+    if landed.compacted.removed:
+        lines.append(f"{landed.compacted.removed} small files are now {landed.compacted.added}")
+    return lines

@@ -1,0 +1,179 @@
+"""What a landing is: the logs, the table, and what it would read if it ran now.
+
+Source: research digest on PySpark 4.3, §7.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cordwood.errors import BadSetting
+from cordwood.lsn import OLDEST
+from cordwood.spark.bounds import initial_places, stream_stops
+from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.jobs.parquet_table import ParquetTable
+from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path, write_whole
+from cordwood.spark.offsets import parse_offset
+from cordwood.spark.options import parse_options
+from cordwood.spark.runs import records_in
+from cordwood.spark.watch import Watch
+
+EVENT_DATE = "event_date"
+
+TRIGGER_S = 60.0
+"""Between micro-batches of a landing that follows: files of a minute are few and not small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What to land, where and how.
+
+    Attributes:
+        source: options of the source; `startingOffsets` is earliest unless it says otherwise.
+        table: a directory.
+        format: one of `table.FORMATS`.
+        partition_by: `event_date`, or columns of the table; none for a table in one piece.
+        decode: "" for raw records, `json`, or a user's `module:function`.
+        schema: of the JSON fields, as Spark's DDL; "" to infer them.
+        follow: go on until stopped; else land what is there now, and end.
+        trigger_s: between micro-batches of a landing that follows.
+        compact: join small files at the end.
+    """
+
+    source: Mapping[str, str]
+    table: str
+    format: str = "parquet"
+    partition_by: tuple[str, ...] = (EVENT_DATE,)
+    decode: str = ""
+    schema: str = ""
+    follow: bool = False
+    trigger_s: float = TRIGGER_S
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise BadSetting(f"format is {self.format!r}; it is one of {', '.join(FORMATS)}")
+        if self.schema and self.decode != "json":
+            raise BadSetting("a schema is for decode json")
+        if self.compact and self.format == "iceberg":
+            raise BadSetting("small files of an Iceberg table are joined by other engines")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a landing would read of one log: `[first, stop)`, at most so many records."""
+
+    log: str
+    log_id: int
+    first: int
+    stop: int
+    records: int
+
+
+def open_table(path: Path, landing: Landing) -> LakeTable:
+    """The adapter of a landing's format.
+
+    Raises:
+        BadSetting: what it needs is not installed.
+    """
+    if landing.format == "parquet":
+        return ParquetTable(path)
+    try:
+        if landing.format == "delta":
+            from cordwood.spark.jobs.delta_table import DeltaLake
+
+            return DeltaLake(path, landing.partition_by)
+        from cordwood.spark.jobs.iceberg_table import IcebergTable
+
+        return IcebergTable(path, landing.partition_by)
+    except ImportError as error:
+        raise BadSetting(
+            f"landing in {landing.format} needs `pip install 'cordwood[lake]'` ({error})"
+        ) from error
+
+
+def settle(path: Path, landing: Landing) -> None:
+    """Note what the table is made of, or check that it is the same as ever.
+
+    Raises:
+        BadSetting: it is another.
+    """
+    if _check_same(path, landing):
+        return
+    if any(path.glob("*.parquet")) or any(path.glob("*=*")):
+        raise BadSetting(f"{path} holds a table that no landing made: give another directory")
+    write_whole(path / OURS / "table.json", json.dumps(_made_of(landing), indent=1).encode())
+
+
+def _made_of(landing: Landing) -> dict[str, Any]:
+    return {
+        "format": landing.format,
+        "partition_by": list(landing.partition_by),
+        "decode": landing.decode,
+        "source": {
+            name: value
+            for name, value in sorted(landing.source.items())
+            if name.lower() in ("subscribe", "subscribepattern", "assign")
+        },
+    }
+
+
+def _check_same(path: Path, landing: Landing) -> bool:
+    """Whether the table is there, made as this landing makes it.
+
+    Raises:
+        BadSetting: it is another.
+    """
+    note = path / OURS / "table.json"
+    if not note.exists():
+        return False
+    theirs = json.loads(note.read_bytes())
+    for name, value in _made_of(landing).items():
+        if theirs.get(name) != value:
+            raise BadSetting(
+                f"{path} was landed with {name} {json.dumps(theirs.get(name))}, and this landing "
+                f"says {json.dumps(value)}: say the same, or give another directory"
+            )
+    return True
+
+
+def dry_run(landing: Landing) -> list[Planned]:
+    """What `land` would read if it ran now; nothing is written, and no Spark is started.
+
+    Raises:
+        BadSetting: something about the landing is wrong.
+    """
+    path = check_path(landing.table)
+    _check_same(path, landing)
+    last = Checkpoint(path / OURS / "checkpoint").last()
+    if last is None and (path / OURS).exists():
+        last = dict(open_table(path, landing).last_offset() or {}) or None
+    return _planned(landing.source, last)
+
+
+def planned_reads(source: Mapping[str, str], checkpoint: str) -> list[Planned]:
+    """What a query with this checkpoint would read now, from the earliest if it is new."""
+    return _planned(source, Checkpoint(check_path(checkpoint)).last())
+
+
+def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[Planned]:
+    """What lies between the offset `last`, or the source's start, and its end."""
+    options = parse_options({"startingOffsets": "earliest", **source})
+    options.check_stream()
+    watch = Watch(options)
+    logs = watch.selected()
+    tails = watch.tails(logs)
+    if last is None:
+        places: Mapping[int, int] = initial_places(watch.timed(logs, tails), logs, tails)
+    else:
+        places = {**dict.fromkeys(logs, int(OLDEST)), **parse_offset(last).logs}
+    stops = stream_stops(options, logs, tails)
+    return [
+        Planned(name, log, first, stop, records_in(watch.runs(name, first, stop)))
+        for log, name in logs.items()
+        if (stop := stops[log]) > (first := places[log])
+    ]

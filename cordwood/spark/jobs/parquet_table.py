@@ -1,0 +1,191 @@
+"""A directory of Parquet files, landed in so that any reader finds each record once.
+
+A manifest, `_cordwood/batches/QUERY/N.json`, is what publishes a batch: it names the staged
+files and where they go. Written whole, it is the point of no return; then the files are renamed
+one by one. A crash between the two is rolled forward by whoever opens the table next. A reader
+that needs no manifest sees every record at most once at any time, and each once when the job is
+done; while files are renamed, for some milliseconds, it may see part of a batch.
+
+Compaction has no such step: the small files go, then the joined one comes. Run it when nobody
+reads, or land in Delta or Iceberg.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cordwood.errors import Malformed
+from cordwood.spark.jobs.table import (
+    OURS,
+    Compacted,
+    StagedBatch,
+    StagedFile,
+    move_in,
+    write_whole,
+)
+
+JOIN_FILES_MAX = 1000
+"""Files joined into one at a time; they are read one after another."""
+
+
+class ParquetTable:
+    """See the module; opened by the one job that writes to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._notes = path / OURS / "batches"
+        self._compactions = path / OURS / "compactions"
+        self._roll_forward()
+
+    @property
+    def partition_in_files(self) -> bool:
+        """Directories say it, as every reader of such tables expects."""
+        return False
+
+    def published(self, query: str) -> int:
+        """See `table.LakeTable`."""
+        return max((number for _, number in self._manifests(query)), default=-1)
+
+    def last_offset(self) -> Mapping[str, Any] | None:
+        """See `table.LakeTable`."""
+        newest = max(
+            (_read(path) for path, _ in self._manifests("*")),
+            key=lambda manifest: (manifest["turn"], manifest["batch"]),
+            default=None,
+        )
+        return None if newest is None else newest["offset"]
+
+    def publish(self, batch: StagedBatch) -> None:
+        """See `table.LakeTable`."""
+        if batch.batch <= self.published(batch.query):
+            self._roll_forward()
+            return
+        manifest = {
+            "query": batch.query,
+            "batch": batch.batch,
+            "turn": self._turn(batch.query),
+            "offset": dict(batch.offset),
+            "files": [
+                {
+                    "from": str(file.path.relative_to(self._path)),
+                    "directory": file.directory,
+                    "rows": file.rows,
+                    "bytes": file.bytes,
+                }
+                for file in batch.files
+            ],
+        }
+        place = self._notes / batch.query / f"{batch.batch:012}.json"
+        write_whole(place, json.dumps(manifest, sort_keys=True).encode())
+        move_in(self._path, batch.files)
+
+    def compact(self, target_bytes: int) -> Compacted:
+        """See `table.LakeTable`."""
+        removed = added = 0
+        for small in self._small_files(target_bytes):
+            self._join(small)
+            removed += len(small)
+            added += 1
+        return Compacted(removed, added)
+
+    def _manifests(self, query: str) -> Iterator[tuple[Path, int]]:
+        for path in sorted(self._notes.glob(f"{query}/*.json")):
+            yield path, int(path.stem)
+
+    def _turn(self, query: str) -> int:
+        """Counts the queries that landed here, so that the newest offset is known."""
+        turns = {path.parent.name: _read(path)["turn"] for path, _ in self._manifests("*")}
+        return int(turns.get(query, max(turns.values(), default=0) + 1))
+
+    def _roll_forward(self) -> None:
+        """Finish what a crash interrupted. Only the newest manifest of a query can be open."""
+        for query in sorted(self._notes.glob("*")):
+            newest = max(self._manifests(query.name), default=None)
+            if newest is not None:
+                move_in(self._path, [self._staged(file) for file in _read(newest[0])["files"]])
+        for note in sorted(self._compactions.glob("*.json")):
+            self._finish_join(note)
+
+    def _staged(self, file: Mapping[str, Any]) -> StagedFile:
+        path = self._path / file["from"]
+        return StagedFile(path, file["directory"], {}, file["rows"], file["bytes"])
+
+    def _small_files(self, target_bytes: int) -> Iterator[list[Path]]:
+        """Groups of two or more files of one directory that fit into one of the target's size."""
+        directories: dict[Path, list[Path]] = {}
+        for path in sorted(self._path.rglob("*.parquet")):
+            if not any(part.startswith("_") for part in path.relative_to(self._path).parts):
+                directories.setdefault(path.parent, []).append(path)
+        for files in directories.values():
+            group: list[Path] = []
+            size = 0
+            for path in files:
+                bytes_ = path.stat().st_size
+                if bytes_ >= target_bytes:
+                    continue
+                if group and (size + bytes_ > target_bytes or len(group) >= JOIN_FILES_MAX):
+                    if len(group) > 1:
+                        yield group
+                    group, size = [], 0
+                group.append(path)
+                size += bytes_
+            if len(group) > 1:
+                yield group
+
+    def _join(self, files: list[Path]) -> None:
+        name = f"joined-{files[0].stem}.parquet"
+        staged = self._path / OURS / "staging" / name
+        staged.parent.mkdir(parents=True, exist_ok=True)
+        schema = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
+        with pq.ParquetWriter(staged, schema) as writer:
+            for path in files:
+                writer.write_table(_with_all(pq.ParquetFile(path).read(), schema))
+        note = {
+            "from": str(staged.relative_to(self._path)),
+            "to": str((files[0].parent / name).relative_to(self._path)),
+            "remove": [str(path.relative_to(self._path)) for path in files],
+        }
+        place = self._compactions / f"{files[0].stem}.json"
+        write_whole(place, json.dumps(note, sort_keys=True).encode())
+        self._finish_join(place)
+
+    def _finish_join(self, note: Path) -> None:
+        join = _read(note)
+        for path in join["remove"]:
+            (self._path / path).unlink(missing_ok=True)
+        staged, place = self._path / join["from"], self._path / join["to"]
+        if staged.exists():
+            file = StagedFile(staged, str(place.parent.relative_to(self._path)), {}, 0, 0)
+            move_in(self._path, [file])
+        note.unlink()
+
+
+def _with_all(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with every column of the schema; those that it lacks are null."""
+    columns = [
+        table[field.name] if field.name in table.column_names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]  # fmt: skip
+    return pa.table(columns, schema=schema)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise Malformed(f"{path} is none of our notes ({error}): restore the table") from error
+    assert isinstance(found, dict), "notes are objects"
+    return found
+
+
+def remove_staging(table: Path) -> None:
+    """Throw away what was staged and never published."""
+    shutil.rmtree(table / OURS / "staging", ignore_errors=True)

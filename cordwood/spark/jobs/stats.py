@@ -1,0 +1,157 @@
+"""Statistics of logs: `cordwood spark stats`.
+
+A batch over the selected logs, with gaps as rows: records, bytes and rate for each log and hour
+of its records' own time, and what is missing, by kind. With the checkpoint of a query, also how
+far behind that query is.
+
+Source: research digest on PySpark 4.3, §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cordwood.block import GapKind
+from cordwood.lsn import OLDEST
+from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.offsets import check_cluster, parse_offset
+from cordwood.spark.options import SourceOptions, parse_options
+from cordwood.spark.runs import records_in
+from cordwood.spark.watch import Watch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HOUR_S = 3600
+
+LOSSES = tuple(kind.value for kind in GapKind if kind not in (GapKind.BRIDGE, GapKind.HOLE))
+"""Gaps in which records were; bridges and holes never had any."""
+
+
+@dataclass(frozen=True, slots=True)
+class HourOfLog:
+    """One log in one hour.
+
+    Attributes:
+        hour: its first second, ISO 8601 in UTC.
+        records, bytes: values and keys of so many records.
+        per_s: records a second, over the whole hour.
+        first_lsn, last_lsn: of these records; others may lie between them.
+    """
+
+    log: str
+    hour: str
+    records: int
+    bytes: int
+    per_s: float
+    first_lsn: int
+    last_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapsOfLog:
+    """Ranges of one kind of gap in one log; `is_loss` says that records were there."""
+
+    log: str
+    kind: str
+    ranges: int
+    first_lsn: int
+    last_lsn: int
+    is_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far behind a query is in one log: records that it has not read, at most."""
+
+    log: str
+    next_lsn: int
+    end_lsn: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a run found; `lags` is empty without a checkpoint."""
+
+    hours: list[HourOfLog]
+    gaps: list[GapsOfLog]
+    lags: list[Lag]
+
+
+def stats(spark: SparkSession, source: Mapping[str, str], checkpoint: str = "") -> Stats:
+    """Read the logs, and sum them up.
+
+    Args:
+        source: options of the source, as for a batch.
+        checkpoint: directory of a query's checkpoint, "" for none.
+    Raises:
+        BadSetting: an option is wrong, or the checkpoint is none of this cluster's.
+    """
+    lags = lag_of(Checkpoint(Path(checkpoint)), source) if checkpoint else []
+    frame = spark.read.format("cordwood").options(**{**source, "includeGaps": "true"}).load()
+    hours, gaps = summarize(frame)
+    return Stats(hours, gaps, lags)
+
+
+def summarize(frame: DataFrame) -> tuple[list[HourOfLog], list[GapsOfLog]]:
+    """One pass over the rows of a source with gaps."""
+    rows = (
+        frame.selectExpr(
+            "log",
+            "record_type",
+            "gap_type",
+            # Whatever the session's time zone: hours of 1970's count are UTC's.
+            f"unix_seconds(timestamp) div {HOUR_S} * {HOUR_S} AS hour_s",
+            "coalesce(length(value), 0) + coalesce(length(key), 0) AS bytes",
+            "lsn",
+            "coalesce(gap_end_lsn, lsn) AS last_lsn",
+        )
+        .groupBy("log", "record_type", "gap_type", "hour_s")
+        .agg({"*": "count", "bytes": "sum", "lsn": "min", "last_lsn": "max"})
+        .collect()
+    )
+    hours, gaps = [], []
+    for row in sorted(rows, key=lambda row: (row.log, row.hour_s or 0, row.gap_type or "")):
+        count, size = int(row["count(1)"]), int(row["sum(bytes)"])
+        first, last = int(row["min(lsn)"]), int(row["max(last_lsn)"])
+        if row.record_type == "gap":
+            gaps.append(
+                GapsOfLog(row.log, row.gap_type, count, first, last, row.gap_type in LOSSES)
+            )
+        else:
+            hours.append(
+                HourOfLog(
+                    row.log, _iso(row.hour_s), count, size, round(count / HOUR_S, 3), first, last
+                )
+            )
+    return hours, gaps
+
+
+def lag_of(checkpoint: Checkpoint, source: Mapping[str, str]) -> list[Lag]:
+    """How far behind the query of a checkpoint is; records are counted at most."""
+    options: SourceOptions = parse_options(source)
+    watch = Watch(options)
+    logs = watch.selected()
+    last = checkpoint.last()
+    places: Mapping[int, int] = {}
+    if last is not None:
+        offset = parse_offset(last)
+        check_cluster(offset, watch.cluster)
+        places = offset.logs
+    lags = []
+    for log, tail in watch.tails(logs).items():
+        first = places.get(log, int(OLDEST))
+        behind = records_in(watch.runs(logs[log], first, tail + 1)) if first <= tail else 0
+        lags.append(Lag(logs[log], first, tail + 1, behind))
+    return lags
+
+
+def _iso(hour_s: int) -> str:
+    import datetime
+
+    when = datetime.datetime.fromtimestamp(hour_s, datetime.UTC)
+    return when.strftime("%Y-%m-%dT%H:%MZ")

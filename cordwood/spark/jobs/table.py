@@ -1,0 +1,194 @@
+"""A table that batches are landed in: what its three formats have in common.
+
+A batch's files are written into a staging directory inside the table, where no reader looks,
+and then *published* in one step that also notes (query, batch) and where in the logs the batch
+ends. A batch that was published is never published again. So whatever dies in between, the
+table holds each record once.
+
+Names that begin with an underscore are hidden from Spark, pyarrow, Delta and DuckDB alike.
+
+Source: research digest on PySpark 4.3, §5, §7 ("atomic offset and snapshot").
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+
+from cordwood.errors import BadSetting, StoreInUse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMATS = ("parquet", "delta", "iceberg")
+
+OURS = "_cordwood"
+"""Where a table keeps the checkpoint, staged files and notes."""
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A data file in the staging directory.
+
+    Attributes:
+        path: where it is.
+        directory: where below the table it goes, "" or `event_date=2026-01-01`.
+        partition: values by column as text, None for null.
+        rows, bytes: what it holds.
+    """
+
+    path: Path
+    directory: str
+    partition: Mapping[str, str | None]
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """What is published in one step.
+
+    Attributes:
+        query, batch: whose it is; the pair is published once.
+        offset: where in the logs the batch ends, as `offsets` writes it.
+        schema: of the table from now on, partition columns included.
+    """
+
+    query: str
+    batch: int
+    offset: Mapping[str, Any]
+    files: Sequence[StagedFile]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction did: files that are gone, and those in their place."""
+
+    removed: int = 0
+    added: int = 0
+
+
+class LakeTable(Protocol):
+    """One table of one format."""
+
+    @property
+    def partition_in_files(self) -> bool:
+        """Whether partition columns must be in the files too, not only in directories."""
+
+    def published(self, query: str) -> int:
+        """The last batch of a query that is in the table; -1 for none."""
+
+    def last_offset(self) -> Mapping[str, Any] | None:
+        """Where in the logs the newest batch ends, whichever query's; None if it is empty."""
+
+    def publish(self, batch: StagedBatch) -> None:
+        """Put a batch into the table, whole or not at all, and once."""
+
+    def compact(self, target_bytes: int) -> Compacted:
+        """Join small files to some of about `target_bytes`."""
+
+
+def check_path(text: str) -> Path:
+    """A table's directory.
+
+    Raises:
+        BadSetting: it is no directory of this machine.
+    """
+    scheme, colon, rest = text.partition("://")
+    if colon and scheme != "file":
+        raise BadSetting(
+            f"{text}: a table is landed in a directory, of this machine or mounted on it and on "
+            f"every executor; {scheme} is not built"
+        )
+    path = Path(os.path.abspath(os.path.expanduser(rest if colon else text)))
+    if path.exists() and not path.is_dir():
+        raise BadSetting(f"{text} is a file; a table is a directory")
+    return path
+
+
+@contextmanager
+def only_writer(table: Path) -> Iterator[None]:
+    """Hold the table: it has one committer at a time.
+
+    Raises:
+        StoreInUse: another process of this machine lands into it.
+    """
+    ours = table / OURS
+    ours.mkdir(parents=True, exist_ok=True)
+    with (ours / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreInUse(f"another job lands into {table}: wait for it, or stop it") from None
+        yield
+
+
+def staged_files(staging: Path, prefix: str = "") -> list[StagedFile]:
+    """What Spark wrote below a staging directory, in order of their paths.
+
+    Args:
+        prefix: of the directories' columns, which is taken off.
+    """
+    import pyarrow.parquet as pq
+
+    found = []
+    for path in sorted(staging.rglob("*.parquet")):
+        rows = pq.read_metadata(path).num_rows
+        parts = [part.removeprefix(prefix) for part in path.relative_to(staging).parts[:-1]]
+        partition = dict(map(_partition_value, parts))
+        if rows:
+            found.append(StagedFile(path, "/".join(parts), partition, rows, path.stat().st_size))
+    return found
+
+
+def _partition_value(directory: str) -> tuple[str, str | None]:
+    name, _, value = directory.partition("=")
+    return unquote(name), None if value == _NULL else unquote(value)
+
+
+def move_in(table: Path, files: Sequence[StagedFile], below: str = "") -> list[Path]:
+    """Rename files to where they belong; those that are there already are left.
+
+    Args:
+        below: a directory of the table that they go into.
+    """
+    moved = []
+    for file in files:
+        place = table / below / file.directory / file.path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if file.path.exists():
+            _sync(file.path)
+            os.replace(file.path, place)
+        moved.append(place)
+    for directory in {place.parent for place in moved}:
+        _sync(directory)
+    return moved
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a crash leaves all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,181 @@
+"""Landing: every format holds what the log holds, once, however often it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+from job_logs import appended
+from pyspark.errors import StreamingQueryException
+
+from cordwood.cli.app import run
+from cordwood.errors import BadSetting, StoreInUse
+from cordwood.spark.jobs.iceberg_table import IcebergTable
+from cordwood.spark.jobs.land import Landed, Lander, land
+from cordwood.spark.jobs.landing import Landing, dry_run, settle
+from cordwood.spark.jobs.parquet_table import ParquetTable
+from cordwood.spark.jobs.table import FORMATS, OURS, only_writer
+from cordwood.spark.options import SERVERS
+
+pytestmark = [pytest.mark.spark, pytest.mark.real]
+
+DAY_US = 86_400_000_000
+
+
+def rows(path: Path, format_: str) -> list[dict]:
+    """A table, read without Spark."""
+    if format_ == "parquet":
+        found = ds.dataset(path, format="parquet", partitioning="hive").to_table()
+    elif format_ == "delta":
+        found = DeltaTable(str(path)).to_pyarrow_table()
+    else:
+        table = IcebergTable(path, ())._open()
+        assert table is not None
+        found = table.scan().to_arrow()
+    return sorted(found.to_pylist(), key=lambda row: row["lsn"])
+
+
+def values(path: Path, format_: str) -> dict[int, bytes]:
+    found = rows(path, format_)
+    assert len({row["lsn"] for row in found}) == len(found), "a record is there twice"
+    return {row["lsn"]: row["value"] for row in found}
+
+
+@pytest.fixture
+def lands(spark, cluster, log, tmp_path) -> Callable[..., Landed]:
+    """Runs a landing of the test's log into `tmp_path/table`."""
+
+    def run(source: dict[str, str] | None = None, **options) -> Landed:
+        asked = {SERVERS: cluster.url, "subscribe": log, **(source or {})}
+        return land(spark, Landing(asked, str(tmp_path / "table"), **options))
+
+    return run
+
+
+class TestFormats:
+    @pytest.mark.parametrize("format_", FORMATS)
+    def test_hold_the_log_over_a_crash_and_new_columns(
+        self, lands, store, log, tmp_path, format_, monkeypatch
+    ):
+        """Killed after it published and before Spark knew; then fields come, and broken ones."""
+        table = tmp_path / "table"
+        first = [json.dumps({"id": n, "name": f"n{n}"}).encode() for n in range(40)]
+        store.append_many(log, first, timestamps=[n * DAY_US // 20 for n in range(40)])
+        on_batch = Lander.on_batch
+
+        def dies(lander: Lander, frame, batch: int) -> None:
+            on_batch(lander, frame, batch)
+            raise RuntimeError("planted crash")
+
+        monkeypatch.setattr(Lander, "on_batch", dies)
+        with pytest.raises(StreamingQueryException, match="planted crash"):
+            lands(format=format_, decode="json")
+        assert values(table, format_) == appended(store, log)
+        monkeypatch.setattr(Lander, "on_batch", on_batch)
+
+        second = [json.dumps({"id": n, "x": n / 2}).encode() for n in range(40, 60)]
+        lsns = store.append_many(log, [*second, b"broken", b'{"id": "text"}'])
+        landed = lands(format=format_, decode="json")
+        assert (landed.records, landed.quarantined, landed.skipped) == (20, 2, 1)
+        bad = {int(lsn) for lsn in lsns[-2:]}
+        whole = appended(store, log)
+        assert values(table, format_) == {k: v for k, v in whole.items() if k not in bad}
+        apart = ds.dataset(f"{table}.quarantine", format="parquet").to_table().to_pylist()
+        assert {row["lsn"]: row["value"] for row in apart} == {k: whole[k] for k in bad}
+        found = rows(table, format_)
+        if format_ != "parquet":  # a directory's reader takes the first file's columns
+            assert [(row["id"], row["name"], row["x"]) for row in found] == [
+                *((n, f"n{n}", None) for n in range(40)),
+                *((n, None, n / 2) for n in range(40, 60)),
+            ]
+        assert {str(row["event_date"]) for row in found[:40]} == {"1970-01-01", "1970-01-02"}
+        assert lands(format=format_, decode="json").records == 0
+
+
+class TestRestart:
+    def test_a_crash_before_publishing_leaves_nothing_behind(
+        self, lands, store, log, tmp_path, monkeypatch
+    ):
+        store.append_many(log, [b"%d" % n for n in range(50)])
+        publish = ParquetTable.publish
+
+        def dies(*_: object) -> None:
+            raise RuntimeError("planted crash")
+
+        monkeypatch.setattr(ParquetTable, "publish", dies)
+        with pytest.raises(StreamingQueryException, match="planted crash"):
+            lands(source={"maxRecordsPerTrigger": "20"}, partition_by=())
+        assert list((tmp_path / "table").glob("*.parquet")) == []
+        monkeypatch.setattr(ParquetTable, "publish", publish)
+        store.append_many(log, [b"%d" % n for n in range(50, 60)])
+        landed = lands(source={"maxRecordsPerTrigger": "20", "minPartitions": "3"}, partition_by=())
+        assert landed.records == 60
+        assert values(tmp_path / "table", "parquet") == appended(store, log)
+
+    def test_a_lost_checkpoint_goes_on_where_the_table_ends(self, lands, store, log, tmp_path):
+        store.append_many(log, [b"%d" % n for n in range(30)])
+        lands()
+        shutil.rmtree(tmp_path / "table" / OURS / "checkpoint")
+        store.append_many(log, [b"%d" % n for n in range(30, 40)])
+        assert lands(compact=True).records == 10
+        assert values(tmp_path / "table", "parquet") == appended(store, log)
+
+
+class TestDryRun:
+    def test_tells_what_is_new_and_writes_nothing(self, lands, cluster, store, log, tmp_path):
+        lsns = store.append_many(log, [b"%d" % n for n in range(30)])
+        asked = {SERVERS: cluster.url, "subscribe": log}
+        landing = Landing(asked, str(tmp_path / "table"))
+        (planned,) = dry_run(landing)
+        assert (planned.log, planned.stop, planned.records) == (log, lsns[-1] + 1, 30)
+        assert not (tmp_path / "table").exists()
+        lands()
+        assert dry_run(landing) == []
+        more = store.append_many(log, [b"x"] * 5)
+        (planned,) = dry_run(landing)
+        assert (planned.first, planned.stop, planned.records) == (more[0], more[-1] + 1, 5)
+
+    def test_the_verb_lands_and_says_so(self, spark, cluster, store, log, tmp_path, capfd):
+        store.append_many(log, [b"%d" % n for n in range(30)])
+        verb = ["spark", "land", log, "--cluster", cluster.url, "--table", str(tmp_path / "t")]
+        assert run([*verb, "--dry-run", "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)[0]["records"] == 30
+        assert run([*verb, "--partition-by", "", "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)["records"] == 30
+        assert values(tmp_path / "t", "parquet") == appended(store, log)
+        assert run([*verb, "--format", "delta"]) == 1
+        assert "was landed with format" in capfd.readouterr().err
+
+
+class TestRefusals:
+    def test_a_table_does_not_change_what_it_is_made_of(self, tmp_path):
+        asked = {SERVERS: "h:1", "subscribe": "a"}
+        settle(tmp_path, Landing(asked, str(tmp_path)))
+        for other in (
+            Landing(asked, str(tmp_path), format="delta"),
+            Landing(asked, str(tmp_path), partition_by=()),
+            Landing(asked | {"subscribe": "b"}, str(tmp_path)),
+        ):
+            with pytest.raises(BadSetting, match="say the same, or give another directory"):
+                settle(tmp_path, other)
+
+    def test_one_job_at_a_time(self, tmp_path):
+        with (
+            only_writer(tmp_path),
+            pytest.raises(StoreInUse, match="another job lands into"),
+            only_writer(tmp_path),
+        ):
+            raise AssertionError("two writers")
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"format": "orc"}, {"schema": "a INT"}, {"format": "iceberg", "compact": True}],
+    )
+    def test_wrong_landings(self, wrong):
+        with pytest.raises(BadSetting):
+            Landing({}, "t", **wrong)
