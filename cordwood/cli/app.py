@@ -22,6 +22,7 @@ from cordwood.cli import (
     epochs,
     logs,
     nodes,
+    pipeline,
     readers,
     records,
     sim,
@@ -70,6 +71,7 @@ app.command(name="verify")(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(wal.app, name="wal")
 app.add_typer(spark.app, name="spark")
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def _tell_version(wanted: bool) -> None:

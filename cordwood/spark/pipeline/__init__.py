@@ -1,0 +1,1 @@
+"""Pipelines in a file: logs to tables and logs, without a line of Spark code."""

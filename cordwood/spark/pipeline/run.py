@@ -1,0 +1,73 @@
+"""Runs a pipeline: each sink in turn takes what is there, round after round.
+
+One after another, because a driver has one Spark, and a sink that fails must not leave others
+half-way: the error ends the run, and the next one goes on where each sink was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from cordwood.spark.jobs.backfill import replay
+from cordwood.spark.jobs.land import describe, land
+from cordwood.spark.jobs.landing import Landing
+from cordwood.spark.options import SERVERS
+from cordwood.spark.pipeline.spec import Pipeline, Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+FindServers = Callable[[str], str]
+"""From what a file calls a cluster to its address."""
+
+
+def run(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    find_servers: FindServers,
+    say: Say = lambda _: None,
+    *,
+    rounds: int | None = None,
+) -> int:
+    """Run once, or round after round until a KeyboardInterrupt; the records that came through.
+
+    Args:
+        rounds: end after so many, whatever the pipeline's trigger says.
+    Raises:
+        CordwoodError, StreamingQueryException: of the sink that failed.
+    """
+    total = 0
+    limit = 1 if pipeline.trigger_s is None else rounds
+    done = 0
+    while limit is None or done < limit:
+        began = time.monotonic()
+        for sink in pipeline.sinks:
+            total += _run_sink(spark, pipeline, sink, find_servers, say)
+        done += 1
+        if pipeline.trigger_s is not None and (limit is None or done < limit):
+            time.sleep(max(0.0, pipeline.trigger_s - (time.monotonic() - began)))
+    return total
+
+
+def _run_sink(
+    spark: SparkSession, pipeline: Pipeline, sink: Sink, find_servers: FindServers, say: Say
+) -> int:
+    source = _found(pipeline.source, find_servers)
+    if isinstance(sink, Landing):
+        landed = land(spark, dataclasses.replace(sink, source=source), say)
+        if landed.records:
+            for line in describe(landed):
+                say(f"{sink.table}: {line}")
+        return landed.records
+    copied = replay(spark, source, _found(sink.options, find_servers), sink.checkpoint)
+    if copied.records:
+        say(f"log {sink.options['log']}: {copied.records:,} records in {copied.seconds:.1f} s")
+    return copied.records
+
+
+def _found(options: Mapping[str, str], find_servers: FindServers) -> dict[str, str]:
+    return {**options, SERVERS: find_servers(options[SERVERS])}

@@ -1,0 +1,195 @@
+"""What a pipeline is: a source, how its records are decoded, and where they go.
+
+::
+
+    version: 1
+    name: orders
+    source:
+      cluster: 127.0.0.1:4440        # a directory of `cordwood up` will do
+      logs: [orders, clicks]         # or  pattern: /orders/.*
+      start: earliest                # latest, or JSON by log
+      max_bytes: 1g                  # of a micro-batch, about
+      headers: false
+      options: {minPartitions: 4}    # any other option of the source
+    decode: json                     # or your package.module:function; none lands raw records
+    schema: "id BIGINT, name STRING" # of JSON; found by itself if it is left out
+    trigger: once                    # or a time, to go on: 60s, 5m
+    sinks:
+      - table: ./lake/orders
+        format: delta                # parquet, delta, iceberg
+        partition_by: event_date
+        compact: true
+      - log: orders-copy             # at least once
+        cluster: other:4440
+        checkpoint: ./orders-copy
+
+Each sink has a checkpoint of its own and goes its own pace; a table keeps its in itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordwood.errors import BadSetting
+from cordwood.spark.given import Given
+from cordwood.spark.jobs.landing import EVENT_DATE, Landing
+from cordwood.spark.options import OPTIONS, SERVERS, parse_options
+from cordwood.spark.pipeline.yaml_lines import Mistakes, Reader, read_yaml
+from cordwood.spark.sink_options import parse_sink_options
+
+VERSION = "1"
+
+ONCE = "once"
+
+
+@dataclass(frozen=True, slots=True)
+class LogSink:
+    """A log that records are copied to, by `jobs.backfill.replay`.
+
+    Attributes:
+        options: of the sink.
+        checkpoint: a directory.
+    """
+
+    options: Mapping[str, str]
+    checkpoint: str
+
+
+Sink = Landing | LogSink
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A checked pipeline.
+
+    Attributes:
+        source: options of the source.
+        trigger_s: seconds between rounds, None to run once.
+    """
+
+    name: str
+    source: Mapping[str, str]
+    decode: str
+    trigger_s: float | None
+    sinks: tuple[Sink, ...]
+
+
+def load_pipeline(path: str) -> Pipeline:
+    """Read and check a file; relative paths in it are relative to where it lies.
+
+    Raises:
+        BadSetting: it cannot be read, or something in it is wrong: all of it, line by line.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"{path} cannot be read: {error}") from error
+    return parse_pipeline(text, path)
+
+
+def parse_pipeline(text: str, file: str) -> Pipeline:
+    """As `load_pipeline`, of a text.
+
+    Args:
+        file: its name, for errors and for the directory it lies in.
+    """
+    mistakes = Mistakes(file)
+    top = read_yaml(text, mistakes)
+    mistakes.check()
+    assert top is not None, "without a mistake there is a file"
+    pipeline = _pipeline(top, os.path.dirname(file))
+    mistakes.check()
+    assert pipeline is not None, "without a mistake there is a pipeline"
+    return pipeline
+
+
+def _pipeline(top: Reader, directory: str) -> Pipeline | None:
+    version = top.text("version")
+    if version and version != VERSION:
+        top.wrong(top.value("version") or top.node, f"version is {version}; this one reads 1")
+    name = top.text("name", "pipeline")
+    source_reader = top.reader("source")
+    source = {} if source_reader is None else _source(source_reader)
+    decode, schema = top.text("decode", ""), top.text("schema", "")
+    trigger = top.text("trigger", ONCE)
+    trigger_s = None
+    if trigger != ONCE:
+        trigger_s = top.made(lambda: Given({"trigger": trigger}).duration_s("trigger", 0))
+    sinks = [
+        sink
+        for reader in top.readers("sinks")
+        if (sink := _sink(reader, source, decode, schema, directory)) is not None
+    ]
+    top.done()
+    return Pipeline(name, source, decode, trigger_s, tuple(sinks))
+
+
+def _source(reader: Reader) -> dict[str, str]:
+    options = {SERVERS: reader.text("cluster")}
+    logs, pattern = reader.texts("logs"), reader.text("pattern", "")
+    if logs:
+        options["subscribe"] = ",".join(logs)
+    if pattern:
+        options["subscribePattern"] = pattern
+    options["startingOffsets"] = reader.text("start", "earliest")
+    if max_bytes := reader.text("max_bytes", ""):
+        options["maxBytesPerTrigger"] = max_bytes
+    if headers := reader.text("headers", ""):
+        options["includeHeaders"] = headers
+    if reader.value("options") is not None and (more := reader.reader("options")) is not None:
+        options.update({name: text for name in OPTIONS if (text := more.text(name, ""))})
+        more.done()
+    reader.done()
+    # A directory stands for the cluster in it, which need not run yet.
+    checked = {**options, SERVERS: "h:1"} if os.path.isdir(options[SERVERS]) else options
+    reader.made(lambda: parse_options(checked).check_stream())
+    return options
+
+
+def _sink(
+    reader: Reader, source: Mapping[str, str], decode: str, schema: str, directory: str
+) -> Sink | None:
+    table, log = reader.text("table", ""), reader.text("log", "")
+    if bool(table) == bool(log):
+        reader.wrong(reader.node, f"{reader.path.rstrip('.')} has a table, or a log")
+        return None
+    if log:
+        return _log_sink(reader, source, log, decode, directory)
+    format_ = reader.text("format", "parquet")
+    by = reader.texts("partition_by", (EVENT_DATE,))
+    compact = reader.made(lambda: Given({"compact": reader.text("compact", "false")}))
+    path = os.path.join(directory, os.path.expanduser(table))
+    reader.done()
+    return reader.made(
+        lambda: Landing(
+            source,
+            path,
+            format_,
+            tuple(name for name in by if name),
+            decode,
+            schema,
+            compact=compact is not None and compact.flag("compact", False),
+        )
+    )
+
+
+def _log_sink(
+    reader: Reader, source: Mapping[str, str], log: str, decode: str, directory: str
+) -> LogSink | None:
+    options = {
+        SERVERS: reader.text("cluster", source.get(SERVERS, "")),
+        "log": log,
+        "deliveryMode": "atLeastOnce",
+        "codec": reader.text("codec", "none"),
+    }
+    checkpoint = os.path.join(directory, os.path.expanduser(reader.text("checkpoint")))
+    reader.done()
+    if decode:
+        reader.wrong(reader.node, f"{reader.path}log takes records as they are; decode is set")
+    checked = {**options, SERVERS: "h:1"} if os.path.isdir(options[SERVERS]) else options
+    if reader.made(lambda: parse_sink_options(checked)) is None:
+        return None
+    return LogSink(options, checkpoint)
