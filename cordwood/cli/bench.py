@@ -1,4 +1,4 @@
-"""`cordwood bench append | read | import | sim`."""
+"""`cordwood bench append | read | import | sim | spark`."""
 
 from __future__ import annotations
 
@@ -173,3 +173,27 @@ def sim(
     from cordwood.bench.sim import bench_sim
 
     show_figures([bench_sim(minutes=minutes, repeats=repeat, say=say)], as_json)
+
+
+@app.command()
+def spark(
+    size: Annotated[int, typer.Option("--size", min=1, help="Bytes of a record.")] = 100,
+    records: Annotated[int, typer.Option("--records", min=1000, help="Of the log.")] = 1_000_000,
+    logs: Annotated[
+        int, typer.Option("--logs", min=0, help="Measure a stream over so many; 0 leaves it out.")
+    ] = 0,
+    nodes: NodesOption = 5,
+    repeat: RepeatOption = 3,
+    cluster: BenchClusterOption = None,
+    directory: DirOption = ".",
+    as_json: JsonOption = False,
+) -> None:
+    """Read, stream, land and write a log with Spark on two cores.
+
+    The reference is a Python source, or sink, that does nothing.
+    """
+    from cordwood.bench.spark import SparkBench, bench_spark
+
+    bench = SparkBench(records, size, repeat, logs)
+    work = bench_spark(bench, url=cluster, directory=directory, nodes=nodes, say=say)
+    show_figures(run_measurement(work), as_json)

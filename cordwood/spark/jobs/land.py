@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from cordwood.errors import BadSetting
 from cordwood.layout.arrow import COLUMNS, COLUMNS_ON_REQUEST
@@ -72,6 +75,7 @@ class Landed:
         records, files, bytes, batches: that came into the table.
         quarantined: records that could not be decoded.
         skipped: batches that were in the table already, from a run that died.
+        seconds: of the whole run; `busy_s` of those in which batches were landed.
     """
 
     records: int = 0
@@ -81,6 +85,7 @@ class Landed:
     quarantined: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    busy_s: float = 0.0
     compacted: Compacted = field(default_factory=Compacted)
 
 
@@ -192,20 +197,24 @@ class Lander:
 
     def on_batch(self, frame: DataFrame, batch: int) -> None:
         """Stage and publish one batch; Spark calls this, again if a run died in it."""
+        began = time.monotonic()
         query = self._checkpoint.query()
         if batch <= self._table.published(query):
             self._landed.skipped += 1
             self._say(f"batch {batch} is in the table already")
             return
         shaped = self._shaped(frame)
-        good, bad = self._write(shaped, self._path / OURS / "staging" / f"{query[:8]}-{batch}")
+        # A name of this try alone: the JVM of a driver that was killed may still be writing.
+        staging = self._path / OURS / "staging" / f"{query[:8]}-{batch}-{uuid4().hex[:8]}"
+        good, bad = self._write(shaped, staging / "good")
         if bad:
-            self._set_apart(shaped, query, batch)
+            self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}")
         staged = StagedBatch(
             query, batch, self._checkpoint.end_of(batch), good, _arrow_schema(shaped)
         )
         self._table.publish(staged)
         self._count(staged, bad)
+        self._landed.busy_s += time.monotonic() - began
 
     def _shaped(self, frame: DataFrame) -> DataFrame:
         """The batch with the table's columns, and `_error`."""
@@ -240,24 +249,27 @@ class Lander:
         prefix = PARTITION_PREFIX if self._table.partition_in_files else ""
         for name in by if prefix else ():
             good = good.withColumn(prefix + name, f.col(name))
-        writer = good.write.mode("overwrite")
+        writer = good.write
         if by:
             writer = writer.partitionBy(*(prefix + name for name in by))
         writer.parquet(str(staging))
         bad = int(seen.get["bad"]) if self._landing.decode else 0
         return staged_files(staging, prefix), bad
 
-    def _set_apart(self, shaped: DataFrame, query: str, batch: int) -> None:
+    def _set_apart(self, shaped: DataFrame, staging: Path, name: str) -> None:
         """Write the records that could not be decoded beside the table.
 
-        Into a directory that is the batch's own: if the batch runs again, it is written again.
+        Into a directory that is the batch's own: if the batch runs again, it is replaced.
         """
         from pyspark.sql import functions as f
 
-        place = Path(f"{self._path}.quarantine") / f"{query[:8]}-{batch:012}"
         raw = [name for name in shaped.columns if name in (*COLUMNS, *COLUMNS_ON_REQUEST, ERROR)]
         bad = shaped.filter(f.col(ERROR).isNotNull()).select(*raw)
-        bad.withColumnRenamed(ERROR, "error").write.mode("overwrite").parquet(str(place))
+        bad.withColumnRenamed(ERROR, "error").write.parquet(str(staging))
+        place = Path(f"{self._path}.quarantine") / name
+        place.parent.mkdir(exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(staging, place)
 
     def _learn_columns(self, frame: DataFrame) -> None:
         """Look for fields that are new in this batch; note them before they are used."""

@@ -1,0 +1,123 @@
+"""Landings that are killed, as real processes: whatever dies when, each record is there once.
+
+A schedule is a list of deaths: a point in a batch, the driver by SIGKILL; then other records come,
+and the next run has another number of tasks. At the end the table is compared with the log.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+from landing_process import DIED, POINTS, Order, run_landing
+
+from cordwood.block import Record
+from cordwood.client.blocking import BlockingStore
+from cordwood.nodes import NodeId
+from cordwood.spark.jobs.iceberg_table import IcebergTable
+from cordwood.spark.jobs.table import FORMATS
+from cordwood.spark.options import SERVERS
+
+pytestmark = [pytest.mark.spark, pytest.mark.real]
+
+SCHEDULES = 20
+
+
+def appended(store: BlockingStore, log: str) -> dict[int, bytes]:
+    with store.read(log) as reader:
+        return {int(item.lsn): item.value for item in reader if isinstance(item, Record)}
+
+
+def landed(table: Path, format_: str) -> list[tuple[int, bytes]]:
+    """Rows of a table, read by what is not Spark."""
+    if format_ == "parquet":
+        found = ds.dataset(table, format="parquet").to_table(["lsn", "value"])
+    elif format_ == "delta":
+        found = DeltaTable(str(table)).to_pyarrow_table(columns=["lsn", "value"])
+    else:
+        opened = IcebergTable(table, ())._open()
+        assert opened is not None
+        found = opened.scan(selected_fields=("lsn", "value")).to_arrow()
+    return sorted(zip(found["lsn"].to_pylist(), found["value"].to_pylist(), strict=True))
+
+
+class Case:
+    """A log and a table; runs die and more is appended between them."""
+
+    def __init__(self, cluster, store: BlockingStore, table: Path, format_: str) -> None:
+        self.store = store
+        self.table = table
+        self.format = format_
+        self.log = f"/c-{uuid.uuid4().hex[:8]}"
+        self.source = {SERVERS: cluster.url, "subscribe": self.log}
+        self.count = 0
+        self.append(120)
+
+    def append(self, records: int) -> None:
+        values = [b"%d" % number for number in range(self.count, self.count + records)]
+        self.store.append_many(self.log, values)
+        self.count += records
+
+    def run(self, point: str, batch: int = 0, parts: int = 1, **more) -> int:
+        source = {**self.source, "minPartitions": str(parts), "maxRecordsPerTrigger": "50"}
+        order = Order(source, str(self.table), self.format, point=point, batch=batch, **more)
+        return run_landing(order)
+
+    def check(self) -> None:
+        """0 lost, 0 twice: the table is the log."""
+        assert landed(self.table, self.format) == sorted(appended(self.store, self.log).items())
+        assert self.count == len(appended(self.store, self.log))
+
+
+def test_a_sample(cluster, store, tmp_path):
+    """Batch 0 dies between two renames; batch 1 after it was published; tasks differ."""
+    case = Case(cluster, store, tmp_path / "table", "parquet")
+    assert case.run("in-publish", 0, parts=2) == DIED
+    case.append(30)
+    assert case.run("after-publish", 1, parts=3) == DIED
+    assert case.run("never") == 0
+    case.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+def test_a_schedule(cluster, store, tmp_path, seed):
+    chance = random.Random(seed)
+    case = Case(cluster, store, tmp_path / "table", FORMATS[seed % len(FORMATS)])
+    deaths = 0
+    for batch in range(chance.randint(1, 3)):
+        point = chance.choice(POINTS[:-1])
+        deaths += case.run(point, batch, parts=chance.randint(1, 4)) == DIED
+        case.append(chance.randint(0, 60))
+    assert deaths, "a schedule in which nothing dies shows nothing"
+    assert case.run("never", parts=chance.randint(1, 4)) == 0
+    case.check()
+
+
+@pytest.mark.slow
+def test_a_worker_is_killed_and_its_task_tried_again(cluster, store, tmp_path):
+    case = Case(cluster, store, tmp_path / "table", "parquet")
+    assert case.run("never", parts=2, master="local[2,4]", workers_die=True) == 0
+    case.check()
+
+
+@pytest.mark.slow
+def test_a_node_is_killed_while_it_lands(cluster, store, tmp_path):
+    case = Case(cluster, store, tmp_path / "table", "parquet")
+    number = store.log(case.log).log_id
+    victim = next(
+        NodeId(node)
+        for node, status in store.status().items()
+        if not any(each.log == number and each.sequencing for each in status.logs)
+    )
+    assert case.run("before-publish", 1) == DIED
+    cluster.kill(victim)
+    try:
+        assert case.run("never", parts=2) == 0
+    finally:
+        cluster.start(victim)
+    case.check()
