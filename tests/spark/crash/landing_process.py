@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ DIED = -signal.SIGKILL
 POINTS = ("before-staging", "before-publish", "in-publish", "after-publish", "never")
 """`in-publish` is after the point of no return and before the files are in their places."""
 
-RUN_TIMEOUT_S = 300
+RUN_TIMEOUT_S = 280
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,23 @@ class Order:
 
 def run_landing(order: Order) -> int:
     """Run one; its exit code, and nothing that it started is left."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, json.dumps(asdict(order))],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    )
-    try:
-        _, errors = process.communicate(timeout=RUN_TIMEOUT_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode not in (0, DIED):
-        raise AssertionError(f"the landing failed: {errors[-3000:]}")
+    # A file, not a pipe: the JVM of a driver that was killed holds it open for a while.
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(asdict(order))],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            process.wait(RUN_TIMEOUT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode not in (0, DIED):
+            errors.seek(0)
+            raise AssertionError(f"the landing failed: {errors.read()[-3000:]}")
     return process.returncode
 
 
