@@ -1,4 +1,4 @@
-"""`cordwood spark land | stats | replay | backfill`: jobs on Spark, around logs."""
+"""`cordwood spark land | stats | audit | replay | backfill`: jobs on Spark, around logs."""
 
 from __future__ import annotations
 
@@ -189,6 +189,41 @@ def stats(
             )
     for lag in found.lags:
         typer.echo(f"{lag.log}: the query is {lag.records:,} records behind")
+
+
+@app.command()
+def audit(
+    logs: LogsArgument = None,
+    pattern: PatternOption = "",
+    master: MasterOption = "local[*]",
+    table: Annotated[
+        str, typer.Option("--table", metavar="DIR", help="Write the findings there, as Parquet.")
+    ] = "",
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Compare every copy of every block on every node; exit code 1 if one is wrong."""
+    from cordwood.lsn import format_lsn
+    from cordwood.spark.jobs.audit import audit as job
+    from cordwood.spark.jobs.replica_rule import HARMLESS
+
+    found = job(session("audit", master), source_options(cluster, logs, pattern))
+    if table:
+        found.write.parquet(table)
+        found = found.sparkSession.read.parquet(table)
+    rows = [row.asDict() for row in found.collect()]
+    bad = [row for row in rows if row["finding"] not in HARMLESS]
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        for row in rows:
+            where = f"{format_lsn(row['first_lsn'])} to {format_lsn(row['last_lsn'])}"
+            typer.echo(
+                f"{row['log']} {where} on node {row['node']}: {row['finding']}, {row['text']}"
+            )
+        typer.echo(f"{len(bad)} copies are wrong, {len(rows) - len(bad)} harmless findings")
+    if bad:
+        raise typer.Exit(1)
 
 
 CheckpointOption = Annotated[

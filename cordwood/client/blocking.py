@@ -30,6 +30,7 @@ from cordwood.client.producer import Producer
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Portion, Reader
 from cordwood.client.record_check import Headers, Timestamp
+from cordwood.client.replica_scan import NodeCopies, scan_copies
 from cordwood.client.senders import HeldBlock, SenderView
 from cordwood.client.store import Position, Store
 from cordwood.errors import Closed, CordwoodError
@@ -321,6 +322,10 @@ class BlockingStore:
     def epoch_end(self, log: str, epoch: int) -> Lsn | None:
         """Where a closed epoch's records end; see `store.Store.epoch_end`."""
         return self._call(self._store.epoch_end(log, epoch))
+
+    def scan_copies(self, log: str, node: NodeId, start: int, stop: int) -> NodeCopies:
+        """All that one node holds of a range; see `replica_scan.scan_copies`."""
+        return self._thread.call(scan_copies(self._store, log, node, start, stop))
 
     def create_log(
         self,

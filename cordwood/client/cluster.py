@@ -29,7 +29,7 @@ from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.quorum.authority import Authority
 from cordwood.quorum.sequencer_placement import sequencer_order
-from cordwood.wire.connection import Connection, dial
+from cordwood.wire.connection import Connection, FrameHandler, dial
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -217,6 +217,21 @@ class Cluster:
                     left = deadline - loop.time()
             await asyncio.sleep(min(0.05, max(0.0, deadline - loop.time())))
         raise failure
+
+    async def dial_node(
+        self, node: NodeId, handler: FrameHandler, *, timeout_s: float
+    ) -> Connection:
+        """A connection of the caller's own to a node; the caller closes it.
+
+        Raises:
+            Unreachable: it is no member, or does not answer.
+        """
+        member = self.members.get(node)
+        if member is None:
+            raise Unreachable(f"node {node} is not in the cluster")
+        return await dial(
+            self._host.network, member.address, self._hello(node), handler, timeout_s=timeout_s
+        )
 
     async def find_log(
         self, name: str, *, create: bool, timeout_s: float, fresh: bool = False

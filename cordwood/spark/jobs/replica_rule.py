@@ -1,0 +1,76 @@
+"""What is wrong with the copies of a block: a rule.
+
+The copy of highest precedence says which nodes should hold the block. A node among them without
+it misses it; one that is not and has it holds an extra, which an earlier wave left and nobody
+reads. A copy whose checksum is wrong is corrupt; intact copies that differ in their content are
+the worst there is. Nodes that could not be asked are unknown, and miss nothing.
+
+Source: design.md §2 (envelopes, precedence); research digest on PySpark 4.3, §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cordwood.client.replica_scan import Copy
+
+FINDINGS = ("missing", "corrupt", "differs", "copyset", "extra", "unasked")
+"""Worst first but for the last two: an extra copy harms nobody, an unasked node may hold all."""
+
+HARMLESS = frozenset({"extra", "unasked"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with one block on one node.
+
+    Attributes:
+        kind: one of FINDINGS.
+        text: in words.
+    """
+
+    first: int
+    last: int
+    node: int
+    kind: str
+    text: str
+
+
+def judge_block(copies: Mapping[int, Copy], asked: Collection[int]) -> list[Finding]:
+    """Judge the copies of one block, by node, one at least.
+
+    Args:
+        asked: nodes that told all that they hold there.
+    """
+    winner = max(copies.values(), key=_precedence)
+    ours = {node: copy for node, copy in copies.items() if _precedence(copy) == _precedence(winner)}
+    expected = set(winner.copyset)
+    found: list[Finding] = []
+
+    def add(node: int, kind: str, text: str) -> None:
+        found.append(Finding(winner.first, winner.last, node, kind, text))
+
+    for node in sorted(expected - copies.keys()):
+        if node in asked:
+            add(node, "missing", "it should hold this block, and does not")
+        else:
+            add(node, "unasked", "it should hold this block, and could not be asked")
+    for node, copy in sorted(copies.items()):
+        if not copy.is_intact:
+            add(node, "corrupt", "its bytes are not what its checksum says")
+        elif node not in expected:
+            add(node, "extra", f"left by wave {copy.wave}; the block is on {sorted(expected)}")
+    for node, copy in sorted(ours.items()):
+        if set(copy.copyset) != expected:
+            add(node, "copyset", f"says {sorted(copy.copyset)}, another {sorted(expected)}")
+    contents = {copy.raw_crc for copy in copies.values() if copy.is_intact}
+    if len(contents) > 1:
+        for node, copy in sorted(copies.items()):
+            if copy.is_intact:
+                add(node, "differs", f"its content sums up to {copy.raw_crc:#010x}, others' not")
+    return found
+
+
+def _precedence(copy: Copy) -> tuple[bool, int, int]:
+    return copy.by_recovery, copy.seal_epoch, copy.wave

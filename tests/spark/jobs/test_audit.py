@@ -1,0 +1,109 @@
+"""The audit: the rule, case by case, and what real nodes tell of their copies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+
+from cordwood.client.replica_scan import Copy, scan_copies
+from cordwood.errors import Unreachable
+from cordwood.lsn import OLDEST
+from cordwood.nodes import NodeId
+from cordwood.spark.jobs.audit import scan_slice
+from cordwood.spark.jobs.replica_rule import FINDINGS, judge_block
+from cordwood.spark.splitting import Slice
+
+GOOD = Copy(10, 19, 0, 100, 7, True, (1, 2, 3), False, 0, 1)
+
+
+def kinds(copies: dict[int, Copy], asked: tuple[int, ...] = (1, 2, 3, 4)) -> list[tuple[int, str]]:
+    found = judge_block(copies, asked)
+    assert all(each.kind in FINDINGS for each in found)
+    assert all((each.first, each.last) == (10, 19) for each in found)
+    return [(each.node, each.kind) for each in found]
+
+
+def other(**changes: object) -> Copy:
+    return dataclasses.replace(GOOD, **changes)
+
+
+@pytest.mark.parametrize(
+    ("copies", "wanted"),
+    [
+        ({1: GOOD, 2: GOOD, 3: GOOD}, []),
+        ({1: GOOD, 2: GOOD}, [(3, "missing")]),
+        ({1: GOOD, 2: GOOD, 3: other(is_intact=False, raw_crc=9)}, [(3, "corrupt")]),
+        ({1: GOOD, 2: GOOD, 3: other(raw_crc=9)},
+         [(1, "differs"), (2, "differs"), (3, "differs")]),
+        # The second wave counts; what the first one left on node 4 is an extra.
+        ({1: other(wave=2), 2: other(wave=2), 3: other(wave=2), 4: other(copyset=(1, 2, 4))},
+         [(4, "extra")]),
+        # Recovery's copy counts over any wave.
+        ({1: other(by_recovery=True, seal_epoch=2, copyset=(1, 4)),
+          4: other(by_recovery=True, seal_epoch=2, copyset=(1, 4)), 2: other(wave=9)},
+         [(2, "extra")]),
+        # One that holds the block by an older wave holds it.
+        ({1: other(wave=2), 2: GOOD, 3: other(wave=2)}, []),
+    ],
+)  # fmt: skip
+def test_the_rule(copies, wanted):
+    assert kinds(copies) == wanted
+
+
+def test_copies_of_one_wave_that_name_others():
+    found = kinds({1: GOOD, 2: other(copyset=(1, 2, 4)), 3: GOOD})
+    assert (2, "copyset") in found or (1, "copyset") in found
+
+
+def test_a_node_that_was_not_asked_misses_nothing():
+    assert kinds({1: GOOD, 2: GOOD}, asked=(1, 2)) == [(3, "unasked")]
+
+
+def test_nodes_tell_what_they_hold_and_a_lost_block_is_found():
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            lsns = await store.append_many("log", [b"%d" % n for n in range(3000)])
+            await store.append("log", b"alone")
+            tail = await store.tail("log")
+            info = await store.log("log")
+            told = {
+                node: (await scan_copies(store, "log", node, OLDEST, tail + 1)).copies
+                for node in info.all_nodes
+            }
+            assert {node: [each.first for each in copies] for node, copies in told.items()} == {
+                node: sorted({each.first for each in told[NodeId(1)]}) for node in told
+            }
+            assert told[NodeId(1)][0].first == lsns[0]
+            assert all(each.is_intact for copies in told.values() for each in copies)
+            cluster.kill(3)
+            with pytest.raises(Unreachable):
+                await scan_copies(store, "log", NodeId(3), OLDEST, tail + 1)
+
+    simulate(scenario)
+
+
+@pytest.mark.real
+@pytest.mark.spark
+def test_a_healthy_log_has_no_findings_and_a_dead_node_is_told(cluster, store, log):
+    """Without Spark: what each of its tasks does."""
+    store.append_many(log, [b"%d" % n for n in range(5000)])
+    info, tail = store.log(log), store.tail(log)
+    read = Slice(info.log_id, log, int(OLDEST), tail + 1)
+    scanned = scan_slice(store, read)
+    assert scanned.findings == []
+    assert scanned.copies == 3 * scanned.blocks > 0
+    half = Slice(info.log_id, log, tail - 2500, tail + 1)
+    assert scan_slice(store, half).findings == []
+    victim = next(
+        NodeId(node)
+        for node, status in store.status().items()
+        if not any(each.log == info.log_id and each.sequencing for each in status.logs)
+    )
+    cluster.kill(victim)
+    try:
+        found = {(each.node, each.kind) for each in scan_slice(store, read).findings}
+    finally:
+        cluster.start(victim)
+    assert found == {(victim, "unasked")}
