@@ -242,6 +242,7 @@ class Node:
             self._on_gossip_tick,
         )
         settings = self.settings.sequencer.fitted_to(self._shard.wal.record_bytes_max)
+        self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
         tools = AppenderTools(
             self._peers,
             self._channel,

@@ -226,6 +226,13 @@ def store_head(blocks: int, seal_epoch: int = 0) -> bytes:
     return _STORE_HEAD.pack(blocks, 0, seal_epoch)
 
 
+def store_blocks(head: Buffer) -> int:
+    """How many blocks follow a `store_head` without a seal epoch."""
+    blocks, _, seal_epoch = _STORE_HEAD.unpack(head)
+    assert not seal_epoch, "what recovery stores is not joined with what a sequencer does"
+    return int(blocks)
+
+
 @dataclass(slots=True)
 class StoredBlock:
     """A block as a node keeps it: fields to act on, bytes to pass on.

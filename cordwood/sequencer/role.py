@@ -361,8 +361,7 @@ class SequencerRole:
 
     def _in_flight(self) -> int:
         """Runs that are not stored yet, over all logs."""
-        appenders = (slot.appender for slot in self._slots.values())
-        return sum(appender.in_flight for appender in appenders if appender is not None)
+        return sum(s.appender.in_flight for s in self._slots.values() if s.appender is not None)
 
     # Activation.
 
@@ -559,12 +558,12 @@ class SequencerRole:
         """Number and send everything that arrived since the last turn."""
         self._turn_due = False
         self._stirred.set()
-        dirty, self._dirty = self._dirty, {}
+        logs, self._dirty = self._dirty, {}
         now, now_us = self._tools.now(), self._host.clock.now_us()
-        for log in dirty:
-            slot = self._slots.get(log)
-            if slot is not None and slot.appender is not None:
-                slot.appender.flush(now, now_us)
+        with self._tools.channel.together():
+            for log in logs:
+                if (slot := self._slots.get(log)) is not None and slot.appender is not None:
+                    slot.appender.flush(now, now_us)
 
     def on_peer_up(self, node: NodeId) -> None:
         """A node connected: it may have missed releases, and runs may wait for it."""
@@ -585,9 +584,10 @@ class SequencerRole:
             await asyncio.sleep(TICK_S)
             now = self._tools.now()
             self.on_settled()  # what waits for room waits no longer than it may
-            for slot in list(self._slots.values()):
-                if slot.appender is not None and slot.appender.in_flight:
-                    slot.appender.tick(now)
+            with self._tools.channel.together():
+                for slot in list(self._slots.values()):
+                    if slot.appender is not None and slot.appender.in_flight:
+                        slot.appender.tick(now)
             self._releases.tick(TICK_S)
 
     async def close(self) -> None:

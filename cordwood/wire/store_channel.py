@@ -14,12 +14,20 @@ Source: design.md §4 (cumulative acks); `layout.waves`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from cordwood.block import Buffer
 from cordwood.errors import Malformed
-from cordwood.layout.frame import Frame, Kind
-from cordwood.layout.waves import ROOM_UNIT_BYTES, StoreRefusal, read_stored, stored_room
+from cordwood.layout.frame import Frame, Kind, checksum
+from cordwood.layout.waves import (
+    ROOM_UNIT_BYTES,
+    StoreRefusal,
+    read_stored,
+    store_blocks,
+    store_head,
+    stored_room,
+)
 from cordwood.nodes import NodeId
 from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
@@ -31,6 +39,29 @@ Settled = Callable[[NodeId, "Sequence[StoreRefusal] | None"], None]
 ROOM_UNTOLD_BYTES = 8 << 20
 """Sent to a node that has not answered yet, which takes a millisecond: the largest block
 and a run."""
+
+
+TOGETHER_BYTES = 64 << 10
+"""A larger payload leaves by itself: what a frame of its own costs is small beside it, and
+its checksum is summed already."""
+
+
+class _Held:
+    """Payloads to one node that leave as one frame."""
+
+    __slots__ = ("blocks", "bytes", "crc", "parts", "settled")
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.bytes = 0
+        self.crc = 0
+        self.parts: list[Sequence[Buffer]] = []
+        self.settled: list[Settled] = []
+
+    def settle(self, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> None:
+        """Tell all of them; each finds its own log's refusals."""
+        for settled in self.settled:
+            settled(node, refusals)
 
 
 class _Numbered:
@@ -50,10 +81,13 @@ class StoreChannel:
 
     Attributes:
         on_room: called when a node tells of room and settles nothing with it.
+        together_bytes: what `together` puts into one frame.
     """
 
     def __init__(self, peers: Peers) -> None:
         self.on_room: Callable[[], None] = lambda: None
+        self.together_bytes = TOGETHER_BYTES
+        self._held: dict[NodeId, _Held] | None = None
         self._peers = peers
         self._numbered: dict[Connection, _Numbered] = {}
         self._unsettled = 0
@@ -83,14 +117,72 @@ class StoreChannel:
         numbered = self._numbered.get(connection)
         if numbered is None:
             numbered = self._numbered[connection] = _Numbered()
+        length = sum(map(len, parts))
+        if self._held is None or length > self.together_bytes:
+            self._ship_held(node)
+            self._ship(connection, numbered, parts, payload_crc, length, settled)
+            return True
+        held = self._held.get(node)
+        if held is None or held.bytes + length > self.together_bytes:
+            self._ship_held(node)
+            held = self._held[node] = _Held()
+        held.parts.append(parts)
+        held.settled.append(settled)
+        held.blocks += store_blocks(parts[0])
+        held.bytes += length
+        held.crc = payload_crc
+        numbered.unsettled += length
+        self._unsettled += length
+        return True
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Small payloads that are sent within the block leave at its end, one frame a node.
+
+        With many logs a turn has a run for each of them, and a frame for each run to each
+        node was ten times the work of the blocks in it. Only for payloads of a sequencer,
+        which have no seal epoch.
+        """
+        assert self._held is None, "one turn at a time"
+        self._held = {}
+        try:
+            yield
+        finally:
+            for node in list(self._held):
+                self._ship_held(node)
+            self._held = None
+
+    def _ship_held(self, node: NodeId) -> None:
+        held = self._held.pop(node, None) if self._held else None
+        connection = self._peers.get(node)
+        if held is None or connection is None:
+            return  # down within this turn: `on_down` has settled it
+        numbered = self._numbered[connection]
+        self._forget(numbered, held.bytes)
+        if len(held.parts) == 1:
+            self._ship(connection, numbered, held.parts[0], held.crc, held.bytes, held.settled[0])
+            return
+        parts: list[Buffer] = [store_head(held.blocks)]
+        for each in held.parts:
+            parts += each[1:]
+        self._ship(connection, numbered, parts, checksum(parts), held.bytes, held.settle)
+
+    def _ship(
+        self,
+        connection: Connection,
+        numbered: _Numbered,
+        parts: Sequence[Buffer],
+        payload_crc: int,
+        length: int,
+        settled: Settled,
+    ) -> None:
         # A lone frame takes whole blocks of the WAL.
-        size = -(-sum(map(len, parts)) // ROOM_UNIT_BYTES) * ROOM_UNIT_BYTES
+        size = -(-length // ROOM_UNIT_BYTES) * ROOM_UNIT_BYTES
         numbered.sent += 1
         numbered.unsettled += size
         self._unsettled += size
         numbered.open.append((numbered.sent, size, settled))
         connection.send(Kind.STORE, numbered.sent, parts, payload_crc)
-        return True
 
     def on_stored(self, node: NodeId, connection: Connection, frame: Frame) -> None:
         """A STORED frame from `node`.
@@ -123,7 +215,10 @@ class StoreChannel:
     def on_down(self, node: NodeId, connection: Connection) -> None:
         """The connection is gone, and with it the answers to what was open."""
         numbered = self._numbered.pop(connection, None)
+        held = self._held.pop(node, None) if self._held else None
         if numbered is not None:
             self._forget(numbered, numbered.unsettled)
             for _, _, settled in numbered.open:
                 settled(node, None)
+            if held is not None:
+                held.settle(node, None)

@@ -11,7 +11,14 @@ from cordwood.errors import CordwoodError, Malformed
 from cordwood.host.memory_network import MemoryNetwork
 from cordwood.layout.frame import Frame, Kind, checksum
 from cordwood.layout.hello import Hello, pack_hello
-from cordwood.layout.waves import Refusal, StoreRefusal, pack_stored
+from cordwood.layout.waves import (
+    STORE_HEAD_BYTES,
+    Refusal,
+    StoreRefusal,
+    pack_stored,
+    store_blocks,
+    store_head,
+)
 from cordwood.nodes import NodeId
 from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
@@ -40,8 +47,13 @@ class Sending(Keeping):
 
     def store(self, name: str) -> bool:
         """Send a payload; what becomes of it is kept in `settled` under its name."""
-        parts = [b"payload ", name.encode()]
+        return self.send([b"payload ", name.encode()], name)
 
+    def store_blocks(self, name: str) -> bool:
+        """The same, as a sequencer's payload of one block."""
+        return self.send([store_head(1), name.encode()], name)
+
+    def send(self, parts: list[bytes], name: str) -> bool:
         def settled(node: NodeId, refusals: object) -> None:
             self.settled.append((name, refusals if refusals is None else list(refusals)))
 
@@ -127,6 +139,63 @@ def test_what_is_open_when_the_connection_goes_is_lost_and_numbers_start_again()
         ends[1].say_frame(Kind.STORED, 0, pack_stored(1, []))
         await settle()
         assert sending.settled[3:] == [("d", [])]
+
+    storing(scenario)
+
+
+def blocks_of(frame: Frame) -> tuple[int, bytes]:
+    return store_blocks(frame.payload[:STORE_HEAD_BYTES]), bytes(frame.payload[STORE_HEAD_BYTES:])
+
+
+def test_what_is_sent_together_is_one_frame_and_each_is_told() -> None:
+    async def scenario(sending: Sending, ends: list[RawEnd]) -> None:
+        sending.channel.together_bytes = 100
+        with sending.channel.together():
+            for name in ("a", "bb", "c" * 90, "d", "e" * 200, "f"):
+                assert sending.store_blocks(name)
+            assert sending.channel.is_busy
+        await settle()
+        stores = [each for each in ends[0].frames if each.kind == Kind.STORE]
+        assert [blocks_of(each) for each in stores] == [
+            (2, b"abb"), (1, b"c" * 90), (1, b"d"), (1, b"e" * 200), (1, b"f"),
+        ]  # fmt: skip
+        assert sending.channel.room(ONE) == ROOM_UNTOLD_BYTES - 5 * 4096
+        ends[0].say_frame(Kind.STORED, 0, pack_stored(1, [], ROOM_UNTOLD_BYTES))
+        await settle()
+        assert sending.settled == [("a", []), ("bb", [])]
+        ends[0].say_frame(Kind.STORED, 0, pack_stored(5, [SEALED], ROOM_UNTOLD_BYTES))
+        await settle()
+        assert [what for _, what in sending.settled[2:]] == [[SEALED], [], [], []]
+        assert not sending.channel.is_busy
+        assert sending.channel.room(ONE) == ROOM_UNTOLD_BYTES
+
+    storing(scenario)
+
+
+def test_what_was_sent_together_is_lost_together() -> None:
+    async def scenario(sending: Sending, ends: list[RawEnd]) -> None:
+        with sending.channel.together():
+            sending.store_blocks("a")
+            sending.store_blocks("b")
+        await settle()
+        ends[0].transport.close()
+        await settle()
+        assert sending.settled == [("a", None), ("b", None)]
+        assert not sending.channel.is_busy
+
+    storing(scenario)
+
+
+def test_a_connection_that_goes_while_something_is_held_for_it() -> None:
+    async def scenario(sending: Sending, ends: list[RawEnd]) -> None:
+        connection = sending.peers.get(ONE)
+        assert connection is not None
+        with sending.channel.together():
+            sending.store_blocks("a")
+            sending.channel.on_down(ONE, connection)
+        assert sending.settled == [("a", None)]
+        assert not sending.channel.is_busy
+        assert not any(each.kind == Kind.STORE for each in ends[0].frames)
 
     storing(scenario)
 
