@@ -56,7 +56,7 @@ OPTIONS = {
 """What there is, and a word on each."""
 
 NOT_YET = {
-    "groupId": "it names a cursor, and the store has none yet; the checkpoint keeps the place",
+    "groupId": "it is to save a place in the store beside the checkpoint, which keeps it alone",
     "view": "`cordwood spark stats` and `cordwood spark audit` tell what it would show",
 }
 """Planned, and what each waits for. They are refused until they do what they say."""
