@@ -11,6 +11,7 @@ from typing import Any
 from cordwood.layout.block_header import pack_header, unpack_header
 from cordwood.layout.waves import Refusal
 from cordwood.nodes import Replication
+from cordwood.protocol.producers import Turn
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _APPENDER = "sequencer.appender:LogAppender"
@@ -121,6 +122,14 @@ def _released_early(right: Any) -> Any:
     return begin
 
 
+def _repeat_unseen(right: Any) -> Any:
+    def look(self: Any, producer: int, epoch: int, sequence: int, count: int) -> Any:
+        turn, first = right(self, producer, epoch, sequence, count)
+        return (Turn.NEXT, 0) if turn is Turn.REPEAT else (turn, first)
+
+    return look
+
+
 async def _always_newest(self: Any, log: int, epoch: int) -> bool:
     return True
 
@@ -149,6 +158,8 @@ BUGS = (
                changed({f"{_APPENDER}._on_refused": _fenced_goes_on})),
     PlantedBug("released-early", "an epoch is released before those below it are recovered",
                changed({"sequencer.activation:Activation._begin": _released_early})),
+    PlantedBug("repeat-unseen", "a producer's block that comes again is stored again",
+               changed({"protocol.producers:ProducerTable.look": _repeat_unseen})),
     PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",
                changed({"sequencer.activation:Activation.is_newest": instead(_always_newest)})),
 )  # fmt: skip
