@@ -67,7 +67,8 @@ from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
 from cordwood.storage.flusher import Flusher
-from cordwood.storage.logs_store import LogsStore, StoredLog
+from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.partition import StoredLog
 from cordwood.storage.read_streams import ReadStreams
 from cordwood.storage.role import StorageRole
 from cordwood.storage.shard import Shard

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.log_cache import CachedLog, LogCache
-from cordwood.storage.logs_store import LogsStore, Run, Wanted
+from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.partition import Run, Wanted
 
 
 class LogReader:

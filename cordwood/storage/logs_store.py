@@ -25,8 +25,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
@@ -36,6 +34,7 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
+from cordwood.storage.partition import Partition, Run, Share, StoredLog, Wanted
 from cordwood.storage.tables import Row, Tables, TablesFailed
 
 logger = logging.getLogger(__name__)
@@ -63,74 +62,6 @@ BODIES_BYTES = 4 << 20
 
 Counts = Callable[[int, int], bool]
 """Whether a copy counts, from its last LSN and its seal epoch."""
-
-Wanted = Callable[[StoredBlock], bool]
-"""Whether a block is to be sent; it is shown without its body, which is not read for it."""
-
-
-class Run(NamedTuple):
-    """Blocks of one log in LSN order.
-
-    Attributes:
-        blocks: all that is held and wanted in [start, next), each range once.
-        next: where to read on; past the bound that was asked for if that is reached.
-        passed: blocks that are held there and not wanted.
-    """
-
-    blocks: list[StoredBlock]
-    next: int
-    passed: int = 0
-
-
-@dataclass(slots=True)
-class Partition:
-    """One partition: a table, and what its row says."""
-
-    number: int
-    start_us: int
-    made_us: int
-    bytes: int = 0
-    files: int = 0
-
-    @property
-    def table(self) -> str:
-        """Its table's name; their order is that of the numbers."""
-        return f"p{self.number:010}"
-
-    def row(self) -> PartitionRow:
-        """For the metadata."""
-        return PartitionRow(self.start_us, self.made_us, self.bytes, self.files)
-
-
-@dataclass(slots=True)
-class StoredLog:
-    """What LogsDB holds of a log: the highest LSN, how many copies of blocks, their bytes."""
-
-    last: int = 0
-    blocks: int = 0
-    bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Share:
-    """What a flush brings to one partition."""
-
-    partition: Partition
-    rows: list[Row] = field(default_factory=list)
-    bytes: int = 0
-    entries: dict[int, DirectoryEntry] = field(default_factory=dict)
-
-    def add(self, block: StoredBlock) -> None:
-        header = block.header
-        if header.stored_bytes:
-            key = logs_db.body_key(header.log, header.last, header.first)
-            self.rows.append((key, bytes(block.body)))
-        self.rows.append((logs_db.index_key(block), bytes(block.wire)))
-        self.bytes += block.wire_bytes
-        time_us = header.append_time_us
-        entry = DirectoryEntry(header.first, header.last, 1, block.wire_bytes, time_us, time_us)
-        before = self.entries.get(header.log)
-        self.entries[header.log] = entry if before is None else before.joined(entry)
 
 
 class LogsStore:
@@ -278,8 +209,8 @@ class LogsStore:
             )
         )
 
-    def _shares(self, blocks: Sequence[StoredBlock]) -> list[_Share]:
-        shares: dict[int, _Share] = {}
+    def _shares(self, blocks: Sequence[StoredBlock]) -> list[Share]:
+        shares: dict[int, Share] = {}
         takers = self.partitions[-OPEN_PARTITIONS:]
         newest, *older = reversed(takers)
         for block in blocks:
@@ -287,7 +218,7 @@ class LogsStore:
             taker = newest if not older or time_us >= newest.start_us else older[0]
             share = shares.get(taker.number)
             if share is None:
-                share = shares[taker.number] = _Share(taker)
+                share = shares[taker.number] = Share(taker)
             share.add(block)
         return [shares[number] for number in sorted(shares)]
 
@@ -305,7 +236,7 @@ class LogsStore:
             await self._tables.write(table, some)
 
     async def _flush_metadata(
-        self, shares: Sequence[_Share], states: Mapping[int, LogState], offset: int
+        self, shares: Sequence[Share], states: Mapping[int, LogState], offset: int
     ) -> None:
         entries = await self._joined_entries(shares)
         logs = self._joined_logs(shares)
@@ -333,7 +264,7 @@ class LogsStore:
         self._last_us = max([self._last_us, *(each.append_time_us for each in states.values())])
 
     async def _joined_entries(
-        self, shares: Sequence[_Share]
+        self, shares: Sequence[Share]
     ) -> dict[tuple[int, int], DirectoryEntry]:
         """The directory entries that a flush changes, as they are after it."""
         wanted = [(log, share.partition.number) for share in shares for log in share.entries]
@@ -353,7 +284,7 @@ class LogsStore:
                 joined[place] = entry if before is None else before.joined(entry)
         return joined
 
-    def _joined_logs(self, shares: Sequence[_Share]) -> dict[int, StoredLog]:
+    def _joined_logs(self, shares: Sequence[Share]) -> dict[int, StoredLog]:
         joined: dict[int, StoredLog] = {}
         for share in shares:
             for log, entry in share.entries.items():
@@ -365,7 +296,7 @@ class LogsStore:
 
     def _take(
         self,
-        shares: Sequence[_Share],
+        shares: Sequence[Share],
         entries: Mapping[tuple[int, int], DirectoryEntry],
         logs: Mapping[int, StoredLog],
         offset: int,

@@ -40,7 +40,7 @@ from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter, Shuffle, ships
 from cordwood.storage.log_reader import LogReader
-from cordwood.storage.logs_store import Run
+from cordwood.storage.partition import Run
 from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)

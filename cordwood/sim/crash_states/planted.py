@@ -33,7 +33,8 @@ from cordwood.sim.zoo import PlantedBug, planted
 from cordwood.storage import wal_file, wal_recovery
 from cordwood.storage.flusher import Flusher
 from cordwood.storage.log_cache import Batch
-from cordwood.storage.logs_store import LogsStore, Partition
+from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.partition import Partition
 from cordwood.storage.shard import Shard
 from cordwood.storage.wal import Wal
 from cordwood.storage.wal_blocks import WalBlock
