@@ -143,10 +143,15 @@ class SeedReport:
         return tuple(dict.fromkeys(invariant for invariant, _ in self.broken))
 
 
+def runs_twice(task: SeedTask) -> bool:
+    """Whether a task is one that shows that a seed is one run."""
+    return task.twice or stream(task.seed, "twice").random() < TWICE_SHARE
+
+
 def report_task(task: SeedTask) -> SeedReport:
     """Run a task, twice if its seed is one of those, and report."""
     outcome = run_task(task)
-    twice = task.twice or stream(task.seed, "twice").random() < TWICE_SHARE
+    twice = runs_twice(task)
     diverged = twice and run_task(task).trace_hash != outcome.trace_hash
     return report_of(task, outcome, twice=twice, diverged=diverged)
 

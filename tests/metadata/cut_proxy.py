@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,8 @@ class CutProxy:
         loses_answers: what the server sends is dropped.
         is_shut: new connections are closed at once.
         round_trips: how often a client spoke after the server had.
+        latency_s: how long answers are under way. With more than the moment between two
+            requests that do not wait for each other, these count as one round trip.
     """
 
     def __init__(self, port: int) -> None:
@@ -29,6 +32,7 @@ class CutProxy:
         self.loses_answers = False
         self.is_shut = False
         self.round_trips = 0
+        self.latency_s = 0.0
         self._spawn(self._accept)
 
     @property
@@ -88,6 +92,8 @@ class CutProxy:
                     data = source.recv(65536)
                     if not data:
                         break
+                    if self.latency_s and not is_client:
+                        time.sleep(self.latency_s)
                     if is_client and self._server_spoke:
                         self.round_trips += 1
                     self._server_spoke = not is_client

@@ -27,6 +27,9 @@ from cordwood.nodes import NodeId, Replication
 SESSION_S = 0.6
 """The least that the tests' server grants is 0.4 s."""
 
+LATENCY_S = 0.05
+"""Of answers, where round trips are counted: far longer than a client takes to send two requests."""
+
 
 @pytest.fixture
 def proxy(zookeeper: str) -> Iterator[CutProxy]:
@@ -299,6 +302,7 @@ def test_taking_an_epoch_costs_two_round_trips(behind, proxy):
     async def act(store: MetadataStore) -> None:
         epochs = EpochStore(store)
         await epochs.create(1, (NodeId(1), NodeId(2), NodeId(3)), Replication(3))
+        proxy.latency_s = LATENCY_S
         for _ in range(3):
             before = proxy.round_trips
             await epochs.take_epoch(1)
