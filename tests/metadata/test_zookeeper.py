@@ -28,7 +28,7 @@ SESSION_S = 0.6
 """The least that the tests' server grants is 0.4 s."""
 
 LATENCY_S = 0.05
-"""Of answers, where round trips are counted: far longer than a client takes to send two requests."""
+"""Of answers, where round trips are counted: a client sends two requests in far less."""
 
 
 @pytest.fixture
