@@ -111,7 +111,7 @@ ERROR: No matching distribution found for hatchling==1.33.0
         (
             "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on "
             "device",
-            "needs 3.2 GB of disk",
+            "needs 3.4 GB of disk",
             "free some space",
         ),
         (
@@ -152,7 +152,7 @@ def test_a_python_without_ensurepip_names_the_package_to_install(monkeypatch):
 def test_a_nearly_full_disk_is_told_before_anything_is_downloaded(place, monkeypatch):
     usage = shutil.disk_usage(place.root)._replace(free=300_000_000)
     monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(setup.SetUpFailed, match=r"needs 3\.2 GB .* 0\.3 GB are free there"):
+    with pytest.raises(setup.SetUpFailed, match=r"needs 3\.4 GB .* 0\.3 GB are free there"):
         setup.check_space(place)
 
 
