@@ -17,8 +17,7 @@ from cordwood.local_cluster import ClusterShape, local_cluster
 from cordwood.settings import MIB
 
 KEPT_BYTES_MAX = 8 << 30
-"""Nodes keep what they store in memory too until LogsDB comes, every copy of it; more
-than this would measure the machine's swap."""
+"""Of all copies together; each is written to the WAL and then to LogsDB on the same disk."""
 
 PREFIX = ".cordwood-bench-"
 

@@ -24,7 +24,7 @@ from cordwood.errors import BadSetting
 
 STDIN = "-"
 INPUT_BYTES_MAX = 2 << 30
-"""Until LogsDB lands every node keeps what it holds in memory, three copies in all."""
+"""Three copies, each in the WAL and in LogsDB, are 12 GiB on one disk; more is no demo."""
 
 KEY_BYTES_MAX = 4096
 """Of a path; longer ones no system opens."""
@@ -119,8 +119,8 @@ def open_files(names: Sequence[str], copies: Path) -> Files:
     total = sum(file.size for file in files)
     if total > INPUT_BYTES_MAX:
         raise BadSetting(
-            f"{total >> 20} MiB are too much for the demo: nodes keep all in memory until "
-            f"LogsDB lands, so it takes {INPUT_BYTES_MAX >> 20} MiB at most"
+            f"{total >> 20} MiB are too much for the demo, which stores three copies on "
+            f"this disk: it takes {INPUT_BYTES_MAX >> 20} MiB at most; give it fewer files"
         )
     return Files(files)
 

@@ -1,8 +1,8 @@
 """What the demo feeds to the log: records, in order, from a source of known size.
 
 Two sources: the flights (`demo.flights`) and files of any kind (`demo.files`). A source
-says beforehand how large its records can become, because until LogsDB lands a node's
-WAL is its whole store and must be made large enough.
+says beforehand how large its records can become, so that the WAL is made large enough
+never to stand in the way of what the demo shows.
 
 Source: design.md §11; the records' columns are those of Kafka (research digest on
 PySpark 4.3, §6).
