@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from cordwood.client.appends import SEEK_DIALS
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.log_appends import SEEK_DIALS
 from cordwood.errors import CordwoodError, NoSequencer, Retryable, Unreachable
 from cordwood.layout.message import AskTail, TailReply
 from cordwood.lsn import Lsn

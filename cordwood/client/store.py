@@ -13,6 +13,7 @@ from itertools import count
 from typing import TypeVar
 
 from cordwood.block import Buffer
+from cordwood.client.append_calls import AppendCalls
 from cordwood.client.appending import Appending
 from cordwood.client.appends import Appends
 from cordwood.client.ask_released import ask_released
@@ -24,13 +25,12 @@ from cordwood.client.log_tree import LogTree, check_write_token
 from cordwood.client.producer import Producer
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Reader
-from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
+from cordwood.client.record_check import Headers, Timestamp
 from cordwood.errors import (
     BadSetting,
     Closed,
     CordwoodError,
     Malformed,
-    OutcomeUnknown,
     Unreachable,
 )
 from cordwood.host.seams import Host
@@ -60,9 +60,6 @@ Answer = TypeVar("Answer")
 Position = str | int
 """Where to read from or to: `oldest`, `tail`, an `Lsn`, or its text (`e7n123`)."""
 
-LATE_S = 0.1
-"""A call that found its log and room within this gives its block all of its deadline."""
-
 ASK_EACH_S = 2.0
 """How long a node may take to say how it is; one that is down is not waited for longer."""
 
@@ -86,6 +83,7 @@ class Store:
         self._cluster = cluster
         self._settings = settings
         self._appends = Appends(cluster, host, settings, tasks)
+        self._append_calls = AppendCalls(self._appends, cluster, self._find_to_append, settings)
         self._streams: dict[int, ReadStream] = {}
         self._readers: list[Reader] = []
         self._tasks = tasks
@@ -127,14 +125,9 @@ class Store:
             OutcomeUnknown: it may or may not be stored.
             Rejected: it is too large, or there is no such log.
         """
-        time_us = None if timestamp is None else to_us(timestamp)
-        size = self._appends.check_record(value, key, time_us, headers)
-        deadline = self._deadline()
-        info = await self._find(log, to_append=True)
-        is_late = await self._wait_open_room(deadline)
-        lane = self._appends.log(info.log_id, producer)
-        future = lane.add(value, key, time_us, headers, size, expected_tail)
-        return await (self._by(deadline, future) if is_late else future)
+        return await self._append_calls.append(
+            log, value, key, timestamp, headers, producer, expected_tail
+        )
 
     async def append_many(
         self,
@@ -155,92 +148,9 @@ class Store:
             OutcomeUnknown: not all blocks were acknowledged; some may be stored.
             CordwoodError: as `append`; no block was stored.
         """
-        check_columns(len(values), keys, headers)
-        times_us = times_of(len(values), timestamps)
-        sizes = self._sizes(values, keys, headers)
-        deadline = self._deadline()
-        info = await self._find(log, to_append=True)
-        appends = self._appends.log(info.log_id, producer)
-        step = self._settings.block_records
-        runs: list[tuple[asyncio.Future[Lsn], int]] = []
-        ended: list[CordwoodError] = []
-        is_late = False
-        for at in range(0, len(values), step):
-            try:
-                is_late = await self._wait_open_room(deadline)
-            except CordwoodError as error:
-                ended.append(error)
-                break
-            part = slice(at, at + step)
-            runs += appends.add_many(
-                values[part],
-                keys[part] if keys is not None else None,
-                times_us if times_us is None or isinstance(times_us, int) else times_us[part],
-                headers[part] if headers is not None else None,
-                sizes[part],
-            )
-        answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
-        firsts = await (self._by(deadline, answers) if is_late else answers)
-        failures = [first for first in firsts if isinstance(first, BaseException)]
-        stored = len(firsts) - len(failures)
-        failures += ended
-        if failures and stored:
-            raise OutcomeUnknown(
-                f"{stored} blocks are stored, the others were not acknowledged: {failures[0]}"
-            ) from failures[0]
-        if failures:
-            raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
-        return [
-            lsn
-            for first, (_, records) in zip(firsts, runs, strict=True)
-            if not isinstance(first, BaseException)
-            for lsn in map(Lsn, range(first, first + records))
-        ]
-
-    def _sizes(
-        self,
-        values: Sequence[Buffer],
-        keys: Sequence[bytes | None] | None,
-        headers: Sequence[Headers] | None,
-    ) -> list[int]:
-        """What each record counts; see `Appends.check_record`. Times were checked before."""
-        if keys is None and headers is None and set(map(type, values)) == {bytes}:
-            sizes = list(map(len, values))
-            if max(sizes) <= self._settings.block_bytes:
-                return sizes
-        check = self._appends.check_record
-        return [
-            check(
-                value,
-                keys[at] if keys is not None else None,
-                None,
-                headers[at] if headers is not None else None,
-            )
-            for at, value in enumerate(values)
-        ]
-
-    def _deadline(self) -> float:
-        """When a call that begins now must have ended, on the loop's clock."""
-        return self._appends.loop.time() + self._settings.timeout_s
-
-    async def _wait_open_room(self, deadline: float) -> bool:
-        """Wait for room until `deadline`; whether the call is late by then."""
-        if not self._appends.window.has_room:
-            await self._appends.window.wait_room(deadline)
-        self._cluster.check_open()
-        left_s = deadline - self._appends.loop.time()
-        return left_s < self._settings.timeout_s - LATE_S
-
-    async def _by(self, deadline: float, answer: Awaitable[Answer]) -> Answer:
-        """What a call that had to wait, for its log or for room, is answered; OutcomeUnknown if
-        it is not by then. Its block has a deadline of its own, up to a timeout after the call's.
-        """
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await answer
-        except TimeoutError:
-            why = f"no answer within {self._settings.timeout_s:g} s, some of it before it was sent"
-            raise OutcomeUnknown(f"{why}: read the log to know whether it is stored") from None
+        return await self._append_calls.append_many(
+            log, values, keys, timestamps, headers, producer
+        )
 
     async def open_log(self, log: str) -> Appending:
         """A log for `append_nowait`, the fastest way to append one by one.
@@ -248,7 +158,7 @@ class Store:
         Raises:
             UnknownLog: it is not there and may not be made.
         """
-        info = await self._find(log, to_append=True)
+        info = await self._find_to_append(log)
         return Appending(self._appends, self._cluster, info.log_id)
 
     # Reading.
@@ -525,12 +435,14 @@ class Store:
         """`close` waits for this task too: it is the one that owns the connections."""
         self._runner = runner
 
-    async def _find(self, log: str, *, to_append: bool = False) -> LogInfo:
+    async def _find(self, log: str) -> LogInfo:
         self._cluster.check_open()
         timeout_s = self._settings.timeout_s
-        info = await self._cluster.find_log(log, create=True, timeout_s=timeout_s)
-        if to_append:
-            check_write_token(info, self._settings.write_tokens)
+        return await self._cluster.find_log(log, create=True, timeout_s=timeout_s)
+
+    async def _find_to_append(self, log: str) -> LogInfo:
+        info = await self._find(log)
+        check_write_token(info, self._settings.write_tokens)
         return info
 
     # What the cluster tells; see `cluster.NodeListener`.

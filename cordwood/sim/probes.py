@@ -264,10 +264,10 @@ _WATCHES: tuple[Watch, ...] = (
         f"{_BUFFER}._deliver",
         lambda s: not isinstance(s.result, Gap) and s.result.first > s.result.block.header.first,
     ),
-    Watch("append-tried-again", "client.appends:LogAppends._requeue"),
+    Watch("append-tried-again", "client.log_appends:LogAppends._requeue"),
     Watch(
         "append-lost",
-        "client.appends:LogAppends.on_down",
+        "client.log_appends:LogAppends.on_down",
         lambda s: any(used is s.args[1] for _, used in s.me._sent.values()),
         before=True,
     ),

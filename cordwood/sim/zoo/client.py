@@ -10,7 +10,7 @@ from typing import Any
 from cordwood.errors import OutcomeUnknown
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
-_APPENDS = "client.appends:LogAppends"
+_APPENDS = "client.log_appends:LogAppends"
 
 
 def _unknown_resent(right: Any) -> Any:
