@@ -12,19 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from crc32c import crc32c
 
 from cordwood.errors import (
     ChecksumMismatch,
     CordwoodError,
-    Fenced,
     NoSequencer,
     Overloaded,
     RecordTooLarge,
     Retryable,
-    UnknownLog,
 )
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame
@@ -35,13 +32,12 @@ from cordwood.layout.message import (
     TailReply,
 )
 from cordwood.layout.waves import AppendEntry, AppendFlag, read_append
-from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId
-from cordwood.quorum.sequencer_placement import sequencer_order
-from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.answers import Answers
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Waiting
+from cordwood.sequencer.mandate import Mandate, View
+from cordwood.sequencer.reigns import Reigns, Slot
 from cordwood.sequencer.releases import Releases
 from cordwood.wire.connection import Connection
 
@@ -56,54 +52,14 @@ ACTIVATING_BYTES_MAX = 16 << 20
 TAIL_TRIES_MAX = 3
 """Sequencers lost to others while one question for the tail is answered."""
 
-ACTIVATE_AGAIN_S = 0.5
-"""Pause after an activation that failed: each try seals nodes, and clients ask all the time."""
-
 LEAVE_S = 2.0
 """How long a node that leaves lets its sequencers finish, as LogDevice drains an epoch."""
 
 FINISH_S = 1.0
 """How long a sequencer that is replaced may take to finish; its successor waits meanwhile."""
 
-ISOLATED_S = 2.0
-"""How long a node that sees nobody goes on to sequence, after it took the last other one for
-dead. LogDevice waits 20 minutes; here the others have given its logs away by then."""
-
 LOGS_MAX = 100_000
 """Logs sequenced by one node at once."""
-
-
-class View(Protocol):
-    """What the failure detector knows; see `wire.gossip.Gossip`."""
-
-    @property
-    def dead(self) -> frozenset[NodeId]:
-        """Nodes taken for dead."""
-
-
-class _Slot:
-    """One log on this node: active, or being activated with entries waiting.
-
-    Attributes:
-        heir: who takes over while this node finishes; None while it goes on.
-        recovered: done once every lower epoch is recovered.
-        waiting: entries that wait for the activation; some for the recovery behind it.
-    """
-
-    __slots__ = (
-        "appender", "heir", "ready", "recovered", "recovery", "waiting",
-        "waiting_bytes",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.recovered: asyncio.Future[None] = loop.create_future()
-        self.recovery: asyncio.Task[None] | None = None
-        self.heir: NodeId | None = None
-        self.appender: LogAppender | None = None
-        self.ready: asyncio.Future[LogAppender] = loop.create_future()
-        self.waiting: list[Waiting] = []
-        self.waiting_bytes = 0
 
 
 class SequencerRole:
@@ -119,24 +75,18 @@ class SequencerRole:
         view: View,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._view = view
-        self._leaving = False
+        self._mandate = Mandate(node, members, view, tools.now)
         self._stored = asyncio.Event()
-        self._isolated_since: float | None = None
         self._node = node
         self._host = host
         self._activation = activation
         self._tools = tools
-        self._members = members
-        self._tasks = tasks
-        self._slots: dict[int, _Slot] = {}
-        self._activations: dict[int, asyncio.Task[None]] = {}
-        # Why a log could not be activated here, and when it may be tried again.
-        self._failures: dict[int, tuple[NoSequencer, float]] = {}
         self._dirty: dict[int, None] = {}
         self._held: dict[int, None] = {}
         self._answers = Answers()
         self._releases = Releases(tools.peers)
+        self._reigns = Reigns(activation, self, self._releases, tools.now, tasks)
+        self._slots = self._reigns.slots
         self._turn_due = False
         self._stirred = asyncio.Event()
         self._in_flight_bytes = 0
@@ -175,24 +125,24 @@ class SequencerRole:
                 store does not answer.
         """
         for _ in range(TAIL_TRIES_MAX):
-            refusal = self._refusal(ask.log)
+            refusal = self._mandate.refusal(ask.log)
             if refusal is not None:
                 raise refusal[0]
             slot = self._slots.get(ask.log)
             if slot is None:
-                elsewhere = self._elsewhere(ask.log, ask.activate_here)
+                elsewhere = self._mandate.elsewhere(ask.log, ask.activate_here)
                 if elsewhere:
                     raise NoSequencer(f"log {ask.log} is sequenced by node {elsewhere}, not here")
-                slot = self._start_if_due(ask.log)
+                slot = self._reigns.start_if_due(ask.log)
             if slot is None:
-                raise NoSequencer(str(self._failures[ask.log][0]))
+                raise NoSequencer(str(self._reigns.failures[ask.log][0]))
             appender = slot.appender
             if appender is None:
                 appender = await asyncio.shield(slot.ready)
             if slot.heir is not None:
                 raise NoSequencer(f"log {ask.log}: another node takes over just now")
             await asyncio.shield(slot.recovered)
-            self._remind(slot)
+            self.remind(slot)
             if await self._still_rules(ask.log, slot, appender):
                 return TailReply(appender.epoch, appender.lng, self._node)
         raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
@@ -211,7 +161,7 @@ class SequencerRole:
             ]
         )
 
-    async def _still_rules(self, log: int, slot: _Slot, appender: LogAppender) -> bool:
+    async def _still_rules(self, log: int, slot: Slot, appender: LogAppender) -> bool:
         """Whether nobody has taken a higher epoch; ends the appender if somebody has."""
         try:
             rules = await self._activation.is_newest(log, appender.epoch)
@@ -227,7 +177,7 @@ class SequencerRole:
         if slot is not None and slot.appender is not None and slot.appender.epoch < epoch:
             await self._finish(log, slot, heir)
 
-    async def _finish(self, log: int, slot: _Slot, heir: NodeId) -> None:
+    async def _finish(self, log: int, slot: Slot, heir: NodeId) -> None:
         """Take nothing more for `log`, store what is numbered, stop; clients go to `heir`."""
         appender = slot.appender
         assert appender is not None, "only an active log finishes"
@@ -237,7 +187,7 @@ class SequencerRole:
             self._in_flight_bytes -= waiting.entry.stored_bytes
             self._answers.send_back(waiting.connection, waiting.entry, error, heir)
         await self._wait_stored(lambda: appender.in_flight, FINISH_S)
-        self._end(log, slot, 0)
+        self._reigns.end(log, slot, 0)
 
     async def _wait_stored(self, in_flight: Callable[[], int], timeout_s: float) -> None:
         """Wait until nothing is in flight, at most so long."""
@@ -266,23 +216,24 @@ class SequencerRole:
             return RecordTooLarge(text), NodeId(0)
         if crc32c(entry.body) != entry.stored_crc:
             return ChecksumMismatch("the block arrived damaged; nothing was stored"), NodeId(0)
-        refusal = self._refusal(entry.log)
+        refusal = self._mandate.refusal(entry.log)
         if refusal is not None:
             return refusal
         slot = self._slots.get(entry.log)
         if slot is None:
-            elsewhere = self._elsewhere(entry.log, bool(entry.flags & AppendFlag.ACTIVATE_HERE))
+            activate_here = bool(entry.flags & AppendFlag.ACTIVATE_HERE)
+            elsewhere = self._mandate.elsewhere(entry.log, activate_here)
             if elsewhere:
                 return NoSequencer(f"node {elsewhere} sequences log {entry.log}"), elsewhere
             if len(self._slots) >= LOGS_MAX:
                 return Overloaded(f"this node sequences {LOGS_MAX} logs already"), NodeId(0)
-            slot = self._start_if_due(entry.log)
+            slot = self._reigns.start_if_due(entry.log)
         if slot is not None and slot.heir is not None:
             return NoSequencer(f"node {slot.heir} takes over log {entry.log}"), slot.heir
-        if slot is None or (slot.appender is None and entry.log in self._failures):
+        if slot is None or (slot.appender is None and entry.log in self._reigns.failures):
             # It is tried again meanwhile. A client that waited for each try would meet its
             # deadline in one, and could not tell that from an append that was numbered.
-            return self._failures[entry.log][0], NodeId(0)
+            return self._reigns.failures[entry.log][0], NodeId(0)
         in_flight = self._in_flight_bytes
         if in_flight and in_flight + entry.stored_bytes > settings.window_bytes:
             text = f"{settings.window_bytes} bytes are in flight at this sequencer: slow down"
@@ -303,177 +254,26 @@ class SequencerRole:
         self._in_flight_bytes += entry.stored_bytes
         return None
 
-    def _elsewhere(self, log: int, activate_here: bool) -> NodeId:
-        """The node that should sequence `log`, 0 if this one may."""
-        order = sequencer_order(log, self._members().values(), self._view.dead)
-        if activate_here or not order or order[0] == self._node:
-            return NodeId(0)
-        return order[0]
-
-    def _next_node(self, log: int) -> NodeId:
-        """The node that sequences `log` once this one is gone, 0 if there is none."""
-        order = sequencer_order(log, self._members().values(), self._view.dead)
-        return next((node for node in order if node != self._node), NodeId(0))
-
-    def _refusal(self, log: int) -> tuple[NoSequencer, NodeId] | None:
-        """Why this node sequences nothing now, and who may instead; None while it does."""
-        if self._leaving:
-            text = f"node {self._node} leaves and sequences nothing any more"
-            return NoSequencer(text), self._next_node(log)
-        if self._is_isolated:
-            text = f"node {self._node} sees no other node, so it sequences nothing"
-            return NoSequencer(text), NodeId(0)
-        return None
-
-    @property
-    def _is_isolated(self) -> bool:
-        since = self._isolated_since
-        return since is not None and self._tools.now() - since >= ISOLATED_S
-
     def on_isolated(self, is_isolated: bool) -> None:
         """What the failure detector says of this node, again and again.
 
         A node that has seen nobody for a while ends its sequencers: what they have in
         flight cannot be stored, and its clients are better served elsewhere.
         """
-        if not is_isolated:
-            self._isolated_since = None
-            return
-        if self._isolated_since is None:
-            self._isolated_since = self._tools.now()
-        if self._is_isolated and self._slots:
+        self._mandate.note_isolated(is_isolated)
+        if self._mandate.is_isolated:
             for log, slot in list(self._slots.items()):
                 if slot.appender is not None:
                     logger.warning("log %d: not sequenced here, no other node is seen", log)
-                    self._end(log, slot, 0)
+                    self._reigns.end(log, slot, 0)
 
     async def leave(self) -> None:
         """Take nothing more, and wait until what is numbered is stored, at most LEAVE_S."""
         self._turn()
-        self._leaving = True
-        for log, slot in list(self._slots.items()):
-            if slot.appender is None:
-                self._activations[log].cancel()
-                text = f"node {self._node} leaves before it could sequence log {log}"
-                self._abandon(log, slot, NoSequencer(text))
-        await self._wait_stored(self._in_flight, LEAVE_S)
+        self._mandate.is_leaving = True
+        self._reigns.end_unstarted(f"node {self._node} leaves before it could sequence log")
+        await self._wait_stored(self._reigns.in_flight, LEAVE_S)
         self._answers.send()
-
-    def _in_flight(self) -> int:
-        """Runs that are not stored yet, over all logs."""
-        return sum(s.appender.in_flight for s in self._slots.values() if s.appender is not None)
-
-    # Activation.
-
-    def _start_if_due(self, log: int) -> _Slot | None:
-        """Begin to activate a log, unless that failed a moment ago."""
-        failure = self._failures.get(log)
-        if failure is not None and self._tools.now() < failure[1]:
-            return None
-        return self._start(log)
-
-    def _start(self, log: int) -> _Slot:
-        slot = self._slots[log] = _Slot()
-        self._activations[log] = self._tasks.create_task(self._activate(log, slot))
-        return slot
-
-    async def _activate(self, log: int, slot: _Slot) -> None:
-        try:
-            appender, record = await self._activation.activate(log, self)
-        except CordwoodError as error:
-            logger.info("log %d: not sequenced here: %s", log, error)
-            self._abandon(log, slot, error)
-            return
-        finally:
-            self._activations.pop(log, None)
-        slot.appender = appender
-        self._failures.pop(log, None)
-        self._take_waiting(log, slot)
-        slot.ready.set_result(appender)
-        if appender.is_recovered:
-            self._on_recovered(log, slot, None)
-        else:
-            slot.recovery = self._tasks.create_task(self._recover(log, slot, record))
-
-    def _take_waiting(self, log: int, slot: _Slot) -> None:
-        """Hand over the entries that wait and need wait no more."""
-        appender = slot.appender
-        assert appender is not None, "nothing is taken before the activation"
-        waiting, slot.waiting, slot.waiting_bytes = slot.waiting, [], 0
-        for each in waiting:
-            if appender.is_recovered or not each.entry.needs_recovery:
-                appender.enqueue(each)
-            else:
-                slot.waiting.append(each)
-                slot.waiting_bytes += each.entry.stored_bytes
-        self._dirty[log] = None
-        self._turn()
-
-    async def _recover(self, log: int, slot: _Slot, record: EpochRecord) -> None:
-        """Recover every lower epoch, while appends go on; try until it is done or over."""
-        appender = slot.appender
-        assert appender is not None, "recovery follows the activation"
-        while self._slots.get(log) is slot:
-            try:
-                recovered = await self._activation.recover(log, appender.epoch, record)
-            except Fenced as fenced:
-                if self._slots.get(log) is slot:
-                    self.on_fenced(log, fenced.epoch)
-            except CordwoodError as error:
-                logger.info("log %d: not recovered yet: %s", log, error)
-                self._tell_not_recovered(slot, NoSequencer(str(error)))
-                await asyncio.sleep(ACTIVATE_AGAIN_S)
-            else:
-                if self._slots.get(log) is slot:
-                    self._on_recovered(log, slot, recovered)
-                return
-
-    def _tell_not_recovered(self, slot: _Slot, error: NoSequencer) -> None:
-        """Whoever waits for the recovery hears why it failed; those who come next wait again."""
-        if not slot.recovered.done():
-            slot.recovered.set_exception(error)
-            slot.recovered.exception()
-        slot.recovered = asyncio.get_running_loop().create_future()
-        waiting, slot.waiting, slot.waiting_bytes = slot.waiting, [], 0
-        for each in waiting:
-            self.refuse(each.connection, each.entry, error)
-
-    def _on_recovered(self, log: int, slot: _Slot, recovered: Recovered | None) -> None:
-        appender = slot.appender
-        assert appender is not None, "recovery follows the activation"
-        slot.recovered.set_result(None)
-        if recovered is not None:
-            appender.on_recovered(recovered)
-        if self._slots.get(log) is slot:  # it may have run out of numbers meanwhile
-            self._remind(slot)
-            self._take_waiting(log, slot)
-
-    def _end(self, log: int, slot: _Slot, epoch: int) -> None:
-        """Sequence `log` here no longer, because of `epoch` (0: not known, or for no other)."""
-        if self._slots.get(log) is not slot:
-            return
-        del self._slots[log]
-        self._releases.forget(log)
-        if slot.recovery is not None and slot.recovery is not asyncio.current_task():
-            slot.recovery.cancel()
-        over = NoSequencer(f"log {log} is not sequenced here any more")
-        if not slot.recovered.done():
-            self._tell_not_recovered(slot, over)
-        if slot.appender is not None:
-            slot.appender.end(epoch)
-
-    def _abandon(self, log: int, slot: _Slot, error: CordwoodError) -> None:
-        if self._slots.get(log) is slot:
-            del self._slots[log]
-        told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))
-        if isinstance(told, NoSequencer):
-            self._failures[log] = told, self._tools.now() + ACTIVATE_AGAIN_S
-        for waiting in slot.waiting:
-            self.refuse(waiting.connection, waiting.entry, told)
-        slot.waiting.clear()
-        if not slot.ready.done():
-            slot.ready.set_exception(told)
-            slot.ready.exception()
 
     # What appenders tell.
 
@@ -501,7 +301,7 @@ class SequencerRole:
         self._stirred.set()
         self._releases.tell(log, audience, lsn)
 
-    def _remind(self, slot: _Slot) -> None:
+    def remind(self, slot: Slot) -> None:
         """Somebody asks for the log, or begins it: say its release again."""
         appender = slot.appender
         if appender is not None and appender.is_recovered:
@@ -513,7 +313,7 @@ class SequencerRole:
         slot = self._slots.get(log)
         if slot is not None and slot.appender is not None:
             logger.info("log %d: fenced by epoch %d", log, epoch)
-            self._end(log, slot, epoch)
+            self._reigns.end(log, slot, epoch)
 
     def on_released(self, log: int, epoch: int) -> None:
         """This node's storage heard of a release in `epoch`: those below it are over.
@@ -527,14 +327,7 @@ class SequencerRole:
 
     def on_drained(self, log: int) -> None:
         """See `appender.Role`."""
-        old = self._slots.pop(log)
-        assert old.appender is not None, "only an active log drains"
-        if old.heir is not None:
-            old.appender.end(0)  # another node has the next epoch already
-            return
-        slot = self._start(log)
-        slot.waiting = old.appender.take_pending() + old.waiting
-        slot.waiting_bytes = sum(each.entry.stored_bytes for each in slot.waiting)
+        self._reigns.restart(log)
 
     def hold(self, log: int) -> None:
         """See `appender.Role`."""
@@ -548,6 +341,11 @@ class SequencerRole:
             self._turn_soon()
 
     # Turns.
+
+    def number(self, log: int) -> None:
+        """See `reigns.Ruler`."""
+        self._dirty[log] = None
+        self._turn()
 
     def _turn_soon(self) -> None:
         if self._dirty and not self._turn_due:
@@ -573,7 +371,7 @@ class SequencerRole:
     @property
     def _is_idle(self) -> bool:
         """Whether no run is in flight and no release is to be told again: nothing to check."""
-        return self._releases.is_idle and not self._in_flight()
+        return self._releases.is_idle and not self._reigns.in_flight()
 
     async def run(self) -> None:
         """Check waves for timeouts, and repeat releases, until cancelled."""
@@ -592,9 +390,6 @@ class SequencerRole:
 
     async def close(self) -> None:
         """Stop: nothing more is taken, and what is in flight is answered as unknown."""
-        for task in list(self._activations.values()):
-            task.cancel()
-        for log, slot in list(self._slots.items()):
-            self._end(log, slot, 0)
+        self._reigns.end_all()
         self._answers.send()
         self._releases.send()

@@ -187,9 +187,9 @@ _WATCHES: tuple[Watch, ...] = (
         "sequencer-fenced", f"{_ROLE}.on_fenced", lambda s: s.args[1] in s.me._slots, before=True
     ),
     Watch("epoch-used-up", f"{_ROLE}.on_drained"),
-    Watch("append-redirected", f"{_ROLE}._elsewhere", lambda s: s.result),
-    Watch("started-elsewhere", f"{_ROLE}._elsewhere", lambda s: s.args[2]),
-    Watch("activation-failed", f"{_ROLE}._abandon"),
+    Watch("append-redirected", "sequencer.mandate:Mandate.elsewhere", lambda s: s.result),
+    Watch("started-elsewhere", "sequencer.mandate:Mandate.elsewhere", lambda s: s.args[2]),
+    Watch("activation-failed", "sequencer.reigns:Reigns.abandon"),
     Watch(
         "append-overloaded",
         f"{_ROLE}._admit",
