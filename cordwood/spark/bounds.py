@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST, format_lsn
 from cordwood.spark.options import SourceOptions
-from cordwood.spark.places import At, Edge, Place, Places, check_strangers, listed
+from cordwood.spark.places import At, Cursor, Edge, Place, Places, check_strangers, listed
 
 Logs = Mapping[int, str]
 """Names of the selected logs, by number."""
@@ -104,7 +104,7 @@ def _resolve(place: Place, end: int) -> int:
             return OLDEST
         case Edge.LATEST:
             return end
-        case At():
-            raise AssertionError("times are looked up before places are resolved")
+        case At() | Cursor():
+            raise AssertionError("times and cursors are looked up before places are resolved")
         case _:
             return place

@@ -20,7 +20,16 @@ from cordwood.client.cluster import SCHEME, parse_url
 from cordwood.errors import BadSetting
 from cordwood.layout.arrow import COLUMNS
 from cordwood.spark.given import Given, refuse_unknown
-from cordwood.spark.places import At, Edge, Places, is_number, log_key, parse_places, parse_times
+from cordwood.spark.places import (
+    At,
+    Cursor,
+    Edge,
+    Places,
+    is_number,
+    log_key,
+    parse_places,
+    parse_times,
+)
 
 SERVERS = "cordwood.bootstrap.servers"
 TIMEOUT = "cordwood.request.timeout.ms"
@@ -33,13 +42,14 @@ OPTIONS = {
     "subscribe": "names of logs, with commas",
     "subscribePattern": "a regular expression for whole names, as /orders/.*",
     "assign": 'logs by number or name, as JSON: [17, "/orders"]',
-    "startingOffsets": "earliest (batch), latest (streams) or JSON by log",
+    "startingOffsets": "earliest (batch), latest (streams), cursor (of groupId) or JSON by log",
     "startingTimestamp": "ms since 1970 UTC: what was appended then or later",
     "startingOffsetsByTimestamp": 'the same by log, as JSON: {"/orders": 1700000000000}',
     "startingOffsetsByTimestampStrategy": "where nothing is that late: error, or latest",
     "endingOffsets": "latest or JSON by log; the first LSN that is not read",
     "endingTimestamp": "ms since 1970 UTC: what was appended before (batch only)",
     "endingOffsetsByTimestamp": "the same by log, as JSON (batch only)",
+    "groupId": "the store's consumer whose cursors follow this query, for its lag to be seen",
     "failOnDataLoss": "true: fail where records are gone; false: go on after them",
     "includeHeaders": "true adds the column headers",
     "includePayload": "false leaves out the column value",
@@ -56,7 +66,6 @@ OPTIONS = {
 """What there is, and a word on each."""
 
 NOT_YET = {
-    "groupId": "it is to save a place in the store beside the checkpoint, which keeps it alone",
     "view": "`cordwood spark stats` and `cordwood spark audit` tell what it would show",
 }
 """Planned, and what each waits for. They are refused until they do what they say."""
@@ -109,6 +118,7 @@ class SourceOptions:
             starts at its end.
         gaps: whether gaps are rows.
         pushdown: whether Spark's filters may narrow a batch.
+        group: the consumer whose cursors follow a stream, "" for none.
     """
 
     servers: str
@@ -127,6 +137,7 @@ class SourceOptions:
     no_later: str = "error"
     gaps: bool = False
     pushdown: bool = False
+    group: str = ""
 
     def check_batch(self) -> None:
         """Check what only a batch cannot do.
@@ -135,7 +146,7 @@ class SourceOptions:
             BadSetting: it starts at latest, or limits a trigger it has not.
         """
         starts = self.starts or Places(Edge.EARLIEST)
-        if Edge.LATEST in (starts.default, *starts.by_log.values()):
+        if Edge.LATEST in starts.all:
             raise BadSetting(
                 "startingOffsets is latest, and a batch from there on would always be empty: "
                 "give earliest or JSON, or use readStream"
@@ -158,7 +169,7 @@ class SourceOptions:
         Raises:
             BadSetting: it is to end at a time, or to push filters.
         """
-        if any(isinstance(place, At) for place in (self.ends.default, *self.ends.by_log.values())):
+        if any(isinstance(place, At) for place in self.ends.all):
             raise BadSetting(
                 "endingTimestamp is for batches, which know what was appended before it; a stream "
                 "ends at endingOffsets, or with the trigger AvailableNow"
@@ -176,11 +187,12 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """
     refuse_unknown(given, OPTIONS, NOT_YET)
     options = Given(given)
+    starts = _starts(options)
     return SourceOptions(
         servers=parse_servers(options),
         selection=_selection(options),
         request_timeout_s=options.count(TIMEOUT, REQUEST_TIMEOUT_MS) / 1000,
-        starts=_starts(options),
+        starts=starts,
         ends=_ends(options),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         columns=_columns(options),
@@ -193,6 +205,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         no_later=options.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
         gaps=options.flag("includeGaps", False),
         pushdown=options.flag("filterPushdown", False),
+        group=_group(options, starts),
     )
 
 
@@ -295,9 +308,23 @@ def _ends(options: Given) -> Places:
     if given is None:
         return Places(Edge.LATEST)
     ends = _places(*given, Edge.LATEST)
-    if Edge.EARLIEST in (ends.default, *ends.by_log.values()):
+    if Edge.EARLIEST in ends.all:
         raise BadSetting("endingOffsets is earliest, which would read nothing: give latest or JSON")
+    if Cursor.CURSOR in ends.all:
+        raise BadSetting(
+            "endingOffsets is cursor, which would read again what was dealt with: a cursor is "
+            "where reading goes on, so give it as startingOffsets"
+        )
     return ends
+
+
+def _group(options: Given, starts: Places | None) -> str:
+    group = options.text("groupId")
+    if group == "":
+        raise BadSetting(f"groupId is empty; it is {OPTIONS['groupId']}")
+    if group is None and starts is not None and Cursor.CURSOR in starts.all:
+        raise BadSetting("startingOffsets is cursor: say whose with groupId")
+    return group or ""
 
 
 def _one_of(options: Given, *names: str) -> tuple[str, str] | None:

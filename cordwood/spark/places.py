@@ -1,4 +1,4 @@
-"""Where reading starts and ends: `earliest`, `latest`, or an LSN for each log.
+"""Where reading starts and ends: `earliest`, `latest`, `cursor`, or an LSN for each log.
 
 Kafka's values for `startingOffsets` and `endingOffsets`, with logs for partitions and
 LSNs for offsets: `{"/orders": "e7n123", "17": "latest"}`. A key of digits only is a
@@ -32,6 +32,12 @@ class Edge(enum.Enum):
     LATEST = "latest"
 
 
+class Cursor(enum.Enum):
+    """Where the consumer stands that `groupId` names."""
+
+    CURSOR = "cursor"
+
+
 @dataclass(frozen=True, slots=True)
 class At:
     """The first record that was appended at this time or later, in µs since 1970 UTC.
@@ -43,8 +49,10 @@ class At:
     time_us: int
 
 
-Place = Edge | Lsn | At
-"""An end of the log, the LSN itself, or a time."""
+Place = Edge | Lsn | At | Cursor
+"""An end of the log, the LSN itself, a time, or a consumer's cursor."""
+
+_WORDS: dict[str, Edge | Cursor] = {each.value: each for each in (*Edge, *Cursor)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +64,18 @@ class Places:
         by_log: of those that are, by name (with its slash) or by number in digits.
     """
 
-    default: Edge | At
+    default: Edge | At | Cursor
     by_log: Mapping[str, Place] = field(default_factory=dict)
 
     def of(self, log_id: int, name: str) -> Place:
         """The place of one log."""
         found = self.by_log.get(name)
         return found if found is not None else self.by_log.get(str(log_id), self.default)
+
+    @property
+    def all(self) -> tuple[Place, ...]:
+        """Every place that there is, the default first."""
+        return (self.default, *self.by_log.values())
 
     def strangers(self, logs: Mapping[int, str]) -> list[str]:
         """What is named and is none of `logs` (names by number), in the order given."""
@@ -104,8 +117,8 @@ def parse_places(option: str, text: str, default: Edge) -> Places:
         BadSetting: it is none of the forms in the module's docstring.
     """
     told = text.strip()
-    if told.lower() in ("earliest", "latest"):
-        return Places(Edge(told.lower()))
+    if told.lower() in _WORDS:
+        return Places(_WORDS[told.lower()])
     if not told.startswith("{"):
         raise _wrong(option, text)
     try:
@@ -167,19 +180,20 @@ def _place(option: str, log: str, at: object) -> Place:
     if isinstance(at, int) and not isinstance(at, bool) and 0 <= at <= LSN_MAX:
         return Lsn(at)
     if isinstance(at, str):
-        if at in ("earliest", "latest"):
-            return Edge(at)
+        if at in _WORDS:
+            return _WORDS[at]
         try:
             return parse_lsn(at)
         except BadSetting:
             pass
     raise BadSetting(
-        f"{option}: {log!r} is at {json.dumps(at)}; it takes earliest, latest or an LSN, say e7n123"
+        f"{option}: {log!r} is at {json.dumps(at)}; it takes earliest, latest, cursor or an LSN, "
+        "say e7n123"
     )
 
 
 def _wrong(option: str, text: str, more: str = "") -> BadSetting:
     return BadSetting(
-        f"{option} is {text!r}; it takes earliest, latest, or JSON by log: "
+        f"{option} is {text!r}; it takes earliest, latest, cursor, or JSON by log: "
         f'{{"/orders": "e7n123", "/clicks": "latest"}}{more}'
     )

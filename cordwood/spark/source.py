@@ -50,6 +50,7 @@ from pyspark.sql.types import (
 from cordwood.errors import BadSetting, Rejected
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, check_any, initial_places, stream_stops
+from cordwood.spark.group import CursorKeeper, check_free
 from cordwood.spark.offsets import (
     Limits,
     StreamOffset,
@@ -225,7 +226,7 @@ class CordwoodReader(_SliceReader, DataSourceReader):
         if not logs:
             check_any(self._options, logs, watch.all_logs())
         tails = watch.tails(logs)
-        planned = batch_ranges(watch.timed(logs, tails), logs, tails)
+        planned = batch_ranges(watch.placed(logs, tails), logs, tails)
         left = self._narrowed.logs(logs)
         planned = {log: ends for log, ends in planned.items() if log in left}
         slices = watch.slices(self._narrowed.ranges(planned))
@@ -258,12 +259,15 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         self._idle_polls = 0
         self._moved_at: float | None = None
         self._turn = 0
+        self._keeper = CursorKeeper(options.group) if options.group else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new stream starts; Spark asks again after a crash in batch 0."""
         logs = self._watch.selected()
+        if self._keeper is not None:
+            check_free(self._watch.store, self._options.group, logs)
         tails = self._watch.tails(logs)
-        places = initial_places(self._watch.timed(logs, tails), logs, tails)
+        places = initial_places(self._watch.placed(logs, tails), logs, tails)
         return StreamOffset(self._watch.cluster, places, is_initial=True).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -288,6 +292,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         offset = parse_offset(start)
         if not self._is_checked:
             self._check(offset)
+        self._follow(offset)
         stops = self._stops() if self._frozen is None else self._frozen
         moved = move_on(offset, self._limited(offset, stops, self._limits(limit)))
         if moved is offset:
@@ -322,7 +327,19 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         return _partitions(self._watch, self._watch.slices(planned), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept for a stream yet; the checkpoint is all there is."""
+        """Nothing to do: the checkpoint is the truth, and cursors follow in `latestOffset`."""
+
+    def _follow(self, offset: StreamOffset) -> None:
+        """Move the cursors of `groupId`: Spark goes on from `offset`, so what is before it is done.
+
+        Spark's `commit` says the same one batch later, and of the last batch of an AvailableNow
+        run never (trap 4).
+        """
+        if self._keeper is None:
+            return
+        if not offset.is_initial:
+            self._keeper.done(self._watch.selected(), offset.logs)
+        self._keeper.save(self._watch.store, at_once=self._frozen is not None)
 
     @property
     def _watch(self) -> Watch:

@@ -21,9 +21,10 @@ from cordwood.layout.limits import RECORD_BYTES_DEFAULT
 from cordwood.lsn import OLDEST, Lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.spark.find_time import Seen, find_time
+from cordwood.spark.group import cursors_of
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import Selection, SourceOptions
-from cordwood.spark.places import At, Edge, Place, Places, check_strangers, listed
+from cordwood.spark.places import At, Cursor, Edge, Place, Places, check_strangers, listed
 from cordwood.spark.runs import Run, records_in, runs_of
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, Span
@@ -93,8 +94,8 @@ class Watch:
         """Calls that `released` makes at most."""
         return max(1, min(len(logs), len(self.store.members)))
 
-    def timed(self, logs: Mapping[int, str], tails: Mapping[int, int]) -> SourceOptions:
-        """The options, with LSNs in the place of times.
+    def placed(self, logs: Mapping[int, str], tails: Mapping[int, int]) -> SourceOptions:
+        """The options, with LSNs in the place of times and cursors.
 
         Raises:
             BadSetting: a log has no record so late, and the options make that an error.
@@ -104,10 +105,28 @@ class Watch:
         check_strangers("endingTimestamp", options.ends, logs)
         if starts is not None:
             check_strangers("startingTimestamp", starts, logs)
+            starts = self._without_cursors(starts, logs, tails)
             none = Edge.LATEST if options.no_later == "latest" else None
             starts = self._without_times("startingTimestamp", starts, none, logs, tails)
         ends = self._without_times("endingTimestamp", options.ends, Edge.LATEST, logs, tails)
         return dataclasses.replace(options, starts=starts, ends=ends)
+
+    def _without_cursors(
+        self, places: Places, logs: Mapping[int, str], tails: Mapping[int, int]
+    ) -> Places:
+        """`places` with LSNs for cursors; the log's beginning where there is none."""
+        if Cursor.CURSOR not in places.all:
+            return places
+        cursors = cursors_of(self.store, self._options.group)
+        by_log: dict[str, Place] = {}
+        for log, name in logs.items():
+            place = places.of(log, name)
+            if place is Cursor.CURSOR:
+                at = cursors.get(name)
+                # A cursor may stand behind a bridge that this client has not seen released yet.
+                place = Edge.EARLIEST if at is None else min(at, Lsn(tails[log] + 1))
+            by_log[str(log)] = place
+        return Places(Edge.EARLIEST, by_log)
 
     def _without_times(
         self,
@@ -118,7 +137,7 @@ class Watch:
         tails: Mapping[int, int],
     ) -> Places:
         """`places` with LSNs for times; `none` where no record is so late, None for an error."""
-        if not any(isinstance(place, At) for place in (places.default, *places.by_log.values())):
+        if not any(isinstance(place, At) for place in places.all):
             return places
         by_log: dict[str, Place] = {}
         for log, name in logs.items():

@@ -25,7 +25,7 @@ from cordwood.spark.options import (
     SourceOptions,
     parse_options,
 )
-from cordwood.spark.places import At, Edge, Places, check_strangers, parse_places
+from cordwood.spark.places import At, Cursor, Edge, Places, check_strangers, parse_places
 
 LEAST = {SERVERS: "127.0.0.1:4440", "subscribe": "orders"}
 
@@ -121,6 +121,13 @@ class TestWhatIsTaken:
         assert found.gaps
         assert found.columns == (*COLUMNS, "headers", *GAP_COLUMNS)
 
+    def test_a_group_and_its_cursors(self):
+        assert options().group == ""
+        found = options(groupId="billing", startingOffsets="cursor")
+        assert (found.group, found.starts) == ("billing", Places(Cursor.CURSOR))
+        found = options(groupId="billing", startingOffsets='{"orders": "cursor"}')
+        assert found.starts == Places(Edge.EARLIEST, {"/orders": Cursor.CURSOR})
+
     def test_they_travel_to_executors(self):
         found = options(startingOffsets='{"orders": "e7n3"}', includeHeaders="true")
         assert pickle.loads(pickle.dumps(found)) == found
@@ -150,6 +157,13 @@ class TestWhatIsRefused:
 
     def test_nothing_is_both_built_and_not(self):
         assert not {name.lower() for name in NOT_YET} & {name.lower() for name in OPTIONS}
+
+    def test_a_cursor_is_somebodys_and_only_a_start(self):
+        told = refusal({**LEAST, "startingOffsets": "cursor"})
+        assert told == "startingOffsets is cursor: say whose with groupId"
+        assert "groupId is empty" in refusal({**LEAST, "groupId": " "})
+        wrong = {**LEAST, "groupId": "g", "endingOffsets": "cursor"}
+        assert "endingOffsets is cursor" in refusal(wrong)
 
     def test_no_servers(self):
         assert f"{SERVERS} is missing" in refusal({"subscribe": "x"})
@@ -294,7 +308,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize("at", ["", "e1", "n5", -1, 1.5, True, None, [1], str(1 << 63)])
     def test_what_is_no_place(self, at):
-        with pytest.raises(BadSetting, match="takes earliest, latest or an LSN"):
+        with pytest.raises(BadSetting, match="takes earliest, latest, cursor or an LSN"):
             parse_places("startingOffsets", json.dumps({"a": at}), Edge.EARLIEST)
 
     def test_kafkas_partitions_get_a_hint(self):

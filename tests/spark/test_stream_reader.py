@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import (
 
 from cordwood.block import Record
 from cordwood.client.blocking import BlockingStore
-from cordwood.errors import BadSetting, UnknownLog
-from cordwood.lsn import OLDEST, Lsn, format_lsn
+from cordwood.errors import BadSetting, UnknownLog, Unreachable
+from cordwood.lsn import OLDEST, Lsn, format_lsn, parse_lsn
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SELECTIONS, SERVERS
 from cordwood.spark.source import (
@@ -321,6 +321,87 @@ class TestTimes:
         reader = new_reader(startingTimestamp=late, startingOffsetsByTimestampStrategy="latest")
         offset = reader.initialOffset()
         assert offset["logs"] == {str(store.log(log).log_id): format_lsn(last + 1)}
+
+
+class TestGroup:
+    """`groupId`: cursors of the store that follow a query."""
+
+    @pytest.fixture
+    def group(self) -> str:
+        return f"g-{uuid.uuid4().hex[:8]}"
+
+    def positions(self, store, group) -> dict[str, int]:
+        (found,) = store.consumers(group)
+        return found.positions
+
+    def test_cursors_follow_what_is_done_and_never_what_is_planned(
+        self, store, log, new_reader, group, monkeypatch
+    ):
+        monkeypatch.setattr("cordwood.spark.group.SAVE_EVERY_S", 0.0)
+        store.append_many(log, numbers(0, 30))
+        reader = new_reader(startingOffsets="earliest", groupId=group)
+        start = stored(reader.initialOffset())
+        end = stored(reader.latestOffset(start, ReadMaxRows(10)))
+        assert self.positions(store, group) == {}
+        reader.partitions(start, end)
+        assert self.positions(store, group) == {}
+        reader.latestOffset(end, ReadMaxRows(10))
+        number = str(store.log(log).log_id)
+        assert self.positions(store, group) == {log: parse_lsn(end["logs"][number])}
+
+    def test_the_last_batch_of_available_now_is_saved(self, store, log, new_reader, group):
+        last = store.append_many(log, numbers(0, 30))[-1]
+        reader = new_reader(startingOffsets="earliest", groupId=group)
+        reader.prepareForTriggerAvailableNow()
+        end = stored(reader.latestOffset(stored(reader.initialOffset()), ReadMaxRows(20)))
+        end = stored(reader.latestOffset(end, ReadMaxRows(20)))
+        assert reader.latestOffset(end, ReadMaxRows(20)) is end
+        assert self.positions(store, group) == {log: last + 1}
+
+    def test_a_new_query_starts_where_the_consumer_stands(self, store, log, new_reader, group):
+        lsns = store.append_many(f"{log}/a", numbers(0, 10))
+        store.append_many(f"{log}/b", numbers(10, 13))
+        store.save_cursors(group, {f"{log}/a": lsns[7]})
+        asked = {"subscribePattern": f"{log}/.*", "groupId": group, "startingOffsets": "cursor"}
+        reader = new_reader(**asked)
+        start = stored(reader.initialOffset())
+        end = stored(reader.latestOffset(start, ALL))
+        assert values(reader, reader.partitions(start, end)) == numbers(7, 13)
+        source = CordwoodSource({SERVERS: reader._options.servers, **asked})
+        batch = source.reader(source.schema())
+        assert values(batch, batch.partitions()) == numbers(7, 13)
+
+    def test_cursors_never_go_back(self, store, log, new_reader, group):
+        lsns = store.append_many(log, numbers(0, 10))
+        store.save_cursors(group, {log: lsns[8]})
+        reader = new_reader(startingOffsets="earliest", groupId=group)
+        reader.prepareForTriggerAvailableNow()
+        end = stored(reader.latestOffset(stored(reader.initialOffset()), ReadMaxRows(3)))
+        reader.latestOffset(end, ReadMaxRows(3))
+        assert self.positions(store, group) == {log: lsns[8]}
+
+    def test_a_consumer_with_members_is_not_a_querys(self, store, log, new_reader, group):
+        store.append(log, b"1")
+        with (
+            store.consumer(group, log, member="anna"),
+            pytest.raises(BadSetting, match=f"anna, a member of that consumer, reads {log}"),
+        ):
+            new_reader(groupId=group).initialOffset()
+
+    def test_a_cluster_that_does_not_answer_fails_no_query(self, store, log, new_reader, group):
+        store.append(log, b"1")
+        reader = new_reader(startingOffsets="earliest", groupId=group)
+        reader.prepareForTriggerAvailableNow()
+        end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+
+        class Away:
+            def consumers(self, name):
+                raise Unreachable("nobody answers")
+
+        reader._keeper.done({1: log}, {1: 1 << 32})
+        reader._keeper.save(Away(), at_once=True)
+        assert reader.latestOffset(end, ALL) is end
+        assert self.positions(store, group) != {}
 
 
 class TestGapRows:

@@ -168,7 +168,7 @@ def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[
     logs = watch.selected()
     tails = watch.tails(logs)
     if last is None:
-        places: Mapping[int, int] = initial_places(watch.timed(logs, tails), logs, tails)
+        places: Mapping[int, int] = initial_places(watch.placed(logs, tails), logs, tails)
     else:
         places = {**dict.fromkeys(logs, int(OLDEST)), **parse_offset(last).logs}
     stops = stream_stops(options, logs, tails)

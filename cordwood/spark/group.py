@@ -1,0 +1,91 @@
+"""`groupId`: a consumer of the store whose cursors follow a query.
+
+Kafka's users ask for it because Spark commits no offsets, so that no tool outside sees how far a
+query is. Here the cursors are the store's (`cordwood groups` tells the lag), and the checkpoint
+stays the truth: a cursor never moves a query that has one. It moves after a batch is done,
+every few seconds, and never back; a save that fails is tried again later, and fails no query.
+
+With `startingOffsets=cursor` a new query, or a batch, starts where the consumer stands. A log
+in which it has no cursor yet is read from its beginning: to skip it would be a loss.
+
+Source: research digest on PySpark 4.3, §6 ("identity"), §8 (`commit` is a hint).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from cordwood.client.blocking import BlockingStore
+from cordwood.errors import BadSetting, CordwoodError
+from cordwood.lsn import Lsn
+
+logger = logging.getLogger(__name__)
+
+SAVE_EVERY_S = 5.0
+"""As a consumer's own: a save is a compare-and-set in the metadata store, for all logs at once."""
+
+
+def cursors_of(store: BlockingStore, consumer: str) -> dict[str, Lsn]:
+    """Where a consumer stands, by log.
+
+    Raises:
+        BadSetting: that names no consumer.
+    """
+    positions: dict[str, Lsn] = {}
+    for group in store.consumers(consumer):
+        positions.update({log: Lsn(lsn) for log, lsn in group.positions.items()})
+    return positions
+
+
+def check_free(store: BlockingStore, consumer: str, logs: Mapping[int, str]) -> None:
+    """Refuse a consumer whose members read the logs: they and Spark would move one cursor.
+
+    Raises:
+        BadSetting: a member reads one of `logs` (names by number).
+    """
+    for group in store.consumers(consumer):
+        for log in logs.values():
+            if log in group.owners:
+                raise BadSetting(
+                    f"groupId is {consumer!r}, and {group.owners[log]}, a member of that consumer, "
+                    f"reads {log}: a query has its logs for itself; give it another groupId"
+                )
+
+
+class CursorKeeper:
+    """Moves a consumer's cursors behind a stream. Lives on the driver, as long as the query."""
+
+    def __init__(self, consumer: str) -> None:
+        self._consumer = consumer
+        self._due: dict[str, int] = {}
+        self._saved: dict[str, int] = {}
+        self._tried_at: float | None = None
+
+    def done(self, names: Mapping[int, str], places: Mapping[int, int]) -> None:
+        """What lies before `places` (LSNs by number) has been dealt with."""
+        for log, lsn in places.items():
+            name = names.get(log)
+            if name is not None and lsn > self._saved.get(name, 0):
+                self._due[name] = max(lsn, self._due.get(name, 0))
+
+    def save(self, store: BlockingStore, *, at_once: bool = False) -> None:
+        """Save what is due; every SAVE_EVERY_S unless `at_once`."""
+        now = time.monotonic()
+        waits = self._tried_at is not None and now - self._tried_at < SAVE_EVERY_S
+        if not self._due or (waits and not at_once):
+            return
+        self._tried_at = now
+        try:
+            self._save_due(store)
+        except CordwoodError as error:
+            logger.warning("the cursors of %s were not saved: %s", self._consumer, error)
+
+    def _save_due(self, store: BlockingStore) -> None:
+        # Another query, or a person, may have moved them further; a save is whole or not at all.
+        self._saved = dict(cursors_of(store, self._consumer))
+        ahead = {log: lsn for log, lsn in self._due.items() if lsn > self._saved.get(log, 0)}
+        if ahead:
+            self._saved = dict(store.save_cursors(self._consumer, ahead))
+        self._due.clear()
