@@ -316,7 +316,7 @@ class TestReplaced:
                 heir = cluster.running[new]
                 cluster.simulation.network.partition([f"node-{old}"], [f"node-{new}"])
                 await until(lambda: heir._peers.get(NodeId(old)) is None)
-                heir._sequencer._start(LOG)
+                heir._sequencer._reigns.start(LOG)
                 await until(lambda: LOG in heir._sequencer.sequencing())
                 cluster.simulation.network.mend_all()
                 await until(lambda: LOG not in cluster.running[old]._sequencer.sequencing())
