@@ -36,7 +36,8 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """See the module; None is "as above".
 
     Attributes:
-        replicate_across: copies by scope: `{"node": 3, "rack": 2}` is 3 copies over 2 racks.
+        replicate_across: copies by scope: `{"node": 3, "rack": 2}` is 3 copies over 2 racks;
+            any of `nodes.SCOPES` may be named.
         nodeset_size: nodes that an epoch's records are spread over; 0 is every node.
         backlog_s: retention by time, 0 is for ever.
         backlog_bytes: retention by size, every copy counted once; 0 is no bound.
@@ -64,14 +65,12 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     @property
     def replication(self) -> Replication:
-        """Copies and racks.
+        """Copies, and the domains that they span.
 
         Raises:
             BadSetting: `replicate_across` is not set, or cannot be kept.
         """
-        scopes = self.replicate_across or {}
-        racks = scopes.get("rack", 1)
-        return Replication(scopes.get("node", racks), racks)
+        return Replication.across(self.replicate_across or {})
 
     def over(self, inherited: LogAttributes) -> LogAttributes:
         """These, and what is not set here from `inherited`."""
@@ -118,7 +117,7 @@ def token_digest(token: str) -> str:
 
 def replicate_across(replication: Replication) -> dict[str, int]:
     """A replication property by scope."""
-    return {"node": replication.copies, "rack": replication.racks}
+    return replication.by_scope
 
 
 def check_attributes(attributes: LogAttributes) -> None:
@@ -127,13 +126,7 @@ def check_attributes(attributes: LogAttributes) -> None:
     Raises:
         BadSetting: the text names the attribute.
     """
-    scopes = attributes.replicate_across
-    if scopes is not None:
-        unknown = sorted(scopes.keys() - {"node", "rack"})
-        if unknown or not scopes:
-            raise BadSetting(
-                f"replicate_across {scopes} cannot be kept: say node:3 or rack:2,node:3"
-            )
+    if attributes.replicate_across is not None:
         _ = attributes.replication
     for name, low, high in (
         ("nodeset_size", 0, NODESET_NODES_MAX),
@@ -219,7 +212,7 @@ def _parse(name: str, text: str) -> Any:
 
 
 _HOW = {
-    "replicate_across": "write node:3 or node:3,rack:2",
+    "replicate_across": "write node:3 or node:4,rack:3,region:2",
     "nodeset_size": "write a number of nodes, 0 for all",
     "backlog_s": "write 3600, 90min, 12h, 7d or 0",
     "backlog_bytes": "write 1000000, 10MiB, 2GiB or 0",

@@ -2,15 +2,16 @@
 
 A location is `region.dc.cluster.row.rack`, any suffix of it left out: `rack1`
 alone is a rack. A replication property says how many copies a record has and
-over how many racks (or other scopes) they must be spread, as LogDevice's
-`replicate_across` does: `{node: 3, rack: 2}` is three copies over two racks or
-more.
+over how many racks and other scopes they must be spread, as LogDevice's
+`replicate_across` does: `{node: 4, rack: 3, region: 2}` is four copies over three
+racks or more, and these over two regions or more.
 
 Source: LogDevice digest, "replicate_across"; design.md §3.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -48,16 +49,20 @@ class Member:
     def domain(self, scope: str) -> str:
         """Name the failure domain this node is in at `scope`, unique in the cluster.
 
+        Domains nest, so that every rule may count each scope by itself: a location that
+        does not reach up to `scope` is taken for the widest domain that it names, because
+        two nodes of one rack are in one row, whatever that row is called.
+
         Raises:
             BadSetting: `scope` is not one of SCOPES.
         """
         if scope not in SCOPES:
             raise BadSetting(f"no scope {scope!r}; scopes are {', '.join(SCOPES)}")
-        labels = self.location.split(".") if self.location else []
         above_rack = SCOPES.index(scope) - 1
-        if above_rack < 0 or len(labels) <= above_rack:
+        if above_rack < 0 or not self.location:
             return f"node:{self.node}"
-        return ".".join(labels[: len(labels) - above_rack])
+        labels = self.location.split(".")
+        return ".".join(labels[: max(1, len(labels) - above_rack)])
 
     @property
     def region(self) -> str:
@@ -67,25 +72,61 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How many copies a record has, and over how many racks.
+    """How many copies a record has, and over how many failure domains.
 
     Attributes:
         copies: copies of each record, 1 to COPIES_MAX.
         racks: racks these copies span at least, 1 to `copies`.
+        wider: the same for scopes above the rack: pairs of a scope and a count from 2 to
+            `copies`, narrowest scope first.
     """
 
     copies: int = 3
     racks: int = 1
+    wider: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.copies <= COPIES_MAX:
             raise BadSetting(f"copies is {self.copies}; it goes from 1 to {COPIES_MAX}")
         if not 1 <= self.racks <= self.copies:
             raise BadSetting(f"racks is {self.racks}; it goes from 1 to copies ({self.copies})")
+        scopes = [scope for scope, _ in self.wider]
+        if scopes != [scope for scope in SCOPES[2:] if scope in scopes]:
+            raise BadSetting(f"scopes {scopes} are not each once of {', '.join(SCOPES[2:])}")
+        for scope, count in self.wider:
+            if not 2 <= count <= self.copies:
+                raise BadSetting(f"{scope} is {count}; it goes from 1 to copies ({self.copies})")
 
     def __str__(self) -> str:
-        racks = f" over {self.racks} racks" if self.racks > 1 else ""
-        return f"{self.copies} {'copies' if self.copies > 1 else 'copy'}{racks}"
+        spans = [f"{count} {scope}s" for scope, count in reversed(self.spans)]
+        copies = f"{self.copies} {'copies' if self.copies > 1 else 'copy'}"
+        return f"{copies} over {' and '.join(spans)}" if spans else copies
+
+    @classmethod
+    def across(cls, counts: Mapping[str, int]) -> Replication:
+        """Domains by scope, `node` for copies; without it, as many as the largest count.
+
+        Raises:
+            BadSetting: no scope, one that there is not, or a count out of its range.
+        """
+        unknown = sorted(counts.keys() - set(SCOPES))
+        if unknown or not counts:
+            raise BadSetting(
+                f"replicate_across {dict(counts)} cannot be kept: say node:3 or rack:2,node:3; "
+                f"scopes are {', '.join(SCOPES)}"
+            )
+        wider = tuple((scope, counts[scope]) for scope in SCOPES[2:] if counts.get(scope, 1) != 1)
+        return cls(counts.get("node", max(counts.values())), counts.get("rack", 1), wider)
+
+    @property
+    def spans(self) -> tuple[tuple[str, int], ...]:
+        """Scopes in which copies must be spread over two domains or more, narrowest first."""
+        return (("rack", self.racks), *self.wider) if self.racks > 1 else self.wider
+
+    @property
+    def by_scope(self) -> dict[str, int]:
+        """As `across` takes it."""
+        return {"node": self.copies, "rack": self.racks, **dict(self.wider)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ from cordwood.nodes import Replication
     [
         (["replicate_across=node:3,rack:2"], {"replicate_across": {"node": 3, "rack": 2}}),
         (["replicate_across=rack:2"], {"replicate_across": {"rack": 2}}),
+        (
+            ["replicate_across=node:4,rack:3,region:2"],
+            {"replicate_across": {"node": 4, "rack": 3, "region": 2}},
+        ),
         (["backlog_s=7d"], {"backlog_s": 604_800.0}),
         (["backlog_s=1.5h"], {"backlog_s": 5400.0}),
         (["backlog_s=90 min"], {"backlog_s": 5400.0}),
@@ -46,7 +50,8 @@ def test_as_people_write_them(words, found):
     ["colour=red", "backlog_s", "backlog_s=", "backlog_s=soon", "backlog_s=-1", "backlog_bytes=1X",
      "nodeset_size=-1", "nodeset_size=1.5", "nodeset_size=1000", "scd_enabled=2",
      "replicate_across=3", "replicate_across=node:x", "replicate_across=moon:2",
-     "replicate_across=node:2,rack:3", "replicate_across=node:0", "replicate_across=node:99",
+     "replicate_across=node:2,rack:3", "replicate_across=node:2,dc:3", "replicate_across=node:0",
+     "replicate_across=node:99",
      "max_writes_in_flight=0", "synced_copies=17", "backlog_s=1000000d"],
 )  # fmt: skip
 def test_what_cannot_be(word):

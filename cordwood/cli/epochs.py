@@ -11,6 +11,7 @@ from cordwood.cli.overview import view_logs
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.lsn import format_lsn
+from cordwood.nodes import Replication
 
 if TYPE_CHECKING:
     from cordwood.layout.message import EpochsReply
@@ -46,13 +47,12 @@ def epochs(log: LogArgument, as_json: JsonOption = False, cluster: ClusterOption
     typer.echo(f"{log} is in epoch {last}, which node {found.owner or '?'} took")
     typer.echo(_clean_words(found))
     show_table(
-        ["epochs", "nodes", "copies>", "racks>"],
+        ["epochs", "nodes", "replication"],
         [
             (
                 f"{row['first_epoch']} to {row['last_epoch'] or 'now'}",
                 ", ".join(map(str, row["nodes"])),
-                row["copies"],
-                row["racks"],
+                str(Replication.across(row["replicate_across"])),
             )
             for row in rows[-EPOCHS_SHOWN:]
         ],
@@ -69,6 +69,7 @@ def epoch_rows(found: EpochsReply) -> list[dict[str, Any]]:
             "nodes": each.nodes,
             "copies": each.copies,
             "racks": each.racks,
+            "replicate_across": each.replication.by_scope,
         }
         for each, end in zip(found.history, [*ends, None], strict=True)
     ]

@@ -13,6 +13,7 @@ from cordwood.cli.overview import LogView, view_logs
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import attribute_words, bytes_words, utc_words
+from cordwood.nodes import Replication
 
 if TYPE_CHECKING:
     from cordwood.client.cluster import LogInfo
@@ -193,12 +194,11 @@ def show_attributes(own: LogAttributes, whole: LogAttributes) -> None:
 def show_logs(logs: Sequence[LogView]) -> None:
     """A table of logs."""
     show_table(
-        ["log", "copies", "racks", "epoch>", "readable up to", "sequencer", "stored>"],
+        ["log", "replication", "epoch>", "readable up to", "sequencer", "stored>"],
         [
             (
                 log.name,
-                log.copies,
-                log.racks,
+                str(Replication.across(log.replicate_across)),
                 log.epoch or "-",
                 log.released or "-",
                 "-" if log.sequencer is None else f"node {log.sequencer}",
@@ -212,7 +212,13 @@ def show_logs(logs: Sequence[LogView]) -> None:
 def _log_json(log: LogInfo, view: LogView) -> str:
     """A log, its state, and which nodes may hold its records from which epoch on."""
     history = [
-        {"since_epoch": each.since, "nodes": each.nodes, "copies": each.copies, "racks": each.racks}
+        {
+            "since_epoch": each.since,
+            "nodes": each.nodes,
+            "copies": each.copies,
+            "racks": each.racks,
+            "replicate_across": each.replication.by_scope,
+        }
         for each in log.history
     ]
     return json.dumps(

@@ -57,6 +57,7 @@ class LogView:
         sequencer: the node that numbers its records, None while none does.
         released: the last LSN that readers may see, None while nodes know of none.
         stored_bytes, stored_blocks: on all nodes, so every copy counts.
+        replicate_across: copies and domains by scope.
     """
 
     name: str
@@ -69,6 +70,7 @@ class LogView:
     released: str | None
     stored_bytes: int
     stored_blocks: int
+    replicate_across: dict[str, int]
 
 
 def view_nodes(answers: Answers, addresses: Mapping[NodeId, str]) -> list[NodeView]:
@@ -138,4 +140,5 @@ def _view_log(log: LogInfo, states: Mapping[NodeId, LogState]) -> LogView:
         format_lsn(released) if released else None,
         sum(state.bytes for state in states.values()),
         sum(state.blocks for state in states.values()),
+        log.replication.by_scope,
     )

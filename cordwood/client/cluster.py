@@ -109,10 +109,9 @@ class LogInfo:
 
 def log_info(reply: LogReply) -> LogInfo:
     """A log from the wire."""
-    replication = Replication(reply.copies, reply.racks)
     return LogInfo(
-        reply.log, reply.name, replication, reply.created_us, tuple(reply.history), reply.epoch,
-        reply.own, reply.attributes,
+        reply.log, reply.name, reply.replication, reply.created_us, tuple(reply.history),
+        reply.epoch, reply.own, reply.attributes,
     )  # fmt: skip
 
 
@@ -352,7 +351,7 @@ class Cluster:
             if len(known) < len(members):
                 return None
             nodeset = self._nodesets[nodes] = Nodeset(known)
-        return nodeset, Replication(found.copies, found.racks)
+        return nodeset, found.replication
 
     @property
     def cluster_id(self) -> bytes:

@@ -18,6 +18,7 @@ from cordwood import errors
 from cordwood.block import Buffer
 from cordwood.errors import CordwoodError, Fenced, Malformed
 from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.nodes import Replication
 
 Message = TypeVar("Message")
 
@@ -48,6 +49,16 @@ class EpochNodes(Struct, frozen=True):
     nodes: list[U32]
     copies: U32
     racks: U32
+    wider: dict[str, U32] = {}
+
+    @property
+    def replication(self) -> Replication:
+        """See `nodes.Replication`.
+
+        Raises:
+            BadSetting: there is no such property.
+        """
+        return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
 
 
 class LogReply(Struct, frozen=True, tag="log"):
@@ -71,6 +82,16 @@ class LogReply(Struct, frozen=True, tag="log"):
     epoch: U32 = 0
     own: LogAttributes = LogAttributes()
     attributes: LogAttributes = DEFAULTS
+    wider: dict[str, U32] = {}
+
+    @property
+    def replication(self) -> Replication:
+        """See `nodes.Replication`.
+
+        Raises:
+            BadSetting: there is no such property.
+        """
+        return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
 
 
 class MembersReply(Struct, frozen=True, tag="members"):

@@ -45,17 +45,23 @@ _Copies = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
 
 
 class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From epoch `since` on, `nodes` may hold records, `copies` each over `racks` racks."""
+    """From epoch `since` on, `nodes` may hold records, `copies` each over `racks` racks, and
+    over so many domains of each scope in `wider`."""
 
     since: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
     nodes: Annotated[tuple[_Node, ...], msgspec.Meta(min_length=1, max_length=NODESET_NODES_MAX)]
     copies: _Copies
     racks: _Copies
+    wider: dict[str, _Copies] = {}
 
     @property
     def replication(self) -> Replication:
-        """The replication property."""
-        return Replication(self.copies, self.racks)
+        """The replication property.
+
+        Raises:
+            BadSetting: there is no such property.
+        """
+        return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
 
 
 class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -257,7 +263,8 @@ def _nodeset_since(since: int, nodes: Sequence[NodeId], replication: Replication
             f"{replication} needs {replication.copies} to {NODESET_NODES_MAX} nodes, "
             f"and there are {len(ordered)}"
         )
-    return NodesetSince(since, ordered, replication.copies, replication.racks)
+    wider = dict(replication.wider)
+    return NodesetSince(since, ordered, replication.copies, replication.racks, wider)
 
 
 def _extended(

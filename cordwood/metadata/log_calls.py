@@ -101,7 +101,9 @@ class LogCalls:
         if call.copies or call.racks:
             inherited = (await self._logs.planned(call.name)).replication
             copies = call.copies or inherited.copies
-            replication = Replication(copies, call.racks or min(copies, inherited.racks))
+            racks = call.racks or min(copies, inherited.racks)
+            wider = {scope: min(copies, count) for scope, count in inherited.wider}
+            replication = Replication.across({**wider, "node": copies, "rack": racks})
             scopes = LogAttributes(replicate_across=replicate_across(replication))
             attributes = scopes.over(attributes)
         return await self._make(call.name, attributes)
@@ -124,9 +126,11 @@ class LogCalls:
         replication = attributes.replication
         nodes = choose_nodeset(log, members, replication, attributes.nodeset_size or 0)
         if nodes is None:
+            scopes = ["rack", *(scope for scope, _ in replication.wider)]
+            domains = [f"{len({m.domain(s) for m in members})} {s}s" for s in scopes]
             raise TooFewNodes(
                 f"{name} wants {replication}; this cluster has {len(members)} nodes in "
-                f"{len({m.domain('rack') for m in members})} racks"
+                + " and ".join(domains)
             )
         return nodes
 

@@ -25,13 +25,15 @@ def log_reply(
         record.next_epoch - 1 if record is not None else 0,
         info.own,
         info.attributes,
+        dict(info.replication.wider),
     )
 
 
 def epoch_nodes(record: EpochRecord) -> list[EpochNodes]:
     """Nodesets by epoch, oldest first."""
     return [
-        EpochNodes(each.since, list(each.nodes), each.copies, each.racks) for each in record.history
+        EpochNodes(each.since, list(each.nodes), each.copies, each.racks, each.wider)
+        for each in record.history
     ]
 
 

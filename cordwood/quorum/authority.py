@@ -11,7 +11,7 @@ that there is none:
 
 Two things differ from LogDevice. Where fewer domains are left than a record needs copies,
 it calls no answer enough; here every node that has data must be heard. And an f-majority
-is asked for in the scopes that our replication names, nodes and racks.
+is asked for in every scope that the replication names.
 
 Source: seed logdevice-read-path, "Authoritative Status"; LogDevice digest 2.6, 2.9.
 """
@@ -72,10 +72,7 @@ def hear(
         if statuses.get(member.node, fully) is not Authority.AUTHORITATIVE_EMPTY
     ]
     complete = all(member.node in heard for member, status in rest if status in HAS_DATA)
-    # Racks are a scope of their own only where a record must be in several of them.
-    scopes = [("node", replication.copies)]
-    if replication.racks > 1:
-        scopes.append(("rack", replication.racks))
+    scopes = (("node", replication.copies), *replication.spans)
     if any(_meets(heard, rest, scope, copies) for scope, copies in scopes):
         return Hearing.COMPLETE if complete else Hearing.INCOMPLETE
     return Hearing.NON_AUTHORITATIVE if complete else Hearing.NONE

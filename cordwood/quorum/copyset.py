@@ -1,10 +1,12 @@
 """Copysets: which nodes hold a block, chosen at random by weight, never against the rule.
 
 Nodes are drawn one by one, each with a chance in proportion to its weight among those
-that may still be drawn. All members may, until as many draws are left as racks are
-still wanted: from then on only members of racks not used yet. That can never fail half
-way, so whether a copyset exists is one count made before the first draw, and a copyset
-short of copies or racks is never the answer (LogDevice, too, fails instead).
+that may still be drawn. All members may, until as many draws are left as racks (or
+domains of another scope) are still wanted: from then on only members of racks not used
+yet. That can never fail half way: domains nest, so a node in a new region is in a new
+rack too, and one draw lessens what every narrower scope wants. So whether a copyset
+exists is one count for each scope, made before the first draw, and a copyset short of
+copies or domains is never the answer (LogDevice, too, fails instead).
 
 Drawing without replacement flattens large differences of weight, and a rack smaller than
 the others gets more than its share when racks are asked for; both are the price of the rule.
@@ -39,8 +41,11 @@ def can_replicate(nodes: Set[NodeId], nodeset: Nodeset, replication: Replication
         nodes: candidates; those outside the nodeset do not count.
     Source: LogDevice digest 2.6, "canReplicate".
     """
-    racks = [member.domain("rack") for member in nodeset.members if member.node in nodes]
-    return len(racks) >= replication.copies and len(set(racks)) >= replication.racks
+    members = [member for member in nodeset.members if member.node in nodes]
+    return len(members) >= replication.copies and all(
+        len({member.domain(scope) for member in members}) >= count
+        for scope, count in replication.spans
+    )
 
 
 def choose_copyset(
@@ -52,20 +57,23 @@ def choose_copyset(
         available: nodes worth sending to; those outside the nodeset do not count.
         random: draws exactly `replication.copies` numbers, or none for None.
     Returns:
-        Exactly `replication.copies` distinct members of positive weight, over at least
-        `replication.racks` racks, in the order drawn; None if `available` allows none.
+        Exactly `replication.copies` distinct members of positive weight, over as many
+        domains of each scope as it asks for, in the order drawn; None if `available`
+        allows none.
     """
-    left = [(m, m.domain("rack")) for m in nodeset.members if m.node in available and m.weight > 0]
-    if not can_replicate({member.node for member, _ in left}, nodeset, replication):
+    left = [m for m in nodeset.members if m.node in available and m.weight > 0]
+    if not can_replicate({member.node for member in left}, nodeset, replication):
         return None
     drawn: list[NodeId] = []
-    used: set[str] = set()
+    used: dict[str, set[str]] = {scope: set() for scope, _ in replication.spans}
     for draws_left in range(replication.copies, 0, -1):
-        if replication.racks - len(used) >= draws_left:
-            left = [(member, rack) for member, rack in left if rack not in used]
-        member, rack = left.pop(_draw([member for member, _ in left], random))
+        for scope, count in replication.spans:
+            if count - len(used[scope]) >= draws_left:
+                left = [member for member in left if member.domain(scope) not in used[scope]]
+        member = left.pop(_draw(left, random))
         drawn.append(member.node)
-        used.add(rack)
+        for scope in used:
+            used[scope].add(member.domain(scope))
     return tuple(drawn)
 
 

@@ -10,6 +10,9 @@ needs R silent nodes, and silent nodes in K racks. So either of two facts exclud
 - fewer than K racks have a silent member, which is to say that at least
   `racks - K + 1` racks answered in full.
 
+With more scopes (rows, regions …) there is a fact like the second for each of them, and
+any one is enough.
+
 The second is why location pays: with R=3 over 2 of 3 racks, two whole racks are
 enough to hear, however many nodes the third has.
 
@@ -56,7 +59,7 @@ def f_majority(heard: Set[NodeId], nodeset: Nodeset, replication: Replication) -
 
     Args:
         heard: nodes that answered; may hold nodes outside the nodeset.
-        replication: copies, and racks, that each record of the epoch has.
+        replication: copies, and their domains, that each record of the epoch has.
     Returns:
         Verdict with the members not heard.
     Source: LogDevice digest 2.6.

@@ -3,7 +3,9 @@
 Weighted rendezvous hashing, rack by rack in turn: each rack gives its best node for the
 log, then its second best, until there are enough. So the nodeset spans as many racks as it
 can, logs are spread over all nodes in proportion to weight, and a node that comes or goes
-changes the nodesets only of the logs that it scores well for.
+changes the nodesets only of the logs that it scores well for. Where copies must span
+regions or other scopes above the rack, the first nodes are taken from domains that these
+still want, the widest scope first.
 
 Source: LogDevice digest 2.5 ("nodeset selector is consistent-hash").
 """
@@ -32,21 +34,38 @@ def choose_nodeset(
         return None
     if not size or size >= len(able):
         return tuple(sorted(able))
-    chosen = tuple(sorted(_by_turns(log, able)[: max(size, replication.copies)]))
-    # Racks in turn give as many racks as there are, so what all could keep these can.
-    assert _can_keep(chosen, able, replication), "a nodeset spans the racks that it needs"
+    ranked = [able[node] for node in sequencer_order(log, able.values())]
+    first = _spanning(ranked, replication)
+    chosen = tuple(sorted(_by_turns(ranked, first)[: max(size, replication.copies)]))
+    # Domains nest, so what all could keep these can: see `quorum.copyset`.
+    assert _can_keep(chosen, able, replication), "a nodeset spans the domains that it needs"
     return chosen
 
 
-def _by_turns(log: int, able: dict[NodeId, Member]) -> list[NodeId]:
-    """Every node: the best of each rack, then the second best of each, and so on."""
+def _spanning(ranked: list[Member], replication: Replication) -> list[NodeId]:
+    """The best nodes that together span as many domains above the rack as are asked for."""
+    first: list[NodeId] = []
+    for scope, count in reversed(replication.wider):
+        used = {m.domain(scope) for m in ranked if m.node in first}
+        for member in ranked:
+            if len(used) < count and member.domain(scope) not in used:
+                used.add(member.domain(scope))
+                first.append(member.node)
+    return first
+
+
+def _by_turns(ranked: list[Member], first: list[NodeId]) -> list[NodeId]:
+    """Every node: `first`, then the best of each rack, the second best of each, and so on."""
     turns: dict[str, int] = {}
-    ranked: list[tuple[int, int, NodeId]] = []
-    for rank, node in enumerate(sequencer_order(log, able.values())):
-        rack = able[node].domain("rack")
-        turns[rack] = turns.get(rack, 0) + 1
-        ranked.append((turns[rack], rank, node))
-    return [node for _, _, node in sorted(ranked)]
+    placed: list[tuple[int, int, NodeId]] = []
+    for member in (m for m in ranked if m.node in first):
+        turns[member.domain("rack")] = turns.get(member.domain("rack"), 0) + 1
+    for rank, member in enumerate(ranked):
+        if member.node not in first:
+            rack = member.domain("rack")
+            turns[rack] = turns.get(rack, 0) + 1
+            placed.append((turns[rack], rank, member.node))
+    return first + [node for _, _, node in sorted(placed)]
 
 
 def _can_keep(

@@ -59,6 +59,8 @@ class ClusterOptions:
 
     Attributes:
         nodes, racks: how many; nodes are dealt out to the racks in turn.
+        regions: these racks are dealt out to so many regions in turn; 0 leaves regions out,
+            and a location is a rack alone.
         replication: of every log.
         wal_bytes: of each node.
         storage: of each node, but for its WAL's size. Flushes come by the second here.
@@ -69,12 +71,19 @@ class ClusterOptions:
 
     nodes: int = 5
     racks: int = 3
+    regions: int = 0
     replication: Replication = field(default_factory=lambda: Replication(3, 2))
     wal_bytes: int = 16 * MIB
     storage: StorageSettings = field(default_factory=lambda: StorageSettings(flush_age_s=3.0))
     refresh_s: float = 2.0
     gossip_s: float = 0.1
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
+
+    def location(self, number: NodeId) -> str:
+        """Where a node stands."""
+        rack = (number - 1) % self.racks
+        name = f"rack{rack + 1}"
+        return f"region{rack % self.regions + 1}.dc1.cluster1.row1.{name}" if self.regions else name
 
 
 class SimCluster:
@@ -116,10 +125,6 @@ class SimCluster:
     def machine(self, number: NodeId) -> SimMachine:
         """A node's machine."""
         return self._simulation.machine(f"node-{number}")
-
-    def rack(self, number: NodeId) -> str:
-        """A node's rack."""
-        return f"rack{(number - 1) % self.options.racks + 1}"
 
     def start(self, number: NodeId) -> None:
         """Start a node's process; it keeps trying until it runs."""
@@ -209,7 +214,7 @@ class SimCluster:
     def _on_running(self, number: NodeId, node: Node) -> None:
         self.running[number] = node
         self._ran_once.add(number)
-        self._recorder.node_started(number, rack=self.rack(number))
+        self._recorder.node_started(number, rack=self.options.location(number))
         self._started.set()
 
     def _settings(self, number: NodeId) -> NodeSettings:
@@ -218,7 +223,7 @@ class SimCluster:
             directory="/node",
             metadata="",
             listen=self.address(number),
-            location=self.rack(number),
+            location=self.options.location(number),
             default_replication=self.options.replication,
             create_logs=True,
             refresh_s=self.options.refresh_s,
@@ -232,7 +237,7 @@ class SimCluster:
         for number, node in sorted(self.running.items()):
             for log in sorted(node.shard.cache.logs):
                 slots = [_dumped(block) for block in await held_blocks(node.shard, log)]
-                self._recorder.node_dumped(number, self.rack(number), log, slots)
+                self._recorder.node_dumped(number, self.options.location(number), log, slots)
 
 
 def _dumped(block: StoredBlock) -> DumpedSlots:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 import crc32c
@@ -130,7 +130,8 @@ class RunStarted(_Event, frozen=True, gc=False, tag="run-started"):
     """First of every history: what the run promises.
 
     Attributes:
-        copies, racks: the replication of every log in it.
+        copies, racks, wider: the replication of every log in it; `wider` by scope above
+            the rack.
         beyond_tolerance: whether the faults may destroy more copies than the
             replication survives, so that data loss may be reported (exactly).
         seed: of a simulation, None elsewhere.
@@ -142,6 +143,7 @@ class RunStarted(_Event, frozen=True, gc=False, tag="run-started"):
     beyond_tolerance: bool = False
     seed: int | None = None
     format: int = FORMAT
+    wider: dict[str, int] = {}
 
 
 class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
@@ -298,7 +300,7 @@ class FaultEased(_Event, frozen=True, gc=False, tag="fault-eased"):
 
 
 class NodeStarted(_Event, frozen=True, gc=False, tag="node-started"):
-    """A node runs (again); `rack` is its rack's name."""
+    """A node runs (again); `rack` is its rack's full name: its location."""
 
     node: int
     incarnation: int = 0
@@ -371,7 +373,7 @@ class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class NodeDumped(_Event, frozen=True, gc=False, tag="node-dumped"):
-    """All that a node holds of one log when the run is over; `rack` is its rack's name."""
+    """All that a node holds of one log when the run is over; `rack` as in `NodeStarted`."""
 
     node: int
     rack: str
@@ -452,7 +454,7 @@ class HistoryRecorder:
 
     Args:
         now_us: the one clock of the run, microseconds, never falling.
-        copies, racks, beyond_tolerance, seed: see `RunStarted`.
+        copies, racks, wider, beyond_tolerance, seed: see `RunStarted`.
     """
 
     def __init__(
@@ -461,13 +463,15 @@ class HistoryRecorder:
         *,
         copies: int = 3,
         racks: int = 1,
+        wider: Mapping[str, int] | None = None,
         beyond_tolerance: bool = False,
         seed: int | None = None,
     ) -> None:
         self._now_us = now_us
         self._ops = itertools.count(1)
         self._events: list[Event] = []
-        self.add(RunStarted(now_us(), copies, racks, beyond_tolerance, seed))
+        started = RunStarted(now_us(), copies, racks, beyond_tolerance, seed)
+        self.add(msgspec.structs.replace(started, wider=dict(wider or {})))
 
     def __len__(self) -> int:
         return len(self._events)

@@ -223,6 +223,7 @@ class _Run:
             lambda: round(simulation.loop.time() * 1e6),
             copies=replication.copies,
             racks=replication.racks,
+            wider=dict(replication.wider),
             beyond_tolerance=options.faults.damage is Damage.BEYOND,
             seed=simulation.seed,
         )

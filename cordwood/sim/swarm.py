@@ -42,6 +42,9 @@ recover and go on (L3)."""
 BEYOND_RECORDS = 2.0
 """Times that, where logs may stand still for good before the faults are over."""
 
+REGIONS_SHARE = 0.25
+"""Share of the seeds, of those with copies and racks enough, with regions above the racks."""
+
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
 
@@ -59,6 +62,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     cluster = replace(
         _cluster(chance, fills, damage), gossip_s=stream(seed, "gossip").choice((0.05, 0.1, 0.2))
     )
+    cluster = _in_regions(stream(seed, "regions"), cluster)
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)
     faults = _faults(chance, cluster, damage)
@@ -94,8 +98,7 @@ def nodeset_of(options: ClusterOptions) -> Nodeset:
     """Where the nodes of a cluster are."""
     return Nodeset(
         tuple(
-            Member(NodeId(n), "", f"rack{(n - 1) % options.racks + 1}")
-            for n in range(1, options.nodes + 1)
+            Member(NodeId(n), "", options.location(NodeId(n))) for n in range(1, options.nodes + 1)
         )
     )
 
@@ -120,6 +123,18 @@ def _cluster(chance: random.Random, fills: bool, damage: Damage) -> ClusterOptio
             esns=chance.choice((ESN_ISSUED_MAX, ESN_ISSUED_MAX, 2000, 500, 150)),
         ),
     )
+
+
+def _in_regions(chance: random.Random, cluster: ClusterOptions) -> ClusterOptions:
+    """The cluster, in some seeds with its racks in regions that its copies must span."""
+    had = cluster.replication
+    most = min(cluster.racks, had.copies, 3)
+    if most < 2 or chance.random() >= REGIONS_SHARE:
+        return cluster
+    regions = chance.randint(2, min(cluster.racks, 3))
+    wider = (("region", chance.randint(2, min(most, regions))),)
+    racks = chance.choice((1, had.racks))
+    return replace(cluster, regions=regions, replication=Replication(had.copies, racks, wider))
 
 
 def _client(chance: random.Random) -> ClientSettings:

@@ -24,7 +24,7 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ class Recording:
 
     Args:
         now_us: the run's one clock, µs, never falling; this machine's by default.
-        copies, racks, seed: see `sim.history.RunStarted`.
+        copies, racks, wider, seed: see `sim.history.RunStarted`.
 
     Attributes:
         history: what was written down so far; the place for faults, see `HistoryRecorder`.
@@ -76,11 +76,14 @@ class Recording:
         *,
         copies: int = 3,
         racks: int = 1,
+        wider: Mapping[str, int] | None = None,
         seed: int | None = None,
     ) -> None:
         started_ns = time.monotonic_ns()
         self.now_us = now_us or (lambda: (time.monotonic_ns() - started_ns) // 1000)
-        self.history = HistoryRecorder(self.now_us, copies=copies, racks=racks, seed=seed)
+        self.history = HistoryRecorder(
+            self.now_us, copies=copies, racks=racks, wider=wider, seed=seed
+        )
         self.logs: dict[int, str] = {}
         self._ops = count(1)
         self._clients: dict[str, ClientCalls] = {}

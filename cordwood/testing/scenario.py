@@ -182,6 +182,7 @@ class ScenarioRun:
             lambda: round(simulation.loop.time() * 1e6),
             copies=replication.copies,
             racks=replication.racks,
+            wider=dict(replication.wider),
             seed=self.seed,
         )
         cluster = SimCluster(simulation, self._options, recording.history)

@@ -74,7 +74,14 @@ def test_epochs_and_sequencer(run):
     assert found["next_epoch"] == 2
     assert found["owner"] == 1
     assert found["nodesets"] == [
-        {"first_epoch": 1, "last_epoch": None, "nodes": [1], "copies": 1, "racks": 1}
+        {
+            "first_epoch": 1,
+            "last_epoch": None,
+            "nodes": [1],
+            "copies": 1,
+            "racks": 1,
+            "replicate_across": {"node": 1, "rack": 1},
+        }
     ]
     assert "is in epoch 1, which node 1 took" in run("epochs", "orders/eu")
     who = json.loads(run("sequencer", "orders/eu", "--json"))

@@ -82,17 +82,22 @@ def test_the_drained_node_of_seven() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.sampled_from(list(Authority)), st.booleans()),
+        st.tuples(
+            st.sampled_from(["a", "b", "x.a", "x.b", "r.d.c.x.a"]),
+            st.sampled_from(list(Authority)),
+            st.booleans(),
+        ),
         min_size=1,
         max_size=6,
     ),
     st.integers(1, 3),
-    st.integers(1, 2),
+    st.dictionaries(st.sampled_from(["rack", "row", "region"]), st.integers(1, 3)),
 )
-def test_against_a_twin_that_tries_every_copyset(made, copies, racks) -> None:
+def test_against_a_twin_that_tries_every_copyset(made, copies, counts) -> None:
     """COMPLETE and INCOMPLETE mean that no copyset is left among the nodes that are there and
     were not heard; none of them is said where one is."""
-    replication = Replication(copies, min(racks, copies))
+    bounded = {scope: min(count, copies) for scope, count in counts.items()}
+    replication = Replication.across({**bounded, "node": copies})
     members = [Member(NodeId(n), "", rack) for n, (rack, _, _) in enumerate(made, 1)]
     marked = {NodeId(n): status for n, (_, status, _) in enumerate(made, 1)}
     heard = frozenset(NodeId(n) for n, (_, _, spoke) in enumerate(made, 1) if spoke)
@@ -101,7 +106,10 @@ def test_against_a_twin_that_tries_every_copyset(made, copies, racks) -> None:
     complete = all(m.node in heard for m in left if marked[m.node] in HAS_DATA)
 
     def is_copyset(some: tuple[Member, ...]) -> bool:
-        return len({m.location for m in some}) >= replication.racks
+        return all(
+            len({m.domain(scope) for m in some}) >= count
+            for scope, count in replication.by_scope.items()
+        )
 
     hidden = any(map(is_copyset, itertools.combinations(silent, replication.copies)))
     possible = bool(left) and can_replicate(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import SCOPES, Member, NodeId, Nodeset, Replication
 from cordwood.quorum.copyset import choose_copyset
 
 DRAWS = 6_000
@@ -30,18 +30,29 @@ def draws(members: Nodeset, wanted: Replication, available=None, seed: int = 1):
     return [choose_copyset(members, wanted, usable, chance) for _ in range(DRAWS)]
 
 
+PLACES = ["", "a", "b", "x.r.a", "x.r.b", "x.s.a", "y.r.a", "y.s.b", "z.x.c.r.a", "z.y.c.r.a"]
+"""Racks alone, under rows, and whole locations: domains of every scope, and none."""
+
+
+@st.composite
+def replications(draw, most: int):
+    """Any scopes at once, wider ones with more domains than narrower ones too."""
+    copies = draw(st.integers(1, most))
+    counts = draw(st.dictionaries(st.sampled_from(SCOPES[1:]), st.integers(1, copies)))
+    return Replication.across({**counts, "node": copies})
+
+
 @st.composite
 def situations(draw):
     count = draw(st.integers(1, 6))
     weights = st.one_of(st.just(0.0), st.floats(0.01, 100))
     members = Nodeset(
         tuple(
-            Member(NodeId(n), "", draw(st.sampled_from(["", "a", "b"])), weight=draw(weights))
+            Member(NodeId(n), "", draw(st.sampled_from(PLACES)), weight=draw(weights))
             for n in range(1, count + 1)
         )
     )
-    copies = draw(st.integers(1, count))
-    wanted = Replication(copies, draw(st.integers(1, copies)))
+    wanted = draw(replications(count))
     available = draw(st.frozensets(st.integers(1, count + 1).map(NodeId)))
     return members, wanted, available
 
@@ -53,7 +64,10 @@ def test_a_copyset_keeps_the_rule_and_is_found_if_there_is_one(situation, seed):
     usable = [n for n in members.nodes if n in available and members[n].weight > 0]
 
     def spans(nodes) -> bool:
-        return len({members[node].domain("rack") for node in nodes}) >= wanted.racks
+        return all(
+            len({members[node].domain(scope) for node in nodes}) >= count
+            for scope, count in wanted.by_scope.items()
+        )
 
     if chosen is None:
         assert not any(map(spans, itertools.combinations(usable, wanted.copies)))
@@ -110,6 +124,20 @@ def test_single_copies_follow_the_weights():
     assert counts[NodeId(4)] == 0
     for node, share in ((1, 1 / 8), (2, 2 / 8), (3, 5 / 8)):
         assert abs(counts[NodeId(node)] / DRAWS - share) < 0.025
+
+
+TWO_REGIONS = nodeset(
+    *((n, f"west.d.c.r.rack{n % 3}", 1) for n in range(1, 7)), (7, "east.d.c.r.rack1", 1)
+)
+
+
+def test_copies_span_regions_and_racks_at_once():
+    wanted = Replication.across({"node": 4, "rack": 3, "region": 2})
+    for copyset in draws(TWO_REGIONS, wanted):
+        assert copyset is not None
+        assert NodeId(7) in copyset
+        assert len({TWO_REGIONS[node].location for node in copyset}) >= 3
+    assert choose_copyset(TWO_REGIONS, wanted, frozenset(range(1, 7)), random.Random(1)) is None
 
 
 def test_a_rack_with_fewer_nodes_is_not_starved_of_the_spread():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import SCOPES, Member, NodeId, Nodeset, Replication
 from cordwood.quorum.copyset import can_replicate
 from cordwood.quorum.f_majority import f_majority
 
@@ -79,6 +79,30 @@ class TestTables:
         assert verdict.missing == tuple(sorted(nodes(members_only(members)) - nodes(heard)))
 
     @pytest.mark.parametrize(
+        ("counts", "heard", "reached"),
+        [
+            # West has racks a and b, east has rack c; four copies, over two regions or not.
+            ({"node": 4}, "1 2", False),
+            ({"node": 4}, "1 2 3", True),
+            ({"node": 4, "region": 2}, "5 6", True),
+            ({"node": 4, "region": 2}, "1 2 3", True),
+            ({"node": 4, "region": 2}, "1 5", False),
+            # Any scope that is met is enough: here all of two of three racks.
+            ({"node": 4, "rack": 2}, "1 2 3 4", True),
+            ({"node": 4, "rack": 3}, "1 2", True),
+            ({"node": 4, "rack": 3}, "1 3", False),
+            ({"node": 4, "rack": 3, "region": 2}, "1 2", True),
+            ({"node": 4, "rack": 3, "region": 2}, "5 6", True),
+            ({"node": 4, "rack": 3, "region": 2}, "1 3 5", True),
+        ],
+    )
+    def test_several_scopes(self, counts, heard, reached):
+        racks = ("west.d.c.r.a", "west.d.c.r.b", "east.d.c.r.c")
+        members = [Member(NodeId(n), "", racks[(n - 1) // 2]) for n in range(1, 7)]
+        wanted = Replication.across(counts)
+        assert f_majority(nodes(heard), Nodeset(tuple(members)), wanted).reached is reached
+
+    @pytest.mark.parametrize(
         ("members", "copies", "racks", "candidates", "can"),
         [
             (FIVE_NODES, 3, 1, "1 2", False),
@@ -114,18 +138,20 @@ def members_only(picture: str) -> str:
 
 def copysets(candidates: frozenset[NodeId], members: Nodeset, wanted: Replication):
     for chosen in itertools.combinations(sorted(candidates), wanted.copies):
-        if len({members[node].domain("rack") for node in chosen}) >= wanted.racks:
+        counts = wanted.by_scope.items()
+        if all(len({members[n].domain(scope) for n in chosen}) >= k for scope, k in counts):
             yield frozenset(chosen)
 
 
 @st.composite
 def situations(draw):
     count = draw(st.integers(1, 6))
-    place = st.sampled_from(["", "a", "b", "c", "x.a"])
+    place = st.sampled_from(["", "a", "b", "c", "x.a", "x.b", "u.v.w.x.a", "u.t.w.x.a"])
     places = draw(st.lists(place, min_size=count, max_size=count))
     members = Nodeset(tuple(Member(NodeId(n), "", at) for n, at in enumerate(places, start=1)))
     copies = draw(st.integers(1, count + 1))
-    wanted = Replication(copies, draw(st.integers(1, copies)))
+    counts = draw(st.dictionaries(st.sampled_from(SCOPES[1:]), st.integers(1, copies)))
+    wanted = Replication.across({**counts, "node": copies})
     some = draw(st.frozensets(st.integers(1, count + 1).map(NodeId)))
     return members, wanted, some
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import SCOPES, Member, NodeId, Nodeset, Replication
 from cordwood.quorum.copyset import can_replicate
 from cordwood.quorum.nodeset_selection import choose_nodeset
 
@@ -60,6 +60,30 @@ def test_a_nodeset_keeps_its_replication_or_there_is_none(log, nodes, racks, cop
         assert len({nodeset[node].domain("rack") for node in chosen}) == min(
             wanted, len({m.domain("rack") for m in members})
         )
+
+
+@given(
+    log=st.integers(1, 50),
+    places=st.lists(
+        st.sampled_from(["", "a", "x.a", "x.b", "y.a", "r.d.c.x.a", "r.d.c.y.a", "s.d.c.x.a"]),
+        min_size=1,
+        max_size=10,
+    ),
+    copies=st.integers(1, 5),
+    counts=st.dictionaries(st.sampled_from(SCOPES[1:]), st.integers(1, 5)),
+    size=st.integers(0, 10),
+)
+def test_every_scope_is_kept(log, places, copies, counts, size):
+    bounded = {scope: min(copies, count) for scope, count in counts.items()}
+    replication = Replication.across({**bounded, "node": copies})
+    members = [Member(NodeId(n), "", at) for n, at in enumerate(places, 1)]
+    nodeset = Nodeset(tuple(members))
+    chosen = choose_nodeset(log, members, replication, size)
+    possible = can_replicate(frozenset(nodeset.nodes), nodeset, replication)
+    assert (chosen is not None) == possible
+    if chosen is not None:
+        assert can_replicate(frozenset(chosen), nodeset, replication)
+        assert len(set(chosen)) == min(len(places), max(size, copies) if size else len(places))
 
 
 def test_logs_are_spread_over_all_nodes():

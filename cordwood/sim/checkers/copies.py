@@ -12,6 +12,7 @@ from cordwood.block import GapKind
 from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
 from cordwood.sim.checkers.disk import Copy, Disk, DiskRange
 from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.spread import asked_for, lacking
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import GapDelivered
 
@@ -48,7 +49,7 @@ def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
 
 def _lacks(evidence: Evidence, log: int, lsns: list[int], reason: str) -> Violation:
     more = f" here and on to {format_lsn(lsns[-1])}" if lsns[1:] else ""
-    wanted = f"the log asks for {evidence.run.copies} in {evidence.run.racks} racks"
+    wanted = asked_for(evidence.run)
     return Violation("S15", f"{reason}{more}; {wanted}", log, lsns[0], evidence.disks[log].dumps)
 
 
@@ -100,7 +101,4 @@ def _lack(evidence: Evidence, piece: DiskRange | None, is_record: bool) -> str:
             return ""
         copies = [copy for copy in piece.copies if copy.is_data == is_record]
     nodes = {copy.dump.node for copy in copies}
-    racks = {copy.dump.rack for copy in copies}
-    if len(nodes) >= evidence.run.copies and len(racks) >= evidence.run.racks:
-        return ""
-    return f"{len(nodes)} copies in {len(racks)} racks"
+    return lacking(evidence.run, nodes, {copy.dump.rack for copy in copies})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
 from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.spread import asked_for, lacking
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import BlockStored, CleanEpochSet, Event, NodeStarted, Released
 
@@ -78,13 +79,10 @@ def _short(
     run = evidence.run
     while first <= last:
         nodes = stored.nodes.get(first, set())
-        kept = {racks.get(node, "") for node in nodes}
-        if len(nodes) < run.copies or len(kept) < run.racks:
+        lacks = lacking(run, nodes, {racks.get(node, "") for node in nodes})
+        if lacks:
             what = "released" if isinstance(event, Released) else "recovered"
-            text = (
-                f"{what} up to {format_lsn(last)} with {len(nodes)} copies in {len(kept)} racks "
-                f"here; the log asks for {run.copies} in {run.racks}"
-            )
+            text = f"{what} up to {format_lsn(last)} with {lacks} here; {asked_for(run)}"
             yield Violation("S14", text, event.log, first, _told(evidence, event, first))
             break
         first = stored.lasts[first] + 1

@@ -94,6 +94,14 @@ def _one_rack(right: Any) -> Any:
     return choose_copyset
 
 
+def _one_region(right: Any) -> Any:
+    def choose_copyset(nodeset: Any, replication: Any, available: Any, chance: Any) -> Any:
+        racks_alone = Replication(replication.copies, replication.racks)
+        return right(nodeset, racks_alone, available, chance)
+
+    return choose_copyset
+
+
 def _epoch_kept(right: Any) -> Any:
     async def begin(self: Any, log: int, epoch: int, record: Any, role: Any) -> Any:
         appender = await right(self, log, epoch, record, role)
@@ -152,6 +160,8 @@ BUGS = (
                changed({"wire.store_channel:read_stored": _refusals_ignored})),
     PlantedBug("one-rack", "copysets do not look at racks",
                changed({"sequencer.appender:choose_copyset": _one_rack})),
+    PlantedBug("one-region", "copysets look at racks and at no wider scope",
+               changed({"sequencer.appender:choose_copyset": _one_region})),
     PlantedBug("epoch-kept", "a node that starts to sequence again takes its old epoch",
                changed({"sequencer.activation:Activation._begin": _epoch_kept})),
     PlantedBug("fenced-goes-on", "a sequencer that meets a seal goes on as if a node were slow",
