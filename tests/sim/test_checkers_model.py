@@ -331,11 +331,13 @@ def test_the_model_makes_all_that_is_checked() -> None:
 
 
 def test_a_long_history_is_checked_fast() -> None:
-    """100,000 events and as many copies on four disks: 2 s, and as much again of grace."""
+    """100,000 events and as many copies on four disks: four times what it takes to make them
+    up, and as much again and more of grace. A busy machine slows both alike."""
     busy = ("send", "send", "ack", "ack", "read", "tail")
+    began = time.process_time()
     model = Model(random.Random(7), actions=busy, ticks_us=(0, 1))
     history = model.run(epochs=4, turns=13_500)
+    made = time.process_time()
     assert len(history) > 100_000
-    began = time.process_time()
     assert check_all(history) == []
-    assert time.process_time() - began < 4.0
+    assert time.process_time() - made < 10 * (made - began)
