@@ -107,6 +107,11 @@ class BlockHeader:
         return self.first + self.count - 1
 
     @property
+    def group(self) -> tuple[int, int]:
+        """First and last LSN of its atomic group; its own of a lone block."""
+        return self.group_first or self.first, self.group_last or self.last
+
+    @property
     def depends(self) -> bool:
         """Whether it may stand only where all before it stands (design.md §3)."""
         return bool(self.producer or self.flags & HeaderFlag.CONDITIONAL)
@@ -114,7 +119,7 @@ class BlockHeader:
     @property
     def place(self) -> Place:
         """Where its producer's block stands: all of its group, as one."""
-        group_first, group_last = self.group_first or self.first, self.group_last or self.last
+        group_first, group_last = self.group
         sequence = self.producer_sequence - (self.first - group_first)
         return Place(sequence, group_last - group_first + 1, group_first)
 

@@ -33,6 +33,8 @@ class SequencerSettings:
             lowers it, and the next, see `fitted_to`.
         block_bytes_max: the largest body taken: the 4 MiB of records that a client may put
             into one, and up to 21 bytes of offsets and times beside each of 65,536.
+        group_bytes_max: the bodies of one atomic group. As large as the window: it is taken
+            whole or not at all, so a node holds up to twice as much for a moment.
         store_timeout_s: first wait for a wave. LogDevice starts at 10 ms on its own
             disks; shared disks stall for tens of ms, and a needless wave costs three
             stores. Doubles each wave.
@@ -44,6 +46,7 @@ class SequencerSettings:
     window_bytes: int = 64 * MIB
     run_bytes: int = MIB
     block_bytes_max: int = 6 * MIB
+    group_bytes_max: int = 64 * MIB
     store_timeout_s: float = 0.5
     store_timeout_max_s: float = 2.0
     esns: int = ESN_ISSUED_MAX
@@ -51,6 +54,7 @@ class SequencerSettings:
     def __post_init__(self) -> None:
         _check("sequencer.window_bytes", self.window_bytes, MIB, 4096 * MIB)
         _check("sequencer.block_bytes_max", self.block_bytes_max, 1024, 6 * MIB)
+        _check("sequencer.group_bytes_max", self.group_bytes_max, 1024, 64 * MIB)
         _check("sequencer.run_bytes", self.run_bytes, 1024, 2 * MIB)
         _check("sequencer.store_timeout_s", self.store_timeout_s, 0.001, 60)
         _check("sequencer.store_timeout_max_s", self.store_timeout_max_s, 0.001, 600)
@@ -59,16 +63,18 @@ class SequencerSettings:
             raise BadSetting("sequencer.store_timeout_max_s is below store_timeout_s")
 
     def fitted_to(self, record_bytes_max: int) -> SequencerSettings:
-        """These, with runs and blocks that a WAL record of so many bytes can hold.
+        """These, with runs, blocks and groups that a WAL record of so many bytes can hold.
 
         A run has up to `run_bytes`, or is one block; recovery stores a run and one block.
         A record has up to half of the ring, so that a run has a sixteenth, half of what
-        nodes keep for later waves.
+        nodes keep for later waves. A group takes many records; with one this large the
+        nodes have room for it as soon as they have flushed.
         """
         return replace(
             self,
             run_bytes=min(self.run_bytes, record_bytes_max // 8),
             block_bytes_max=min(self.block_bytes_max, record_bytes_max * 5 // 8),
+            group_bytes_max=min(self.group_bytes_max, record_bytes_max),
         )
 
 

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from cordwood.block import Buffer
+from cordwood.block import Buffer, Codec
 from cordwood.client.appends import Appends
+from cordwood.client.blocks import Columns, check_group, cut_blocks
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.producer import Producer
 from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
@@ -33,11 +34,13 @@ class AppendCalls:
         cluster: Cluster,
         find: Callable[[str], Awaitable[LogInfo]],
         settings: ClientSettings,
+        now_us: Callable[[], int],
     ) -> None:
         self._appends = appends
         self._cluster = cluster
         self._find = find
         self._settings = settings
+        self._now_us = now_us
 
     async def append(
         self,
@@ -110,6 +113,44 @@ class AppendCalls:
             if not isinstance(first, BaseException)
             for lsn in map(Lsn, range(first, first + records))
         ]
+
+    def columns(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        timestamps: Sequence[Timestamp] | Timestamp | None,
+        headers: Sequence[Headers] | None,
+    ) -> Columns:
+        """Records that can be encoded, each in a block.
+
+        Raises:
+            BadSetting, RecordTooLarge: they cannot.
+        """
+        check_columns(len(values), keys, headers)
+        times_us = times_of(len(values), timestamps)
+        return Columns(values, keys, times_us, headers, self._sizes(values, keys, headers))
+
+    async def append_group(
+        self, log: str, columns: Columns, producer: Producer | None
+    ) -> list[Lsn]:
+        """See `Store.append_many`, `atomic`."""
+        if not columns.values:
+            return []
+        deadline = self._deadline()
+        info = await self._find(log)
+        settings = self._settings
+        is_late = await self._wait_open_room(deadline)
+        parts = cut_blocks(
+            columns,
+            Codec[settings.codec.upper()],
+            settings.block_bytes,
+            settings.block_records,
+            self._now_us,
+        )
+        check_group(parts)
+        future = self._appends.log(info.log_id, producer).add_group(parts, sum(columns.sizes))
+        first = await (self._by(deadline, future) if is_late else future)
+        return [Lsn(lsn) for lsn in range(first, first + len(columns.values))]
 
     def _sizes(
         self,

@@ -9,8 +9,9 @@ from cordwood.block import Buffer, Codec
 from cordwood.client.producer import Producer
 from cordwood.client.record_check import Headers
 from cordwood.errors import CordwoodError, OutcomeUnknown
+from cordwood.layout.append_group import GroupPart
 from cordwood.layout.body import encode_body, seal_body
-from cordwood.layout.waves import AppendEntry
+from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import Lsn
 
 
@@ -112,6 +113,18 @@ class Batch:
         )  # fmt: skip
         self.values = []
         self.keys = self.times = self.headers = None
+
+    def seal_group(
+        self, log: int, parts: Sequence[GroupPart], size: int, producer: Producer | None
+    ) -> None:
+        """It is an atomic group of blocks that are sealed, of records of `size` bytes."""
+        self.count, self.bytes = sum(part.records for part in parts), size
+        who = (producer.producer, producer.epoch) if producer is not None else (0, 0)
+        sequence = producer.take(log, self.count) if producer is not None else 0
+        self.entry = AppendEntry(
+            log, 0, self.count, 0, AppendFlag.GROUP, 0, *who, 0, sequence,
+            sum(part.stored_bytes for part in parts), 0, 0, 0, parts=tuple(parts),
+        )  # fmt: skip
 
     def resolve(self, first: int) -> None:
         """All records are stored, from `first` on."""

@@ -259,6 +259,7 @@ class BlockingStore:
         timestamps: Sequence[Timestamp] | Timestamp | None = None,
         headers: Sequence[Headers] | None = None,
         producer: Producer | None = None,
+        atomic: bool = False,
     ) -> list[Lsn]:
         """Append records in order; see `store.Store.append_many`."""
         return self._thread.call(
@@ -269,6 +270,7 @@ class BlockingStore:
                 timestamps=timestamps,
                 headers=headers,
                 producer=producer,
+                atomic=atomic,
             )
         )
 

@@ -42,6 +42,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Host
+from cordwood.layout.append_group import GroupPart
 from cordwood.layout.frame import Kind
 from cordwood.layout.waves import AppendFlag, append_entry, append_head
 from cordwood.lsn import Lsn
@@ -174,6 +175,20 @@ class LogAppends:
             runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         return runs
 
+    def add_group(self, parts: Sequence[GroupPart], size: int) -> asyncio.Future[Lsn]:
+        """Put sealed blocks, of records of `size` bytes in all, behind what is here: they are
+        stored together or not at all."""
+        self._check_whole()
+        self._cut()
+        batch = Batch(self._owner.loop.time() + self._settings.timeout_s)
+        future: asyncio.Future[Lsn] = self._owner.loop.create_future()
+        batch.futures.append((future, 0))
+        batch.seal_group(self.log, parts, size, self._producer)
+        self._queue.append(batch)
+        self._owner.window.take(batch.count, size)
+        self._owner.mark_dirty(self)
+        return future
+
     def _takes_all(self, records: int, size: int) -> bool:
         """Whether so many records go into one block: this turn's as it is, or one of their own."""
         settings = self._settings
@@ -287,10 +302,11 @@ class LogAppends:
                 entry.flags = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
                 entry.flags |= 0 if self._sent else AppendFlag.AFRESH
                 entry.flags |= 0 if batch.expected_tail is None else AppendFlag.CONDITIONAL
+                entry.flags |= AppendFlag.GROUP if entry.parts else 0
                 batch.sent_at = now
                 self._sent[entry.token] = (batch, target)
                 self._owner.sent[entry.token] = self
-                parts += (append_entry(entry), entry.body)
+                parts += (append_entry(entry), *entry.bodies)
                 count += 1
                 size += entry.stored_bytes
             target.send(Kind.APPEND, 0, [append_head(count), *parts])

@@ -83,7 +83,9 @@ class Store:
         self._cluster = cluster
         self._settings = settings
         self._appends = Appends(cluster, host, settings, tasks)
-        self._append_calls = AppendCalls(self._appends, cluster, self._find_to_append, settings)
+        self._append_calls = AppendCalls(
+            self._appends, cluster, self._find_to_append, settings, host.clock.now_us
+        )
         self._streams: dict[int, ReadStream] = {}
         self._readers: list[Reader] = []
         self._tasks = tasks
@@ -138,16 +140,25 @@ class Store:
         timestamps: Sequence[Timestamp] | Timestamp | None = None,
         headers: Sequence[Headers] | None = None,
         producer: Producer | None = None,
+        atomic: bool = False,
     ) -> list[Lsn]:
         """Append records in order; one Lsn each, once all are on stable storage.
 
         They are cut into blocks of the client's limits, each stored whole or not at all.
 
+        Args:
+            atomic: all blocks of the call are one group: the records get LSNs that follow
+                one another, and are stored, acknowledged and shown to readers together or
+                not at all. Up to 64 MiB as stored, less on nodes with a small WAL.
         Raises:
+            RecordTooLarge: a record is too large, or an atomic call is.
             BadSetting: columns of different lengths, or a record that cannot be encoded.
             OutcomeUnknown: not all blocks were acknowledged; some may be stored.
             CordwoodError: as `append`; no block was stored.
         """
+        if atomic:
+            columns = self._append_calls.columns(values, keys, timestamps, headers)
+            return await self._append_calls.append_group(log, columns, producer)
         return await self._append_calls.append_many(
             log, values, keys, timestamps, headers, producer
         )

@@ -34,6 +34,16 @@ Batched appends of 256 B ran at 502 MB/s in blocks of 64 KiB and at 504 in block
 which its frame blocks a connection. 1 MiB holds the largest record a client takes.
 """
 
+GROUP_BYTES_MAX = 64 << 20
+"""Hard: bytes of the bodies of an atomic group, as stored.
+
+It travels to the sequencer as one entry of one frame, which holds 72 MiB, and is kept
+whole until it is stored. A bigger batch is several groups, each atomic.
+"""
+
+GROUP_BLOCKS_MAX = 4096
+"""Hard: blocks of an atomic group; at 16 KiB a block they reach the limit in bytes."""
+
 RECORD_BYTES_DEFAULT = 1 << 20
 """Soft: bytes of one record (value, key and headers) that a client takes.
 

@@ -12,7 +12,10 @@ bytes and the body as stored::
     20     1     codec
     21     1     flags: 1 activate here, the log's own node did not answer; 2 afresh,
                  the client knows what became of all it sent before to this log here;
-                 4 conditional, the expected tail follows these 64 bytes
+                 4 conditional, the expected tail follows these 64 bytes; 8 an atomic
+                 group: after all of that come its blocks, as in `layout.append_group`;
+                 records and body bytes here are the group's, codec, CRCs and body
+                 bytes uncompressed are 0
     22     2     reserved, 0
     24     8     producer id, 0 for none
     32     4     producer epoch
@@ -50,6 +53,7 @@ from dataclasses import dataclass
 
 from cordwood.block import BlockHeader, Buffer, Codec, Envelope
 from cordwood.errors import Malformed
+from cordwood.layout.append_group import GroupPart, pack_group, read_group
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX
@@ -78,6 +82,7 @@ class AppendFlag(enum.IntFlag):
     ACTIVATE_HERE = 1
     AFRESH = 2
     CONDITIONAL = 4
+    GROUP = 8
 
 
 _FLAGS = int(sum(AppendFlag))
@@ -99,7 +104,11 @@ class Refusal(enum.IntEnum):
 
 @dataclass(slots=True)
 class AppendEntry:
-    """One block as a client sends it; fields in the order of the layout above."""
+    """One block, or one atomic group, as a client sends it; fields as laid out above.
+
+    Attributes:
+        parts: the blocks of a group; empty for a lone block.
+    """
 
     log: int
     token: int
@@ -117,6 +126,12 @@ class AppendEntry:
     raw_crc: int
     body: Buffer = b""
     expected_tail: int = 0
+    parts: tuple[GroupPart, ...] = ()
+
+    @property
+    def bodies(self) -> list[Buffer]:
+        """What follows `append_entry`."""
+        return [part.body for part in self.parts] if self.parts else [self.body]
 
     @property
     def needs_recovery(self) -> bool:
@@ -130,7 +145,7 @@ def append_head(entries: int) -> bytes:
 
 
 def append_entry(entry: AppendEntry) -> bytes:
-    """What goes before an entry's body: 64 bytes, and the expected tail if there is one."""
+    """What goes before an entry's bodies: 64 bytes, then expected tail and group if there are."""
     fixed = _ENTRY.pack(
         entry.log,
         entry.token,
@@ -147,9 +162,9 @@ def append_entry(entry: AppendEntry) -> bytes:
         entry.stored_crc,
         entry.raw_crc,
     )
-    return (
-        fixed + _TAIL.pack(entry.expected_tail) if entry.flags & AppendFlag.CONDITIONAL else fixed
-    )
+    if entry.flags & AppendFlag.CONDITIONAL:
+        fixed += _TAIL.pack(entry.expected_tail)
+    return fixed + pack_group(entry.parts) if entry.flags & AppendFlag.GROUP else fixed
 
 
 def read_append(payload: memoryview) -> list[AppendEntry]:
@@ -174,14 +189,20 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
         stored = entry.stored_bytes
         if entry.reserved or entry.reserved2 or entry.flags > _FLAGS or entry.codec not in _CODECS:
             raise Malformed("an APPEND entry sets bits that this version keeps at 0")
-        if not 1 <= entry.count <= BLOCK_RECORDS_MAX or not 1 <= entry.log < 1 << 62:
+        if not 1 <= entry.log < 1 << 62:
+            raise Malformed("an APPEND entry has a field out of its range")
+        if entry.flags & AppendFlag.CONDITIONAL:
+            at = _read_tail(entry, payload, at)
+        if entry.flags & AppendFlag.GROUP:
+            at = _read_parts(entry, payload, at)
+            entries.append(entry)
+            continue
+        if not 1 <= entry.count <= BLOCK_RECORDS_MAX:
             raise Malformed("an APPEND entry has a field out of its range")
         # What a header may not say must not be numbered: every storage node would refuse
         # the sequencer's frame, and the sequencer would send it for ever.
         if stored > BODY_BYTES_MAX or entry.raw_bytes > BODY_BYTES_MAX:
             raise Malformed(f"an APPEND entry claims a body of over {BODY_BYTES_MAX} bytes")
-        if entry.flags & AppendFlag.CONDITIONAL:
-            at = _read_tail(entry, payload, at)
         if stored > end - at:
             raise Malformed("an APPEND entry claims more body than its frame has")
         entry.body = payload[at : at + stored]
@@ -200,6 +221,18 @@ def _read_tail(entry: AppendEntry, payload: memoryview, at: int) -> int:
     if entry.expected_tail > LSN_MAX:
         raise Malformed("an APPEND entry expects a tail that is no LSN")
     return at + _TAIL.size
+
+
+def _read_parts(entry: AppendEntry, payload: memoryview, at: int) -> int:
+    """Read an entry's group; where it ends."""
+    entry.parts, at = read_group(payload, at)
+    if entry.codec or entry.raw_bytes or entry.stored_crc or entry.raw_crc:
+        raise Malformed("a group sets what only its blocks have")
+    if entry.count != sum(part.records for part in entry.parts) or entry.stored_bytes != sum(
+        part.stored_bytes for part in entry.parts
+    ):
+        raise Malformed("a group is not the sum of its blocks")
+    return at
 
 
 def pack_pairs(numbers: Sequence[int]) -> bytes:

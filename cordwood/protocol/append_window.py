@@ -4,6 +4,9 @@ A run is what one wave brought for one log: consecutive LSNs, stored on one
 copyset. It may be stored out of order, but it retires, and is acknowledged, only
 when every run before it has; the last LSN retired is the LNG (last known good).
 
+An atomic group may take several runs, numbered one behind the other. It retires as one: the
+LNG stands before it or behind it, never inside.
+
 Once numbered, a run is retried on new copysets until it is stored or the epoch
 ends; an answer to an earlier wave does not count, because the copies of that
 wave name another copyset.
@@ -29,14 +32,26 @@ class Run(Generic[Cargo]):
         cargo: what the shell keeps with it (bytes, whom to acknowledge).
         wave: 0 before the first try, then 1, 2, ….
         waiting: members of the copyset that have not confirmed this wave.
+        ends_group: whether the LNG may stand behind it: False inside an atomic group.
     """
 
-    __slots__ = ("cargo", "copyset", "first", "last", "sent_at", "stored", "waiting", "wave")
+    __slots__ = (
+        "cargo",
+        "copyset",
+        "ends_group",
+        "first",
+        "last",
+        "sent_at",
+        "stored",
+        "waiting",
+        "wave",
+    )
 
-    def __init__(self, first: int, last: int, cargo: Cargo) -> None:
+    def __init__(self, first: int, last: int, cargo: Cargo, ends_group: bool = True) -> None:
         self.first = first
         self.last = last
         self.cargo = cargo
+        self.ends_group = ends_group
         self.wave = 0
         self.copyset: tuple[int, ...] = ()
         self.waiting: set[int] = set()
@@ -84,21 +99,33 @@ class AppendWindow(Generic[Cargo]):
         """Whether `count` more LSNs are left in the epoch; if not, it is time for the next."""
         return self.next + count - 1 <= self._end
 
-    def number(self, count: int, cargo: Cargo) -> Run[Cargo]:
-        """Give the next `count` LSNs to a new run."""
+    def number(self, count: int, cargo: Cargo, *, ends_group: bool = True) -> Run[Cargo]:
+        """Give the next `count` LSNs to a new run; the next one goes on in the same atomic
+        group unless `ends_group`."""
         assert count > 0, "a run has at least one LSN"
         assert self.fits(count), "a run never crosses an epoch"
-        run = Run(self.next, self.next + count - 1, cargo)
+        run = Run(self.next, self.next + count - 1, cargo, ends_group)
         self.next += count
         self._runs.append(run)
         return run
 
     def retire(self) -> list[Run[Cargo]]:
-        """Take the stored runs off the left end, moving the LNG; they may be acknowledged."""
+        """Take the stored runs off the left end, whole groups of them, moving the LNG; they
+        may be acknowledged."""
         retired: list[Run[Cargo]] = []
-        while self._runs and self._runs[0].stored:
+        for _ in range(self._whole()):
             run = self._runs.popleft()
             assert run.first == self.lng + 1, "the LNG moves over every LSN"
             self.lng = run.last
             retired.append(run)
         return retired
+
+    def _whole(self) -> int:
+        """How many runs from the left end on are stored and make whole groups."""
+        whole = 0
+        for at, run in enumerate(self._runs, 1):
+            if not run.stored:
+                break
+            if run.ends_group:
+                whole = at
+        return whole

@@ -10,7 +10,7 @@ another reach the same end.
 Copies of one block never differ in content, whatever their waves; what can
 overlap a block is a hole or a bridge of an earlier recovery. Boundaries are
 those of blocks, so the decision is taken per elementary interval, and a block
-stands or falls as a whole.
+stands or falls as a whole, and so does an atomic group of them (`protocol.groups`).
 
 Blocks of producers, and conditional ones, above the first hole become holes: a producer's
 later block must not survive an earlier one that did not, nor what was appended on condition
@@ -27,6 +27,7 @@ from typing import Generic, TypeVar
 
 from cordwood.block import BlockHeader, BlockKind, Envelope
 from cordwood.lsn import ESN_MAX, format_lsn
+from cordwood.protocol.groups import whole_groups
 
 Body = TypeVar("Body")
 
@@ -81,7 +82,11 @@ class Digest(Generic[Body]):
         kept: list[Copy[Body]] = []
         holes: list[tuple[int, int]] = []
         expected = self._lng + 1
-        for block in self._winners():
+        winners = self._winners()
+        whole = whole_groups(block.header for block in winners)
+        for block in winners:
+            if block.header.group not in whole:
+                continue
             if block.header.first > expected:
                 holes.append((expected, block.header.first - 1))
             if holes and block.header.depends:

@@ -4,7 +4,8 @@ Until every lower epoch is recovered nothing is released: what is stored is ackn
 and neither stores nor releases tell an LNG, by which nodes would show it to readers.
 
 Everything that arrived for the log in one turn becomes one run (or a few, when it
-is large): one pass of numbering, one STORE frame to each member of the copyset.
+is large): one pass of numbering, one STORE frame to each member of the copyset. An atomic
+group is numbered as a whole, in runs of its own; the window passes it over as one.
 
 Source: design.md §3, §4; LogDevice digest 2.3, 2.4.
 """
@@ -12,37 +13,34 @@ Source: design.md §3, §4; LogDevice digest 2.3, 2.4.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from cordwood.block import BlockKind, Buffer, Envelope, HeaderFlag
+from cordwood.block import BlockKind, Buffer, Envelope
 from cordwood.errors import CordwoodError, NoSequencer, OutcomeUnknown, Overloaded, TooFewNodes
-from cordwood.layout.block_header import (
-    BLOCK_HEAD_BYTES_MAX,
-    pack_envelope,
-    pack_header_fields,
-)
+from cordwood.layout.block_header import pack_envelope, pack_header_fields
 from cordwood.layout.frame import checksum
-from cordwood.layout.waves import AppendEntry, AppendFlag, Refusal, StoreRefusal, store_head
+from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, store_head
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow, Run
 from cordwood.protocol.node_health import NodeHealth
 from cordwood.quorum.copyset import can_replicate, choose_copyset
 from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.cargo import Cargo, Waiting, cut_group, header_flags, room_needed
 from cordwood.sequencer.turns import Turns
 from cordwood.settings import SequencerSettings
 from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
-from cordwood.wire.store_channel import StoreChannel
+from cordwood.wire.store_channel import ROOM_UNTOLD_BYTES, StoreChannel
 
 logger = logging.getLogger(__name__)
 
 STICKY_BYTES = 32 << 20
 """A copyset is kept for this many bytes, as LogDevice does, so that the nodes of one
 log's recent records stay few; a wave that fails changes it at once."""
-
 
 UNRELEASED_BYTES_MAX = 64 << 20
 """Bodies taken while lower epochs are not recovered, which takes a fraction of a second as a
@@ -52,38 +50,13 @@ ROOM_WAIT_S = 2.0
 """How long entries wait for nodes that flush: 32 MiB take a fraction of a second, and a
 client that is refused comes again by itself."""
 
+GROUP_SENT_BYTES = 8 << 20
+"""Bodies of a large group on their way at once: more would outlast the patience of its waves,
+and each of them would be sent again to other nodes."""
+
 QUICK_WAVES = 4
 """A refused wave is followed at once by the next, this many times; then the tick's
 growing patience sets the pace, so that full nodes are not flooded with retries."""
-
-
-class Waiting:
-    """An entry and the client connection that waits for it."""
-
-    __slots__ = ("connection", "entry")
-
-    def __init__(self, connection: Connection, entry: AppendEntry) -> None:
-        self.connection = connection
-        self.entry = entry
-
-
-class Cargo:
-    """What a run carries: headers and bodies to store, and whom to answer."""
-
-    __slots__ = ("acks", "blocks", "bytes")
-
-    def __init__(self) -> None:
-        self.blocks: list[tuple[bytes, Buffer]] = []
-        self.acks: list[tuple[Connection, int, int]] = []
-        self.bytes = 0
-
-    def has_room(self, size: int, run_bytes: int) -> bool:
-        """Whether a block of so many bytes, its header among them, may join.
-
-        Headers count: without them tens of thousands of tiny blocks made a run that no
-        WAL record holds.
-        """
-        return self.bytes + len(self.blocks) * BLOCK_HEAD_BYTES_MAX + size <= run_bytes
 
 
 class Role(Protocol):
@@ -151,6 +124,9 @@ class LogAppender:
         self._tools = tools
         self._window: AppendWindow[Cargo] = AppendWindow(epoch, esn_max=tools.settings.esns)
         self._pending: list[Waiting] = []
+        # Runs of large groups that are numbered and not sent yet, and the bytes of those that are.
+        self._unsent: deque[Run[Cargo]] = deque()
+        self._paced_bytes = 0
         self._copyset: tuple[NodeId, ...] | None = None
         self._sticky_bytes = 0
         self._exhausted = False
@@ -217,21 +193,26 @@ class LogAppender:
             entry = waiting.entry
             if entry.needs_recovery and self._is_settled(waiting, count):
                 continue
-            size = entry.stored_bytes + BLOCK_HEAD_BYTES_MAX
-            if cargo.blocks and not (size <= room and cargo.has_room(size, self._run_bytes)):
+            size = room_needed(entry)
+            fits = size <= room and not entry.parts and cargo.has_room(size, self._run_bytes)
+            if cargo.blocks and not fits:
                 assert copyset is not None, "a run is loaded for a copyset"
                 self._send_new(cargo, count, copyset, now)
                 cargo, count = Cargo(), 0
             if size > room:
-                copyset = self._roomy_copyset(size, now)
+                copyset = self._roomy_copyset(self._group_room(size) if entry.parts else size, now)
                 room = self._room_of(copyset)
             is_full = self._blocks_in_flight + len(cargo.blocks) >= blocks_max
             if copyset is None or is_full or not self._window.fits(count + entry.count):
                 self._exhausted = copyset is not None and not is_full
                 self._pending = pending[at:]
                 break
-            self._load(cargo, waiting, count)
             self._short_since = None
+            if entry.parts:
+                self._number_group(waiting, now)
+                room -= size
+                continue
+            self._load(cargo, waiting, count)
             count += entry.count
             room -= size
         if cargo.blocks:
@@ -306,13 +287,46 @@ class LogAppender:
             entry.raw_bytes,
             entry.stored_crc,
             entry.raw_crc,
-            HeaderFlag.CONDITIONAL if entry.flags & AppendFlag.CONDITIONAL else 0,
+            header_flags(entry),
         )
         if entry.producer and self._turns is not None:
             self._turns.note(entry, first)
         cargo.blocks.append((header, entry.body))
         cargo.acks.append((waiting.connection, entry.token, first))
         cargo.bytes += entry.stored_bytes
+
+    def _group_room(self, size: int) -> int:
+        """Room to ask for before a group of `size` bytes is numbered: all, or what a node
+        that has told of none yet is taken to have."""
+        told = all(map(self._tools.channel.has_told, self._up))
+        return size if told else min(size, ROOM_UNTOLD_BYTES)
+
+    def _number_group(self, waiting: Waiting, now: float) -> None:
+        """Give a group its LSNs, all at once, and begin to send it."""
+        entry = waiting.entry
+        first = self._window.next
+        if entry.producer and self._turns is not None:
+            self._turns.note(entry, first)
+        runs = cut_group(waiting, first, self._append_time_us, self._run_bytes)
+        for at, (cargo, count) in enumerate(runs, 1):
+            self._sticky_bytes += cargo.bytes
+            self._blocks_in_flight += len(cargo.blocks)
+            run = self._window.number(count, cargo, ends_group=at == len(runs))
+            run.sent_at = float("inf")
+            self._unsent.append(run)
+        self._send_unsent(now)
+
+    def _send_unsent(self, now: float) -> None:
+        """Send runs of groups, as many as may be on their way."""
+        while self._unsent and self._paced_bytes < GROUP_SENT_BYTES:
+            run = self._unsent.popleft()
+            if run.cargo.is_paced:
+                self._paced_bytes += run.cargo.bytes
+            copyset = self._roomy_copyset(run.cargo.size, now) or self._choose(now, self._up)
+            if copyset is None:
+                run.sent_at = now  # the tick tries again
+            else:
+                self._send(run, copyset, now)
 
     def _send_new(self, cargo: Cargo, count: int, copyset: tuple[NodeId, ...], now: float) -> None:
         self._sticky_bytes += cargo.bytes
@@ -348,6 +362,9 @@ class LogAppender:
         if mine:
             self._on_refused(run, node, mine[0], now)
         elif run.on_stored(node, wave):
+            if run.cargo.is_paced:
+                self._paced_bytes -= run.cargo.bytes
+                self._send_unsent(now)
             self._retire()
 
     def _on_refused(self, run: Run[Cargo], node: NodeId, refusal: StoreRefusal, now: float) -> None:
@@ -410,9 +427,8 @@ class LogAppender:
 
         Nodes with room come first; but later waves may use what nodes keep for them.
         """
-        size = run.cargo.bytes + len(run.cargo.blocks) * BLOCK_HEAD_BYTES_MAX
         self._copyset = None
-        copyset = self._roomy_copyset(size, now) or self._choose(now, self._up)
+        copyset = self._roomy_copyset(run.cargo.size, now) or self._choose(now, self._up)
         if copyset is None:
             run.sent_at = now
             return

@@ -18,7 +18,8 @@ from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import NodeId
 from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.activation import Activation
-from cordwood.sequencer.appender import LogAppender, Role, Waiting
+from cordwood.sequencer.appender import LogAppender, Role
+from cordwood.sequencer.cargo import Waiting
 from cordwood.sequencer.releases import Releases
 
 logger = logging.getLogger(__name__)

@@ -35,10 +35,12 @@ from cordwood.layout.waves import AppendEntry, AppendFlag, read_append
 from cordwood.nodes import Member, NodeId
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.answers import Answers
-from cordwood.sequencer.appender import AppenderTools, LogAppender, Waiting
+from cordwood.sequencer.appender import AppenderTools, LogAppender
+from cordwood.sequencer.cargo import Waiting
 from cordwood.sequencer.mandate import Mandate, View
 from cordwood.sequencer.reigns import Reigns, Slot
 from cordwood.sequencer.releases import Releases
+from cordwood.settings import SequencerSettings
 from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -211,11 +213,9 @@ class SequencerRole:
     ) -> tuple[CordwoodError, NodeId] | None:
         """Queue an entry, or say why not and which node to ask instead (0: none)."""
         settings = self._tools.settings
-        if entry.stored_bytes > settings.block_bytes_max or entry.count > settings.esns:
-            text = f"a block has at most {settings.block_bytes_max} bytes as stored"
-            return RecordTooLarge(text), NodeId(0)
-        if crc32c(entry.body) != entry.stored_crc:
-            return ChecksumMismatch("the block arrived damaged; nothing was stored"), NodeId(0)
+        fault = _fault(entry, settings)
+        if fault is not None:
+            return fault, NodeId(0)
         refusal = self._mandate.refusal(entry.log)
         if refusal is not None:
             return refusal
@@ -235,7 +235,9 @@ class SequencerRole:
             # deadline in one, and could not tell that from an append that was numbered.
             return self._reigns.failures[entry.log][0], NodeId(0)
         in_flight = self._in_flight_bytes
-        if in_flight and in_flight + entry.stored_bytes > settings.window_bytes:
+        # A group may be as large as the window: what is in flight beside it would keep it out.
+        size = 0 if entry.parts else entry.stored_bytes
+        if in_flight and in_flight + size > settings.window_bytes:
             text = f"{settings.window_bytes} bytes are in flight at this sequencer: slow down"
             return Overloaded(text), NodeId(0)
         waiting = Waiting(connection, entry)
@@ -393,3 +395,23 @@ class SequencerRole:
         self._reigns.end_all()
         self._answers.send()
         self._releases.send()
+
+
+def _fault(entry: AppendEntry, settings: SequencerSettings) -> CordwoodError | None:
+    """What is wrong with an entry, whoever sequences its log."""
+    if entry.count > settings.esns:
+        return RecordTooLarge(f"a block has at most {settings.esns} records: no epoch holds more")
+    if entry.parts and entry.stored_bytes > settings.group_bytes_max:
+        return RecordTooLarge(
+            f"an atomic group of {entry.stored_bytes} bytes as stored; here it has at most "
+            f"{settings.group_bytes_max} (sequencer.group_bytes_max, and half of the WAL)"
+        )
+    whole = (entry.stored_bytes, entry.stored_crc, entry.body)
+    parts = [(part.stored_bytes, part.stored_crc, part.body) for part in entry.parts]
+    for size, crc, body in parts or [whole]:
+        if size > settings.block_bytes_max:
+            text = f"a block has at most {settings.block_bytes_max} bytes as stored"
+            return RecordTooLarge(text)
+        if crc32c(body) != crc:
+            return ChecksumMismatch("the block arrived damaged; nothing was stored")
+    return None

@@ -157,6 +157,7 @@ class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
         session: run of calls of this client whose submission order must hold; a
             client that reconnects on purpose or restarts takes another number.
         timeout_us: the call's deadline, 0 if it is not known.
+        atomic: the records are one group: all of them or none, one behind the other.
     """
 
     op: int
@@ -165,6 +166,7 @@ class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
     payloads: Annotated[tuple[PayloadMark, ...], msgspec.Meta(min_length=1)]
     session: int = 0
     timeout_us: TimeUs = 0
+    atomic: bool = False
 
 
 class AppendOk(_Event, frozen=True, gc=False, tag="append-ok"):
@@ -502,12 +504,13 @@ class HistoryRecorder:
         *,
         session: int = 0,
         timeout_s: float = 0.0,
+        atomic: bool = False,
     ) -> int:
         """Note a call before it is made; the number returned names it from now on."""
         op = next(self._ops)
         marks = tuple(mark_payload(payload) for payload in payloads)
         timeout_us = round(timeout_s * 1e6)
-        self.add(AppendInvoked(self._now_us(), op, client, log, marks, session, timeout_us))
+        self.add(AppendInvoked(self._now_us(), op, client, log, marks, session, timeout_us, atomic))
         return op
 
     def append_ok(self, op: int, lsns: Sequence[int]) -> None:

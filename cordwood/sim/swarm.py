@@ -73,6 +73,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             _workload(chance, client, length_s, fills, damage),
             idempotent=stream(seed, "producers").choice((0.0, 0.5, 1.0)),
             conditional=stream(seed, "conditional").choice((0.0, 0.0, 0.3)),
+            grouped=stream(seed, "grouped").choice((0.0, 0.3, 0.6)),
         ),
         faults=faults,
         link=_link(chance),

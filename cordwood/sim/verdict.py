@@ -55,7 +55,7 @@ class Evidence:
 
 EVIDENCE: Mapping[str, Evidence] = {
     "appends": Evidence(
-        (AppendInvoked,), ("S9", "S10", "L1", "L5"), ("S1", "S2", "S12", "S13", "E1")
+        (AppendInvoked,), ("S9", "S10", "S22", "L1", "L5"), ("S1", "S2", "S12", "S13", "E1")
     ),
     "reads": Evidence(
         (ReadStarted,), ("S2", "S4", "S5", "S6", "S7", "L2"), ("S1", "S3", "S8", "E1")

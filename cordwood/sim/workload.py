@@ -66,6 +66,7 @@ class WorkloadOptions:
             lull of 0 is steady work.
         ask_s: mean time between two questions for a tail; 0 asks none.
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
+        grouped: share of the calls with several records that append them as one atomic group.
         conditional: share of the single appends of the others that name the tail they expect.
         client: settings of every client; deadline and codec are set for each.
     """
@@ -84,6 +85,7 @@ class WorkloadOptions:
     ask_s: float = 3.0
     idempotent: float = 0.0
     conditional: float = 0.0
+    grouped: float = 0.0
     client: ClientSettings = field(default_factory=ClientSettings)
 
 
@@ -209,15 +211,17 @@ class _Lane:
     async def _append(self, log: str) -> None:
         """One call and what became of it."""
         clients = self._clients
-        options, recorder = clients.options, clients.recorder
+        options, recorder, chance = clients.options, clients.recorder, self._chance
         log_id = await find_log(self._store, log, clients)
         payloads = self._payloads()
+        atomic = len(payloads) > 1 and options.grouped > 0 and chance.random() < options.grouped
         op = recorder.append_invoked(
-            self._name, log_id, payloads, session=self._session, timeout_s=options.append_timeout_s
-        )
+            self._name, log_id, payloads, session=self._session,
+            timeout_s=options.append_timeout_s, atomic=atomic,
+        )  # fmt: skip
         clients.calls.began(self._name, op)
         try:
-            lsns = await self._call(log, payloads)
+            lsns = await self._call(log, payloads, atomic)
         except CordwoodError as error:
             recorder.append_raised(op, error)
             if self._producer is not None:
@@ -243,19 +247,21 @@ class _Lane:
             for _ in range(records)
         ]
 
-    async def _call(self, log: str, payloads: list[bytes]) -> list[int]:
+    async def _call(self, log: str, payloads: list[bytes], atomic: bool) -> list[int]:
         if not self._clients.buggify("caller-gives-up"):
-            return await self._ask(log, payloads)
+            return await self._ask(log, payloads, atomic)
         try:
             async with asyncio.timeout(GIVE_UP_S * self._chance.random()):
-                return await self._ask(log, payloads)
+                return await self._ask(log, payloads, atomic)
         except TimeoutError:
             raise OutcomeUnknown("the caller did not wait for the answer") from None
 
-    async def _ask(self, log: str, payloads: list[bytes]) -> list[int]:
+    async def _ask(self, log: str, payloads: list[bytes], atomic: bool) -> list[int]:
         producer = self._producer
         if len(payloads) > 1:
-            return list(await self._store.append_many(log, payloads, producer=producer))
+            return list(
+                await self._store.append_many(log, payloads, producer=producer, atomic=atomic)
+            )
         expected = None
         if producer is None and self._chance.random() < self._clients.options.conditional:
             expected = self._last.get(log)

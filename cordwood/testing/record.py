@@ -130,7 +130,7 @@ class ClientCalls:
         self._streams: dict[RecordedStream, tuple[int, int]] = {}
 
     def invoke(
-        self, log: int, values: Sequence[Buffer], timeout_s: float
+        self, log: int, values: Sequence[Buffer], timeout_s: float, *, atomic: bool = False
     ) -> tuple[int, list[tuple[str, bytes]]]:
         """Note an append before it is made: its number, and each record's id header."""
         op = self._recording.next_op()
@@ -141,7 +141,7 @@ class ClientCalls:
         timeout_us = round(timeout_s * 1e6)
         self._recording.history.add(
             AppendInvoked(
-                self._recording.now_us(), op, self.client, log, marks, session, timeout_us
+                self._recording.now_us(), op, self.client, log, marks, session, timeout_us, atomic
             )
         )
         return op, ids
@@ -256,20 +256,25 @@ class RecordedStore(_Store):
         timestamps: Sequence[Timestamp] | Timestamp | None = None,
         headers: Sequence[Headers] | None = None,
         producer: Producer | None = None,
+        atomic: bool = False,
     ) -> list[Lsn]:
         """See `Store.append_many`."""
         if not values or (headers is not None and len(headers) != len(values)):
             # Nothing to follow, or an error that is the store's to raise.
             return await self._store.append_many(
-                log, values, keys=keys, timestamps=timestamps, headers=headers, producer=producer
-            )
-        op, ids = self._calls.invoke(await self._log_id(log), values, self._timeout_s)
+                log, values, keys=keys, timestamps=timestamps, headers=headers,
+                producer=producer, atomic=atomic,
+            )  # fmt: skip
+        op, ids = self._calls.invoke(
+            await self._log_id(log), values, self._timeout_s, atomic=atomic
+        )
         own = headers or [()] * len(values)
         marked = [(*each, one) for each, one in zip(own, ids, strict=True)]
         try:
             lsns = await self._store.append_many(
-                log, values, keys=keys, timestamps=timestamps, headers=marked, producer=producer
-            )
+                log, values, keys=keys, timestamps=timestamps, headers=marked,
+                producer=producer, atomic=atomic,
+            )  # fmt: skip
         except BaseException as error:
             self._calls.raised(op, error, closed=self._store.is_closed)
             raise

@@ -67,12 +67,13 @@ class _Held:
 class _Numbered:
     """What is open on one connection; `room` as last told, `unsettled` bytes sent since."""
 
-    __slots__ = ("open", "room", "sent", "unsettled")
+    __slots__ = ("has_told", "open", "room", "sent", "unsettled")
 
     def __init__(self) -> None:
         self.sent = 0
         self.open: deque[tuple[int, int, Settled]] = deque()
         self.room = ROOM_UNTOLD_BYTES
+        self.has_told = False
         self.unsettled = 0
 
 
@@ -96,6 +97,12 @@ class StoreChannel:
     def is_busy(self) -> bool:
         """Whether anything is not settled yet."""
         return self._unsettled > 0
+
+    def has_told(self, node: NodeId) -> bool:
+        """Whether `node` has said how much room it has, on the connection that there is now."""
+        connection = self._peers.get(node)
+        numbered = self._numbered.get(connection) if connection is not None else None
+        return numbered is not None and numbered.has_told
 
     def room(self, node: NodeId) -> int:
         """Bytes that may be sent to `node` now in first waves, 0 if it is not up."""
@@ -198,6 +205,7 @@ class StoreChannel:
         for refusal in refusals:
             by_wave.setdefault(refusal.wave, []).append(refusal)
         numbered.room = stored_room(frame.payload)
+        numbered.has_told = True
         done: list[tuple[int, int, Settled]] = []
         while numbered.open and numbered.open[0][0] <= wave:
             done.append(numbered.open.popleft())

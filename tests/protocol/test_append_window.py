@@ -60,6 +60,43 @@ def test_an_epoch_ends_before_its_last_esn() -> None:
     assert not runs.fits(3)
 
 
+def test_a_group_of_several_runs_retires_as_one() -> None:
+    runs = window()
+    made = [runs.number(2, name, ends_group=name != "a") for name in "abc"]
+    for run in made:
+        run.send_to((1,), now=0.0)
+    made[0].on_stored(1, 1)
+    assert runs.retire() == []
+    assert runs.lng == make_lsn(7, 0), "the LNG does not stand inside a group"
+    made[2].on_stored(1, 1)
+    assert runs.retire() == []
+    made[1].on_stored(1, 1)
+    assert [run.cargo for run in runs.retire()] == ["a", "b", "c"]
+    assert runs.lng == make_lsn(7, 6)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=20),
+    st.randoms(use_true_random=False),
+)
+def test_the_lng_is_the_end_of_the_last_group_below_which_all_is_stored(shape, chance) -> None:
+    runs: AppendWindow[int] = AppendWindow(1)
+    made = [runs.number(count, at, ends_group=ends) for at, (count, ends) in enumerate(shape)]
+    for run in made:
+        run.send_to((1,), now=0.0)
+    order = list(made)
+    chance.shuffle(order)
+    for run in order:
+        run.on_stored(1, 1)
+        runs.retire()
+        below, lng = True, 1 << 32
+        for each in made:
+            below = below and each.stored
+            if below and each.ends_group:
+                lng = each.last
+        assert runs.lng == lng
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.randoms(use_true_random=False))
 def test_whatever_the_order_of_answers_runs_retire_in_lsn_order(counts, chance) -> None:
     runs: AppendWindow[int] = AppendWindow(1)

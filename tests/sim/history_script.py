@@ -7,6 +7,7 @@ One event a line; each line comes one millisecond after the one before::
     take e1 n3                      the epoch store gives epoch 1 to node 3
     clean e1 e1n5                   … and notes that epoch 1 ended at e1n5
     w1 put a b @ e1n1 e1n2          an append and its ack
+    w1 putgroup a b @ e1n1 e1n2     … of records that are one atomic group (`sendgroup`)
     w1 send c d                     an append that goes on …
     w1 ack c e1n3 e1n4              … and ends, named by its first payload
     w1 fail c | w1 lose c           … or fails, or ends with unknown outcome (`… c Fenced`)
@@ -191,14 +192,18 @@ class _Stage:
             asked_us = self.asked_us.pop(client, self.time_us)
             answer = TailAnswered(self.time_us, client, self.log, parse_lsn(words[0]), asked_us)
             self.add(answer)
-        elif verb in ("send", "put"):
+        elif verb in ("send", "put", "sendgroup", "putgroup"):
             names = words[: next((i for i, w in enumerate(words) if w in ("@", "within")), 99)]
             timeout_us = int(words[-1]) * 10**6 if "within" in words else 0
             op = self.ops[names[0]] = len(self.ops) + 1
             marks = tuple(map(mark, names))
             number = int(session or 0)
-            self.add(AppendInvoked(self.time_us, op, client, self.log, marks, number, timeout_us))
-            if verb == "put":
+            self.add(
+                AppendInvoked(
+                    self.time_us, op, client, self.log, marks, number, timeout_us, "group" in verb
+                )
+            )
+            if verb.startswith("put"):
                 lsns = tuple(map(parse_lsn, words[words.index("@") + 1 :]))
                 self.time_us += STEP_US
                 self.add(AppendOk(self.time_us, op, lsns))

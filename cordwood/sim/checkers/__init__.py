@@ -25,6 +25,7 @@ from cordwood.sim.checkers.epochs import (
 )
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.gaps import check_gaps_are_true
+from cordwood.sim.checkers.groups import check_groups
 from cordwood.sim.checkers.identity import check_own_disk
 from cordwood.sim.checkers.liveness import (
     check_appends_succeed,
@@ -79,6 +80,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S14": check_release_is_replicated,
         "S15": check_copies,
         "S17": check_own_disk,
+        "S22": check_groups,
         "S26": check_tail,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
@@ -97,7 +99,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "S19": "the object tier",
         "S20": "find_time",
         "S21": "idempotent producers",
-        "S22": "atomic groups: batches over the block limit",
         "S23": "transactions, if they are ever shipped",
         "S24": "consumers in the swarm: saved positions and who held which log, as events",
         "S25": "conditional appends and fencing tokens",

@@ -90,6 +90,13 @@ def _waits_for_all(right: Any) -> Any:
     return verdict
 
 
+def _half_groups_kept(right: Any) -> Any:
+    def whole_groups(headers: Any) -> Any:
+        return frozenset(header.group for header in headers)
+
+    return whole_groups
+
+
 BUGS = (
     PlantedBug("lng-too-high", "recovery takes the LNG three records too high",
                changed({"protocol.seal:SealTally.lng": _lng_too_high})),
@@ -105,6 +112,8 @@ BUGS = (
                 "protocol.seal:f_majority": _one_too_few})),
     PlantedBug("mends-one-less", "recovery stores one copy less than the log asks for",
                changed({"recovery.mend_tail:choose_copyset": _mends_one_less})),
+    PlantedBug("half-group-kept", "recovery keeps what it found of a group, whole or not",
+               changed({"protocol.digest:whole_groups": _half_groups_kept})),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
                changed({"protocol.seal:SealTally.verdict": _waits_for_all})),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",

@@ -138,6 +138,13 @@ def _repeat_unseen(right: Any) -> Any:
     return look
 
 
+def _lng_inside_groups(right: Any) -> Any:
+    def number(self: Any, count: int, cargo: Any, *, ends_group: bool = True) -> Any:
+        return right(self, count, cargo, ends_group=True)
+
+    return number
+
+
 async def _always_newest(self: Any, log: int, epoch: int) -> bool:
     return True
 
@@ -170,6 +177,8 @@ BUGS = (
                changed({"sequencer.activation:Activation._begin": _released_early})),
     PlantedBug("repeat-unseen", "a producer's block that comes again is stored again",
                changed({"protocol.producers:ProducerTable.look": _repeat_unseen})),
+    PlantedBug("lng-in-group", "the LNG moves over a group run by run",
+               changed({f"{_WINDOW}.number": _lng_inside_groups})),
     PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",
                changed({"sequencer.activation:Activation.is_newest": instead(_always_newest)})),
 )  # fmt: skip
