@@ -23,9 +23,10 @@ from dataclasses import dataclass
 import msgspec
 
 from cordwood.client.cluster import SCHEME
-from cordwood.errors import BadSetting, StoreInUse, Unreachable
+from cordwood.errors import BadSetting, Malformed, StoreInUse, Unreachable
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import DirLock
+from cordwood.layout.json_text import read_json
 from cordwood.metadata.where import parse_zookeeper
 from cordwood.node_process import encode_settings
 from cordwood.nodes import NodeId, Replication
@@ -297,9 +298,9 @@ def _read_or_make_shape(path: str, shape: ClusterShape | None, port: int) -> Clu
     if os.path.exists(file_path):
         with open(file_path, "rb") as file:
             try:
-                found = msgspec.json.decode(file.read(), type=ClusterShape)
-            except msgspec.DecodeError as error:
-                raise BadSetting(f"{file_path} cannot be read ({error})") from None
+                found = read_json(file.read(), ClusterShape, file_path)
+            except Malformed as error:
+                raise BadSetting(str(error)) from None
         if shape is not None and msgspec.structs.replace(shape, ports=found.ports) != found:
             raise BadSetting(
                 f"{path} holds a cluster of another shape ({found.nodes} nodes, "

@@ -26,6 +26,7 @@ from cordwood.errors import (
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
+from cordwood.layout.json_text import read_json
 from cordwood.layout.message import (
     AskEpoch,
     AskMembers,
@@ -357,9 +358,9 @@ class Node:
 
     def _check_identity(self, stored: bytes, ours: Identity, path: str) -> None:
         try:
-            theirs = msgspec.json.decode(stored, type=Identity)
-        except msgspec.DecodeError as error:
-            raise NotOurCluster(f"{path} cannot be read ({error}): restore it") from None
+            theirs = read_json(stored, Identity, path)
+        except Malformed as error:
+            raise NotOurCluster(f"{error}: restore it") from None
         if (theirs.cluster, theirs.node) != (ours.cluster, ours.node):
             raise NotOurCluster(
                 f"{path} says node {theirs.node} of cluster {theirs.cluster}; this is node "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cordwood.cli.target import DIRECTORY, cluster_option, dir_option
+from cordwood.errors import Malformed
 
 if TYPE_CHECKING:
     from cordwood.local_cluster import ClusterShape, LocalCluster, LocalNode
@@ -118,14 +119,15 @@ def shape_for(
         return None
     import msgspec
 
+    from cordwood.layout.json_text import read_json
     from cordwood.local_cluster import CLUSTER_FILE, ClusterShape
 
     path = os.path.join(directory, CLUSTER_FILE)
     if os.path.exists(path):
         with open(path, "rb") as file:
             try:
-                found = msgspec.json.decode(file.read(), type=ClusterShape)
-            except msgspec.DecodeError:
+                found = read_json(file.read(), ClusterShape, path)
+            except Malformed:
                 return None  # `local_cluster` reads it too, and says what is wrong
         return msgspec.structs.replace(found, **asked)
     usual = ClusterShape()

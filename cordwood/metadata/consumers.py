@@ -17,7 +17,8 @@ from typing import Annotated
 
 import msgspec
 
-from cordwood.errors import BadSetting, Malformed
+from cordwood.errors import BadSetting
+from cordwood.layout.json_text import read_json
 from cordwood.lsn import LSN_MAX
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
@@ -124,10 +125,7 @@ def _encode(group: Group) -> bytes:
 def _decode(name: str, value: bytes | None) -> Group:
     if value is None:
         return Group()
-    try:
-        entry = msgspec.json.decode(value, type=_Entry)
-    except msgspec.DecodeError as error:
-        raise Malformed(f"the consumer {name} cannot be read: {error}") from error
+    entry = read_json(value, _Entry, f"the consumer {name}")
     return Group(
         entry.generation,
         {m: GroupMember(v.logs, v.expires_us, v.joined) for m, v in entry.members.items()},

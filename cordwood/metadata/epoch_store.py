@@ -22,7 +22,8 @@ from typing import Annotated
 
 import msgspec
 
-from cordwood.errors import BadSetting, Malformed, Rejected, UnknownLog
+from cordwood.errors import BadSetting, Rejected, UnknownLog
+from cordwood.layout.json_text import read_json
 from cordwood.log_attributes import NODESET_NODES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX, format_lsn
 from cordwood.metadata.change import Decide, Known, change_repeatably
@@ -242,10 +243,7 @@ def _key(log_id: int) -> str:
 
 
 def _decode(log_id: int, value: bytes) -> EpochRecord:
-    try:
-        return msgspec.json.decode(value, type=EpochRecord)
-    except msgspec.DecodeError as error:
-        raise Malformed(f"the epoch record of log {log_id} cannot be read: {error}") from error
+    return read_json(value, EpochRecord, f"the epoch record of log {log_id}")
 
 
 def _known(log_id: int, found: bytes | None) -> EpochRecord:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cordwood.errors import Malformed
+from cordwood.layout.json_text import read_json
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import LEASE_TTL_MAX_S, MetadataStore, check_lease, check_prefix
 
@@ -92,7 +92,4 @@ class EntryLeases:
 
 
 def _decode(key: str, value: bytes) -> _Lease:
-    try:
-        return msgspec.json.decode(value, type=_Lease)
-    except msgspec.DecodeError as error:
-        raise Malformed(f"the lease {key} cannot be read: {error}") from error
+    return read_json(value, _Lease, f"the lease {key}")

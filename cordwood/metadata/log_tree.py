@@ -27,11 +27,11 @@ import msgspec
 from cordwood.errors import (
     BadSetting,
     LogExists,
-    Malformed,
     OutcomeUnknown,
     Rejected,
     UnknownLog,
 )
+from cordwood.layout.json_text import read_json
 from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
 from cordwood.lsn import LogId
 from cordwood.metadata.change import change, change_repeatably
@@ -483,7 +483,4 @@ def _unknown(name: str) -> UnknownLog:
 
 
 def _decode(value: bytes, kind: type[Stored], what: str) -> Stored:
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except msgspec.DecodeError as error:
-        raise Malformed(f"the metadata of {what} cannot be read: {error}") from error
+    return read_json(value, kind, f"the metadata of {what}")

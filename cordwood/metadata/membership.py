@@ -20,6 +20,7 @@ import msgspec
 
 from cordwood.errors import BadSetting, Malformed
 from cordwood.host.address import split_address
+from cordwood.layout.json_text import read_json
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import SCOPES, Member, NodeId
@@ -161,10 +162,7 @@ def _member(node_id: NodeId, value: bytes) -> Member:
 
 
 def _decode(node_id: int, value: bytes) -> _Entry:
-    try:
-        return msgspec.json.decode(value, type=_Entry)
-    except msgspec.DecodeError as error:
-        raise Malformed(f"the entry of node {node_id} cannot be read: {error}") from error
+    return read_json(value, _Entry, f"the entry of node {node_id}")
 
 
 def _decode_cluster(value: bytes) -> bytes:

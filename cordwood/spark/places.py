@@ -123,7 +123,7 @@ def parse_places(option: str, text: str, default: Edge) -> Places:
         raise _wrong(option, text)
     try:
         entries = json.loads(told)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(option, text, f"; {error}") from None
     assert isinstance(entries, dict), "JSON that begins with a brace is an object"
     return Places(default, {log_key(log): _place(option, log, at) for log, at in entries.items()})

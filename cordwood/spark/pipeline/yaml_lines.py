@@ -138,13 +138,18 @@ class Reader:
 
 def read_yaml(text: str, mistakes: Mistakes) -> Reader | None:
     """The top of a file; None, with a mistake noted, if it is no YAML."""
+    line, wrong = 1, "the file is empty"
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None:
+            return Reader(node, "", mistakes)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        mistakes.found.append(f"{mistakes.file}:{line}: {error.problem or error.context}")
-        return None
-    if node is None:
-        mistakes.found.append(f"{mistakes.file}:1: the file is empty")
-        return None
-    return Reader(node, "", mistakes)
+        wrong = str(error.problem or error.context)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        wrong = f"the character U+{error.character:04X} may not stand in YAML"
+    except RecursionError:
+        wrong = "the file is nested too deep"
+    mistakes.found.append(f"{mistakes.file}:{line}: {wrong}")
+    return None
