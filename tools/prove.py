@@ -3,8 +3,8 @@
 `make prove MINUTES=n` runs this. The minutes go to sweeps, one after another, each over
 all cores: the swarm (every seed another cluster, other clients, other faults), the demo's
 cluster, faults beyond what the copies survive (then every loss must be told exactly), the
-crash states of what is on disk, and kill -9 of a real store under load. `--parts` chooses among
-them. The first three are
+crash states of what is on disk, kill -9 of a real store under load, and fuzzed input for
+every decoder. `--parts` chooses among them. The first three are
 `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many runs
 did not count, and, once the swarm's is a full one, a sweep that never reached one of the
 rare branches.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -66,6 +67,11 @@ KILLS_MAX = 100
 
 KILLS_A_MINUTE = 30
 
+FUZZ = "fuzz"
+
+FUZZ_RUNS_A_MINUTE = 4000
+"""Inputs for each decoder; with its start, one takes four seconds of a core for so many."""
+
 PARTS = {
     part.name: part
     for part in (
@@ -74,11 +80,12 @@ PARTS = {
         Part("beyond", 0.1, ("--beyond",)),
         Part(CRASH, 0.15),
         Part(KILLS, 0.1),
+        Part(FUZZ, 0.1),
     )
 }
 """Most of the time goes to the swarm: what it draws holds what the others have, too."""
 
-DEFAULT_PARTS = ("demo", CRASH, KILLS)
+DEFAULT_PARTS = ("demo", CRASH, KILLS, FUZZ)
 """What has been clean for long. The swarm and what is beyond belong here as soon as a sweep
 of 500 seeds of each is clean on the code of the day."""
 
@@ -135,7 +142,22 @@ def run_kills(seed: int, minutes: float) -> bool:
     """Kill a real store under load again and again; whether all that it acknowledged stayed."""
     rounds = max(1, min(KILLS_MAX, round(KILLS_A_MINUTE * minutes)))
     arguments = ["-m", "cordwood.chaos.kill_rounds", "--rounds", str(rounds), "--seed", str(seed)]
-    say(f"\nkills: python {shlex.join(arguments)}")
+    return run_python(KILLS, arguments, minutes)
+
+
+def run_fuzz(seed: int, minutes: float, workers: int) -> bool:
+    """Fuzz every decoder; whether each raised nothing but what it may."""
+    if importlib.util.find_spec("atheris") is None:
+        say("\nfuzz: skipped, there is no atheris for this machine (Linux on x86-64 has one)")
+        return True
+    runs = max(1000, round(FUZZ_RUNS_A_MINUTE * minutes))
+    arguments = ["tests/fuzz/fuzz_run.py", "--runs", str(runs), "--seed", str(seed)]
+    return run_python(FUZZ, [*arguments, "--jobs", str(workers)], minutes)
+
+
+def run_python(name: str, arguments: Sequence[str], minutes: float) -> bool:
+    """Run a part that is a program of its own, its words passed on; whether it was clean."""
+    say(f"\n{name}: python {shlex.join(arguments)}")
     try:
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -145,10 +167,10 @@ def run_kills(seed: int, minutes: float) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        say("kills: FAILED (no end)")
+        say(f"{name}: FAILED (no end)")
         return False
     if done.returncode:
-        say(f"kills: FAILED (exit {done.returncode})")
+        say(f"{name}: FAILED (exit {done.returncode})")
     return done.returncode == 0
 
 
@@ -226,6 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = run_crash_states(first, minutes, options.workers)
         elif part.name == KILLS:
             is_clean = run_kills(first, minutes)
+        elif part.name == FUZZ:
+            is_clean = run_fuzz(first, minutes, options.workers)
         else:
             is_clean = run_part(options.command, part, first, minutes, options.workers)
         if not is_clean:
