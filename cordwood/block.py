@@ -48,7 +48,11 @@ class GapKind(enum.Enum):
     DATA_LOSS = "data_loss"
     """Acknowledged once, and no intact copy is left."""
     ACCESS = "access"
+    """This reader may not read it; nothing follows."""
     NOT_IN_CONFIG = "not_in_config"
+    """The log was deleted; nothing follows."""
+    FILTERED = "filtered"
+    """Records are there, and none that the reader asked for."""
 
 
 class EnvelopeFlag(enum.IntFlag):
@@ -82,6 +86,7 @@ class BlockHeader:
         stored_bytes, raw_bytes: body as stored, and uncompressed.
         stored_crc, raw_crc: CRC32C of the same two.
         flags: bits of HeaderFlag.
+        key_bits: which keys its records have, see `layout.key_bits`; 0 where that is not known.
     """
 
     log: int
@@ -100,6 +105,7 @@ class BlockHeader:
     stored_crc: int = 0
     raw_crc: int = 0
     flags: int = 0
+    key_bits: int = 0
 
     @property
     def last(self) -> int:

@@ -149,7 +149,7 @@ def _last(store: BlockingStore, log: str, follow: bool, until: str | None) -> Po
 
 def _portions(reader: BlockingReader) -> Iterator[Sequence[Record | Gap]]:
     """Records and gaps in the portions in which they came."""
-    from cordwood.client.read_stream import records_of
+    from cordwood.client.delivered import records_of
 
     for taken in reader.blocks():
         yield [taken] if isinstance(taken, Gap) else records_of(taken)

@@ -11,6 +11,7 @@ from cordwood.client.record_check import Headers
 from cordwood.errors import CordwoodError, OutcomeUnknown
 from cordwood.layout.append_group import GroupPart
 from cordwood.layout.body import encode_body, seal_body
+from cordwood.layout.key_bits import key_bits
 from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import Lsn
 
@@ -108,7 +109,7 @@ class Batch:
         who = (producer.producer, producer.epoch) if producer is not None else (0, 0)
         sequence = producer.take(log, self.count) if producer is not None else 0
         self.entry = AppendEntry(
-            log, 0, self.count, codec, 0, 0, *who, 0, sequence,
+            log, 0, self.count, codec, 0, 0, *who, key_bits(self.keys), sequence,
             len(stored), len(raw), stored_crc, raw_crc, stored, self.expected_tail or 0,
         )  # fmt: skip
         self.values = []

@@ -8,13 +8,13 @@ Source: research digest on PySpark 4.3, §3 (8 k rows or 4 MiB a batch); design.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING
 
 from cordwood.block import Codec, Record
+from cordwood.client.delivered import body_of
 from cordwood.client.senders import HeldBlock
 from cordwood.layout.arrow import body_to_batch, records_to_batch
-from cordwood.layout.body import open_body
 from cordwood.protocol.gap_detection import Delivery
 
 if TYPE_CHECKING:
@@ -39,8 +39,17 @@ class BatchGatherer:
         columns: of the batches.
     """
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str], keys: Set[bytes] | None = None) -> None:
+        """
+        Args:
+            keys: rows with another key, or none, are left out; None wants all.
+        """
         self.columns = tuple(columns)
+        self._keys = None if keys is None else sorted(keys)
+        # What is asked of blocks: rows are chosen by their keys, whether these are wanted or not.
+        self._asked = self.columns
+        if keys is not None and "key" not in self.columns:
+            self._asked = (*self.columns, "key")
         self._log = (0, "")
         self._records: list[Record] = []
         self._batches: list[pa.RecordBatch] = []
@@ -56,7 +65,7 @@ class BatchGatherer:
         header = delivery.block.header
         # The read stream summed the stored bytes when they came; inflated ones are new.
         verify = header.codec is not Codec.NONE
-        body = open_body(header, delivery.block.stored.body, verify=verify)
+        body = body_of(delivery.block, verify=verify)
         start, stop = delivery.first - header.first, delivery.last - header.first + 1
         record_bytes = header.raw_bytes / header.count
         if stop - start < SMALL_BLOCK_RECORDS and header.raw_bytes < SMALL_BLOCK_BYTES:
@@ -70,12 +79,12 @@ class BatchGatherer:
         for first in range(start, stop, step):
             last = min(stop, first + step)
             batch = body_to_batch(
-                header, body, name, start=first, stop=last, columns=self.columns
+                header, body, name, start=first, stop=last, columns=self._asked
             )  # fmt: skip
             if last - first >= step // 2:
                 # Large enough as it is: not copied into a larger one.
                 yield from self.finish()
-                yield batch
+                yield from self._wanted([batch])
                 continue
             self._close_records()
             self._batches.append(batch)
@@ -88,10 +97,23 @@ class BatchGatherer:
         self._close_records()
         batches, self._batches = self._batches, []
         self._rows = self._bytes = 0
+        batches = self._wanted(batches)
         if len(batches) > 1:
             yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
         else:
             yield from batches
+
+    def _wanted(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """The rows with one of the keys, if only these are wanted."""
+        if self._keys is None:
+            return batches
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        keys = pa.array(self._keys, pa.binary())
+        kept = [batch.filter(pc.is_in(batch.column("key"), value_set=keys)) for batch in batches]
+        columns = list(self.columns)
+        return [batch.select(columns) for batch in kept if batch.num_rows]
 
     def _grow(self, rows: int, size: int) -> Iterator[pa.RecordBatch]:
         self._rows += rows
@@ -102,6 +124,6 @@ class BatchGatherer:
     def _close_records(self) -> None:
         if self._records:
             log, name = self._log
-            batch = records_to_batch(log, name, self._records, columns=self.columns)
+            batch = records_to_batch(log, name, self._records, columns=self._asked)
             self._batches.append(batch)
             self._records = []

@@ -292,10 +292,17 @@ class BlockingStore:
         )
 
     def read(
-        self, log: str, start: Position = "oldest", until: Position | None = "tail"
+        self,
+        log: str,
+        start: Position = "oldest",
+        until: Position | None = "tail",
+        *,
+        keys: Collection[bytes] | None = None,
+        payloads: bool = True,
     ) -> BlockingReader:
         """Read `[start, until]`; see `store.Store.read`."""
-        return BlockingReader(self._thread, self._call(self._store.read(log, start, until)))
+        stream = self._store.read(log, start, until, keys=keys, payloads=payloads)
+        return BlockingReader(self._thread, self._call(stream))
 
     def reader(
         self,
@@ -303,10 +310,15 @@ class BlockingStore:
         start: Position = "oldest",
         until: Position | None = None,
         keys: Collection[bytes] | None = None,
+        payloads: bool = True,
         gaps: bool = True,
     ) -> BlockingLogsReader:
         """A reader of several logs at once; see `store.Store.reader`."""
-        made = self._call(self._store.reader(*logs, start=start, until=until, keys=keys, gaps=gaps))
+        made = self._call(
+            self._store.reader(
+                *logs, start=start, until=until, keys=keys, payloads=payloads, gaps=gaps
+            )
+        )
         return BlockingLogsReader(self._thread, made)
 
     def tail(self, log: str) -> Lsn:

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection, Sequence, Set
 from typing import TYPE_CHECKING, Protocol
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.delivered import records_of, with_keys
 from cordwood.client.senders import HeldBlock, Senders
 from cordwood.errors import Closed, CordwoodError
-from cordwood.layout.body import open_body
-from cordwood.layout.reading import (
-    BlocksHead,
-    ReadStatus,
-)
+from cordwood.layout.key_bits import key_bits
+from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import Lsn, format_lsn
 from cordwood.nodes import NodeId
@@ -79,6 +77,8 @@ class Nudge(Protocol):
     async def __call__(self) -> Lsn: ...
 
 
+_BENIGN = (GapKind.BRIDGE, GapKind.HOLE, GapKind.FILTERED)
+
 OnHealth = Callable[["ReadStream", str], None]
 
 
@@ -107,12 +107,15 @@ class ReadStream:
         *,
         budget: ReadBudget,
         seed: int = 0,
+        keys: Collection[bytes] | None = None,
+        payloads: bool = True,
     ) -> None:
         """
         Args:
             nudge: asks for the tail when nothing comes.
             budget: what all streams of the client may have sent ahead.
             seed: puts copysets in order where each reader has an order of its own.
+            keys, payloads: what is left out, see `Store.read`.
         """
         self.number = number
         self.info = info
@@ -121,7 +124,11 @@ class ReadStream:
         self._cluster = cluster
         self._settings = settings
         self._nudge = nudge
-        self.senders = Senders(number, info, self._buffer, cluster, settings, budget, seed)
+        self._keys = None if keys is None else frozenset(keys)
+        self.senders = Senders(
+            number, info, self._buffer, cluster, settings, budget, seed,
+            heads_only=not payloads, keys=None if keys is None else key_bits(keys),
+        )  # fmt: skip
         self._choice = self.senders.choice
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -201,6 +208,11 @@ class ReadStream:
         """A node sent blocks, or only how far it has come."""
         if not self._closed and self.senders.on_blocks(node, connection, head, blocks):
             self._grace_misses.pop(node, None)
+            self._news.set()
+
+    def on_gaps(self, node: NodeId, connection: Connection, gaps: Sequence[GapRange]) -> None:
+        """A node sends nothing of some ranges, and says why."""
+        if not self._closed and self.senders.on_gaps(node, connection, gaps):
             self._news.set()
 
     # What the reader does.
@@ -393,7 +405,8 @@ class ReadStream:
         """Batches of columns, and gaps, in order; records are not touched one by one.
 
         What is there goes into one batch, up to some 8,192 rows or 4 MiB; nothing waits for
-        more. Without `gaps` those where nothing was ever acknowledged are passed over.
+        more. Without `gaps` those where nothing that is wanted was ever acknowledged are passed
+        over; of a block of which some records are wanted, the others are passed over always.
 
         Args:
             columns: see `layout.arrow`; None takes its default.
@@ -406,13 +419,13 @@ class ReadStream:
 
         wanted = tuple(columns or COLUMNS)
         batch_schema(wanted)
-        gatherer = BatchGatherer(wanted)
+        gatherer = BatchGatherer(wanted, self._keys)
         while many := await self.next_many(ARROW_BYTES):
             for taken in many:
                 if isinstance(taken, Delivery):
                     for batch in gatherer.add(self.info.name, taken):
                         yield batch
-                elif gaps or taken.kind not in (GapKind.BRIDGE, GapKind.HOLE):
+                elif gaps or taken.kind not in _BENIGN:
                     for batch in gatherer.finish():
                         yield batch
                     yield taken
@@ -426,9 +439,18 @@ class ReadStream:
             Corrupt: a block's body passed its stored checksum and cannot be read.
         """
         taken = await self.next()
-        if taken is None:
-            return []
-        return [taken] if isinstance(taken, Gap) else records_of(taken)
+        return [] if taken is None else self.items_of(taken)
+
+    def items_of(self, taken: Delivery[HeldBlock] | Gap) -> list[Record | Gap]:
+        """What was taken as records and gaps, without the records that are not wanted.
+
+        Raises:
+            Corrupt: see `next_items`.
+        """
+        if isinstance(taken, Gap):
+            return [taken]
+        items = records_of(taken)
+        return items if self._keys is None else with_keys(items, self._keys)
 
     async def __aiter__(self) -> AsyncIterator[Record | Gap]:
         try:
@@ -465,15 +487,3 @@ class ReadStream:
         self.info = info
         self.senders.add_nodes(info.all_nodes)
         self._news.set()
-
-
-def records_of(delivery: Delivery[HeldBlock]) -> list[Record | Gap]:
-    """The records of a delivered block, clipped.
-
-    Raises:
-        Corrupt: the body cannot be read.
-    """
-    header = delivery.block.header
-    body = open_body(header, delivery.block.stored.body, verify=True)
-    start, stop = delivery.first - header.first, delivery.last - header.first + 1
-    return list(body.records(header.first, header.append_time_us, start, stop))

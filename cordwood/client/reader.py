@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.read_stream import ReadStream, records_of
+from cordwood.client.read_stream import ReadStream
 from cordwood.client.senders import HeldBlock
 from cordwood.errors import BadSetting, Closed, CordwoodError
 from cordwood.lsn import Lsn
@@ -91,8 +91,6 @@ class Reader:
     """See the module. Made by `Store.reader`; close it, or use `async with`.
 
     Args:
-        keys: give only records with one of these keys. Which keys a block has stands in its
-            body, so it is sent whole and filtered here.
         gaps: give gaps too; without, only lost records are told.
     """
 
@@ -101,12 +99,10 @@ class Reader:
         open_stream: Open,
         tasks: asyncio.TaskGroup,
         *,
-        keys: Collection[bytes] | None = None,
         gaps: bool = True,
     ) -> None:
         self._open = open_stream
         self._tasks = tasks
-        self._keys = None if keys is None else frozenset(keys)
         self._gaps = gaps
         self._feeds: deque[_Feed] = deque()
         self._news = asyncio.Event()
@@ -298,13 +294,9 @@ class Reader:
             self._news.set()
 
     def _fill(self, feed: _Feed, taken: Delivery[HeldBlock] | Gap) -> None:
-        if isinstance(taken, Gap):
-            if self._gaps or taken.kind is GapKind.DATA_LOSS:
-                feed.items.append(taken)
-            return
-        items = records_of(taken)
-        if self._keys is not None:
-            items = [each for each in items if isinstance(each, Record) and each.key in self._keys]
+        items = feed.stream.items_of(taken)
+        if not self._gaps:
+            items = [each for each in items if _is_told(each)]
         feed.items.extend(items)
 
     async def _wait(self, deadline: float | None) -> bool:
@@ -317,14 +309,25 @@ class Reader:
         return True
 
 
+def _is_told(item: Record | Gap) -> bool:
+    """Whether a reader who wants no gaps gets it: records, and the loss of some."""
+    return isinstance(item, Record) or item.kind is GapKind.DATA_LOSS
+
+
 def _portion(feed: _Feed, count: int) -> Portion:
-    """What a feed has is the records of one block, or one gap."""
+    """One gap, or the records up to the next; what a feed has came from one block."""
     first = feed.items[0]
     if isinstance(first, Gap):
         feed.items.popleft()
         return Portion(feed.log, gap=first)
-    taken = [feed.items.popleft() for _ in range(min(max(1, count), len(feed.items)))]
-    return Portion(feed.log, tuple(each for each in taken if isinstance(each, Record)))
+    taken: list[Record] = []
+    while feed.items and len(taken) < max(1, count):
+        item = feed.items[0]
+        if isinstance(item, Gap):
+            break
+        taken.append(item)
+        feed.items.popleft()
+    return Portion(feed.log, tuple(taken))
 
 
 def _end(feed: _Feed) -> None:

@@ -129,6 +129,8 @@ class _Scan:
         """Blocks, or how the node takes the request."""
         if frame.kind == Kind.READING:
             self.is_damaged |= read_reading(frame.payload)[1] == ReadStatus.DAMAGED
+        elif frame.kind == Kind.GAPS:
+            self.is_damaged = True  # all is asked for, so that only damage is left out
         elif frame.kind == Kind.BLOCKS:
             head, blocks = read_blocks_frame(frame.payload)
             for stored in blocks:

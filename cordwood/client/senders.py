@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from crc32c import crc32c
@@ -20,6 +20,8 @@ from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
+    GapRange,
+    NodeGap,
     OneCopy,
     ReadRequest,
     ReadStatus,
@@ -122,7 +124,14 @@ class Senders:
         settings: ClientSettings,
         budget: ReadBudget,
         seed: int,
+        *,
+        heads_only: bool = False,
+        keys: int | None = None,
     ) -> None:
+        """
+        Args:
+            heads_only, keys: what is left out, see `ReadRequest`.
+        """
         down = [node for node in info.all_nodes if cluster.peers.get(node) is None]
         enabled = settings.scd_enabled and info.attributes.scd_enabled is not False
         self.choice = SenderChoice(info.all_nodes, enabled=enabled, down=down)
@@ -135,6 +144,9 @@ class Senders:
         self._cluster = cluster
         self._settings = settings
         self._seed = seed
+        self._heads_only = heads_only
+        self._keys = keys
+        self._is_local = settings.local_scd_enabled or bool(info.attributes.local_scd_enabled)
         self._budget = budget
         self._reserved = 0
         self._credit = self._reserve()
@@ -252,20 +264,39 @@ class Senders:
         self._grant(source)
         return True
 
+    def on_gaps(self, node: NodeId, connection: Connection, gaps: Sequence[GapRange]) -> bool:
+        """A node says why it sends nothing of some ranges; False if that counts no more."""
+        source = self.sources.get(node)
+        if source is None or source.connection is not connection:
+            return False
+        if source.version != self.choice.version:
+            return False
+        for gap in gaps:
+            if gap.reason is NodeGap.FILTERED:
+                self._began = True
+                self.choice.on_shipped(node)
+                self._buffer.on_left_out(gap.first, gap.last)
+            else:
+                self._on_bad_copy(node, gap.first, gap.last)
+        return True
+
+    def _on_bad_copy(self, node: NodeId, first: int, last: int) -> None:
+        """What a node holds of a range is damaged: others are asked for it."""
+        logger.warning(
+            "log %d: node %d has a damaged copy at %s", self._log, node, format_lsn(first)
+        )
+        self._buffer.on_bad_copy(node, first, last)
+        self.choice.on_doubt(node, Doubt.BAD_COPY)
+        self.rewind_soon()
+
     def _on_block(self, node: NodeId, source: Source, stored: StoredBlock) -> None:
         header, size = stored.header, stored.wire_bytes
         source.received += size
         self._began = True
         if header.kind == BlockKind.BRIDGE:
             self.bridge = Lsn(header.first)
-        if crc32c(stored.body) != header.stored_crc:
-            logger.warning(
-                "log %d: node %d sent a damaged copy at %s",
-                self._log, node, format_lsn(header.first),
-            )  # fmt: skip
-            self._buffer.on_bad_copy(node, header.first, header.last)
-            self.choice.on_doubt(node, Doubt.BAD_COPY)
-            self.rewind_soon()
+        if not self._heads_only and crc32c(stored.body) != header.stored_crc:
+            self._on_bad_copy(node, header.first, header.last)
             return
         if header.kind == BlockKind.DATA:
             self._blocks[node] = self._blocks.get(node, 0) + 1
@@ -293,6 +324,8 @@ class Senders:
             self._credit,
             version=self.choice.version,
             one_copy=self._one_copy(),
+            heads_only=self._heads_only,
+            keys=self._keys,
         )
         connection.send(Kind.READ, 0, (pack_read(request),))
 
@@ -306,7 +339,7 @@ class Senders:
             0,
             self._seed if shuffle is Shuffle.CLIENT else 0,
             self.choice.known_down,
-            settings.location.partition(".")[0] if settings.local_scd_enabled else "",
+            settings.location.partition(".")[0] if self._is_local else "",
         )
 
     def rewind_soon(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
@@ -45,7 +46,12 @@ from cordwood.layout.message import (
     StatusReply,
     StreamsReply,
 )
-from cordwood.layout.reading import read_blocks_frame, read_reading
+from cordwood.layout.reading import (
+    read_blocks_frame,
+    read_gaps,
+    read_heads_frame,
+    read_reading,
+)
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn, parse_lsn
 from cordwood.nodes import NodeId
@@ -179,17 +185,26 @@ class Store:
         log: str,
         start: Position = "oldest",
         until: Position | None = "tail",
+        *,
+        keys: Collection[bytes] | None = None,
+        payloads: bool = True,
     ) -> ReadStream:
         """Read `[start, until]`, both ends included; iterate what this returns.
 
         Args:
             start: the first LSN, `oldest`, or `tail` for what comes after now.
             until: the last LSN, `tail` for what is readable now, None to follow.
+            keys: give only records with one of these keys, and FILTERED gaps in the place of the
+                others. Nodes leave out the blocks whose headers say that they have none.
+            payloads: without, bodies are neither read nor sent: records come with their
+                LSN and append time, an empty payload, and no key.
         Raises:
-            BadSetting: a position that is none.
+            BadSetting: a position that is none, or keys without payloads.
             UnknownLog: there is no such log.
             Retryable: `tail` was asked for and no sequencer could be found.
         """
+        if keys is not None and not payloads:
+            raise BadSetting("records are chosen by keys, which are sent with payloads only")
         info = await self._find(log)
         tail = await self.tail(log) if "tail" in (start, until) else None
         first = OLDEST if start == "oldest" else tail + 1 if start == "tail" and tail is not None \
@@ -200,7 +215,7 @@ class Store:
         number = next(self._numbers) & 0xFFFF_FFFF
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, lambda: self.tail(log),
-            budget=self._budget, seed=self._seed,
+            budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
         )  # fmt: skip
         self._streams[number] = stream
         stream.open()
@@ -212,17 +227,20 @@ class Store:
         start: Position = "oldest",
         until: Position | None = None,
         keys: Collection[bytes] | None = None,
+        payloads: bool = True,
         gaps: bool = True,
     ) -> Reader:
         """A reader of several logs at once, which more may be added to.
 
         Args:
             start, until: for each of these logs, see `read`; None follows them.
-            keys, gaps: see `reader.Reader`.
+            keys, payloads: for all logs, see `read`.
+            gaps: see `reader.Reader`.
         Raises:
             BadSetting, UnknownLog, Retryable: see `read`.
         """
-        made = Reader(self.read, self._tasks, keys=keys, gaps=gaps)
+        read = partial(self.read, keys=keys, payloads=payloads)
+        made = Reader(read, self._tasks, gaps=gaps)
         self._readers = [each for each in self._readers if not each.is_closed] + [made]
         try:
             for log in logs:
@@ -470,11 +488,17 @@ class Store:
 
     def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
         """Blocks go to the stream that they belong to."""
-        if frame.kind == Kind.BLOCKS:
-            head, blocks = read_blocks_frame(frame.payload)
+        if frame.kind in (Kind.BLOCKS, Kind.HEADS):
+            read = read_blocks_frame if frame.kind == Kind.BLOCKS else read_heads_frame
+            head, blocks = read(frame.payload)
             stream = self._streams.get(head.stream)
             if stream is not None:
                 stream.on_blocks(node, connection, head, blocks)
+        elif frame.kind == Kind.GAPS:
+            number, gaps = read_gaps(frame.payload)
+            stream = self._streams.get(number)
+            if stream is not None:
+                stream.on_gaps(node, connection, gaps)
         elif frame.kind == Kind.READING:
             number, status, released, version = read_reading(frame.payload)
             stream = self._streams.get(number)

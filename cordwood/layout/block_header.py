@@ -17,7 +17,7 @@ Header, 100 bytes, little-endian::
     32  8  append time, signed, µs since 1970 UTC
     40  8  producer id, 0 for none
     48  4  producer epoch
-    52  4  reserved = 0
+    52  4  key bits (`layout.key_bits`), 0 if not told
     56  8  producer sequence of the first record
     64  8  group first: LSN, at or before `first`, same epoch
     72  8  group last: LSN, at or after the block's last, same epoch
@@ -61,6 +61,7 @@ from cordwood.block import (
     HeaderFlag,
 )  # fmt: skip
 from cordwood.errors import BadSetting, ChecksumMismatch, Malformed
+from cordwood.layout.key_bits import KNOWN as KEYS_KNOWN
 from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
 from cordwood.lsn import EPOCH_MAX, ESN_ISSUED_MAX, ESN_MAX, LSN_MAX
 from cordwood.nodes import COPIES_MAX
@@ -91,7 +92,7 @@ assert _UNPACK.size == HEADER_BYTES
 assert _PACK.size == _COVERED
 
 HeaderFields = tuple[
-    int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int
+    int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int
 ]  # fmt: skip
 """A header's values in the order of `pack_header_fields`."""
 
@@ -119,6 +120,7 @@ def pack_header(header: BlockHeader) -> bytes:
         header.stored_crc,
         header.raw_crc,
         header.flags,
+        header.key_bits,
     )
 
 
@@ -139,6 +141,7 @@ def pack_header_fields(
     stored_crc: int,
     raw_crc: int,
     flags: int = 0,
+    key_bits: int = 0,
 ) -> bytes:
     """Write a header from plain values: the sequencer's hot path, 0.4 µs.
 
@@ -160,7 +163,7 @@ def pack_header_fields(
             append_time_us,
             producer,
             producer_epoch,
-            0,
+            key_bits,
             producer_sequence,
             group_first,
             group_last,
@@ -206,7 +209,7 @@ def unpack_header_fields(buffer: Buffer, offset: int = 0) -> HeaderFields:
             append_time_us,
             producer,
             producer_epoch,
-            reserved,
+            key_bits,
             producer_sequence,
             group_first,
             group_last,
@@ -230,10 +233,10 @@ def unpack_header_fields(buffer: Buffer, offset: int = 0) -> HeaderFields:
     )
     if flags & ~_HEADER_FLAGS_KNOWN:
         fault = fault or f"flags {flags:#x} are not all known"
-    if fault or reserved:
-        raise Malformed(
-            f"block header of log {log} at lsn {first}: {fault or 'a reserved field is not 0'}"
-        )
+    if key_bits and not key_bits & KEYS_KNOWN:
+        fault = fault or f"key bits {key_bits:#x} do not say that they are known"
+    if fault:
+        raise Malformed(f"block header of log {log} at lsn {first}: {fault}")
     return (
         kind,
         codec,
@@ -251,6 +254,7 @@ def unpack_header_fields(buffer: Buffer, offset: int = 0) -> HeaderFields:
         stored_crc,
         raw_crc,
         flags,
+        key_bits,
     )
 
 

@@ -59,6 +59,7 @@ __all__ = [
     "Body",
     "BytesColumn",
     "compress",
+    "empty_body",
     "encode_body",
     "inflate",
     "open_body",
@@ -234,6 +235,14 @@ def _mismatch(header: BlockHeader, which: str) -> ChecksumMismatch:
     return ChecksumMismatch(
         f"the {which} body of log {header.log} at {Lsn(header.first)}: its checksum is wrong"
     )
+
+
+def empty_body(header: BlockHeader) -> Body:
+    """In the place of a body that was not sent: empty payloads, no keys and headers, and the
+    append time for every record's own."""
+    offsets = memoryview(bytes(4 * (header.count + 1)))
+    values = BytesColumn(header.count, None, offsets, memoryview(b""))
+    return Body(b"", header.append_time_us, values, None, None, None)
 
 
 def parse_body(raw: Buffer) -> Body:

@@ -61,6 +61,8 @@ class Kind(enum.IntEnum):
     BLOCKS = 50
     WINDOW = 51
     STOP = 52
+    HEADS = 53
+    GAPS = 54
     CALL = 64
     REPLY = 65
     FAULT = 66
@@ -68,7 +70,7 @@ class Kind(enum.IntEnum):
 
 
 _GREETINGS = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSAL})
-_DATA = frozenset({Kind.APPEND, Kind.STORE, Kind.BLOCKS})
+_DATA = frozenset({Kind.APPEND, Kind.STORE, Kind.BLOCKS, Kind.HEADS})
 _LIMITS: dict[int, int] = {
     kind: HELLO_BYTES_MAX
     if kind in _GREETINGS

@@ -1,4 +1,4 @@
-"""Payloads of the read path: READ, READING, BLOCKS, WINDOW, STOP.
+"""Payloads of the read path: READ, READING, BLOCKS, HEADS, GAPS, WINDOW, STOP.
 
 All little-endian. A stream is one reader's pull on one log at one node; its
 number is the client's and belongs to the connection.
@@ -7,7 +7,7 @@ READ, 72 bytes and two lists::
 
     offset width field
     0      4     stream
-    4      4     flags: 1 digest, 2 single copy
+    4      4     flags: 1 digest, 2 single copy, 4 heads only, 8 keys
     8      8     log
     16     8     from
     24     8     until
@@ -20,19 +20,28 @@ READ, 72 bytes and two lists::
     54     2     nodes known to be down
     56     8     seed
     64     2     bytes of the region, 0 without local delivery
-    66     6     reserved, 0
+    66     2     reserved, 0
+    68     4     key bits of the keys that are wanted, see `protocol.key_bits`; 0 without
+                 the flag for keys
     72     4 ea  the nodes known to be down, ascending
     ...          the region, UTF-8
 
-A digest asks for unreleased blocks too, and is allowed only up to a sealed epoch. Without
-the flag for single copies a node sends all it holds, and the fields from 52 on are 0.
+A digest asks for unreleased blocks too, and is allowed only up to a sealed epoch; it takes
+whole blocks, whatever their keys. Without the flag for single copies a node sends all it
+holds, and the fields from 52 to 68 are 0.
 
 READING, 24 bytes: `u32 stream, u32 status, u64 released, u32 version, u32 reserved 0`; see
 ReadStatus. What a node sent before it belongs to an older version.
 
 BLOCKS: `u32 stream, u32 blocks, u64 next, u64 released`, then the blocks. The
 node has sent all it holds in `[from, next)`; the rest of what that range covers
-is not on this node. A frame without blocks moves `next` only.
+is not on this node. A frame without blocks moves `next` only. (What it does not have there
+is LogDevice's NO_RECORDS gap.)
+
+HEADS: as BLOCKS, but no block has its body with it: the reader wants no payloads.
+
+GAPS: `u32 stream, u32 gaps`, then per gap 24 bytes: `u64 first, u64 last, u32 reason, u32
+reserved 0`; see NodeGap. It goes ahead of the BLOCKS frame that moves `next` past them.
 
 WINDOW, 24 bytes: `u32 stream, u32 reserved 0, u64 window high, u64 bytes`.
 
@@ -47,6 +56,7 @@ from __future__ import annotations
 import enum
 import itertools
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cordwood.errors import Malformed
@@ -59,6 +69,11 @@ _BLOCKS = struct.Struct("<IIQQ")
 BLOCKS_HEAD_BYTES = _BLOCKS.size
 _WINDOW = struct.Struct("<IIQQ")
 _STOP = struct.Struct("<II")
+_GAPS = struct.Struct("<II")
+_GAP = struct.Struct("<QQII")
+
+GAPS_MAX = 65_536
+"""Gaps in one frame: more than blocks are looked at for one."""
 
 KNOWN_DOWN_MAX = 1024
 """Nodes in one list: several times the largest nodeset."""
@@ -72,6 +87,29 @@ class ReadFlag(enum.IntFlag):
 
     DIGEST = 1
     SINGLE_COPY = 2
+    HEADS = 4
+    KEYS = 8
+
+
+class NodeGap(enum.IntEnum):
+    """Why a node sends nothing of a range, though it is not that it holds nothing there."""
+
+    CHECKSUM_FAIL = 1
+    """What it holds there fails its checksum, so what it is is not known."""
+    FILTERED = 2
+    """It holds blocks there, all of the range, and none with a key that is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapRange:
+    """One gap of a GAPS payload: `[first, last]`."""
+
+    first: int
+    last: int
+    reason: NodeGap
+
+
+_READ_FLAGS = int(sum(ReadFlag))
 
 
 class ReadStatus(enum.IntEnum):
@@ -102,6 +140,8 @@ class ReadRequest:
 
     Attributes:
         one_copy: how single copies are chosen; None asks for all that the node holds.
+        heads_only: bodies are left out.
+        keys: bits of the keys that are wanted; None wants all records.
     """
 
     stream: int
@@ -113,6 +153,8 @@ class ReadRequest:
     digest: bool = False
     version: int = 0
     one_copy: OneCopy | None = None
+    heads_only: bool = False
+    keys: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +173,10 @@ def pack_read(request: ReadRequest) -> bytes:
     flags = ReadFlag.DIGEST if request.digest else ReadFlag(0)
     if one is not None:
         flags |= ReadFlag.SINGLE_COPY
+    if request.heads_only:
+        flags |= ReadFlag.HEADS
+    if request.keys is not None:
+        flags |= ReadFlag.KEYS
     chosen = one or OneCopy()
     region = chosen.region.encode()
     head = _READ.pack(
@@ -148,7 +194,7 @@ def pack_read(request: ReadRequest) -> bytes:
         chosen.seed,
         len(region),
         0,
-        0,
+        request.keys or 0,
     )
     return head + struct.pack(f"<{len(chosen.known_down)}I", *chosen.known_down) + region
 
@@ -164,21 +210,29 @@ def read_read(payload: memoryview) -> ReadRequest:
         raise Malformed("a READ frame has the wrong length")
     (
         stream, flags, log, start, until, high, limit, version,
-        shuffle, copies, downs, seed, region_bytes, reserved, reserved2,
+        shuffle, copies, downs, seed, region_bytes, reserved, key_bits,
     ) = _READ.unpack_from(payload)  # fmt: skip
     if len(payload) != _READ.size + 4 * downs + region_bytes:
         raise Malformed("a READ frame has the wrong length")
-    if flags > 3 or max(start, until, high) > LSN_MAX or not 1 <= log < 1 << 62:
+    if flags > _READ_FLAGS or max(start, until, high) > LSN_MAX or not 1 <= log < 1 << 62:
         raise Malformed("a READ frame has a field out of its range")
-    if reserved or reserved2 or downs > KNOWN_DOWN_MAX or region_bytes > REGION_BYTES_MAX:
+    if reserved or downs > KNOWN_DOWN_MAX or region_bytes > REGION_BYTES_MAX:
         raise Malformed("a READ frame has a field out of its range")
+    keys = key_bits if flags & ReadFlag.KEYS else None
+    heads_only = bool(flags & ReadFlag.HEADS)
+    if key_bits and keys is None:
+        raise Malformed("a READ frame gives key bits and asks for all keys")
     one_copy = None
     if flags & ReadFlag.SINGLE_COPY:
         one_copy = _one_copy(payload, shuffle, copies, downs, seed)
     elif shuffle or copies or downs or seed or region_bytes:
         raise Malformed("a READ frame asks for all copies and says which one")
     digest = bool(flags & ReadFlag.DIGEST)
-    return ReadRequest(stream, log, start, until, high, limit, digest, version, one_copy)
+    if digest and (heads_only or keys is not None):
+        raise Malformed("a READ frame asks for a digest with blocks left out")
+    return ReadRequest(
+        stream, log, start, until, high, limit, digest, version, one_copy, heads_only, keys
+    )
 
 
 def _one_copy(payload: memoryview, shuffle: int, copies: int, downs: int, seed: int) -> OneCopy:
@@ -226,13 +280,54 @@ def read_blocks_frame(payload: memoryview) -> tuple[BlocksHead, list[StoredBlock
     Raises:
         Malformed, ChecksumMismatch: see `waves.read_blocks`.
     """
+    head, at = _blocks_head(payload)
+    return head, read_blocks(payload, at, head.blocks)
+
+
+def _blocks_head(payload: memoryview) -> tuple[BlocksHead, int]:
+    """What goes before the blocks, and where they begin."""
     if len(payload) < BLOCKS_HEAD_BYTES:
         raise Malformed("a BLOCKS frame is too short")
     stream, count, upto, released = _BLOCKS.unpack_from(payload)
     if upto > LSN_MAX + 1 or released > LSN_MAX:
         raise Malformed("a BLOCKS frame holds a number that is no LSN")
-    head = BlocksHead(stream, count, upto, released)
-    return head, read_blocks(payload, BLOCKS_HEAD_BYTES, count)
+    return BlocksHead(stream, count, upto, released), BLOCKS_HEAD_BYTES
+
+
+def read_heads_frame(payload: memoryview) -> tuple[BlocksHead, list[StoredBlock]]:
+    """A HEADS payload.
+
+    Raises:
+        Malformed, ChecksumMismatch: see `waves.read_blocks`.
+    """
+    head, at = _blocks_head(payload)
+    return head, read_blocks(payload, at, head.blocks, heads_only=True)
+
+
+def pack_gaps(stream: int, gaps: Sequence[GapRange]) -> bytes:
+    """A GAPS payload."""
+    return _GAPS.pack(stream, len(gaps)) + b"".join(
+        _GAP.pack(each.first, each.last, each.reason, 0) for each in gaps
+    )
+
+
+def read_gaps(payload: memoryview) -> tuple[int, list[GapRange]]:
+    """Stream and gaps.
+
+    Raises:
+        Malformed: wrong length, a reason that is not known, or numbers that are no range.
+    """
+    if len(payload) < _GAPS.size:
+        raise Malformed("a GAPS frame is too short")
+    stream, count = _GAPS.unpack_from(payload)
+    if not 1 <= count <= GAPS_MAX or len(payload) != _GAPS.size + count * _GAP.size:
+        raise Malformed("a GAPS frame has the wrong length for its gaps")
+    gaps: list[GapRange] = []
+    for first, last, reason, reserved in _GAP.iter_unpack(payload[_GAPS.size :]):
+        if not first <= last <= LSN_MAX or not 1 <= reason <= len(NodeGap) or reserved:
+            raise Malformed(f"a GAPS frame gives reason {reason} from {first} to {last}")
+        gaps.append(GapRange(first, last, NodeGap(reason)))
+    return stream, gaps
 
 
 def pack_window(stream: int, high: int, bytes_limit: int) -> bytes:

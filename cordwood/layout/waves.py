@@ -19,7 +19,7 @@ bytes and the body as stored::
     22     2     reserved, 0
     24     8     producer id, 0 for none
     32     4     producer epoch
-    36     4     reserved, 0
+    36     4     key bits: which keys there are, see `layout.key_bits`; 0 if not told
     40     8     producer sequence of the first record
     48     4     body bytes as stored
     52     4     body bytes uncompressed
@@ -55,6 +55,7 @@ from cordwood.block import BlockHeader, Buffer, Codec, Envelope
 from cordwood.errors import Malformed
 from cordwood.layout.append_group import GroupPart, pack_group, read_group
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
+from cordwood.layout.key_bits import KNOWN as KEYS_KNOWN
 from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX
 
@@ -118,7 +119,7 @@ class AppendEntry:
     reserved: int
     producer: int
     producer_epoch: int
-    reserved2: int
+    key_bits: int
     producer_sequence: int
     stored_bytes: int
     raw_bytes: int
@@ -155,7 +156,7 @@ def append_entry(entry: AppendEntry) -> bytes:
         0,
         entry.producer,
         entry.producer_epoch,
-        0,
+        entry.key_bits,
         entry.producer_sequence,
         entry.stored_bytes,
         entry.raw_bytes,
@@ -187,7 +188,7 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
         entry = AppendEntry(*_ENTRY.unpack_from(payload, at))
         at += ENTRY_BYTES
         stored = entry.stored_bytes
-        if entry.reserved or entry.reserved2 or entry.flags > _FLAGS or entry.codec not in _CODECS:
+        if entry.reserved or entry.flags > _FLAGS or entry.codec not in _CODECS:
             raise Malformed("an APPEND entry sets bits that this version keeps at 0")
         if not 1 <= entry.log < 1 << 62:
             raise Malformed("an APPEND entry has a field out of its range")
@@ -201,6 +202,8 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
             raise Malformed("an APPEND entry has a field out of its range")
         # What a header may not say must not be numbered: every storage node would refuse
         # the sequencer's frame, and the sequencer would send it for ever.
+        if entry.key_bits and not entry.key_bits & KEYS_KNOWN:
+            raise Malformed("an APPEND entry has key bits that do not say that they are known")
         if stored > BODY_BYTES_MAX or entry.raw_bytes > BODY_BYTES_MAX:
             raise Malformed(f"an APPEND entry claims a body of over {BODY_BYTES_MAX} bytes")
         if stored > end - at:
@@ -287,9 +290,13 @@ class StoredBlock:
         return len(self.wire) + len(self.body)
 
 
-def read_blocks(payload: memoryview, at: int, count: int) -> list[StoredBlock]:
+def read_blocks(
+    payload: memoryview, at: int, count: int, *, heads_only: bool = False
+) -> list[StoredBlock]:
     """Cut `count` blocks that fill `payload` from `at` to its end.
 
+    Args:
+        heads_only: headers and envelopes follow one another, and bodies are left empty.
     Raises:
         Malformed, ChecksumMismatch: as the headers and envelopes say, or the
             payload does not end where the blocks do. Bodies are not summed here.
@@ -301,7 +308,7 @@ def read_blocks(payload: memoryview, at: int, count: int) -> list[StoredBlock]:
     for _ in range(count):
         header = unpack_header(payload, at)
         envelope, body_at = unpack_envelope(payload, at + HEADER_BYTES)
-        stop = body_at + header.stored_bytes
+        stop = body_at if heads_only else body_at + header.stored_bytes
         if stop > end:
             raise Malformed("a block claims more body than its frame has")
         blocks.append(StoredBlock(header, envelope, payload[at:body_at], payload[body_at:stop]))

@@ -10,6 +10,10 @@ and gives out blocks and gaps that tile `[start, until]` exactly.
 - Nothing at `next`, and enough nodes have come past it with an intact view
   (`quorum.authority`): DATA_LOSS, up to where that is so and nothing is known again. If
   nodes that have data were not heard, only after a grace period.
+- Nodes that know that they lost records (LogDevice's UNDER_REPLICATED gaps) send what they
+  have. Their silence never makes an f-majority; but once all others have come past `next`
+  and so have they, nobody is left to ask: DATA_LOSS after the grace period.
+- Blocks that a node left out because the reader wants none of their records: FILTERED.
 - Anything else: wait. A node that sent a damaged copy does not count as past it,
   for it does not know what it holds there; nor does one that is not connected.
 
@@ -45,6 +49,16 @@ class HasHeader(Protocol):
 
 Item = TypeVar("Item", bound=HasHeader)
 
+
+class _LeftOut:
+    """A range of blocks that are there and not wanted, in the place of a block."""
+
+    __slots__ = ("header",)
+
+    def __init__(self, first: int, last: int) -> None:
+        self.header = BlockHeader(0, first, last - first + 1, 0)
+
+
 Judge = Callable[[Set[NodeId]], Hearing]
 """What the nodes that have come past `next` amount to, in the epoch of `next`."""
 
@@ -71,12 +85,13 @@ class ReadBuffer(Generic[Item]):
         self.next = start
         self.until = until
         self.wants_grace = False
-        self._heap: list[tuple[int, int, int, Item]] = []
+        self._heap: list[tuple[int, int, int, Item | _LeftOut]] = []
         self._ranges: set[tuple[int, int, BlockKind]] = set()
         self._arrivals = 0
         self._markers: dict[NodeId, int] = {}
         self._bad: dict[NodeId, list[tuple[int, int]]] = {}
         self._unknown: set[NodeId] = set()
+        self._damaged: set[NodeId] = set()
 
     @property
     def is_done(self) -> bool:
@@ -93,6 +108,7 @@ class ReadBuffer(Generic[Item]):
         self._markers.pop(node, None)
         self._bad.pop(node, None)
         self._unknown.discard(node)
+        self._damaged.discard(node)
 
     def on_gone(self, node: NodeId) -> None:
         """`node` sends nothing for now, so it counts for nothing."""
@@ -105,6 +121,7 @@ class ReadBuffer(Generic[Item]):
         self._markers.clear()
         self._bad.clear()
         self._unknown.clear()
+        self._damaged.clear()
         self.wants_grace = False
 
     def on_block(self, block: Item) -> bool:
@@ -118,6 +135,13 @@ class ReadBuffer(Generic[Item]):
         heapq.heappush(self._heap, (header.first, _order(header.kind), self._arrivals, block))
         return True
 
+    def on_left_out(self, first: int, last: int) -> None:
+        """A node holds all of `[first, last]`, and the reader wants nothing of it."""
+        if last >= self.next:
+            self._arrivals += 1
+            entry = (first, _order(BlockKind.DATA), self._arrivals, _LeftOut(first, last))
+            heapq.heappush(self._heap, entry)
+
     def on_marker(self, node: NodeId, marker: int) -> None:
         """`node` has sent all that is its to send below `marker`."""
         self._markers[node] = marker
@@ -127,11 +151,11 @@ class ReadBuffer(Generic[Item]):
         bad = self._bad.setdefault(node, [])
         bad.append((first, last))
         if len(bad) > BAD_RANGES_MAX:
-            self.on_damaged(node)
+            self._unknown.add(node)
 
     def on_damaged(self, node: NodeId) -> None:
-        """`node` lost records and does not know which: its silence never counts."""
-        self._unknown.add(node)
+        """`node` lost records and does not know which: its silence makes no f-majority."""
+        self._damaged.add(node)
 
     def is_passed_by(self, nodes: Iterable[NodeId]) -> bool:
         """Whether all of `nodes`, and at least one, have come past `next`, and it is not here."""
@@ -181,11 +205,20 @@ class ReadBuffer(Generic[Item]):
         while self._heap and self._heap[0][3].header.last < self.next:
             self._forget(heapq.heappop(self._heap)[3].header)
 
+    def _left_out(self, last: int) -> Gap:
+        """One gap for all that follows one another."""
+        heap = self._heap
+        while heap and isinstance(heap[0][3], _LeftOut) and heap[0][0] <= last + 1:
+            last = max(last, heapq.heappop(heap)[3].header.last)
+        return self._gap(last, GapKind.FILTERED)
+
     def _forget(self, header: BlockHeader) -> None:
         self._ranges.discard((header.first, header.last, header.kind))
 
-    def _deliver(self, block: Item) -> Delivery[Item] | Gap:
+    def _deliver(self, block: Item | _LeftOut) -> Delivery[Item] | Gap:
         header = block.header
+        if isinstance(block, _LeftOut):
+            return self._left_out(header.last)
         self._forget(header)
         if header.kind == BlockKind.HOLE:
             return self._gap(header.last, GapKind.HOLE)
@@ -209,7 +242,8 @@ class ReadBuffer(Generic[Item]):
         """A loss that runs as far as the same can be said of all of it."""
         reached = {node: at for node in self._markers if (at := self._knows_upto(node)) > self.next}
         for known in sorted(set(reached.values()), reverse=True):
-            hearing = judge({node for node, at in reached.items() if at >= known})
+            heard = {node for node, at in reached.items() if at >= known}
+            hearing = _amount(judge, heard - self._damaged, heard & self._damaged)
             if hearing is Hearing.NONE:
                 continue
             if hearing is Hearing.INCOMPLETE and not grace_over:
@@ -229,6 +263,19 @@ class ReadBuffer(Generic[Item]):
             self._bad[node] = bad
             upto = min(upto, min(first for first, _ in bad))
         return upto
+
+
+def _amount(judge: Judge, intact: Set[NodeId], damaged: Set[NodeId]) -> Hearing:
+    """What nodes amount to of which some know that they lost records.
+
+    LogDevice, digest 2.11, tells the loss at once; here whoever else may know gets its time.
+    """
+    hearing = judge(intact)
+    if not damaged or hearing not in (Hearing.NONE, Hearing.INCOMPLETE):
+        return hearing
+    if judge({*intact, *damaged}) not in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE):
+        return hearing
+    return Hearing.COMPLETE if hearing is Hearing.INCOMPLETE else Hearing.INCOMPLETE
 
 
 def _order(kind: BlockKind) -> int:

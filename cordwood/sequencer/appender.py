@@ -288,6 +288,7 @@ class LogAppender:
             entry.stored_crc,
             entry.raw_crc,
             header_flags(entry),
+            entry.key_bits,
         )
         if entry.producer and self._turns is not None:
             self._turns.note(entry, first)

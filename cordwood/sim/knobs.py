@@ -49,6 +49,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("protocol.node_health", "SLOW_S", (0.2, 6.0)),
         Knob("storage.read_streams", "BATCH_BYTES", (70_000, 100_000)),
         Knob("storage.read_streams", "BATCH_BLOCKS", (1, 5, 50)),
+        Knob("storage.read_streams", "TURN_BATCHES", (1, 2)),
         Knob("storage.wal_recovery", "READ_BUFFER_BYTES", (4096, 16_384)),
         Knob("recovery.ask", "GRACE_S", (0.0, 0.5)),
         Knob("recovery.collect_digest", "CREDIT_BYTES", (4096, 20_000)),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.log_cache import CachedLog, LogCache
 from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.partition import Run, Wanted
+from cordwood.storage.partition import Part, Run, Wanted
 
 
 class LogReader:
@@ -58,9 +58,10 @@ class LogReader:
             if is_full and (not seen or block.header.first >= next_lsn):
                 return Run(blocks, next_lsn, seen - len(blocks))
             seen += 1
-            if wanted is None or wanted(block):
+            part = Part.WHOLE if wanted is None else wanted(block)
+            if part:
                 blocks.append(block)
-                size += block.wire_bytes
+                size += block.wire_bytes if part is Part.WHOLE else len(block.wire)
             next_lsn = max(next_lsn, block.header.last + 1)
             index += 1
         return Run(blocks, max(next_lsn, bound + 1), seen - len(blocks))
@@ -78,12 +79,12 @@ class LogReader:
         """Blocks that end at or after `start` and begin at or before `bound`.
 
         Args:
-            wanted: leaves out blocks, before their bodies are read; None wants all.
+            wanted: leaves out blocks or bodies, before these are read; None wants all.
             bytes_max, blocks_max: it ends once either is reached, at least 1 each: of wanted
                 bytes, and of blocks looked at.
         Raises:
             TablesFailed: the store below does not answer.
-            Corrupt: something in the range fails its checksum: what is held is not known.
+            Corrupt: the metadata cannot be read: what is held is not known.
         """
         cached = self.read_cached(
             log, start, bound, wanted, bytes_max=bytes_max, blocks_max=blocks_max
@@ -119,4 +120,5 @@ def _merged(held: CachedLog, stored: Run, cached: Run, bound: int) -> Run:
         if known is None or block.envelope.precedence > known.envelope.precedence:
             best[place] = block
     blocks = [best[place] for place in sorted(best)]
-    return Run(blocks, next_lsn, stored.passed + cached.passed)
+    damaged = [each for each in stored.damaged if is_whole or each[0] < next_lsn]
+    return Run(blocks, next_lsn, stored.passed + cached.passed, damaged)

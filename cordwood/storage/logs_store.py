@@ -28,12 +28,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
-from cordwood.layout.block_header import peek_stored_bytes
-from cordwood.layout.logs_db import DirectoryEntry, IndexKey, LogState, PartitionRow
+from cordwood.layout.logs_db import DirectoryEntry, LogState, PartitionRow
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
+from cordwood.storage.logs_read import Counts, Wish, read_blocks, scan_all
 from cordwood.storage.partition import Partition, Run, Share, StoredLog, Wanted
 from cordwood.storage.tables import Row, Tables, TablesFailed
 
@@ -50,18 +49,6 @@ late belongs to the one before the newest."""
 
 DIRECTORIES_KEPT = 1024
 """Logs whose directories stay in memory: those that are read now."""
-
-SCAN_ROWS_MAX = 4096
-"""Index entries looked at in one call: half a megabyte."""
-
-SCAN_ROWS_MIN = 16
-"""At least so many: the copies of one block and a few more."""
-
-BODIES_BYTES = 4 << 20
-"""Bytes of bodies read in one call: more than a reader is sent at once."""
-
-Counts = Callable[[int, int], bool]
-"""Whether a copy counts, from its last LSN and its seal epoch."""
 
 
 class LogsStore:
@@ -143,18 +130,8 @@ class LogsStore:
                 self.logs[log] = StoredLog(state.last, state.blocks, state.bytes)
         return states
 
-    async def _all(
-        self, table: str, start: bytes, stop: bytes, bytes_max: int = WRITE_BYTES
-    ) -> list[tuple[bytes, bytes]]:
-        found: list[tuple[bytes, bytes]] = []
-        while True:
-            rows, is_end = await self._tables.scan(
-                table, start, stop, rows_max=SCAN_ROWS_MAX, bytes_max=bytes_max
-            )
-            found += rows
-            if is_end:
-                return found
-            start = rows[-1][0] + b"\0"
+    async def _all(self, table: str, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
+        return await scan_all(self._tables, table, start, stop, bytes_max=WRITE_BYTES)
 
     # ---- flushing ----
 
@@ -429,140 +406,21 @@ class LogsStore:
 
         Args:
             counts: leaves out copies that lost, before anything else is looked at.
-            wanted: leaves out blocks, before their bodies are read; None wants all.
+            wanted: leaves out blocks or bodies, before these are read; None wants all.
             bytes_max: of wanted blocks; it ends once it is reached. At least one comes if
                 there is any.
             blocks_max: likewise, of all blocks.
         Raises:
             TablesFailed: the store below does not answer.
-            Corrupt: something in the range fails its checksum.
+            Corrupt: the metadata cannot be read. Where a part of the range fails its checksum,
+                the run says so, and goes on behind it.
         """
+        wish = Wish(log, start, bound, counts, wanted, bytes_max, blocks_max)
         while True:
             drops = self.drops
             try:
-                return await self._read(log, start, bound, counts, wanted, bytes_max, blocks_max)
+                return await read_blocks(self._tables, await self.directory(log), wish)
             except TablesFailed:
                 if drops == self.drops:
                     raise
                 # A partition was dropped under it, of which all is trimmed.
-
-    async def _read(
-        self,
-        log: int,
-        start: int,
-        bound: int,
-        counts: Counts,
-        wanted: Wanted | None,
-        bytes_max: int,
-        blocks_max: int,
-    ) -> Run:
-        found, limit = await self._find(log, start, bound, bytes_max, blocks_max)
-        chosen: list[tuple[StoredBlock, Partition]] = []
-        size = seen = last = 0
-        for key, wire, partition in _winners(found, counts):
-            if key.first > bound:
-                break
-            # What overlaps what is sent belongs to it, or the reader would take it for absent.
-            if seen and (size >= bytes_max or seen >= blocks_max) and key.first > last:
-                limit = min(limit, last)
-                break
-            block = logs_db.read_head(wire)
-            seen, last = seen + 1, max(last, key.last)
-            if wanted is None or wanted(block):
-                chosen.append((block, partition))
-                size += len(wire) + block.header.stored_bytes
-        blocks = [block for block, _ in chosen]
-        await self._read_bodies(log, chosen, is_sparse=seen > 2 * len(blocks))
-        # The last block may end past the bound; all of it is here then.
-        next_lsn = limit + 1 if limit < bound else max(bound, last) + 1
-        return Run(blocks, next_lsn, seen - len(blocks))
-
-    async def _find(
-        self, log: int, start: int, bound: int, bytes_max: int, blocks_max: int
-    ) -> tuple[list[tuple[IndexKey, bytes, Partition]], int]:
-        """Index entries from `start` on, ascending, and the LSN up to which that is all."""
-        found: list[tuple[IndexKey, bytes, Partition]] = []
-        limit = LSN_MAX
-        size = 0
-        for partition, entry in await self.directory(log):
-            if entry.last < start:
-                continue
-            if entry.first > min(bound, limit):
-                break
-            rows, reached = await self._index_rows(
-                partition, log, start, _rows_wanted(entry, bytes_max, blocks_max)
-            )
-            limit = min(limit, reached)
-            found += [(key, wire, partition) for key, wire in rows]
-            size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)
-            if size >= bytes_max or len(found) >= blocks_max:
-                # Enough; of those that follow, only what overlaps this is still wanted.
-                limit = min(limit, max(key.last for key, _, _ in found))
-        found.sort(key=lambda each: each[0])
-        return [each for each in found if each[0].last <= limit], limit
-
-    async def _index_rows(
-        self, partition: Partition, log: int, start: int, rows_max: int
-    ) -> tuple[list[tuple[IndexKey, bytes]], int]:
-        """Some index entries of a partition, and the LSN up to which these are all."""
-        while True:
-            rows, is_end = await self._tables.scan(
-                partition.table,
-                logs_db.index_start(log, start),
-                logs_db.index_stop(log),
-                rows_max=rows_max,
-                bytes_max=1 << 30,
-            )
-            keyed = [(logs_db.read_index_key(key), wire) for key, wire in rows]
-            if is_end:
-                return keyed, LSN_MAX
-            # More copies of what stands last may follow, and among them the one that counts.
-            # What stands last says nothing of the LSNs below it until it is sent itself.
-            tail = keyed[-1][0]
-            whole = [each for each in keyed if each[0].last < tail.last]
-            if whole and tail.first > whole[-1][0].last:
-                return whole, whole[-1][0].last
-            rows_max *= 2
-
-    async def _read_bodies(
-        self, log: int, chosen: Sequence[tuple[StoredBlock, Partition]], *, is_sparse: bool
-    ) -> None:
-        for partition in {each.number: each for _, each in chosen}.values():
-            here = [b for b, place in chosen if place is partition and b.header.stored_bytes]
-            if not here:
-                continue
-            keys = [logs_db.body_key(log, b.header.last, b.header.first) for b in here]
-            if is_sparse:
-                bodies = dict(zip(keys, await self._tables.get(partition.table, keys), strict=True))
-            else:
-                stop = keys[-1] + b"\0"
-                bodies = dict(await self._all(partition.table, keys[0], stop, BODIES_BYTES))
-            for key, block in zip(keys, here, strict=True):
-                block.body = bodies.get(key) or b""
-                if len(block.body) != block.header.stored_bytes:
-                    raise Malformed(
-                        f"log {log}: the body of the block at lsn {block.header.first} has "
-                        f"{len(block.body)} bytes in LogsDB, not {block.header.stored_bytes}"
-                    )
-
-
-def _rows_wanted(entry: DirectoryEntry, bytes_max: int, blocks_max: int) -> int:
-    """How many index entries so many bytes have, about, as this log's blocks are."""
-    mean = max(1, entry.bytes // entry.blocks)
-    return max(SCAN_ROWS_MIN, min(SCAN_ROWS_MAX, blocks_max + 1, bytes_max // mean + 2))
-
-
-def _winners(
-    found: Sequence[tuple[IndexKey, bytes, Partition]], counts: Counts
-) -> list[tuple[IndexKey, bytes, Partition]]:
-    """Of the copies of each place the one that counts; `found` is ascending."""
-    winners: list[tuple[IndexKey, bytes, Partition]] = []
-    for each in found:
-        key = each[0]
-        if not counts(key.last, key.seal_epoch):
-            continue
-        if winners and winners[-1][0].place == key.place:
-            winners[-1] = each
-        else:
-            winners.append(each)
-    return winners

@@ -5,7 +5,8 @@ Source: design.md §5; LogDevice digest 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,8 +15,18 @@ from cordwood.layout.logs_db import DirectoryEntry, PartitionRow
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.tables import Row
 
-Wanted = Callable[[StoredBlock], bool]
-"""Whether a block is to be sent; it is shown without its body, which is not read for it."""
+
+class Part(enum.IntEnum):
+    """How much of a block is wanted."""
+
+    NOTHING = 0
+    HEAD = 1
+    """Header and envelope; its body is not read."""
+    WHOLE = 2
+
+
+Wanted = Callable[[StoredBlock], Part]
+"""How much of a block is to be sent; it is shown without its body, which is not read for it."""
 
 
 class Run(NamedTuple):
@@ -25,11 +36,14 @@ class Run(NamedTuple):
         blocks: all that is held and wanted in [start, next), each range once.
         next: where to read on; past the bound that was asked for if that is reached.
         passed: blocks that are held there and not wanted.
+        damaged: ranges `[first, last]` of which something fails its checksum: what is held there
+            is not known. They lie in [start, next) too.
     """
 
     blocks: list[StoredBlock]
     next: int
     passed: int = 0
+    damaged: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(slots=True)

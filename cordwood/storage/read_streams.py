@@ -10,7 +10,12 @@ go on from memory: the loop never waits for a disk.
 
 A stream that asks for single copies is sent only the blocks that are this node's to send
 (`protocol.single_copy`); which these are follows from their copysets, so one that is left
-out costs a look at its envelope and no read of its body.
+out costs a look at its envelope and no read of its body. The same is true of blocks that
+have none of the keys a reader wants (`layout.key_bits`), and of all bodies where it wants no
+payloads.
+
+Clients take turns: one with many streams gets no more than one with few. A turn of the loop
+ends after some megabytes and batches, and what is left goes on in the next.
 
 Source: LogDevice digest 2.10; design.md §2.
 """
@@ -20,19 +25,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from cordwood.block import BlockKind, Buffer, EnvelopeFlag
 from cordwood.errors import CordwoodError, Corrupt, Overloaded
 from cordwood.layout.frame import Kind
+from cordwood.layout.key_bits import may_hold
 from cordwood.layout.message import StreamState
 from cordwood.layout.reading import (
     BlocksHead,
+    GapRange,
+    NodeGap,
     OneCopy,
     ReadRequest,
     ReadStatus,
     blocks_head,
+    pack_gaps,
     pack_reading,
 )
 from cordwood.layout.waves import StoredBlock
@@ -40,7 +49,8 @@ from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter, Shuffle, ships
 from cordwood.storage.log_reader import LogReader
-from cordwood.storage.partition import Run
+from cordwood.storage.partition import Part, Run, Wanted
+from cordwood.storage.turn_queue import TurnQueue
 from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -56,6 +66,12 @@ BATCH_BYTES = 1 << 20
 
 BATCH_BLOCKS = 4096
 """Blocks likewise, sent or left out, so that tiny blocks do not hold the loop for long."""
+
+TURN_BYTES = 8 << 20
+TURN_BATCHES = 256
+"""What one turn of the loop sends over all clients: a few milliseconds, so that a release that
+wakes thousands of streams does not hold up appends. LogDevice gives a read a second of a
+thread of its own; here it shares the loop."""
 
 STREAMS_MAX = 10_000
 """Streams on one connection; a client reads far fewer logs at once."""
@@ -82,34 +98,36 @@ class _Share:
             asked.copies,
             nodes_in(asked.region) if asked.region else frozenset(),
         )
-        self._mine: dict[tuple[int, ...], bool] = {}
+        self._mine: dict[tuple[int, ...], Part] = {}
 
     @property
     def known_down(self) -> list[int]:
         """The nodes that the reader does not count on."""
         return sorted(self._rule.known_down)
 
-    def has(self, block: StoredBlock) -> bool:
+    def part(self, block: StoredBlock) -> Part:
         """Whether this node sends it. Plugs and bridges are sent by all that hold them:
         they are small, and what they say must not hang on one node."""
         if block.header.kind != BlockKind.DATA:
-            return True
+            return Part.WHOLE
         envelope = block.envelope
         if envelope.flags & EnvelopeFlag.DRAINED:
-            return False  # it lies elsewhere too, and there it counts
+            return Part.NOTHING  # it lies elsewhere too, and there it counts
         mine = self._mine.get(envelope.copyset)
         if mine is None:
             if len(self._mine) >= CHOICES_MAX:
                 self._mine.clear()
-            mine = self._mine[envelope.copyset] = ships(self._me, envelope.copyset, self._rule)
+            is_mine = ships(self._me, envelope.copyset, self._rule)
+            mine = self._mine[envelope.copyset] = Part.WHOLE if is_mine else Part.NOTHING
         return mine
 
 
 class _Stream:
     """One reader's pull; see `ReadRequest` for the fields."""
 
-    __slots__ = ("connection", "digest", "fetching", "high", "limit", "log", "next", "number",
-                 "ready", "sent", "share", "until", "version", "wanted")  # fmt: skip
+    __slots__ = ("connection", "digest", "fetching", "heads_only", "high", "keys", "limit",
+                 "log", "next", "number", "ready", "sent", "share", "until", "version",
+                 "wanted")  # fmt: skip
 
     def __init__(self, connection: Connection, request: ReadRequest, share: _Share | None) -> None:
         self.connection = connection
@@ -122,10 +140,28 @@ class _Stream:
         self.digest = request.digest
         self.version = request.version
         self.share = share
-        self.wanted = None if share is None else share.has
+        self.heads_only = request.heads_only
+        self.keys = request.keys
+        self.wanted: Wanted | None = None if share is None else share.part
+        if request.heads_only or request.keys is not None:
+            self.wanted = self._part
         self.sent = 0
         self.ready = False
         self.fetching = False
+
+    def _part(self, block: StoredBlock) -> Part:
+        """How much of a block is sent where a reader wants only some keys, or no payloads."""
+        if self.share is not None and not self.share.part(block):
+            return Part.NOTHING
+        if block.header.kind != BlockKind.DATA or not (self.heads_only or self.lacks_keys(block)):
+            return Part.WHOLE
+        return Part.HEAD
+
+    def lacks_keys(self, block: StoredBlock) -> bool:
+        """Whether a block has none of the keys that are wanted."""
+        if self.keys is None or block.header.kind != BlockKind.DATA:
+            return False
+        return not may_hold(block.header.key_bits, self.keys)
 
 
 class ReadStreams:
@@ -134,6 +170,7 @@ class ReadStreams:
     Attributes:
         sent_blocks, sent_bytes: what went to readers, recoveries included.
         filtered_blocks: blocks left out because another node sends them.
+        unwanted_blocks: blocks left out because they have none of the keys wanted.
     """
 
     def __init__(
@@ -150,15 +187,17 @@ class ReadStreams:
         self.sent_blocks = 0
         self.sent_bytes = 0
         self.filtered_blocks = 0
+        self.unwanted_blocks = 0
         self._me = me or NodeId(0)
         self._nodes_in = nodes_in
         self._reader = reader
-        # Streams whose next batch is in LogsDB, in turn, each once.
-        self._to_fetch: asyncio.Queue[_Stream] = asyncio.Queue()
+        # Streams whose next batch is in LogsDB, each once; and as many tokens, to wait for.
+        self._to_fetch: TurnQueue[Connection, _Stream] = TurnQueue()
+        self._fetchable: asyncio.Queue[None] = asyncio.Queue()
         self._by_connection: dict[Connection, dict[int, _Stream]] = {}
         self._by_log: dict[int, dict[_Stream, None]] = {}
-        # Ready, in turn: first those that may send, then by connection those that wait for it.
-        self._ready: deque[_Stream] = deque()
+        # Ready, in turn: those that may send, and by connection those that wait for it.
+        self._ready: TurnQueue[Connection, _Stream] = TurnQueue()
         self._parked: dict[Connection, list[_Stream]] = {}
         self._pumping = False
 
@@ -240,13 +279,13 @@ class ReadStreams:
         stream.until = -1  # if it is still in the ready queue, it has nothing to send
 
     def _on_writable(self, connection: Connection) -> None:
-        self._ready.extend(self._parked.pop(connection, ()))
+        self._ready.push_back(connection, deque(self._parked.pop(connection, ())))
         self._pump_soon()
 
     def _wake(self, stream: _Stream) -> None:
         if not stream.ready:
             stream.ready = True
-            self._ready.append(stream)
+            self._ready.push(stream.connection, stream)
             self._pump_soon()
 
     def _pump_soon(self) -> None:
@@ -258,20 +297,25 @@ class ReadStreams:
         """One batch for each stream that was ready when this turn began, and about one for
         each connection: the next stream's leaves once this one's was taken by the machine."""
         self._pumping = False
-        waiting: list[_Stream] = []
+        waiting: dict[Connection, deque[_Stream]] = {}
+        batches, sent_before = 0, self.sent_bytes
         for _ in range(len(self._ready)):
-            stream = self._ready.popleft()
+            if batches >= TURN_BATCHES or self.sent_bytes - sent_before >= TURN_BYTES:
+                break
+            stream = self._ready.pop()
             connection = stream.connection
             if not connection.is_writable:
                 self._parked.setdefault(connection, []).append(stream)
             elif connection.backlog_bytes >= BATCH_BYTES:
-                waiting.append(stream)
+                waiting.setdefault(connection, deque()).append(stream)
             else:
+                batches += 1
                 stream.ready = False
                 if self._send_batch(stream):
                     self._wake(stream)
-        if waiting:
-            self._ready.extendleft(reversed(waiting))
+        for connection, streams in waiting.items():
+            self._ready.push_back(connection, streams)
+        if self._ready:
             self._pump_soon()
 
     def _answer(self, stream: _Stream, status: ReadStatus) -> None:
@@ -309,27 +353,56 @@ class ReadStreams:
             return self._ship(stream, run, bound)
         if credit > 0:
             stream.fetching = True
-            self._to_fetch.put_nowait(stream)
+            self._to_fetch.push(stream.connection, stream)
+            self._fetchable.put_nowait(None)
         return False
 
     def _ship(self, stream: _Stream, run: Run, bound: int) -> bool:
         """Send a run; True if there is more at once."""
         if run.next == stream.next and not run.blocks:
             return False
+        blocks = run.blocks if stream.keys is None else self._leave_out(stream, run.blocks)
+        if run.damaged:
+            self._tell_gaps(stream, NodeGap.CHECKSUM_FAIL, run.damaged)
         parts: list[Buffer] = []
-        sent = 0
-        for block in run.blocks:
-            parts += (block.wire, block.body)
-            sent += block.wire_bytes
+        for block in blocks:
+            parts.append(block.wire)
+            if not stream.heads_only:
+                parts.append(block.body)
+        sent = sum(map(len, parts))
         stream.next = run.next
         stream.sent += sent
-        self.sent_blocks += len(run.blocks)
+        self.sent_blocks += len(blocks)
         self.sent_bytes += sent
         self.filtered_blocks += run.passed
         released = self._released(stream.log)
-        head = blocks_head(BlocksHead(stream.number, len(run.blocks), run.next, released))
-        stream.connection.send(Kind.BLOCKS, 0, (head, *parts))
+        head = blocks_head(BlocksHead(stream.number, len(blocks), run.next, released))
+        kind = Kind.HEADS if stream.heads_only else Kind.BLOCKS
+        stream.connection.send(kind, 0, (head, *parts))
         return run.next <= bound and stream.sent < stream.limit
+
+    def _leave_out(self, stream: _Stream, blocks: list[StoredBlock]) -> list[StoredBlock]:
+        """The blocks that may have a key that is wanted; the others are told as ranges."""
+        kept: list[StoredBlock] = []
+        left_out: list[tuple[int, int]] = []
+        for block in blocks:
+            first, last = block.header.first, block.header.last
+            if not stream.lacks_keys(block):
+                kept.append(block)
+            elif left_out and left_out[-1][1] + 1 == first:
+                left_out[-1] = (left_out[-1][0], last)
+            else:
+                left_out.append((first, last))
+        if left_out:
+            self.unwanted_blocks += len(blocks) - len(kept)
+            self._tell_gaps(stream, NodeGap.FILTERED, left_out)
+        return kept
+
+    def _tell_gaps(
+        self, stream: _Stream, reason: NodeGap, ranges: Sequence[tuple[int, int]]
+    ) -> None:
+        gaps = [GapRange(first, last, reason) for first, last in ranges]
+        stream.connection.send(Kind.GAPS, 0, (pack_gaps(stream.number, gaps),))
 
     async def run(self) -> None:
         """Read from LogsDB what streams are behind with, until cancelled."""
@@ -339,7 +412,8 @@ class ReadStreams:
 
     async def _fetch_in_turn(self) -> None:
         while True:
-            await self._fetch(await self._to_fetch.get())
+            await self._fetchable.get()
+            await self._fetch(self._to_fetch.pop())
 
     async def _fetch(self, stream: _Stream) -> None:
         """Read a stream's next batch from LogsDB and send it."""
@@ -356,6 +430,10 @@ class ReadStreams:
                 )
             except CordwoodError as error:
                 self._on_unreadable(stream, error)
+                return
+            if run.damaged and stream.digest:
+                # What a digest does not know of one range makes it of no use as a whole.
+                self._on_unreadable(stream, Corrupt(f"nothing is known of {run.damaged}"))
                 return
             if stream.until >= 0 and stream.connection.is_open:
                 self._ship(stream, run, bound)

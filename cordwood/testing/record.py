@@ -24,13 +24,14 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer
 from cordwood.client.appending import Appending
 from cordwood.client.producer import Producer
+from cordwood.client.read_stream import ReadStream
 from cordwood.client.store import Position, Store
 from cordwood.errors import BadSetting, Rejected, Retryable
 from cordwood.lsn import Lsn, parse_lsn
@@ -289,9 +290,18 @@ class RecordedStore(_Store):
         )
 
     async def read(
-        self, log: str, start: Position = "oldest", until: Position | None = "tail"
-    ) -> RecordedStream:
-        """See `Store.read`."""
+        self,
+        log: str,
+        start: Position = "oldest",
+        until: Position | None = "tail",
+        *,
+        keys: Collection[bytes] | None = None,
+        payloads: bool = True,
+    ) -> ReadStream:
+        """See `Store.read`. A read that leaves something out is not written down: records are
+        known by what they hold."""
+        if keys is not None or not payloads:
+            return await self._store.read(log, start, until, keys=keys, payloads=payloads)
         log_id = await self._log_id(log)
         if "tail" in (start, until):
             tail = await self.tail(log)

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Gap, Record
-from cordwood.client.read_stream import ReadStream, records_of
+from cordwood.client.delivered import records_of
+from cordwood.client.read_stream import ReadStream
 from cordwood.client.senders import HeldBlock
 from cordwood.errors import Closed, CordwoodError
 from cordwood.protocol.gap_detection import Delivery

@@ -286,7 +286,7 @@ class TestCopies:
         with caplog.at_level(logging.WARNING):
             for intact in (2,) if single else range(3):
                 simulate(scenario_with(intact))
-        assert "sent a damaged copy at e1n4" in caplog.text
+        assert "has a damaged copy at e1n4" in caplog.text
 
     def test_where_all_copies_are_damaged_nothing_is_said_that_is_not_known(self) -> None:
         """No record, no gap: a loss is concluded from intact views only."""

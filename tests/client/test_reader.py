@@ -90,7 +90,12 @@ class TestPortions:
                 await fill(store, "log", 2)
                 reader = await store.reader("log", until=at(7), keys=[b"b", b"c"])
                 found = [item async for _, item in reader]
-                assert [(each.key, int(each.value)) for each in found] == [(b"b", 1), (b"b", 2)]
+                assert [each.value for each in found if isinstance(each, Record)] == [b"1", b"2"]
+                assert [each for each in found if isinstance(each, Gap)] == [
+                    Gap(at(1), at(3), GapKind.FILTERED),
+                    Gap(at(6), at(7), GapKind.FILTERED),
+                ]
+                assert sum(n._streams.unwanted_blocks for n in cluster.running.values()) == 2
 
         simulate(scenario)
 
@@ -259,6 +264,73 @@ class TestArrow:
                     await anext(stream.arrow(["nonsense"]))
 
         simulate(scenario)
+
+
+class TestLeftOut:
+    def test_without_payloads_records_come_with_their_places_and_times(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3, 1, key=b"a")
+                whole = [item async for item in await store.read("log")]
+                before = sum(n._streams.sent_bytes for n in cluster.running.values())
+                bare = [item async for item in await store.read("log", payloads=False)]
+                sent = sum(n._streams.sent_bytes for n in cluster.running.values()) - before
+                assert [(r.lsn, r.append_time_us) for r in bare] == [
+                    (r.lsn, r.append_time_us) for r in whole
+                ]
+                assert {(r.value, r.key) for r in bare} == {(b"", None)}
+                held = cluster.running[1].shard.cache.log(1)
+                assert sent == sum(len(held.at(n).wire) for n in range(2)), "heads of two blocks"
+                stream = await store.read("log", at(2), payloads=False)
+                (batch,) = [each async for each in stream.arrow(["lsn", "value", "timestamp"])]
+                assert batch.column("lsn").to_pylist() == [at(2), at(3), at(4)]
+                assert batch.column("value").to_pylist() == [b""] * 3
+                with pytest.raises(BadSetting, match="payloads"):
+                    await store.read("log", keys=[b"a"], payloads=False)
+
+        simulate(scenario)
+
+    def test_batches_have_the_rows_with_the_keys_that_are_wanted(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                keys = [b"a", None, b"b"] * 40
+                await store.append_many("log", [b"%d" % n for n in range(120)], keys=keys)
+                await store.append_many("log", [b"120", b"121"], keys=[b"b", None])
+                await store.append_many("log", [b"122"] * 50, keys=[b"c"] * 50)
+                for columns in (["value"], ["value", "key"]):
+                    stream = await store.read("log", keys=[b"b"])
+                    batches = [each async for each in stream.arrow(columns, gaps=True)]
+                    gaps = [each for each in batches if isinstance(each, Gap)]
+                    rows = [each for each in batches if not isinstance(each, Gap)]
+                    values = [v for each in rows for v in each.column("value").to_pylist()]
+                    assert values == [b"%d" % n for n in range(2, 121, 3)] + [b"120"]
+                    assert all(each.schema.names == columns for each in rows)
+                    assert gaps == [Gap(at(123), at(172), GapKind.FILTERED)]
+
+        simulate(scenario)
+
+    def test_single_copies_tile_where_blocks_are_left_out(self, monkeypatch) -> None:
+        monkeypatch.setattr("cordwood.sequencer.appender.STICKY_BYTES", 1)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            for settings in ({}, {"scd_enabled": False}):
+                async with cluster.client(**settings) as store:
+                    log = f"log{len(settings)}"
+                    for number in range(60):
+                        await fill(store, log, 2, key=b"%d" % (number % 7))
+                    stream = await store.read(log, at(2), at(119), keys=[b"3", b"none"])
+                    items = [item async for item in stream]
+                    expected = at(2)
+                    for item in items:
+                        first = item.lsn if isinstance(item, Record) else item.first
+                        assert first == expected
+                        expected = (item.lsn if isinstance(item, Record) else item.last) + 1
+                    assert expected == at(120)
+                    assert [r.key for r in items if isinstance(r, Record)] == [b"3"] * 17
+                    kinds = {item.kind for item in items if isinstance(item, Gap)}
+                    assert kinds == {GapKind.FILTERED}
+
+        simulate(scenario, nodes=5, copies=3)
 
 
 class TestHealth:

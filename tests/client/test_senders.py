@@ -10,6 +10,7 @@ from cluster_at_hand import ClusterAtHand, read_all, simulate, until
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read_stream import STUCK_S
 from cordwood.client.store import Store
+from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter, Doubt, Shuffle, shuffled
@@ -79,13 +80,17 @@ def test_each_byte_is_sent_once_and_three_times_without(monkeypatch, settings, l
     simulate(scenario, **FIVE)
 
 
-def test_a_reader_in_a_region_is_sent_all_that_the_region_has(monkeypatch) -> None:
-    """Here a region is a rack of one node."""
+@pytest.mark.parametrize(("setting", "attribute"), [(True, None), (False, True)])
+def test_a_reader_in_a_region_is_sent_all_that_the_region_has(
+    monkeypatch, setting, attribute
+) -> None:
+    """Here a region is a rack of one node. The client asks for it, or the log does."""
     spread(monkeypatch)
 
     async def scenario(cluster: ClusterAtHand) -> None:
-        settings = {"local_scd_enabled": True, "location": "rack2"}
+        settings = {"local_scd_enabled": setting, "location": "rack2"}
         async with cluster.client(**settings) as store:
+            await store.create_log("log", attributes=LogAttributes(local_scd_enabled=attribute))
             await fill(store, 100)
             await read_all(store, "log")
             near = cluster.running[2]

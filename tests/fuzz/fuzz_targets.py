@@ -165,8 +165,8 @@ def blocks(data: bytes) -> None:
 
 @target
 def raw_frames(data: bytes) -> None:
-    """The same two, their CRCs as they come."""
-    for read in (waves.read_store, reading.read_blocks_frame):
+    """The same two and a HEADS payload, their CRCs as they come."""
+    for read in (waves.read_store, reading.read_blocks_frame, reading.read_heads_frame):
         with suppress(CordwoodError):
             read(memoryview(data))
 
@@ -193,10 +193,12 @@ def read(data: bytes) -> None:
 
 @target
 def stream_control(data: bytes) -> None:
-    """READING, WINDOW and STOP payloads: a byte says which."""
+    """READING, WINDOW, STOP and GAPS payloads: a byte says which."""
     which, rest = data[:1], memoryview(data[1:])
     if which == b"R":
         assert reading.pack_reading(*reading.read_reading(rest)) == rest
+    elif which == b"G":
+        assert reading.pack_gaps(*reading.read_gaps(rest)) == rest
     elif which == b"W":
         assert reading.pack_window(*reading.read_window(rest)) == rest
     else:

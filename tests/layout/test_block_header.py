@@ -212,7 +212,7 @@ def test_every_envelope_truncation_and_bit_flip_is_refused() -> None:
         (24, "<I", BLOCK_RECORDS_MAX + 1, "over 65536"),
         (24, "<I", ESN_MAX, "crosses the end"),
         (28, "<I", 2, "flags"),
-        (52, "<I", 1, "reserved"),
+        (52, "<I", 1, "key bits"),
         (64, "<Q", make_lsn(7, 101), "contain"),
         (64, "<Q", make_lsn(7, 0), "leaves the epoch"),
         (64, "<Q", make_lsn(6, 1), "leaves the epoch"),

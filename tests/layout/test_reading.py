@@ -17,15 +17,20 @@ from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.reading import (
     BLOCKS_HEAD_BYTES,
     BlocksHead,
+    GapRange,
+    NodeGap,
     OneCopy,
     ReadRequest,
     ReadStatus,
     blocks_head,
+    pack_gaps,
     pack_read,
     pack_reading,
     pack_stop,
     pack_window,
     read_blocks_frame,
+    read_gaps,
+    read_heads_frame,
     read_read,
     read_reading,
     read_stop,
@@ -58,6 +63,20 @@ GOLDEN_ONE = bytes.fromhex(
     "0600000005000000" "2827262524232221" "34333231" "02" "03" "0200" "4847464544434241"
     "0200" "0000" "00000000" "07000000" "54535251" "6575"
 )  # fmt: skip
+PICKED = replace(ONE, heads_only=True, keys=0x80000001)
+GOLDEN_PICKED = bytes.fromhex(
+    "04030201" "0e000000" "1817161514131211" "0200000001000000" "0400000003000000"
+    "0600000005000000" "2827262524232221" "34333231" "02" "03" "0200" "4847464544434241"
+    "0200" "0000" "01000080" "07000000" "54535251" "6575"
+)  # fmt: skip
+GAPS = [
+    GapRange(make_lsn(1, 2), make_lsn(1, 3), NodeGap.CHECKSUM_FAIL),
+    GapRange(make_lsn(1, 5), make_lsn(2, 1), NodeGap.FILTERED),
+]
+GOLDEN_GAPS = bytes.fromhex(
+    "04030201" "02000000" "0200000001000000" "0300000001000000" "01000000" "00000000"
+    "0500000001000000" "0100000002000000" "02000000" "00000000"
+)  # fmt: skip
 GOLDEN_READING = bytes.fromhex("040302010200000002000000010000003433323100000000")
 GOLDEN_WINDOW = bytes.fromhex("040302010000000006000000050000002827262524232221")
 GOLDEN_STOP = bytes.fromhex("0403020100000000")
@@ -84,6 +103,10 @@ def test_golden_bytes() -> None:
     assert read_read(memoryview(GOLDEN_READ)) == REQUEST
     assert pack_read(ONE) == GOLDEN_ONE
     assert read_read(memoryview(GOLDEN_ONE)) == ONE
+    assert pack_read(PICKED) == GOLDEN_PICKED
+    assert read_read(memoryview(GOLDEN_PICKED)) == PICKED
+    assert pack_gaps(0x01020304, GAPS) == GOLDEN_GAPS
+    assert read_gaps(memoryview(GOLDEN_GAPS)) == (0x01020304, GAPS)
     damaged = ReadStatus.DAMAGED
     assert pack_reading(0x01020304, damaged, make_lsn(1, 2), 0x31323334) == GOLDEN_READING
     assert read_reading(memoryview(GOLDEN_READING)) == (
@@ -109,7 +132,9 @@ def test_golden_bytes() -> None:
         until=lsns,
         window_high=lsns,
         bytes_limit=st.integers(0, 2**64 - 1),
-        digest=st.booleans(),
+        digest=st.just(False),
+        heads_only=st.booleans(),
+        keys=st.none() | numbers,
         version=numbers,
         one_copy=st.none()
         | st.builds(
@@ -137,6 +162,9 @@ def test_blocks_come_back_as_they_travelled() -> None:
     head, (block,) = read_blocks_frame(memoryview(BLOCKS))
     assert head == BlocksHead(0x01020304, 1, make_lsn(3, 4), make_lsn(1, 2))
     assert bytes(block.wire) + bytes(block.body) == BLOCK
+    bodiless = memoryview(BLOCKS[: -len(b"body")])
+    (only,) = read_heads_frame(bodiless)[1]
+    assert (only.header, bytes(only.wire), bytes(only.body)) == (block.header, block.wire, b"")
     empty = BlocksHead(3, 0, LSN_MAX + 1, LSN_MAX)
     assert read_blocks_frame(memoryview(blocks_head(empty))) == (empty, [])
 
@@ -148,6 +176,9 @@ DECODERS = [
     (read_window, GOLDEN_WINDOW),
     (read_stop, GOLDEN_STOP),
     (read_blocks_frame, BLOCKS),
+    (read_read, GOLDEN_PICKED),
+    (read_heads_frame, BLOCKS[: -len(b"body")]),
+    (read_gaps, GOLDEN_GAPS),
 ]
 
 
@@ -161,7 +192,9 @@ def test_another_length_is_refused(decode, data) -> None:
 @pytest.mark.parametrize(
     ("decode", "data", "offset", "layout", "value"),
     [
-        (read_read, GOLDEN_READ, 4, "<I", 4),  # flags
+        (read_read, GOLDEN_READ, 4, "<I", 16),  # flags
+        (read_read, GOLDEN_READ, 4, "<I", 5),  # a digest without bodies
+        (read_read, GOLDEN_READ, 4, "<I", 9),  # a digest of some keys
         (read_read, GOLDEN_READ, 52, "<B", 1),  # one copy's fields, where all are asked for
         (read_read, GOLDEN_READ, 56, "<Q", 1),
         (read_read, GOLDEN_ONE, 4, "<I", 0),
@@ -182,6 +215,13 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_window, GOLDEN_WINDOW, 4, "<I", 1),  # reserved
         (read_window, GOLDEN_WINDOW, 8, "<Q", LSN_MAX + 1),
         (read_stop, GOLDEN_STOP, 4, "<I", 1),  # reserved
+        (read_gaps, GOLDEN_GAPS, 4, "<I", 0),  # gaps
+        (read_gaps, GOLDEN_GAPS, 4, "<I", 3),
+        (read_gaps, GOLDEN_GAPS, 8, "<Q", make_lsn(1, 4)),  # begins behind its end
+        (read_gaps, GOLDEN_GAPS, 16, "<Q", LSN_MAX + 1),
+        (read_gaps, GOLDEN_GAPS, 24, "<I", 0),  # reason
+        (read_gaps, GOLDEN_GAPS, 24, "<I", 3),
+        (read_gaps, GOLDEN_GAPS, 28, "<I", 1),  # reserved
         (read_blocks_frame, BLOCKS, 4, "<I", 0),  # blocks
         (read_blocks_frame, BLOCKS, 4, "<I", 2),
         (read_blocks_frame, BLOCKS, 4, "<I", 2**32 - 1),

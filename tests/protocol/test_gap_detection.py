@@ -179,7 +179,7 @@ def test_who_must_have_spoken_before_a_loss(statuses, passed, grace_over, said) 
     assert reader.wants_grace == (said == "wait" and len(passed) == 3)
 
 
-@pytest.mark.parametrize("event", ["gone", "reconnected", "bad", "damaged"])
+@pytest.mark.parametrize("event", ["gone", "reconnected", "bad"])
 def test_a_node_that_may_still_hold_it_forbids_a_loss(event: str) -> None:
     reader = buffer()
     for node in NODES:
@@ -188,13 +188,65 @@ def test_a_node_that_may_still_hold_it_forbids_a_loss(event: str) -> None:
         reader.on_gone(2)
     elif event == "reconnected":
         reader.on_connected(2)
-    elif event == "bad":
+    else:
         reader.on_bad_copy(2, make_lsn(1, 1), make_lsn(1, 1))
         reader.on_marker(2, make_lsn(1, 20))
-    else:
-        reader.on_damaged(2)
-        reader.on_marker(2, make_lsn(1, 20))
     assert drain(reader, by(THREE, 1), grace_over=True) == []
+
+
+UR = {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("copies", "passed", "grace_over", "said"),
+    [
+        (3, (1, 2, 3, 4, 5), False, "data_loss"),  # three that are intact meet every copyset
+        (3, (1, 4, 5), False, "wait"),  # they do; but 2 and 3 may have it
+        (3, (1, 4, 5), True, "data_loss"),
+        (2, (1, 2, 3, 4, 5), False, "wait"),  # all have spoken, two of them of what is left
+        (2, (1, 2, 3, 4, 5), True, "data_loss"),
+        (2, (1, 2, 3, 4), True, "wait"),  # 5 is intact and was not heard
+        (2, (1, 4, 5), True, "wait"),  # 2 and 3 send what they have, and have not come so far
+        (2, (1, 2, 4, 5), True, "wait"),
+    ],
+)
+def test_nodes_that_know_that_they_lost_records(copies, passed, grace_over, said) -> None:
+    """Five nodes; 2 and 3 are damaged. They make no f-majority, and when all others have
+    spoken and so have they, nobody is left who could have it."""
+    reader = buffer()
+    for node in UR:
+        reader.on_damaged(node)
+    for node in passed:
+        reader.on_marker(node, make_lsn(1, 9))
+    taken = reader.take(by(FIVE, copies), grace_over=grace_over)
+    assert words(taken).split()[0] == said
+
+
+def test_a_node_that_is_whole_again_counts_again() -> None:
+    reader = buffer()
+    reader.on_damaged(2)
+    reader.on_connected(2)
+    for node in NODES:
+        reader.on_marker(node, make_lsn(1, 9))
+    assert drain(reader, by(THREE, 1)) == ["data_loss e1n1..e1n8"]
+
+
+def test_what_is_left_out_is_one_gap_as_far_as_it_goes() -> None:
+    reader = buffer()
+    for first, last in ((1, 2), (3, 6), (5, 8), (3, 6), (12, 13)):
+        reader.on_left_out(make_lsn(1, first), make_lsn(1, last))
+    reader.on_block(block(1, 9, 11))
+    reader.on_left_out(make_lsn(1, 2), make_lsn(1, 4))
+    assert drain(reader) == ["filtered e1n1..e1n8", "e1n9..e1n11", "filtered e1n12..e1n13"]
+    reader.on_left_out(make_lsn(1, 1), make_lsn(1, 13))
+    assert drain(reader) == []
+
+
+def test_what_is_left_out_is_cut_where_the_reader_begins_and_ends() -> None:
+    reader = buffer(make_lsn(1, 4), make_lsn(1, 6))
+    reader.on_left_out(make_lsn(1, 1), make_lsn(1, 9))
+    assert drain(reader) == ["filtered e1n4..e1n6"]
+    assert reader.is_done
 
 
 def test_a_damaged_copy_says_nothing_of_the_records_around_it() -> None:

@@ -60,6 +60,7 @@ def packed(
     seal: int = 0,
     lng: int = 0,
     time_us: int = 0,
+    key_bits: int = 0,
 ) -> bytes:
     """A block as it travels; `seal` marks it as written by that epoch's recovery."""
     if kind is BlockKind.BRIDGE:
@@ -68,7 +69,7 @@ def packed(
     header = BlockHeader(
         log=log, first=first, count=count, append_time_us=time_us, kind=kind,
         stored_bytes=len(body), raw_bytes=len(body),
-        stored_crc=crc32c(body), raw_crc=crc32c(body),
+        stored_crc=crc32c(body), raw_crc=crc32c(body), key_bits=key_bits,
     )  # fmt: skip
     flags = EnvelopeFlag.BY_RECOVERY if seal else 0
     envelope = Envelope((1, 2, 3), wave, seal, lng, flags)

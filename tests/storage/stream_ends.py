@@ -9,8 +9,16 @@ from cordwood.block import Buffer
 from cordwood.errors import CordwoodError
 from cordwood.layout.frame import Frame, FrameParser, Kind, frame
 from cordwood.layout.hello import Hello, pack_hello
-from cordwood.layout.reading import BlocksHead, ReadStatus, read_blocks_frame, read_reading
+from cordwood.layout.reading import (
+    BlocksHead,
+    ReadStatus,
+    read_blocks_frame,
+    read_gaps,
+    read_heads_frame,
+    read_reading,
+)
 from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import ESN_MAX
 from cordwood.wire.connection import Connection
 
 CLUSTER = bytes(16)
@@ -88,6 +96,24 @@ class ReaderEnd:
         return [
             read_blocks_frame(each.payload) for each in self.frames() if each.kind == Kind.BLOCKS
         ]
+
+    def told(self) -> list[str]:
+        """All frames written since the last call, in words, in their order."""
+        said: list[str] = []
+        for each in self.frames():
+            if each.kind == Kind.GAPS:
+                said += [
+                    f"{gap.reason.name.lower()} {gap.first & ESN_MAX}-{gap.last & ESN_MAX}"
+                    for gap in read_gaps(each.payload)[1]
+                ]
+            elif each.kind in (Kind.BLOCKS, Kind.HEADS):
+                read = read_blocks_frame if each.kind == Kind.BLOCKS else read_heads_frame
+                head, blocks = read(each.payload)
+                firsts = " ".join(str(block.header.first & ESN_MAX) for block in blocks)
+                said.append(f"{Kind(each.kind).name.lower()} [{firsts}] to {head.next & ESN_MAX}")
+            else:
+                said.append(Kind(each.kind).name.lower())
+        return said
 
     def firsts(self) -> list[int]:
         """The first LSNs of all blocks written since the last call."""

@@ -1,0 +1,43 @@
+"""Which keys a block may hold, in 32 bits that its header carries.
+
+Bodies are opened by clients only, so that a storage node can leave out blocks for a reader
+who wants some keys only if their headers say enough. They carry a small Bloom filter: bit
+31 says that it is one, and each key sets one of bits 0 to 30. A filter may say that a key is
+there which is not, so the reader filters records once more; it never denies one that is.
+
+With one key wanted, a block of one key is sent in vain once in 31 times, a block of eight in a
+quarter of all cases, one of a hundred nearly always: it pays where blocks have few keys.
+
+Source: LogDevice digest 1 (FILTERABLE keys), 2.10 (FILTERED_OUT); Bloom, CACM 13 (1970).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from crc32c import crc32c
+
+KNOWN = 1 << 31
+"""The bits say which keys there are. Without it (0) nothing is known."""
+
+_KEY_BITS = 31
+
+
+def key_bits(keys: Iterable[bytes | bytearray | memoryview | None] | None) -> int:
+    """The bits of a block with these keys; None is a record without one."""
+    bits = KNOWN
+    if keys is not None:
+        for key in {None if key is None else bytes(key) for key in keys}:
+            if key is not None:
+                bits |= 1 << crc32c(key) % _KEY_BITS
+    return bits
+
+
+def may_hold(bits: int, wanted: int) -> bool:
+    """Whether a block may hold one of the keys that are wanted.
+
+    Args:
+        bits: what the block's header says.
+        wanted: `key_bits` of the keys that are wanted.
+    """
+    return not bits & KNOWN or bool(bits & wanted & (KNOWN - 1))

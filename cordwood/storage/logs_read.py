@@ -1,0 +1,226 @@
+"""One read of LogsDB: index entries first, the copies that count, then the bodies wanted.
+
+What fails its checksum is told as a range of which nothing is known, and reading goes on
+behind it: a node with one bad block has all the others.
+
+Source: design.md §5; LogDevice digest 2.10 (CHECKSUM_FAIL), 2.13.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cordwood.errors import Corrupt
+from cordwood.layout import logs_db
+from cordwood.layout.block_header import peek_stored_bytes
+from cordwood.layout.logs_db import DirectoryEntry, IndexKey
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import LSN_MAX
+from cordwood.storage.partition import Part, Partition, Run, Wanted
+from cordwood.storage.tables import Tables
+
+logger = logging.getLogger(__name__)
+
+SCAN_ROWS_MAX = 4096
+"""Index entries looked at in one call: half a megabyte."""
+
+SCAN_ROWS_MIN = 16
+"""At least so many: the copies of one block and a few more."""
+
+BODIES_BYTES = 4 << 20
+"""Bytes of bodies read in one call: more than a reader is sent at once."""
+
+Counts = Callable[[int, int], bool]
+"""Whether a copy counts, from its last LSN and its seal epoch."""
+
+Directory = Sequence[tuple[Partition, DirectoryEntry]]
+"""Where a log's blocks are: partitions by first LSN, with the log's part of each."""
+
+Found = tuple[IndexKey, bytes, Partition]
+"""An index entry, and where it stands."""
+
+
+class Wish(NamedTuple):
+    """What is to be read; see `LogsStore.read`."""
+
+    log: int
+    start: int
+    bound: int
+    counts: Counts
+    wanted: Wanted | None
+    bytes_max: int
+    blocks_max: int
+
+
+async def scan_all(
+    tables: Tables, table: str, start: bytes, stop: bytes, *, bytes_max: int
+) -> list[tuple[bytes, bytes]]:
+    """All rows of a range, about `bytes_max` a call."""
+    found: list[tuple[bytes, bytes]] = []
+    while True:
+        rows, is_end = await tables.scan(
+            table, start, stop, rows_max=SCAN_ROWS_MAX, bytes_max=bytes_max
+        )
+        found += rows
+        if is_end:
+            return found
+        start = rows[-1][0] + b"\0"
+
+
+async def read_blocks(tables: Tables, directory: Directory, wish: Wish) -> Run:
+    """Read what is wished for; see `LogsStore.read`.
+
+    Raises:
+        TablesFailed: the store below does not answer.
+    """
+    found, limit, damaged = await _find(tables, directory, wish)
+    blocks: list[StoredBlock] = []
+    chosen: list[tuple[StoredBlock, Partition]] = []
+    size = seen = last = 0
+    for key, wire, partition in _winners(found, wish.counts):
+        if key.first > wish.bound:
+            break
+        # What overlaps what is sent belongs to it, or the reader would take it for absent.
+        if seen and (size >= wish.bytes_max or seen >= wish.blocks_max) and key.first > last:
+            limit = min(limit, last)
+            break
+        seen, last = seen + 1, max(last, key.last)
+        try:
+            block = logs_db.read_head(wire)
+        except Corrupt as error:
+            logger.error("log %d: the index at lsn %d: %s", wish.log, key.first, error)
+            damaged.append((key.first, key.last))
+            continue
+        part = Part.WHOLE if wish.wanted is None else wish.wanted(block)
+        if part:
+            blocks.append(block)
+            size += len(wire)
+        if part is Part.WHOLE and block.header.stored_bytes:
+            chosen.append((block, partition))
+            size += block.header.stored_bytes
+    passed = seen - len(blocks)
+    failed = await _read_bodies(tables, wish.log, chosen, is_sparse=seen > 2 * len(chosen))
+    if failed:
+        damaged += [(block.header.first, block.header.last) for block in failed]
+        blocks = [block for block in blocks if not any(block is each for each in failed)]
+    # The last block may end past the bound; all of it is here then.
+    next_lsn = limit + 1 if limit < wish.bound else max(wish.bound, last) + 1
+    return Run(blocks, next_lsn, passed, [each for each in damaged if each[0] < next_lsn])
+
+
+async def _find(
+    tables: Tables, directory: Directory, wish: Wish
+) -> tuple[list[Found], int, list[tuple[int, int]]]:
+    """Index entries from `start` on, ascending; the LSN up to which that is all; and the
+    ranges of which that is not known."""
+    found: list[Found] = []
+    damaged: list[tuple[int, int]] = []
+    limit = LSN_MAX
+    size = 0
+    for partition, entry in directory:
+        if entry.last < wish.start:
+            continue
+        if entry.first > min(wish.bound, limit):
+            break
+        rows_max = _rows_wanted(entry, wish.bytes_max, wish.blocks_max)
+        try:
+            rows, reached = await _index_rows(tables, partition, wish.log, wish.start, rows_max)
+        except Corrupt as error:
+            # Where in this part of the log the bad bytes lie is not said.
+            logger.error("log %d in partition %d: %s", wish.log, partition.number, error)
+            damaged.append((max(wish.start, entry.first), min(wish.bound, entry.last)))
+            continue
+        limit = min(limit, reached)
+        found += [(key, wire, partition) for key, wire in rows]
+        size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)
+        if size >= wish.bytes_max or len(found) >= wish.blocks_max:
+            # Enough; of those that follow, only what overlaps this is still wanted.
+            limit = min(limit, max(key.last for key, _, _ in found))
+    found.sort(key=lambda each: each[0])
+    return [each for each in found if each[0].last <= limit], limit, damaged
+
+
+async def _index_rows(
+    tables: Tables, partition: Partition, log: int, start: int, rows_max: int
+) -> tuple[list[tuple[IndexKey, bytes]], int]:
+    """Some index entries of a partition, and the LSN up to which these are all."""
+    while True:
+        rows, is_end = await tables.scan(
+            partition.table,
+            logs_db.index_start(log, start),
+            logs_db.index_stop(log),
+            rows_max=rows_max,
+            bytes_max=1 << 30,
+        )
+        keyed = [(logs_db.read_index_key(key), wire) for key, wire in rows]
+        if is_end:
+            return keyed, LSN_MAX
+        # More copies of what stands last may follow, and among them the one that counts.
+        # What stands last says nothing of the LSNs below it until it is sent itself.
+        tail = keyed[-1][0]
+        whole = [each for each in keyed if each[0].last < tail.last]
+        if whole and tail.first > whole[-1][0].last:
+            return whole, whole[-1][0].last
+        rows_max *= 2
+
+
+async def _read_bodies(
+    tables: Tables, log: int, chosen: Sequence[tuple[StoredBlock, Partition]], *, is_sparse: bool
+) -> list[StoredBlock]:
+    """Read the bodies of blocks; gives those whose body cannot be read."""
+    failed: list[StoredBlock] = []
+    for partition in {each.number: each for _, each in chosen}.values():
+        here = [block for block, place in chosen if place is partition]
+        keys = [logs_db.body_key(log, b.header.last, b.header.first) for b in here]
+        bodies = await _bodies(tables, partition.table, keys, is_sparse=is_sparse)
+        for key, block in zip(keys, here, strict=True):
+            block.body = bodies.get(key) or b""
+            if len(block.body) != block.header.stored_bytes:
+                logger.error(
+                    "log %d: the body of the block at lsn %d has %d bytes in LogsDB, not %d",
+                    log, block.header.first, len(block.body), block.header.stored_bytes,
+                )  # fmt: skip
+                failed.append(block)
+    return failed
+
+
+async def _bodies(
+    tables: Tables, table: str, keys: Sequence[bytes], *, is_sparse: bool
+) -> dict[bytes, bytes | None]:
+    """Bodies by key; None, or nothing, where one cannot be read."""
+    try:
+        if is_sparse:
+            return dict(zip(keys, await tables.get(table, keys), strict=True))
+        rows = await scan_all(tables, table, keys[0], keys[-1] + b"\0", bytes_max=BODIES_BYTES)
+        return dict(rows)
+    except Corrupt as error:
+        logger.error("bodies of table %s: %s", table, error)
+    bodies: dict[bytes, bytes | None] = {}
+    for key in keys:
+        try:
+            (bodies[key],) = await tables.get(table, [key])
+        except Corrupt:
+            bodies[key] = None
+    return bodies
+
+
+def _rows_wanted(entry: DirectoryEntry, bytes_max: int, blocks_max: int) -> int:
+    """How many index entries so many bytes have, about, as this log's blocks are."""
+    mean = max(1, entry.bytes // entry.blocks)
+    return max(SCAN_ROWS_MIN, min(SCAN_ROWS_MAX, blocks_max + 1, bytes_max // mean + 2))
+
+
+def _winners(found: Sequence[Found], counts: Counts) -> list[Found]:
+    """Of the copies of each place the one that counts; `found` is ascending."""
+    winners: list[Found] = []
+    for each in found:
+        key = each[0]
+        if not counts(key.last, key.seal_epoch):
+            continue
+        if winners and winners[-1][0].place == key.place:
+            winners[-1] = each
+        else:
+            winners.append(each)
+    return winners
