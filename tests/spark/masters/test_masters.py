@@ -1,0 +1,78 @@
+"""The same script on every master that is tested: `local`, a standalone cluster, Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from spark_servers import ROOT, connect_server, environment, standalone
+
+from cordwood.block import Record
+from cordwood.client.blocking import BlockingStore
+
+pytestmark = [pytest.mark.spark, pytest.mark.real, pytest.mark.slow]
+
+RECORDS = 250
+RUN_TIMEOUT_S = 400
+
+
+@pytest.fixture
+def logs(store) -> tuple[str, str]:
+    """A log with records, and the name of one that they are copied to."""
+    name = f"/m-{uuid.uuid4().hex[:8]}"
+    store.append_many(name, numbers())
+    return name, f"{name}-copy"
+
+
+def numbers() -> list[bytes]:
+    return [b"%d" % number for number in range(RECORDS)]
+
+
+def run(cluster, logs, scratch: Path, master: str, python: str = sys.executable, **more) -> dict:
+    """Run the script; what it printed."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    order = {
+        "master": master, "servers": cluster.url, "log": logs[0], "copy": logs[1],
+        "scratch": str(scratch), "sink": {"deliveryMode": "atLeastOnce"}, **more,
+    }  # fmt: skip
+    script = Path(__file__).with_name("any_master.py")
+    done = subprocess.run(
+        [python, str(script), json.dumps(order)],
+        cwd=ROOT, env=environment(python), capture_output=True, text=True, timeout=RUN_TIMEOUT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-4000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(store: BlockingStore, logs, told: dict) -> None:
+    """All was read in order, cut into tasks, and copied twice: by a stream and by a batch."""
+    assert [value.encode() for value in told["values"]] == numbers()
+    assert told["partitions"] == 4
+    assert told["batches"] == 3
+    with store.read(logs[1]) as reader:
+        copied = Counter(item.value for item in reader if isinstance(item, Record))
+    assert copied == dict.fromkeys(numbers(), 2)
+
+
+def test_local(cluster, store, logs, tmp_path):
+    check(store, logs, run(cluster, logs, tmp_path, "local[2]"))
+
+
+def test_a_standalone_cluster_with_two_workers(cluster, store, logs, tmp_path):
+    with standalone(tmp_path / "spark") as master:
+        told = run(cluster, logs, tmp_path / "scratch", master)
+    check(store, logs, told)
+    executors = list((tmp_path / "spark").glob("worker*/*/app-*/*/stderr"))
+    assert len({each.parts[-5] for each in executors}) == 2, "one of the workers did nothing"
+
+
+def test_spark_connect(cluster, store, logs, tmp_path, connect_python):
+    with connect_server(tmp_path / "spark", python=connect_python) as master:
+        told = run(cluster, logs, tmp_path / "scratch", master, connect_python)
+    check(store, logs, told)
