@@ -134,7 +134,7 @@ class TestTheTree:
             "requirements-jre.lock",
             "requirements-connect.lock",
             "requirements-spark42.lock",
-        ],  # fmt: skip
+        ],
     )
     def test_the_locks_pin_by_hash_and_name_no_index(self, name):
         text = (ROOT / name).read_text()
