@@ -21,7 +21,10 @@ from cordwood.layout.frame import Kind, frame
 from cordwood.layout.hello import ANY_CLUSTER, Hello, pack_hello
 from cordwood.sim.host import Simulation
 
-KINDS = tuple(kind for kind in Kind if kind not in (Kind.HELLO, Kind.WELCOME, Kind.REFUSAL))
+_GREETINGS = (Kind.HELLO, Kind.WELCOME, Kind.REFUSAL)
+_LATER = (Kind.HEADS, Kind.GAPS)
+"""Kinds that came after the first corpus stand last, so that its numbers mean what they meant."""
+KINDS = (*(kind for kind in Kind if kind not in (*_GREETINGS, *_LATER)), *_LATER)
 
 RUNS_A_NODE = 500
 """A node then starts anew: what runs left behind is forgotten, and a find is soon reached again."""
