@@ -58,7 +58,8 @@ from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
-from cordwood.protocol.node_health import NodeHealth
+from cordwood.protocol.node_states import NodeStates
+from cordwood.protocol.store_times import StoreTimes
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.purge import purge_log
 from cordwood.recovery.recover_log import RecoveryTools
@@ -144,7 +145,7 @@ class Node:
         self._log_watch: LogWatch
         self._peers: Peers
         self._channel: StoreChannel
-        self._health: NodeHealth
+        self._states: NodeStates
         self._gossip: Gossip
         self._digests: DigestReads
         self._server: Server
@@ -234,7 +235,7 @@ class Node:
         self._peers = Peers(self.host, self._hello, self._tasks, self)
         self._channel = StoreChannel(self._peers)
         self._digests = DigestReads(self._peers)
-        self._health = NodeHealth()
+        self._states = NodeStates()
         self._gossip = Gossip(
             self.settings.node,
             self._incarnation,
@@ -248,7 +249,8 @@ class Node:
         tools = AppenderTools(
             self._peers,
             self._channel,
-            self._health,
+            self._states,
+            StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s),
             settings,
             asyncio.get_running_loop().time,
             self.host.random,
@@ -279,11 +281,11 @@ class Node:
             self._gossip,
             self._tasks,
         )
-        self._channel.on_room = self._sequencer.on_settled
+        self._channel.on_room = self._sequencer.on_room
         self._log_watch = LogWatch(self._metadata, self._logs, activation, self._sequencer)
 
     def _on_gossip_tick(self) -> None:
-        self._health.set_silent(self._gossip.silent)
+        self._states.set_silent(self._gossip.silent)
         self._sequencer.on_isolated(self._gossip.is_isolated)
 
     async def leave(self) -> None:

@@ -30,7 +30,8 @@ APPENDED, sequencer to client: pairs of `u64 token, u64 first lsn`.
 
 STORE, to a storage node: `u32 blocks, u32 reserved 0, u64 seal epoch` (0 from a
 sequencer, the recovering epoch from recovery), then per block its header, its
-envelope and its body. The frame's request number counts up by one on each
+envelope and its body; a sequencer's may have none, which asks how long a store takes. The
+frame's request number counts up by one on each
 connection, and the node keeps the payload as one WAL record.
 
 STORED, back: `u64 wave` (all STORE frames up to this number are settled: what
@@ -101,6 +102,8 @@ class Refusal(enum.IntEnum):
     """The WAL failed for good."""
     CORRUPT = 4
     """The blocks arrived damaged."""
+    NO_SPACE = 5
+    """The WAL is full, and the disk has no space to flush it to."""
 
 
 @dataclass(slots=True)
@@ -327,7 +330,7 @@ def read_store(payload: memoryview) -> tuple[int, list[StoredBlock]]:
     if len(payload) < STORE_HEAD_BYTES:
         raise Malformed("a STORE frame is too short for its count")
     count, reserved, seal_epoch = _STORE_HEAD.unpack_from(payload)
-    if reserved or count == 0 or seal_epoch > EPOCH_MAX:
+    if reserved or (seal_epoch and not count) or seal_epoch > EPOCH_MAX:
         raise Malformed("a STORE frame has a field out of its range")
     return seal_epoch, read_blocks(payload, STORE_HEAD_BYTES, count)
 

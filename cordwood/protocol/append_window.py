@@ -32,20 +32,15 @@ class Run(Generic[Cargo]):
         cargo: what the shell keeps with it (bytes, whom to acknowledge).
         wave: 0 before the first try, then 1, 2, ….
         waiting: members of the copyset that have not confirmed this wave.
+        sent_at: when this wave's wait began; long ago where it need not be waited for.
+        waves_at: when each wave was sent.
         ends_group: whether the LNG may stand behind it: False inside an atomic group.
     """
 
     __slots__ = (
-        "cargo",
-        "copyset",
-        "ends_group",
-        "first",
-        "last",
-        "sent_at",
-        "stored",
-        "waiting",
-        "wave",
-    )
+        "cargo", "copyset", "ends_group", "first", "last", "sent_at", "stored", "waiting", "wave",
+        "waves_at",
+    )  # fmt: skip
 
     def __init__(self, first: int, last: int, cargo: Cargo, ends_group: bool = True) -> None:
         self.first = first
@@ -57,6 +52,7 @@ class Run(Generic[Cargo]):
         self.waiting: set[int] = set()
         self.stored = False
         self.sent_at = 0.0
+        self.waves_at: list[float] = []
 
     def send_to(self, copyset: tuple[int, ...], now: float) -> None:
         """Start a new wave on `copyset`."""
@@ -65,6 +61,7 @@ class Run(Generic[Cargo]):
         self.copyset = copyset
         self.waiting = set(copyset)
         self.sent_at = now
+        self.waves_at.append(now)
 
     def on_stored(self, node: int, wave: int) -> bool:
         """A node confirmed a wave; True if that made the run fully stored."""

@@ -18,15 +18,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from crc32c import crc32c
+
 from cordwood.block import BlockKind, Buffer, Envelope
 from cordwood.errors import CordwoodError, NoSequencer, OutcomeUnknown, Overloaded, TooFewNodes
-from cordwood.layout.block_header import pack_envelope, pack_header_fields
+from cordwood.layout.block_header import pack_envelope, pack_header_fields, unpack_header
 from cordwood.layout.frame import checksum
 from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, store_head
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow, Run
-from cordwood.protocol.node_health import NodeHealth
+from cordwood.protocol.node_states import NodeStates
+from cordwood.protocol.store_times import StoreTimes
 from cordwood.quorum.copyset import can_replicate, choose_copyset
 from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.cargo import Cargo, Waiting, cut_group, header_flags, room_needed
@@ -40,7 +43,11 @@ logger = logging.getLogger(__name__)
 
 STICKY_BYTES = 32 << 20
 """A copyset is kept for this many bytes, as LogDevice does, so that the nodes of one
-log's recent records stay few; a wave that fails changes it at once."""
+log's recent records stay few; a wave that fails changes it at once, and so does a member
+that nothing more should be sent to."""
+
+STICKY_S = 600.0
+"""And for so long, likewise: a log with little traffic is not on the same nodes for ever."""
 
 UNRELEASED_BYTES_MAX = 64 << 20
 """Bodies taken while lower epochs are not recovered, which takes a fraction of a second as a
@@ -129,6 +136,7 @@ class LogAppender:
         self._paced_bytes = 0
         self._copyset: tuple[NodeId, ...] | None = None
         self._sticky_bytes = 0
+        self._sticky_until = 0.0
         self._exhausted = False
         self._over = False
         self.is_recovered = False
@@ -353,9 +361,11 @@ class LogAppender:
         self, run: Run[Cargo], wave: int, node: NodeId, refusals: Sequence[StoreRefusal] | None
     ) -> None:
         self._role.on_settled()
+        now = self._tools.now()
+        if refusals is not None and not refusals:
+            self._tools.times.on_answer(node, now - run.waves_at[wave - 1])
         if self._over or run.stored or wave != run.wave:
             return
-        now = self._tools.now()
         if refusals is None:
             self._retry(run, now)
             return
@@ -372,16 +382,32 @@ class LogAppender:
         if refusal.reason == Refusal.SEALED:
             self._role.on_fenced(self.log, refusal.epoch)
             return
+        states = self._tools.states
         if refusal.reason == Refusal.FAILED:
-            self._tools.health.on_failed(node)
+            states.on_failed(node)
+        elif refusal.reason == Refusal.CORRUPT:
+            if not _is_whole(run.cargo.blocks):
+                self._give_up_damaged(run)
+                return
+            states.on_slow(node, now)
+        elif refusal.reason == Refusal.NO_SPACE:
+            states.on_no_space(node, now)
         else:
-            self._tools.health.on_full(node, now)
+            states.on_full(node, now)
         if run.wave < QUICK_WAVES:
             self._retry(run, now)
         else:
             run.sent_at = now
             self._short_of_room = run
             self._refuse_pending(self._full())
+
+    def _give_up_damaged(self, run: Run[Cargo]) -> None:
+        """This node's own memory lost bytes of a numbered run: no copy of it can be made.
+
+        The epoch ends, and recovery finds what there is. LogDevice ends the process.
+        """
+        logger.error("log %d: the run from %d was damaged in memory", self.log, run.first)
+        self._role.on_fenced(self.log, 0)
 
     def _retire(self) -> None:
         retired = self._window.retire()
@@ -412,15 +438,13 @@ class LogAppender:
 
     def tick(self, now: float) -> None:
         """Retry the runs whose wave took too long."""
-        settings = self._tools.settings
         for run in list(self._window):
-            doubled = settings.store_timeout_s * 2 ** min(run.wave, QUICK_WAVES * 2)
-            patience = min(settings.store_timeout_max_s, doubled / 2)
-            if run.stored or now - run.sent_at < patience:
+            copyset = list(map(NodeId, run.copyset))
+            if run.stored or now - run.sent_at < self._tools.times.wave_s(copyset, run.wave):
                 continue
             if run.sent_at > 0:
-                for node in sorted(run.waiting):
-                    self._tools.health.on_slow(NodeId(node), now)
+                waiting = list(map(NodeId, run.waiting))
+                self._tools.states.on_timed_out(waiting, copyset, now)
             self._retry(run, now)
 
     def _retry(self, run: Run[Cargo], now: float) -> None:
@@ -446,17 +470,19 @@ class LogAppender:
         room = self._tools.channel.room
         roomy = frozenset(node for node in self.nodeset.nodes if room(node) >= size)
         kept = self._copyset
-        if kept and self.attributes.sticky_copysets and self._sticky_bytes < STICKY_BYTES:
-            good = self._tools.health.pick_from(roomy, now)
+        is_sticky = self._sticky_bytes < STICKY_BYTES and now < self._sticky_until
+        if kept and self.attributes.sticky_copysets and is_sticky:
+            good = self._tools.states.pick_from(roomy, now)
             if all(node in good for node in kept):
                 return kept
         self._sticky_bytes = 0
+        self._sticky_until = now + STICKY_S
         self._copyset = self._choose(now, roomy)
         return self._copyset
 
     def _choose(self, now: float, nodes: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
         """A copyset among `nodes`: among those nothing speaks against, if they can hold one."""
-        for available in (self._tools.health.pick_from(nodes, now), nodes):
+        for available in (self._tools.states.pick_from(nodes, now), nodes):
             copyset = choose_copyset(self.nodeset, self.replication, available, self._tools.random)
             if copyset is not None:
                 return copyset
@@ -517,6 +543,11 @@ class LogAppender:
             self._role.unknown(connection, token, OutcomeUnknown(f"{why}: read the log to know"))
 
 
+def _is_whole(blocks: Sequence[tuple[bytes, Buffer]]) -> bool:
+    """Whether every body still is what its header says."""
+    return all(crc32c(body) == unpack_header(header).stored_crc for header, body in blocks)
+
+
 class AppenderTools:
     """What all appenders of one node share."""
 
@@ -524,14 +555,16 @@ class AppenderTools:
         self,
         peers: Peers,
         channel: StoreChannel,
-        health: NodeHealth,
+        states: NodeStates,
+        times: StoreTimes,
         settings: SequencerSettings,
         now: Clock,
         random: Chance,
     ) -> None:
         self.peers = peers
         self.channel = channel
-        self.health = health
+        self.states = states
+        self.times = times
         self.settings = settings
         self.now = now
         self.random = random

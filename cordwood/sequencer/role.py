@@ -38,6 +38,7 @@ from cordwood.sequencer.answers import Answers
 from cordwood.sequencer.appender import AppenderTools, LogAppender
 from cordwood.sequencer.cargo import Waiting
 from cordwood.sequencer.mandate import Mandate, View
+from cordwood.sequencer.probes import Probes
 from cordwood.sequencer.reigns import Reigns, Slot
 from cordwood.sequencer.releases import Releases
 from cordwood.settings import SequencerSettings
@@ -87,6 +88,7 @@ class SequencerRole:
         self._held: dict[int, None] = {}
         self._answers = Answers()
         self._releases = Releases(tools.peers)
+        self._probes = Probes(tools.peers, tools.channel, tools.states, tools.now)
         self._reigns = Reigns(activation, self, self._releases, tools.now, tasks)
         self._slots = self._reigns.slots
         self._turn_due = False
@@ -335,6 +337,11 @@ class SequencerRole:
         """See `appender.Role`."""
         self._held[log] = None
 
+    def on_room(self, node: NodeId) -> None:
+        """`node` tells of room by itself."""
+        self._tools.states.on_room(node)
+        self.on_settled()
+
     def on_settled(self) -> None:
         """See `appender.Role`."""
         if self._held:
@@ -367,7 +374,8 @@ class SequencerRole:
 
     def on_peer_up(self, node: NodeId) -> None:
         """A node connected: it may have missed releases, and runs may wait for it."""
-        self._tools.health.on_up(node)
+        self._tools.states.on_up(node)
+        self._tools.times.forget(node)
         self._releases.on_peer_up(node)
 
     @property
@@ -388,6 +396,7 @@ class SequencerRole:
                 for slot in list(self._slots.values()):
                     if slot.appender is not None and slot.appender.in_flight:
                         slot.appender.tick(now)
+            self._probes.tick(now)
             self._releases.tick(TICK_S)
 
     async def close(self) -> None:

@@ -46,7 +46,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("sequencer.releases", "RELEASE_REPEAT_S", (0.2, 3.0)),
         Knob("sequencer.role", "ACTIVATING_BYTES_MAX", (2000, 50_000)),
         Knob("sequencer.activation", "TRIES_MAX", (1, 5)),
-        Knob("protocol.node_health", "SLOW_S", (0.2, 6.0)),
+        Knob("protocol.node_states", "SLOW_S", (0.2, 6.0)),
         Knob("storage.read_streams", "BATCH_BYTES", (70_000, 100_000)),
         Knob("storage.read_streams", "BATCH_BLOCKS", (1, 5, 50)),
         Knob("storage.read_streams", "TURN_BATCHES", (1, 2)),

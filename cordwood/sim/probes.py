@@ -52,6 +52,7 @@ PROBES: Mapping[str, str] = MappingProxyType({
     "old-wave-answered": "an answer came to a wave that had been given up",
     "run-overtaken": "a run was stored while one before it was not",
     "node-slow": "a node let a wave time out",
+    "node-probed": "a slow node was tried with a store of nothing",
     "node-failed": "a node said that it cannot store any more",
     "node-full": "a node said that it has no room",
     "too-few-nodes": "an append found too few nodes for a copyset",
@@ -179,9 +180,10 @@ _WATCHES: tuple[Watch, ...] = (
         before=True,
     ),
     Watch("run-overtaken", f"{_APPENDER}._retire", lambda s: any(r.stored for r in s.me._window)),
-    Watch("node-slow", "protocol.node_health:NodeHealth.on_slow"),
-    Watch("node-failed", "protocol.node_health:NodeHealth.on_failed"),
-    Watch("node-full", "protocol.node_health:NodeHealth.on_full"),
+    Watch("node-slow", "protocol.node_states:NodeStates.on_slow"),
+    Watch("node-probed", "protocol.node_states:NodeStates.on_probed"),
+    Watch("node-failed", "protocol.node_states:NodeStates.on_failed"),
+    Watch("node-full", "protocol.node_states:NodeStates.on_full"),
     Watch("too-few-nodes", f"{_APPENDER}._too_few"),
     Watch(
         "sequencer-fenced", f"{_ROLE}.on_fenced", lambda s: s.args[1] in s.me._slots, before=True

@@ -149,9 +149,11 @@ class Flusher:
             except Overloaded as error:
                 if self._is_stopping:
                     raise
+                self._shard.is_out_of_space = True
                 logger.warning("a flush has to wait: %s", error)
                 await asyncio.sleep(RETRY_S)
             else:
+                self._shard.is_out_of_space = False
                 return
 
 

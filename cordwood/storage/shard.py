@@ -72,6 +72,7 @@ class Shard:
         damage: what durable records were lost, "" for none. A damaged node still stores
             and sends, but is never taken to know that something is absent.
         stored_blocks: blocks stored since start.
+        is_out_of_space: whether a flush waits for the disk to have space.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Shard:
         self.failed = ""
         self.damage = ""
         self.stored_blocks = 0
+        self.is_out_of_space = False
         self._wal = wal
         self._cache_bytes = cache_bytes
         # In the WAL and not durable yet, so not in the cache.
@@ -167,6 +169,9 @@ class Shard:
             Malformed, ChecksumMismatch: the payload is damaged; nothing was taken.
         """
         seal_epoch, blocks = read_store(payload)
+        if not blocks:
+            self._store_nothing(wave, payload, settled)
+            return
         taken: list[StoredBlock] = []
         refused: dict[int, StoreRefusal] = {}
         for block in blocks:
@@ -185,6 +190,16 @@ class Shard:
             for block in taken:
                 parts += (block.wire, block.body)
         self._append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
+
+    def _store_nothing(
+        self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
+    ) -> None:
+        """Somebody wants to know how long a store takes here, and must wait as for any other."""
+        if self.failed or len(payload) > self.room_bytes:
+            reason = Refusal.FAILED if self.failed else Refusal.FULL
+            settled((StoreRefusal(wave, 0, reason),))
+        else:
+            self._append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def _is_trimmed(self, block: StoredBlock) -> bool:
         """Whether storing it succeeds and keeps nothing: it could never be read."""
@@ -205,7 +220,8 @@ class Shard:
             # Recovered while this node was away, so it never sealed it.
             return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
         if not seal_epoch and block.envelope.wave == 1 and frame_bytes > self.room_bytes:
-            return StoreRefusal(wave, header.log, Refusal.FULL)
+            reason = Refusal.NO_SPACE if self.is_out_of_space else Refusal.FULL
+            return StoreRefusal(wave, header.log, reason)
         if crc32c(block.body) != header.stored_crc:
             logger.warning(
                 "log %d: the block at %s arrived damaged", header.log, format_lsn(header.first)
@@ -235,7 +251,7 @@ class Shard:
         by_recovery: bool,
     ) -> None:
         def give_up(reason: Refusal) -> None:
-            logs = dict.fromkeys(block.header.log for block in taken)
+            logs = dict.fromkeys(block.header.log for block in taken) or (0,)
             settled((*refused, *(StoreRefusal(wave, log, reason) for log in logs)))
 
         def on_durable(done: asyncio.Future[int]) -> None:

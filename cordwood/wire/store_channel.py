@@ -81,12 +81,12 @@ class StoreChannel:
     """All STORE traffic of one node towards its peers.
 
     Attributes:
-        on_room: called when a node tells of room and settles nothing with it.
+        on_room: called with a node that tells of room and settles nothing with it.
         together_bytes: what `together` puts into one frame.
     """
 
     def __init__(self, peers: Peers) -> None:
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_room: Callable[[NodeId], None] = lambda _: None
         self.together_bytes = TOGETHER_BYTES
         self._held: dict[NodeId, _Held] | None = None
         self._peers = peers
@@ -214,7 +214,7 @@ class StoreChannel:
         for number, _, settled in done:
             settled(node, by_wave.get(number, ()))
         if not done:
-            self.on_room()
+            self.on_room(node)
 
     def _forget(self, numbered: _Numbered, size: int) -> None:
         numbered.unsettled -= size

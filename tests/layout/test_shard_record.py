@@ -33,7 +33,7 @@ def test_marks_come_back() -> None:
 
 def test_a_store_is_checked_as_its_frame_was() -> None:
     with pytest.raises(Malformed, match="field out of its range"):
-        read_shard_record(memoryview(STORE_KIND + store_head(0)))
+        read_shard_record(memoryview(STORE_KIND + store_head(0, seal_epoch=3)))
     with pytest.raises(Malformed, match="too short"):
         read_shard_record(memoryview(STORE_KIND))
 

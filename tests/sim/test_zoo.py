@@ -68,11 +68,11 @@ def test_watches_leave_the_code_as_it_was():
 
 
 def test_a_call_is_counted_where_its_probe_looks_for_it():
-    from cordwood.protocol.node_health import NodeHealth
+    from cordwood.protocol.node_states import NodeStates
 
     counts: Counter[str] = Counter()
     with watched(counts, HistoryRecorder(lambda: 0)):
-        NodeHealth().on_slow(1, 0.0)
+        NodeStates().on_slow(1, 0.0)
     assert counts == {"node-slow": 1}
     assert "node-slow" not in never_hit(counts)
     assert "wave-retried" in never_hit(counts)

@@ -12,6 +12,7 @@ from cordwood.layout.block_header import pack_header, unpack_header
 from cordwood.layout.waves import Refusal
 from cordwood.nodes import Replication
 from cordwood.protocol.producers import Turn
+from cordwood.quorum.copyset import choose_copyset
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _APPENDER = "sequencer.appender:LogAppender"
@@ -94,6 +95,24 @@ def _one_rack(right: Any) -> Any:
     return choose_copyset
 
 
+def _shrinks(right: Any) -> Any:
+    def choose(self: Any, now: float, nodes: Any) -> Any:
+        whole = right(self, now, nodes)
+        if whole is not None or self.replication.copies == 1:
+            return whole
+        fewer = Replication(self.replication.copies - 1)
+        return choose_copyset(self.nodeset, fewer, nodes, self._tools.random)
+
+    return choose
+
+
+def _lost_counts(right: Any) -> Any:
+    def on_settled(self: Any, run: Any, wave: int, node: int, refusals: Any) -> None:
+        right(self, run, wave, node, () if refusals is None else refusals)
+
+    return on_settled
+
+
 def _one_region(right: Any) -> Any:
     def choose_copyset(nodeset: Any, replication: Any, available: Any, chance: Any) -> Any:
         racks_alone = Replication(replication.copies, replication.racks)
@@ -167,6 +186,10 @@ BUGS = (
                changed({"wire.store_channel:read_stored": _refusals_ignored})),
     PlantedBug("one-rack", "copysets do not look at racks",
                changed({"sequencer.appender:choose_copyset": _one_rack})),
+    PlantedBug("shrinks", "where too few nodes are up, copysets have a copy less",
+               changed({f"{_APPENDER}._choose": _shrinks})),
+    PlantedBug("lost-counts", "a store whose answer was lost with its connection counts",
+               changed({f"{_APPENDER}._on_settled": _lost_counts})),
     PlantedBug("one-region", "copysets look at racks and at no wider scope",
                changed({"sequencer.appender:choose_copyset": _one_region})),
     PlantedBug("epoch-kept", "a node that starts to sequence again takes its old epoch",

@@ -1,0 +1,180 @@
+"""Which nodes a sequencer should pick for new copies, from how they answered.
+
+::
+
+    AVAILABLE ──refused: full──────────► OVERLOADED ──1 s, or it tells of room──► AVAILABLE
+    AVAILABLE ──refused: no space──────► NO_SPACE ──30 s, or it tells of room───► AVAILABLE
+    AVAILABLE ──refused: failed────────► DISABLED ──it connects anew────────────► AVAILABLE
+    AVAILABLE ──a wave timed out───────► SLOW ──2 s, doubling to 60 s──► PROBING
+    PROBING   ──a probe was answered in time──► AVAILABLE
+    PROBING   ──it was not────────────────────► SLOW
+    any       ──the failure detector suspects it──► SUSPECTED while that lasts
+    any       ──no connection──► UNROUTABLE; a new one makes it AVAILABLE
+
+Only AVAILABLE nodes are picked. If they cannot hold a copyset, every node that is up counts
+again, since a slow copy is better than none; what a copyset must be is never changed by this.
+
+A slow node is tried with a store of nothing, made durable as any other, and not with an
+append that somebody waits for. LogDevice leaves it out for 600 s; here a node that was
+only paused should get its share back soon, and one that is slow again is left out for longer
+each time. A wave in which *nobody* answered says more of the sequencer than of the nodes, and
+makes none of them slow.
+
+Source: LogDevice digest 2.4 ("NodeSetState").
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable
+
+from cordwood.nodes import NodeId
+
+SLOW_S = 2.0
+"""After a timed-out wave, the first time."""
+
+SLOW_MAX_S = 60.0
+"""Where doubling stops, and for how long a node has to do well to begin with SLOW_S again."""
+
+FULL_S = 1.0
+"""After "overloaded", as LogDevice does."""
+
+NO_SPACE_S = 30.0
+"""After "no space": half of LogDevice's. Space comes back by trims, and the node then tells."""
+
+PROBE_S = 1.0
+"""A probe that is not answered by then was one too many: twice what a wave waits for a node
+that nothing is known of."""
+
+
+class NodeState(enum.Enum):
+    """See the module."""
+
+    AVAILABLE = "available"
+    OVERLOADED = "overloaded"
+    NO_SPACE = "no space"
+    DISABLED = "disabled"
+    SLOW = "slow"
+    PROBING = "probing"
+    SUSPECTED = "suspected"
+    UNROUTABLE = "unroutable"
+
+
+class _Slow:
+    """A node on the graylist, or lately on it.
+
+    Attributes:
+        until: when it may be probed.
+        length_s: of this stay.
+        probed_at: when the probe under way was sent; None for none.
+        left_at: when it came off the list; None while it is on it.
+    """
+
+    __slots__ = ("left_at", "length_s", "probed_at", "until")
+
+    def __init__(self, now: float) -> None:
+        self.length_s = SLOW_S
+        self.until = now + SLOW_S
+        self.probed_at: float | None = None
+        self.left_at: float | None = None
+
+    def again(self, now: float) -> None:
+        """It was slow once more: for twice as long, unless it did well for a long time."""
+        is_new = self.left_at is not None and now - self.left_at > SLOW_MAX_S
+        self.length_s = SLOW_S if is_new else min(SLOW_MAX_S, 2 * self.length_s)
+        self.until = now + self.length_s
+        self.probed_at = self.left_at = None
+
+
+class NodeStates:
+    """See the module. All times are the loop's, in seconds."""
+
+    def __init__(self) -> None:
+        # Refused, and until when: the state and the time.
+        self._refused: dict[NodeId, tuple[NodeState, float]] = {}
+        self._slow: dict[NodeId, _Slow] = {}
+        self._silent: frozenset[NodeId] = frozenset()
+
+    def set_silent(self, nodes: frozenset[NodeId]) -> None:
+        """These are the nodes that the failure detector suspects, or calls dead, now."""
+        self._silent = nodes
+
+    def on_timed_out(self, waiting: Collection[NodeId], copyset: Collection[NodeId], now: float) \
+            -> None:  # fmt: skip
+        """A wave on `copyset` took too long; those `waiting` did not answer it."""
+        if len(waiting) < len(copyset) or len(copyset) == 1:
+            for node in sorted(waiting):
+                self.on_slow(node, now)
+
+    def on_slow(self, node: NodeId, now: float) -> None:
+        """`node` did not answer in time, though others did."""
+        slow = self._slow.get(node)
+        if slow is None:
+            self._slow[node] = _Slow(now)
+        elif slow.left_at is not None:
+            slow.again(now)
+        # On the list already: one stall makes many waves late, and counts once.
+
+    def on_full(self, node: NodeId, now: float) -> None:
+        """`node` refused a wave for want of room."""
+        self._refused[node] = (NodeState.OVERLOADED, now + FULL_S)
+
+    def on_no_space(self, node: NodeId, now: float) -> None:
+        """`node` refused a wave, because its disk is full."""
+        self._refused[node] = (NodeState.NO_SPACE, now + NO_SPACE_S)
+
+    def on_room(self, node: NodeId) -> None:
+        """`node` tells by itself that it has room."""
+        if self._refused.get(node, (None, 0.0))[0] is not NodeState.DISABLED:
+            self._refused.pop(node, None)
+
+    def on_failed(self, node: NodeId) -> None:
+        """`node` cannot store any more until it is restarted."""
+        self._refused[node] = (NodeState.DISABLED, float("inf"))
+
+    def on_up(self, node: NodeId) -> None:
+        """`node` connected anew, so what was known of it is old."""
+        self._refused.pop(node, None)
+        self._slow.pop(node, None)
+
+    # Probes.
+
+    def due_probes(self, up: Iterable[NodeId], now: float) -> tuple[NodeId, ...]:
+        """Nodes to be probed now; each counts as being probed from here on."""
+        due = []
+        for node in sorted(up):
+            slow = self._slow.get(node)
+            if slow is None or slow.left_at is not None:
+                continue
+            if slow.probed_at is not None and now - slow.probed_at >= PROBE_S:
+                slow.again(now)
+            if slow.probed_at is None and now >= slow.until:
+                slow.probed_at = now
+                due.append(node)
+        return tuple(due)
+
+    def on_probed(self, node: NodeId, is_stored: bool, now: float) -> None:
+        """A probe of `node` came back; one that is too late changes nothing."""
+        slow = self._slow.get(node)
+        if slow is None or slow.probed_at is None:
+            return
+        if is_stored and now - slow.probed_at < PROBE_S:
+            slow.left_at, slow.probed_at = now, None
+        else:
+            slow.again(now)
+
+    # Verdicts.
+
+    def state(self, node: NodeId, now: float) -> NodeState:
+        """How `node`, which has a connection, stands at `now`."""
+        refused = self._refused.get(node)
+        if refused is not None and now < refused[1]:
+            return refused[0]
+        slow = self._slow.get(node)
+        if slow is not None and slow.left_at is None:
+            return NodeState.SLOW if now < slow.until else NodeState.PROBING
+        return NodeState.SUSPECTED if node in self._silent else NodeState.AVAILABLE
+
+    def pick_from(self, up: Iterable[NodeId], now: float) -> frozenset[NodeId]:
+        """The nodes of `up` that nothing speaks against at `now`."""
+        return frozenset(node for node in up if self.state(node, now) is NodeState.AVAILABLE)

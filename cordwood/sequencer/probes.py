@@ -1,0 +1,42 @@
+"""Probes of slow nodes: stores of nothing, so that no append has to find out.
+
+A node makes an empty store durable in its WAL before it answers, so a disk that is slow
+is found out as well as a process that is.
+
+Source: LogDevice digest 2.4 (PROBING).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cordwood.layout.frame import checksum
+from cordwood.layout.waves import StoreRefusal, store_head
+from cordwood.nodes import NodeId
+from cordwood.protocol.node_states import NodeStates
+from cordwood.wire.peers import Peers
+from cordwood.wire.store_channel import StoreChannel
+
+_NOTHING = (store_head(0),)
+_NOTHING_CRC = checksum(_NOTHING)
+
+
+class Probes:
+    """See the module."""
+
+    def __init__(
+        self, peers: Peers, channel: StoreChannel, states: NodeStates, now: Callable[[], float]
+    ) -> None:
+        self._peers = peers
+        self._channel = channel
+        self._states = states
+        self._now = now
+
+    def tick(self, now: float) -> None:
+        """Probe the nodes that are due."""
+        for node in self._states.due_probes(self._peers.up, now):
+            if not self._channel.send(node, _NOTHING, _NOTHING_CRC, self._on_settled):
+                self._states.on_probed(node, False, now)
+
+    def _on_settled(self, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> None:
+        self._states.on_probed(node, refusals is not None and not refusals, self._now())
