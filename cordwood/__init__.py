@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cordwood import aio
     from cordwood.block import Gap, GapKind, Record
     from cordwood.blocking import connect
+    from cordwood.client.buffered_writer import WriteMode, WriterOptions
     from cordwood.client.producer import Producer
     from cordwood.lsn import Lsn, parse_lsn
 
@@ -24,6 +25,8 @@ __all__ = [
     "Lsn",
     "Producer",
     "Record",
+    "WriteMode",
+    "WriterOptions",
     "__version__",
     "aio",
     "connect",
@@ -34,6 +37,8 @@ _HOMES = {
     "Gap": "cordwood.block",
     "GapKind": "cordwood.block",
     "Record": "cordwood.block",
+    "WriteMode": "cordwood.client.buffered_writer",
+    "WriterOptions": "cordwood.client.buffered_writer",
     "Lsn": "cordwood.lsn",
     "Producer": "cordwood.client.producer",
     "parse_lsn": "cordwood.lsn",

@@ -37,6 +37,11 @@ from __future__ import annotations
 class CordwoodError(Exception):
     """The root: whatever Cordwood raises on purpose is one of these."""
 
+    @property
+    def is_outcome_unknown(self) -> bool:
+        """Whether an append that ended so may be stored; where not, it is not, nor will be."""
+        return not isinstance(self, (Retryable, Rejected, ChecksumMismatch))
+
 
 class Retryable(CordwoodError):
     """Nothing was stored; the same call may be made again."""

@@ -96,6 +96,10 @@ class Appends:
             self._has_work.set()
         self._dirty[log] = None
 
+    def now_us(self) -> int:
+        """Wall time, for the times of records."""
+        return self._host.clock.now_us()
+
     def next_token(self) -> int:
         """A number for a block, growing."""
         self.last_token += 1

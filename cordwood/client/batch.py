@@ -27,8 +27,8 @@ def unknown(why: str, log: int) -> OutcomeUnknown:
 class Batch:
     """Records that become one block, and the futures that wait for it."""
 
-    __slots__ = ("bytes", "count", "deadline", "entry", "expected_tail", "futures", "headers",
-                 "keys", "maybe", "refused", "sent_at", "times", "values")  # fmt: skip
+    __slots__ = ("bytes", "codec", "count", "deadline", "entry", "expected_tail", "futures",
+                 "headers", "keys", "maybe", "refused", "sent_at", "times", "values")  # fmt: skip
 
     def __init__(self, deadline: float) -> None:
         self.values: list[Buffer] = []
@@ -44,6 +44,7 @@ class Batch:
         self.refused: CordwoodError | None = None
         self.sent_at = 0.0
         self.expected_tail: int | None = None
+        self.codec: Codec | None = None
         # Whether it may be stored already: a producer's block that was sent and not answered.
         self.maybe = False
 
@@ -105,6 +106,7 @@ class Batch:
         """Nothing more is put in: make the entry that is sent."""
         times: Sequence[int] | int = now_us() if self.times is None else self.times
         raw = encode_body(self.values, timestamps_us=times, keys=self.keys, headers=self.headers)
+        codec = codec if self.codec is None else self.codec
         stored, stored_crc, raw_crc = seal_body(raw, codec)
         who = (producer.producer, producer.epoch) if producer is not None else (0, 0)
         sequence = producer.take(log, self.count) if producer is not None else 0

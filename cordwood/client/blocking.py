@@ -18,11 +18,14 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client import aio
+from cordwood.client.blocking_writer import BlockingBufferedWriter
+from cordwood.client.buffered_writer import WriterOptions
 from cordwood.client.cluster import LogInfo
 from cordwood.client.consumer import Consumer
 from cordwood.client.log_tree import LogTree
@@ -303,6 +306,18 @@ class BlockingStore:
         """Read `[start, until]`; see `store.Store.read`."""
         stream = self._store.read(log, start, until, keys=keys, payloads=payloads)
         return BlockingReader(self._thread, self._call(stream))
+
+    def buffered_writer(self, options: WriterOptions | None = None) -> BlockingBufferedWriter:
+        """A writer that gathers records into large blocks; see `client.buffered_writer`."""
+        chosen = options or WriterOptions()
+
+        async def make() -> BlockingBufferedWriter:
+            # The thread bounds what is put in; the loop's writer counts a little more a record.
+            roomy = replace(chosen, memory_bytes_max=2 * chosen.memory_bytes_max)
+            writer = self._store.buffered_writer(roomy)
+            return BlockingBufferedWriter(self._thread, writer, chosen, self._timeout_s)
+
+        return self._call(make())
 
     def reader(
         self,

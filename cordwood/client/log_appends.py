@@ -224,6 +224,32 @@ class LogAppends:
         self._owner.window.take(more, size)
         return future, more
 
+    def add_block(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        times_us: Sequence[int] | None,
+        headers: Sequence[Headers] | None,
+        size: int,
+        codec: Codec | None,
+        deadline: float | None = None,
+    ) -> asyncio.Future[Lsn]:
+        """Put records, `size` bytes by `check_record`, into a block of their own.
+
+        Args:
+            codec: of this block, None for the client's.
+            deadline: on the loop's clock, infinity for none; None gives it the client's timeout.
+        """
+        self._check_whole()
+        self._cut()
+        batch = self._room_for(size)
+        batch.codec = codec
+        if deadline is not None:
+            batch.deadline = deadline
+        future, _ = self._add_together(values, keys, times_us, headers, size)
+        self._cut()
+        return future
+
     def _room_for(self, size: int) -> Batch:
         """This turn's batch, or a new one where the old one is full."""
         batch = self._batch

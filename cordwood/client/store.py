@@ -19,6 +19,13 @@ from cordwood.client.appending import Appending
 from cordwood.client.appends import Appends
 from cordwood.client.ask_released import ask_released
 from cordwood.client.ask_tail import ask_tail
+from cordwood.client.buffered_writer import (
+    BufferedWriter,
+    OnFailure,
+    OnRetry,
+    OnSuccess,
+    WriterOptions,
+)
 from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
 from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
@@ -94,6 +101,8 @@ class Store:
         )
         self._streams: dict[int, ReadStream] = {}
         self._readers: list[Reader] = []
+        self._writers: list[BufferedWriter] = []
+        self._chance = host.random
         self._tasks = tasks
         self.cursors = Cursors(self._ask, self._find)
         self._numbers = count(1)
@@ -177,6 +186,28 @@ class Store:
         """
         info = await self._find_to_append(log)
         return Appending(self._appends, self._cluster, info.log_id)
+
+    def buffered_writer(
+        self,
+        options: WriterOptions | None = None,
+        *,
+        on_success: OnSuccess | None = None,
+        on_failure: OnFailure | None = None,
+        on_retry: OnRetry | None = None,
+    ) -> BufferedWriter:
+        """A writer that gathers records into large blocks; see `client.buffered_writer`.
+
+        Args:
+            on_success, on_failure: called from the loop for records put in, once a block.
+            on_retry: may refuse that a block that was not appended is sent again.
+        """
+        made = BufferedWriter(
+            self._appends, self._find_to_append, self._settings, self._chance,
+            options or WriterOptions(),
+            on_success=on_success, on_failure=on_failure, on_retry=on_retry,
+        )  # fmt: skip
+        self._writers = [each for each in self._writers if not each.is_closed] + [made]
+        return made
 
     # Reading.
 
@@ -445,6 +476,8 @@ class Store:
         if self._stop.is_set():
             return
         error = Closed("this client was closed")
+        for writer in self._writers:
+            writer.end(error)
         await self._appends.close(error)
         for reader in self._readers:
             reader.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
@@ -68,6 +68,16 @@ class LoopThread:
             work.close()
             raise Closed("this client was closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called on the loop.
+
+        Raises:
+            Closed: the loop was closed.
+        """
+        if not self._thread.is_alive():
+            raise Closed("this client was closed")
+        self._loop.call_soon_threadsafe(callback)
 
     def close(self) -> None:
         """Stop the loop and its thread. Safe to call twice."""

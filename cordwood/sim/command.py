@@ -220,7 +220,7 @@ def zoo(bug: str, seeds: int, jobs: int, as_json: bool) -> int:
             if ended is not None:
                 task, result = ended
                 hunt = hunts[task.bug]
-                hunt.on_report(_reported(task, result))
+                hunt.on_report(None if isinstance(result, Lost) else result)
                 if hunt.is_over and not say.is_live:
                     say.plain(hunt.words)
     missed = [hunt for hunt in hunts.values() if hunt.caught is None]
@@ -439,10 +439,11 @@ class _Hunt:
             return f"{self.bug.name}: NOT CAUGHT in {self.tried} seeds"
         return f"{self.bug.name}: seed {self.tried}, by {', '.join(self.caught.invariants)}"
 
-    def on_report(self, report: SeedReport) -> None:
+    def on_report(self, report: SeedReport | None) -> None:
+        """A seed ended; None if its run was lost, as on a busy machine: that proves nothing."""
         self.is_running = False
         self.tried += 1
-        if report.broken:
+        if report is not None and report.broken:
             self.caught = report
 
     def plain(self) -> dict[str, Any]:

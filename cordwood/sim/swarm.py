@@ -74,6 +74,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             idempotent=stream(seed, "producers").choice((0.0, 0.5, 1.0)),
             conditional=stream(seed, "conditional").choice((0.0, 0.0, 0.3)),
             grouped=stream(seed, "grouped").choice((0.0, 0.3, 0.6)),
+            buffered=stream(seed, "buffered").choice((0.0, 0.0, 0.5, 1.0)),
         ),
         faults=faults,
         link=_link(chance),

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 
 from cordwood.block import Gap
+from cordwood.client.buffered_writer import BufferedWriter, WriteMode, WriterOptions
 from cordwood.client.producer import Producer
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.store import Store, connected
@@ -68,6 +69,8 @@ class WorkloadOptions:
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
         grouped: share of the calls with several records that append them as one atomic group.
         conditional: share of the single appends of the others that name the tail they expect.
+        buffered: share of the lanes without an identity that append by a buffered writer of
+            their own, in one of its modes.
         client: settings of every client; deadline and codec are set for each.
     """
 
@@ -86,6 +89,7 @@ class WorkloadOptions:
     idempotent: float = 0.0
     conditional: float = 0.0
     grouped: float = 0.0
+    buffered: float = 0.0
     client: ClientSettings = field(default_factory=ClientSettings)
 
 
@@ -131,6 +135,10 @@ class Clients:
     def sequences(self, client: str) -> Iterator[int]:
         """Numbers of a client's payloads, going on over all its lives."""
         return self._sequences.setdefault(client, count())
+
+    def lane_chance(self, client: str, session: int) -> random.Random:
+        """The stream of chance for what a lane is, apart from what it does."""
+        return stream(self._seed, "lane", client, str(session))
 
     def settings(self, chance: random.Random) -> ClientSettings:
         """Settings of one connection."""
@@ -189,6 +197,24 @@ class _Lane:
         self._chance = chance
         self._producer: Producer | None = None
         self._last: dict[str, int] = {}
+        self._writer: BufferedWriter | None = None
+
+    def _begin_writer(self) -> None:
+        """Some lanes without an identity gather their records."""
+        chance = self._clients.lane_chance(self._name, self._session)
+        if self._producer is None and chance.random() < self._clients.options.buffered:
+            mode = chance.choice(list(WriteMode))
+            self._writer = self._store.buffered_writer(
+                WriterOptions(
+                    mode=mode,
+                    time_trigger_s=chance.choice((0.001, 0.05, 0.5)),
+                    size_trigger_bytes=chance.choice((300, 3000, 100_000)),
+                    # A block that is sent again may come after later ones of the same call.
+                    retry_count=0 if mode is WriteMode.INDEPENDENT else 1,
+                    compression=chance.choice(("none", "lz4", "zstd")),
+                    memory_bytes_max=1 << 20,
+                )
+            )
 
     def _begin_producer(self) -> None:
         """Take an identity: a new one with each session, a new epoch after an error."""
@@ -201,6 +227,7 @@ class _Lane:
     async def run(self) -> None:
         clients, chance = self._clients, self._chance
         self._begin_producer()
+        self._begin_writer()
         pause_s = clients.options.pause_s
         await asyncio.sleep(chance.expovariate(1 / pause_s))
         while not clients.stopping:
@@ -215,6 +242,7 @@ class _Lane:
         log_id = await find_log(self._store, log, clients)
         payloads = self._payloads()
         atomic = len(payloads) > 1 and options.grouped > 0 and chance.random() < options.grouped
+        atomic &= self._writer is None  # it cuts blocks of its own
         op = recorder.append_invoked(
             self._name, log_id, payloads, session=self._session,
             timeout_s=options.append_timeout_s, atomic=atomic,
@@ -258,6 +286,8 @@ class _Lane:
 
     async def _ask(self, log: str, payloads: list[bytes], atomic: bool) -> list[int]:
         producer = self._producer
+        if self._writer is not None:
+            return await self._gather(self._writer, log, payloads)
         if len(payloads) > 1:
             return list(
                 await self._store.append_many(log, payloads, producer=producer, atomic=atomic)
@@ -267,6 +297,24 @@ class _Lane:
             expected = self._last.get(log)
         lsn = await self._store.append(log, payloads[0], producer=producer, expected_tail=expected)
         return [lsn]
+
+    async def _gather(self, writer: BufferedWriter, log: str, payloads: list[bytes]) -> list[int]:
+        """Append by the writer, and wait as long as for any other append."""
+        try:
+            async with asyncio.timeout(self._clients.options.append_timeout_s):
+                futures = []
+                for payload in payloads:
+                    await writer.wait_room()
+                    futures.append(writer.append_nowait(log, payload))
+                told = await asyncio.gather(*futures, return_exceptions=True)
+        except TimeoutError:
+            raise OutcomeUnknown("the writer has not told what became of it yet") from None
+        failures = [each for each in told if isinstance(each, BaseException)]
+        if not failures:
+            return [each for each in told if not isinstance(each, BaseException)]
+        if len(failures) < len(told):
+            raise OutcomeUnknown(f"some of it is stored: {failures[0]}") from failures[0]
+        raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
 
 
 LARGE_BYTES_MAX = 64 << 10
