@@ -3,8 +3,9 @@
 `make prove MINUTES=n` runs this. The minutes go to sweeps, one after another, each over
 all cores: the swarm (every seed another cluster, other clients, other faults), the demo's
 cluster, faults beyond what the copies survive (then every loss must be told exactly), the
-crash states of what is on disk, kill -9 of a real store under load, and fuzzed input for
-every decoder. `--parts` chooses among them. The first three are
+crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
+real cluster's nodes under load, and fuzzed input for every decoder. `--parts` chooses among
+them. The first three are
 `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many runs
 did not count, and, once the swarm's is a full one, a sweep that never reached one of the
 rare branches.
@@ -72,6 +73,11 @@ FUZZ = "fuzz"
 FUZZ_RUNS_A_MINUTE = 4000
 """Inputs for each decoder; with its start, one takes four seconds of a core for so many."""
 
+FAILOVER = "failover"
+
+STRIKES_MAX = 50
+"""Kills and stops of a cluster's nodes in one proof; one takes three to ten seconds."""
+
 PARTS = {
     part.name: part
     for part in (
@@ -81,11 +87,12 @@ PARTS = {
         Part(CRASH, 0.15),
         Part(KILLS, 0.1),
         Part(FUZZ, 0.1),
+        Part(FAILOVER, 0.25),
     )
 }
 """Most of the time goes to the swarm: what it draws holds what the others have, too."""
 
-DEFAULT_PARTS = ("demo", CRASH, KILLS, FUZZ)
+DEFAULT_PARTS = ("demo", CRASH, KILLS, FAILOVER, FUZZ)
 """What has been clean for long. The swarm and what is beyond belong here as soon as a sweep
 of 500 seeds of each is clean on the code of the day."""
 
@@ -142,7 +149,19 @@ def run_kills(seed: int, minutes: float) -> bool:
     """Kill a real store under load again and again; whether all that it acknowledged stayed."""
     rounds = max(1, min(KILLS_MAX, round(KILLS_A_MINUTE * minutes)))
     arguments = ["-m", "cordwood.chaos.kill_rounds", "--rounds", str(rounds), "--seed", str(seed)]
-    return run_python(KILLS, arguments, minutes)
+    return run_program(KILLS, [sys.executable, *arguments], minutes)
+
+
+def run_failover(command: str, seed: int, minutes: float) -> bool:
+    """Kill and stop a real cluster's nodes under load; whether its clients saw no promise break.
+
+    How long appends stood still is told and not judged: the machine may be busy with the rest.
+    """
+    arguments = [
+        "chaos", "--rounds", str(STRIKES_MAX), "--minutes", f"{minutes:g}",
+        "--seed", str(seed), "--no-bounds",
+    ]  # fmt: skip
+    return run_program(FAILOVER, [*shlex.split(command), *arguments], minutes)
 
 
 def run_fuzz(seed: int, minutes: float, workers: int) -> bool:
@@ -151,16 +170,16 @@ def run_fuzz(seed: int, minutes: float, workers: int) -> bool:
         say("\nfuzz: skipped, there is no atheris for this machine (Linux on x86-64 has one)")
         return True
     runs = max(1000, round(FUZZ_RUNS_A_MINUTE * minutes))
-    arguments = ["tests/fuzz/fuzz_run.py", "--runs", str(runs), "--seed", str(seed)]
-    return run_python(FUZZ, [*arguments, "--jobs", str(workers)], minutes)
+    arguments = [sys.executable, "tests/fuzz/fuzz_run.py", "--runs", str(runs), "--seed", str(seed)]
+    return run_program(FUZZ, [*arguments, "--jobs", str(workers)], minutes)
 
 
-def run_python(name: str, arguments: Sequence[str], minutes: float) -> bool:
+def run_program(name: str, arguments: Sequence[str], minutes: float) -> bool:
     """Run a part that is a program of its own, its words passed on; whether it was clean."""
-    say(f"\n{name}: python {shlex.join(arguments)}")
+    say(f"\n{name}: {shlex.join(arguments)}")
     try:
         done = subprocess.run(
-            [sys.executable, *arguments],
+            arguments,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             timeout=60 * minutes + SLACK_S,
@@ -250,6 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = run_kills(first, minutes)
         elif part.name == FUZZ:
             is_clean = run_fuzz(first, minutes, options.workers)
+        elif part.name == FAILOVER:
+            is_clean = run_failover(options.command, first, minutes)
         else:
             is_clean = run_part(options.command, part, first, minutes, options.workers)
         if not is_clean:

@@ -1,4 +1,4 @@
-"""Kill and stop the sequencer's node of a real cluster, again and again, under load.
+"""Kill and stop nodes of a real cluster, the sequencer's or another, again and again, under load.
 
 The clients are the simulator's (`sim.workload`), on this machine's host: producers append,
 readers follow, and what they see becomes a history that the same checkers judge. Between two
@@ -40,9 +40,27 @@ from cordwood.sim.workload import (
 )
 
 KILL, STOP = "kill", "stop"
+"""kill -9 and SIGSTOP of the node that sequences."""
 
-BOUNDS_S = {KILL: (1.0, 2.0), STOP: (10.0, 10.0)}
-"""What a round may cost: the median, and the 99th percentile (the promise of the write path)."""
+KILL_STORAGE, STOP_STORAGE = "kill-storage", "stop-storage"
+"""The same of one that does not, and holds copies."""
+
+KINDS = (KILL, STOP, KILL_STORAGE, STOP_STORAGE)
+
+DRAWN = (KILL, KILL, STOP, KILL_STORAGE, KILL_STORAGE, STOP_STORAGE)
+"""A stop takes many times as long as a kill, so there are half as many."""
+
+BOUNDS_S = {
+    KILL: (1.0, 2.0),
+    STOP: (10.0, 10.0),
+    KILL_STORAGE: (1.0, 2.0),
+    STOP_STORAGE: (2.0, 10.0),
+}
+"""What a round may cost: the median, and the 99th percentile (the promise of the write path).
+A storage node that is killed costs one more wave, and one that is stopped the wait for one."""
+
+STOPPED_S = (0.5, 5.0)
+"""How long a storage node is stopped: appends go on without it, and it has to catch up."""
 
 BACK_S = 30.0
 """A round waits this long for appends to be acknowledged again; longer is a failure."""
@@ -72,7 +90,7 @@ class Round:
     """One strike.
 
     Attributes:
-        kind: `kill` or `stop`.
+        kind: one of KINDS.
         node: whom it struck.
         outage_s: the longest time without an acknowledgement.
     """
@@ -87,7 +105,8 @@ class Report:
     """What became of all rounds.
 
     Attributes:
-        problems: promises broken, and bounds that were missed; empty if all is well.
+        problems: promises broken; empty if all is well.
+        missed: bounds that were missed, in words: a busy machine may be the reason.
         acked: records acknowledged.
     """
 
@@ -95,6 +114,7 @@ class Report:
     rounds: tuple[Round, ...]
     acked: int
     problems: tuple[str, ...]
+    missed: tuple[str, ...]
     history: tuple[Event, ...] = field(repr=False)
 
     def outages_s(self, kind: str) -> list[float]:
@@ -113,7 +133,7 @@ async def run_failover(
     seed: int,
     rounds: int = 50,
     budget_s: float = float("inf"),
-    kinds: Sequence[str] = (KILL, KILL, STOP),
+    kinds: Sequence[str] = DRAWN,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Play rounds until there were enough, or the budget is spent (one is always played).
@@ -180,10 +200,10 @@ class _Run:
             await asyncio.gather(*producers)
             problems += await self._drain(readers)
         problems += [violation_words(each) for each in judge(self._recorder.events).violations]
-        problems += _missed_bounds(played)
         return Report(
-            self._seed, tuple(played), self._clients.acked, tuple(problems), self._recorder.events
-        )
+            self._seed, tuple(played), self._clients.acked, tuple(problems),
+            tuple(_missed_bounds(played)), self._recorder.events,
+        )  # fmt: skip
 
     async def _drain(self, readers: Sequence[asyncio.Task[None]]) -> list[str]:
         """Let the readers come to the tail."""
@@ -197,19 +217,26 @@ class _Run:
         return []
 
     async def _round(self, kind: str) -> Round:
-        """Strike the node that sequences now; return when all is whole again."""
+        """Strike the node that sequences now, or another; return when all is whole again."""
         node = await self._sequencer()
+        is_sequencer = kind in (KILL, STOP)
+        if not is_sequencer:
+            node = self._chance.choice([n for n in self._cluster.nodes if n != node])
+        is_kill = kind in (KILL, KILL_STORAGE)
         recorder = self._recorder
         struck_at = len(recorder.events)
         recorder.fault_struck(kind, [node])
         struck_us = recorder.events[-1].time_us
-        what = signal.SIGKILL if kind == KILL else signal.SIGSTOP
+        what = signal.SIGKILL if is_kill else signal.SIGSTOP
         self._cluster.send_signal(node, what)
         # The last acknowledgements may be on their way; so the outage is the longest gap.
         await asyncio.sleep(LATE_ACKS_S)
         await self._wait_acked(BACK_S)
+        if not is_sequencer:
+            await asyncio.sleep(self._chance.uniform(*STOPPED_S))
+            await self._wait_acked(BACK_S)
         outage_s = _longest_gap_s(recorder.events[struck_at:], struck_us)
-        if kind == KILL:
+        if is_kill:
             await self._restart(node)
         else:
             self._cluster.send_signal(node, signal.SIGCONT)

@@ -22,9 +22,13 @@ def chaos(
         typer.Option("--minutes", min=0.0, help="Start no round later.", show_default="no limit"),
     ] = None,
     directory: Annotated[str, typer.Option("--dir", help="Where a fresh cluster may lie.")] = ".",
+    bounds: Annotated[
+        bool, typer.Option(help="Fail if appends stood still for longer than promised.")
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Kill -9 and SIGSTOP the sequencer's node again and again; check what clients saw.
+    """Kill -9 and SIGSTOP nodes, the sequencer's or another, again and again; check what
+    clients saw.
 
     Exit code 1 if a promise was broken or appends stood still for too long; the history is
     then left beside the cluster's directory for `cordwood verify`.
@@ -54,7 +58,8 @@ def chaos(
     if as_json:
         told = [dataclasses.asdict(each) for each in report.rounds]
         fields = {"seed": seed, "rounds": told, "acked": report.acked, "outages": figures}
-        typer.echo(json.dumps({**fields, "problems": list(report.problems)}))
+        fields |= {"problems": list(report.problems), "missed": list(report.missed)}
+        typer.echo(json.dumps(fields))
     else:
         for kind, figure in figures.items():
             count = len(report.outages_s(kind))
@@ -63,9 +68,9 @@ def chaos(
                 f"{figure['p99_s']:.2f} s at p99"
             )
         typer.echo(f"{report.acked:,} records acknowledged; {len(report.problems)} problems")
-        for problem in report.problems:
+        for problem in (*report.problems, *report.missed):
             typer.echo(problem)
-    if report.problems:
+    if report.problems or (bounds and report.missed):
         path = f"{directory}/chaos-{seed}.jsonl"
         report.save(path)
         typer.echo(f"the history is in {path}: `cordwood verify {path}`", err=True)

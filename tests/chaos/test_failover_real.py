@@ -8,6 +8,7 @@ import pytest
 
 from cordwood.chaos.failover import (
     KILL,
+    KILL_STORAGE,
     STOP,
     Round,
     _longest_gap_s,
@@ -38,7 +39,8 @@ def test_bounds_are_of_the_median_and_of_the_worst():
 
 @pytest.mark.real
 def test_a_killed_and_a_stopped_sequencer_break_no_promise(tmp_path):
-    for kind in (KILL, STOP):
-        report = asyncio.run(run_failover(str(tmp_path / kind), seed=1, rounds=1, kinds=[kind]))
+    for kinds in ((KILL, KILL_STORAGE), (STOP,)):
+        where = str(tmp_path / kinds[0])
+        report = asyncio.run(run_failover(where, seed=1, rounds=len(kinds), kinds=kinds))
         assert report.problems == ()
         assert report.acked > 50

@@ -73,12 +73,21 @@ def test_minutes_and_cores_say_how_many_seeds(simulator):
 
 
 def test_a_sweep_that_fails_is_shown_with_the_command_that_ran(simulator):
-    done = prove(simulator, "--minutes", "0", "--first-seed", "12")
+    done = prove(simulator, "--parts", "demo", "--minutes", "0", "--first-seed", "12")
     assert done.returncode == 1
     assert "S3 broken: lsn e1n5 was acknowledged twice" in done.stderr
     ran = next(call for call in calls(simulator) if "--demo" in call)
     assert f"again: cordwood {' '.join(ran)}\n" in done.stdout
     assert "prove: demo FAILED" in done.stdout
+
+
+def test_a_real_cluster_is_struck_and_not_judged_by_a_busy_machine_s_time(simulator):
+    done = prove(simulator, "--parts", "failover", "--minutes", "0.5", "--first-seed", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [call] = calls(simulator)
+    assert call == [
+        "chaos", "--rounds", "50", "--minutes", "0.5", "--seed", "7", "--no-bounds",
+    ]  # fmt: skip
 
 
 def test_the_sweeps_after_one_that_failed_are_run_all_the_same(simulator):
@@ -101,5 +110,8 @@ def test_a_seed_of_the_crash_states_can_be_run_again(simulator):
 
 
 def test_the_first_seed_follows_from_the_commit(simulator):
-    told = {prove(simulator, "--minutes", "0").stdout.splitlines()[0] for _ in range(2)}
+    told = {
+        prove(simulator, "--parts", "demo", "--minutes", "0").stdout.splitlines()[0]
+        for _ in range(2)
+    }
     assert len(told) == 1
