@@ -23,6 +23,7 @@ import msgspec
 import uvloop
 
 from cordwood.errors import CordwoodError
+from cordwood.host.kept_memory import keep_memory
 from cordwood.host.real import real_host
 from cordwood.host.shortcut_network import ShortcutNetwork
 from cordwood.metadata.where import open_metadata
@@ -97,6 +98,7 @@ def main() -> int:
         level=os.environ.get("CORDWOOD_LOG", "INFO"),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    keep_memory()
     with open(sys.argv[1], "rb") as file:
         settings = msgspec.json.decode(file.read(), type=NodeSettings)
     try:

@@ -43,6 +43,7 @@ STORAGE = StorageSettings(
     wal_bytes=2 * MIB,
     cache_bytes=MIB,
     flush_bytes=128 << 10,
+    flush_quiet_s=0,
     flush_age_s=0.05,
     partition_bytes=MIB,
     partition_files=4,

@@ -1,9 +1,11 @@
-"""Durable, aligned, direct writes, in threads of their own.
+"""Durable, aligned, direct writes: by the kernel itself where it can, else in threads.
 
-A write is one hand-off to a thread, one copy into that thread's aligned buffer,
+By a thread a write is one hand-off, one copy into that thread's aligned buffer,
 one `pwritev`, and one wake-up of the loop for all writes that finished
 meanwhile. The hand-off costs about as much as a small write itself, so callers
-gather what they have into few writes.
+gather what they have into few writes. Where the descriptor is `O_DIRECT | O_DSYNC`
+and the machine has `io_submit`, there is no thread between (`kernel_aio`). Threads
+read, and write what is over the kernel's depth.
 
 Durable means one of two things here:
 
@@ -21,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import mmap
 import os
 import queue
 import stat
@@ -32,37 +33,23 @@ from typing import Any
 
 from cordwood.block import Buffer
 from cordwood.errors import StoreInUse
+from cordwood.host.aligned import AlignedBuffer, fill
 from cordwood.host.direct_bounds import check_run, check_write, padded_bytes
-from cordwood.host.seams import DIRECT_WRITE_BYTES_MAX, DISK_BLOCK_BYTES
+from cordwood.host.kernel_aio import AioUnavailable, KernelAio, ended_badly
+from cordwood.host.seams import DISK_BLOCK_BYTES
 
 READ_CHUNK_BYTES = 4 << 20
 """One `preadv`; longer reads are several, so that a reader needs no huge buffer."""
-
-BUFFER_BYTES_MIN = 256 << 10
-"""A thread's buffer starts so: most waves fit, and idle files stay cheap."""
 
 JOINED_PARTS_MIN = 16
 """More parts than this are joined on the loop, in one call. A thread that copies them one
 by one fights with the loop for the interpreter all the while: each switch may take 5 ms."""
 
-_ZEROS = bytes(DISK_BLOCK_BYTES)
+AIO_DEPTH = 16
+"""Writes that the kernel has at once; a WAL has four to eight."""
 
 _Job = tuple["asyncio.Future[Any]", int, int, Sequence[Buffer] | None]
 """Future, offset, length in bytes (padded), and the parts to write or None for a read."""
-
-
-class AlignedBuffer:
-    """Page-aligned memory that grows, as `O_DIRECT` asks for."""
-
-    def __init__(self) -> None:
-        self._view = memoryview(mmap.mmap(-1, BUFFER_BYTES_MIN))
-
-    def first(self, length: int) -> memoryview:
-        """The first `length` bytes, at most DIRECT_WRITE_BYTES_MAX; older views stay valid."""
-        assert 0 < length <= DIRECT_WRITE_BYTES_MAX, length
-        if length > len(self._view):
-            self._view = memoryview(mmap.mmap(-1, 1 << (length - 1).bit_length()))
-        return self._view[:length]
 
 
 def open_direct_fd(
@@ -124,7 +111,9 @@ def write_fully(fd: int, view: memoryview, offset: int) -> None:
 class RealDirectFile:
     """A `DirectFile` on the machine. Made by `RealDisk.open_direct` on the running loop."""
 
-    def __init__(self, path: str, fds: Sequence[tuple[int, bool]]) -> None:
+    def __init__(
+        self, path: str, fds: Sequence[tuple[int, bool]], *, use_kernel_aio: bool = True
+    ) -> None:
         """Take over `fds`, each with whether its writes need `fdatasync`: one thread each."""
         self._path = path
         self._size = os.lseek(fds[0][0], 0, os.SEEK_END)
@@ -136,6 +125,7 @@ class RealDirectFile:
         self._closing = False
         self._threads_left = len(fds)
         self._stopped: asyncio.Future[None] = self._loop.create_future()
+        self._aio = _kernel_aio(*fds[0]) if use_kernel_aio else None
         for number, (fd, sync_after) in enumerate(fds):
             # Daemons: a write that the disk never finishes must not hold the process's exit.
             threading.Thread(
@@ -158,9 +148,62 @@ class RealDirectFile:
         length = padded_bytes(parts)
         self._check(offset, length)
         check_write(self._path, self._size, offset, length)
+        if self._aio is not None and self._aio.has_room:
+            future = self._begin(self._aio, offset, length, parts)
+            if future is not None:
+                return future
         if len(parts) > JOINED_PARTS_MIN:
             parts = (b"".join(parts),)
         return self._submit(offset, length, parts)
+
+    def _begin(
+        self, aio: KernelAio, offset: int, length: int, parts: Sequence[Buffer]
+    ) -> asyncio.Future[None] | None:
+        """Have the kernel write it; None where it does not take it now."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        view: memoryview
+
+        def on_ended(result: int) -> None:
+            self._in_flight -= 1
+            if 0 < result < length:
+                self._finish(future, offset, length, view, result)
+            else:
+                self._tell(future, self._named(ended_badly(result)))
+            self._check_stopped()
+
+        try:
+            view = aio.write(offset, length, parts, on_ended)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOSYS):
+                return None
+            future.set_exception(OSError(error.errno, error.strerror, self._path))
+            return future
+        except (BufferError, TypeError, ValueError) as error:
+            # A part that is no buffer, or was released: the caller's to hear of.
+            future.set_exception(error)
+            return future
+        self._in_flight += 1
+        return future
+
+    def _finish(
+        self,
+        future: asyncio.Future[None],
+        offset: int,
+        length: int,
+        view: memoryview,
+        written: int,
+    ) -> None:
+        """The kernel wrote short; a thread writes the rest, as `write_fully` would."""
+        whole = written - written % DISK_BLOCK_BYTES
+        if whole == 0 or self._closing:
+            cut = OSError(errno.EIO, f"the machine wrote {written} bytes of {length}")
+            self._tell(future, self._named(cut))
+            return
+        self._in_flight += 1
+        self._jobs.put((future, offset + whole, length - whole, (bytes(view[whole:]),)))
+
+    def _named(self, error: OSError | None) -> OSError | None:
+        return None if error is None else OSError(error.errno, error.strerror, self._path)
 
     async def read(self, offset: int, length: int) -> bytes:
         self._check(offset, length)
@@ -237,25 +280,46 @@ class RealDirectFile:
                 self._threads_left -= 1
                 continue
             self._in_flight -= 1
-            if future.done():
-                continue  # the caller cancelled it; the bytes were written all the same
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        if self._threads_left == 0 and not self._stopped.done():
+            self._tell(future, outcome)
+        self._check_stopped()
+
+    def _tell(self, future: asyncio.Future[Any], outcome: Any) -> None:
+        if future.done():
+            return  # the caller cancelled it; the bytes were written all the same
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    def _check_stopped(self) -> None:
+        """Its end is when the threads are gone and the kernel writes nothing more."""
+        if not self._closing or self._stopped.done():
+            return
+        aio = self._aio
+        if aio is not None and aio.in_flight:
+            return
+        if aio is not None:
+            self._aio = None
+            aio.close()
+        if self._threads_left == 0:
             self._stopped.set_result(None)
+
+
+def _kernel_aio(fd: int, sync_after: bool) -> KernelAio | None:
+    """The kernel's own way, None where a write by it would not be durable, or it has none."""
+    if sync_after:
+        return None
+    try:
+        return KernelAio(fd, AIO_DEPTH)
+    except AioUnavailable:
+        return None
 
 
 def _write(
     fd: int, buffer: AlignedBuffer, offset: int, length: int, parts: Sequence[Buffer]
 ) -> None:
     view = buffer.first(length)
-    at = 0
-    for part in parts:
-        view[at : at + len(part)] = part
-        at += len(part)
-    view[at:] = _ZEROS[: length - at]
+    fill(view, parts)
     write_fully(fd, view, offset)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 
-from cordwood.host.direct_file import AlignedBuffer
+from cordwood.host.aligned import AlignedBuffer
 from cordwood.host.seams import DIRECT_WRITE_BYTES_MAX, DISK_BLOCK_BYTES
 
 _UNREADABLE = (errno.EIO, errno.EILSEQ, errno.ENODATA)

@@ -49,13 +49,21 @@ class RealDisk:
     Args:
         writer_threads: threads of each direct file, and so writes to it at once.
         use_direct: False never asks for `O_DIRECT`, as on a file system without it.
+        use_kernel_aio: False writes by threads alone, as where there is no `io_submit`.
     """
 
-    def __init__(self, *, writer_threads: int = WRITER_THREADS, use_direct: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        writer_threads: int = WRITER_THREADS,
+        use_direct: bool = True,
+        use_kernel_aio: bool = True,
+    ) -> None:
         if writer_threads < 1:
             raise BadSetting(f"writer_threads is {writer_threads}; it must be at least 1")
         self._writer_threads = writer_threads
         self._use_direct = use_direct
+        self._use_kernel_aio = use_kernel_aio
         self._pool = BlockingPool("cordwood-disk", FILE_THREADS)
         self._making = threading.Lock()
         self._direct_files: set[RealDirectFile] = set()
@@ -70,7 +78,7 @@ class RealDisk:
         except BaseException:
             opening.abandon()
             raise
-        file = RealDirectFile(path, opening.fds)
+        file = RealDirectFile(path, opening.fds, use_kernel_aio=self._use_kernel_aio)
         # Forgotten once closed, so that the set holds what is open and no more.
         self._direct_files = {other for other in self._direct_files if not other.closed}
         self._direct_files.add(file)

@@ -1,8 +1,10 @@
 """Takes what gathers in the log cache to LogsDB, a prefix of the WAL at a time.
 
-A flush begins when enough has gathered, when the oldest of it is old, when the WAL is half
-full (small records fill it sooner than the cache: each lone one takes 4 KiB), or when
-somebody asks. It takes all that has gathered. When LogsDB has it durably, the blocks leave
+A flush begins when enough has gathered and nothing comes just now, when the cache or the WAL
+is half full (small records fill it sooner than the cache: each lone one takes 4 KiB), when
+the oldest of it is old, or when somebody asks. So a burst has the cores and the disk for
+itself for as long as there is room, and its bytes are written a second time after it. A
+flush takes all that has gathered. When LogsDB has it durably, the blocks leave
 the cache, the WAL is trimmed, partitions that are trimmed as a whole are dropped, and those
 that wait for room are told.
 
@@ -32,6 +34,9 @@ logger = logging.getLogger(__name__)
 WAL_SHARE = 1 / 2
 """Share of the ring in use at which a flush begins: the other half is filled meanwhile."""
 
+CACHE_SHARE = 1 / 2
+"""The same of the cache."""
+
 RETRY_S = 1.0
 """Pause before a flush is tried again that found no room or no thread."""
 
@@ -58,7 +63,10 @@ class Flusher:
         self._clock = clock
         self._on_room = on_room
         self._changed = asyncio.Event()
+        self._now = asyncio.get_running_loop().time
+        self._last_s = self._now()
         self._is_idle = False
+        self._awaits_end_of_burst = False
         self._is_stopping = False
         self._ended = asyncio.Event()
         self._asked: list[asyncio.Future[None]] = []
@@ -97,29 +105,42 @@ class Flusher:
         await self._ended.wait()
 
     def _on_gathered(self) -> None:
-        if self._is_idle or self._has_enough():
+        self._last_s = self._now()
+        awaits_end = self._awaits_end_of_burst
+        if self._is_idle or self._must() or (not awaits_end and self._has_enough()):
             self._changed.set()
 
     def _has_enough(self) -> bool:
         batch = self._shard.cache.batch
-        if batch is None:
-            return False
-        wal = self._shard.wal
-        return (
-            batch.bytes >= self._settings.flush_bytes
+        return batch is not None and batch.bytes >= self._settings.flush_bytes
+
+    def _must(self) -> bool:
+        """Whether room becomes scarce, so that a burst that goes on is no excuse."""
+        batch, wal = self._shard.cache.batch, self._shard.wal
+        return batch is not None and (
+            batch.bytes >= self._settings.cache_bytes * CACHE_SHARE
             or wal.used_bytes >= wal.capacity_bytes * WAL_SHARE
         )
 
+    def _due_s(self) -> float | None:
+        """When the next flush begins if nothing more comes; None where nothing has gathered."""
+        batch = self._shard.cache.batch
+        if batch is None:
+            return None
+        aged_s = batch.since_s + self._settings.flush_age_s
+        if self._has_enough():
+            return min(aged_s, self._last_s + self._settings.flush_quiet_s)
+        return aged_s
+
     async def _wait_until_due(self) -> bool:
         """Wait until there is a reason to flush; False where there will be none."""
-        now = asyncio.get_running_loop().time
         while not (self._is_stopping or self._shard.failed):
-            batch = self._shard.cache.batch
-            due_s = batch.since_s + self._settings.flush_age_s if batch is not None else None
-            if self._asked or self._has_enough() or (due_s is not None and now() >= due_s):
+            due_s = self._due_s()
+            if self._asked or self._must() or (due_s is not None and self._now() >= due_s):
                 return True
             self._changed.clear()
-            self._is_idle = batch is None
+            self._is_idle = due_s is None
+            self._awaits_end_of_burst = self._has_enough()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due_s):
                     await self._changed.wait()

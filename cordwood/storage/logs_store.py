@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
@@ -49,6 +49,10 @@ late belongs to the one before the newest."""
 
 DIRECTORIES_KEPT = 1024
 """Logs whose directories stay in memory: those that are read now."""
+
+
+Added = tuple[int, Mapping[int, DirectoryEntry]]
+"""A partition's number, and by log what a flush adds to its directory."""
 
 
 class LogsStore:
@@ -160,7 +164,7 @@ class LogsStore:
             self._next_number += 1
         shares = self._shares(blocks)
         for share in shares:
-            await self._write(share.partition.table, share.rows)
+            await self._write(share.partition.table, share.rows())
         for share in shares:
             await self._tables.flush(share.partition.table)
         await self._flush_metadata(shares, states, offset)
@@ -187,19 +191,16 @@ class LogsStore:
         )
 
     def _shares(self, blocks: Sequence[StoredBlock]) -> list[Share]:
-        shares: dict[int, Share] = {}
-        takers = self.partitions[-OPEN_PARTITIONS:]
-        newest, *older = reversed(takers)
+        newest, *older = reversed(self.partitions[-OPEN_PARTITIONS:])
+        last = Share(newest)
+        before = Share(older[0]) if older else last
+        start_us = newest.start_us
         for block in blocks:
-            time_us = block.header.append_time_us
-            taker = newest if not older or time_us >= newest.start_us else older[0]
-            share = shares.get(taker.number)
-            if share is None:
-                share = shares[taker.number] = Share(taker)
-            share.add(block)
-        return [shares[number] for number in sorted(shares)]
+            (last if block.header.append_time_us >= start_us else before).add(block)
+        shares = (last,) if before is last else (before, last)
+        return [share for share in shares if share.bytes]
 
-    async def _write(self, table: str, rows: Sequence[Row]) -> None:
+    async def _write(self, table: str, rows: Iterable[Row]) -> None:
         """Write rows, a call for each megabyte."""
         some: list[Row] = []
         size = 0
@@ -215,8 +216,9 @@ class LogsStore:
     async def _flush_metadata(
         self, shares: Sequence[Share], states: Mapping[int, LogState], offset: int
     ) -> None:
-        entries = await self._joined_entries(shares)
-        logs = self._joined_logs(shares)
+        added = [(share.partition.number, share.entries()) for share in shares]
+        entries = await self._joined_entries(added)
+        logs = self._joined_logs(added)
         rows: list[Row] = [(logs_db.OFFSET_KEY, logs_db.pack_offset(offset))]
         for share in shares:
             partition = share.partition
@@ -241,10 +243,10 @@ class LogsStore:
         self._last_us = max([self._last_us, *(each.append_time_us for each in states.values())])
 
     async def _joined_entries(
-        self, shares: Sequence[Share]
+        self, added: Sequence[Added]
     ) -> dict[tuple[int, int], DirectoryEntry]:
         """The directory entries that a flush changes, as they are after it."""
-        wanted = [(log, share.partition.number) for share in shares for log in share.entries]
+        wanted = [(log, number) for number, entries in added for log in entries]
         unknown = [
             each for each in wanted if each not in self._entries and self._partition(each[1]).files
         ]
@@ -254,17 +256,17 @@ class LogsStore:
             if value is not None:
                 self._entries[each] = logs_db.read_entry(value)
         joined: dict[tuple[int, int], DirectoryEntry] = {}
-        for share in shares:
-            for log, entry in share.entries.items():
-                place = (log, share.partition.number)
+        for number, entries in added:
+            for log, entry in entries.items():
+                place = (log, number)
                 before = self._entries.get(place)
                 joined[place] = entry if before is None else before.joined(entry)
         return joined
 
-    def _joined_logs(self, shares: Sequence[Share]) -> dict[int, StoredLog]:
+    def _joined_logs(self, added: Sequence[Added]) -> dict[int, StoredLog]:
         joined: dict[int, StoredLog] = {}
-        for share in shares:
-            for log, entry in share.entries.items():
+        for _, entries in added:
+            for log, entry in entries.items():
                 held = joined.get(log) or self.logs.get(log) or StoredLog()
                 joined[log] = StoredLog(
                     max(held.last, entry.last), held.blocks + entry.blocks, held.bytes + entry.bytes

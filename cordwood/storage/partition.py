@@ -6,8 +6,8 @@ Source: design.md §5; LogDevice digest 2.13.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cordwood.layout import logs_db
@@ -75,23 +75,53 @@ class StoredLog:
     bytes: int = 0
 
 
-@dataclass(slots=True)
 class Share:
-    """What a flush brings to one partition."""
+    """What a flush brings to one partition.
 
-    partition: Partition
-    rows: list[Row] = field(default_factory=list)
-    bytes: int = 0
-    entries: dict[int, DirectoryEntry] = field(default_factory=dict)
+    Attributes:
+        bytes: of its blocks.
+    """
+
+    __slots__ = ("_blocks", "_parts", "bytes", "partition")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.bytes = 0
+        self._blocks: list[StoredBlock] = []
+        # By log, what its directory entry is made of. A flush brings thousands of blocks.
+        self._parts: dict[int, list[int]] = {}
 
     def add(self, block: StoredBlock) -> None:
-        header = block.header
-        if header.stored_bytes:
-            key = logs_db.body_key(header.log, header.last, header.first)
-            self.rows.append((key, bytes(block.body)))
-        self.rows.append((logs_db.index_key(block), bytes(block.wire)))
-        self.bytes += block.wire_bytes
+        """Take one more block."""
+        header, size = block.header, block.wire_bytes
+        self._blocks.append(block)
+        self.bytes += size
         time_us = header.append_time_us
-        entry = DirectoryEntry(header.first, header.last, 1, block.wire_bytes, time_us, time_us)
-        before = self.entries.get(header.log)
-        self.entries[header.log] = entry if before is None else before.joined(entry)
+        part = self._parts.get(header.log)
+        if part is None:
+            self._parts[header.log] = [header.first, header.last, 1, size, time_us, time_us]
+            return
+        if header.first < part[0]:
+            part[0] = header.first
+        if header.last > part[1]:
+            part[1] = header.last
+        part[2] += 1
+        part[3] += size
+        if time_us < part[4]:
+            part[4] = time_us
+        if time_us > part[5]:
+            part[5] = time_us
+
+    def entries(self) -> dict[int, DirectoryEntry]:
+        """By log, what all of it adds to the directory."""
+        return {log: DirectoryEntry(*part) for log, part in self._parts.items()}
+
+    def rows(self) -> Iterator[Row]:
+        """What to write, made as it is taken: a copy of every body at once would stop the
+        loop for as long as the disk takes to write them."""
+        for block in self._blocks:
+            header = block.header
+            if header.stored_bytes:
+                key = logs_db.body_key(header.log, header.last, header.first)
+                yield key, bytes(block.body)
+            yield logs_db.index_key(block), bytes(block.wire)

@@ -63,7 +63,7 @@ class RocksTables:
         self._path = directory
         self._host = host
         self._cache = rocksdict.Cache(settings.block_cache_bytes)
-        self._flush_bytes = settings.flush_bytes
+        self._cache_bytes = settings.cache_bytes
         self._inside: set[object] = set()
         self._db: Any = None
         self._handles: dict[str, Any] = {}
@@ -102,7 +102,7 @@ class RocksTables:
             options.set_disable_auto_compactions(True)
         options.set_compression_type(rocksdict.DBCompressionType.none())
         # A memtable has all of a flush: RocksDB's own flush would only make more files.
-        options.set_write_buffer_size(4 * self._flush_bytes)
+        options.set_write_buffer_size(2 * self._cache_bytes)
         options.set_max_write_buffer_number(4)
         options.set_level_zero_slowdown_writes_trigger(NEVER)
         options.set_level_zero_stop_writes_trigger(NEVER)

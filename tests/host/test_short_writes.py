@@ -52,7 +52,7 @@ def test_a_write_cut_short_goes_on_at_a_whole_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: list[int], offsets: list[int]
 ) -> None:
     async def scenario() -> None:
-        disk = RealDisk()
+        disk = RealDisk(use_kernel_aio=False)
         file = await disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
         data = os.urandom(32_768)
         calls = cut_at(monkeypatch, counts)
@@ -70,7 +70,7 @@ def test_a_write_that_does_not_finish_a_block_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     async def scenario() -> None:
-        disk = RealDisk()
+        disk = RealDisk(use_kernel_aio=False)
         file = await disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
         cut_at(monkeypatch, [count])
         with pytest.raises(OSError, match=f"wrote {count} bytes of a block") as raised:
@@ -93,11 +93,14 @@ def file_size_limit() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("file_size_limit")
-def test_a_wal_whose_write_was_cut_and_then_refused_acknowledges_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use_kernel_aio", [True, False])
+def test_a_wal_whose_write_was_cut_and_then_refused_acknowledges_nothing(
+    tmp_path: Path, use_kernel_aio: bool
+) -> None:
     """No mock: the kernel takes the first half of the block and refuses the second."""
 
     async def scenario() -> None:
-        disk, path = RealDisk(), str(tmp_path / "wal")
+        disk, path = RealDisk(use_kernel_aio=use_kernel_aio), str(tmp_path / "wal")
         await Wal.format(disk, path, 2 * MIB, owner=NodeId(1))
         wal = await Wal.open(disk, path, owner=NodeId(1))
         async for _ in wal.recover():

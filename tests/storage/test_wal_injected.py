@@ -54,7 +54,7 @@ def traced(tmp_path: Path, require: Callable[[str, str], None]) -> Run:
             "-o",
             os.devnull,
             "-e",
-            f"trace={WRITES},fdatasync",
+            f"trace={WRITES},fdatasync,io_submit",
         ]
         for each in inject:
             command += ["-e", f"inject={each}"]
@@ -105,6 +105,26 @@ def test_a_write_that_fails_ends_the_wal_for_good(traced: Run) -> None:
     said = traced(f"{WRITES}:error=EIO:when=4")
     assert said[-2:] == ["failed WalFailed", "failed WalFailed"]
     assert len(said) < RECORDS
+
+
+def test_a_write_that_the_kernel_does_not_take_ends_the_wal_for_good(traced: Run) -> None:
+    said = traced("io_submit:error=EIO:when=8", how="kernel")
+    assert said[-2:] == ["failed WalFailed", "failed WalFailed"]
+    assert len(said) < RECORDS
+
+
+def test_where_the_kernel_has_no_room_threads_write(traced: Run) -> None:
+    said = traced("io_submit:error=EAGAIN:when=2+2", how="kernel")
+    assert [line for line in said if line.startswith("ack")] == [
+        f"ack {number}" for number in range(RECORDS)
+    ]
+
+
+@pytest.mark.parametrize("write", [3, 17])
+def test_killed_as_the_kernel_takes_a_write(traced: Run, write: int) -> None:
+    said = traced(f"io_submit:signal=KILL:when={write}", how="kernel", wants=-9)
+    assert len(said) < RECORDS
+    assert not any(line.startswith("failed") for line in said)
 
 
 def test_a_sync_that_fails_once_is_never_tried_again(traced: Run) -> None:

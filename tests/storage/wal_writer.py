@@ -30,8 +30,8 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def write(path: str, records: int, *, use_direct: bool) -> None:
-    disk = RealDisk(use_direct=use_direct)
+async def write(path: str, records: int, how: str) -> None:
+    disk = RealDisk(use_direct=how != "buffered", use_kernel_aio=how == "kernel")
     wal = await Wal.open(disk, path, owner=OWNER, limits=LIMITS)
     async for _ in wal.recover():
         pass
@@ -71,4 +71,4 @@ async def write(path: str, records: int, *, use_direct: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(write(sys.argv[1], int(sys.argv[2]), use_direct=sys.argv[3] == "direct"))
+    asyncio.run(write(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

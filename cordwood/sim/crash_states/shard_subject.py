@@ -46,6 +46,7 @@ STORAGE = tuple(
         wal_bytes=MIB,
         cache_bytes=1 << 20,
         flush_bytes=flush_bytes,
+        flush_quiet_s=0,
         flush_age_s=flush_age_s,
         partition_bytes=1 << 16,
         partition_files=partition_files,

@@ -1,0 +1,49 @@
+"""Memory that a process has used stays its own, for it will be used again.
+
+glibc gives memory back as soon as it can: a free block of 128 KiB or more by a system call
+of its own, and the top of the heap whenever it is as large. A node takes and frees
+megabytes for each wave and each flush; each page of it then comes anew from the kernel,
+which zeroes it, and on a virtual machine that costs more than writing to it. Measured over
+RocksDB, a memtable filled and flushed in bodies of 64 KiB: 2.2 ms of processor time a MiB,
+and 1.4 ms with this.
+
+The price: what a process once needed it keeps, up to its own limits (log cache, windows,
+block cache), until it ends.
+
+Source: mallopt(3).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8
+
+MMAP_THRESHOLD_BYTES = 32 << 20
+"""The most that glibc takes: a block of our hard limit, and RocksDB's arenas, are below."""
+
+TRIM_THRESHOLD_BYTES = 1 << 30
+"""Far above what a node's limits let it use."""
+
+ARENAS = 1
+"""All threads share one heap, so that what RocksDB's thread frees the loop may use. They
+seldom ask at the same time: they hold the interpreter's lock, or write to the disk."""
+
+
+def keep_memory() -> bool:
+    """Keep what is freed, in this process from now on; False where the machine has no such way."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False  # another C library: its ways are its own
+    options = (
+        (M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
+        (M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
+        (M_ARENA_MAX, ARENAS),
+    )
+    return all(mallopt(option, value) == 1 for option, value in options)
