@@ -86,7 +86,11 @@ class _Slot:
 
 
 class KernelAio:
-    """Writes to one descriptor, so many in flight; used on the loop that made it only."""
+    """Writes to one descriptor, so many in flight; used on the loop that made it only.
+
+    Attributes:
+        in_flight: writes that have not ended.
+    """
 
     def __init__(self, fd: int, depth: int) -> None:
         """
@@ -94,6 +98,7 @@ class KernelAio:
             AioUnavailable: see the class.
         """
         self._calls = _numbers()
+        self.in_flight = 0
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._syscall.restype = ctypes.c_long
         self._context = ctypes.c_ulong(0)
@@ -116,11 +121,6 @@ class KernelAio:
         """Whether one more write may be started."""
         return bool(self._free)
 
-    @property
-    def in_flight(self) -> int:
-        """Writes that have not ended."""
-        return len(self._slots) - len(self._free)
-
     def write(
         self, offset: int, length: int, parts: Sequence[Buffer], on_ended: OnEnded
     ) -> memoryview:
@@ -140,6 +140,7 @@ class KernelAio:
         iocb.offset = offset
         self._call(self._calls[3], self._context, ctypes.c_long(1), slot.iocb_at)
         self._free.pop()
+        self.in_flight += 1
         slot.on_ended = on_ended
         return view
 
@@ -166,8 +167,9 @@ class KernelAio:
             slot = self._slots[event.data]
             on_ended, slot.on_ended = slot.on_ended, None
             assert on_ended is not None, "what ends was begun"
+            self.in_flight -= 1  # before it is told: it may close this at the last one
             on_ended(event.result)
-            self._free.append(slot)
+            self._free.append(slot)  # and after: it may still look at the buffer
 
     def _call(self, number: int, *arguments: object) -> int:
         result: int = self._syscall(ctypes.c_long(number), *arguments)

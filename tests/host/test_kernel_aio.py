@@ -133,3 +133,26 @@ def test_threads_write_where_the_kernel_grants_no_more(
     monkeypatch.setattr(direct_file, "KernelAio", refuse)
     asyncio.run(scenario())
     assert not [t for t in threading.enumerate() if t.name.startswith("cordwood-write")]
+
+
+def test_whoever_is_told_of_the_last_end_may_close(ring: str) -> None:
+    """A file that was told of its last write did not close: that write still counted."""
+
+    async def scenario() -> None:
+        fd = os.open(ring, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
+        aio = KernelAio(fd, 2)
+        os.close(fd)
+        closed = asyncio.get_running_loop().create_future()
+
+        def on_ended(result: int) -> None:
+            assert result == 4096
+            if not aio.in_flight:
+                aio.close()
+                closed.set_result(None)
+
+        aio.write(0, 4096, [b"x"], on_ended)
+        aio.write(4096, 4096, [b"y"], on_ended)
+        async with asyncio.timeout(60):
+            await closed
+
+    asyncio.run(scenario())
