@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cordwood.block import Gap, GapKind
+from cordwood.block import Gap
 from cordwood.client.batches import BatchGatherer
 from cordwood.client.blocking import BlockingReader, BlockingStore
 from cordwood.client.senders import HeldBlock
 from cordwood.errors import Unreachable
 from cordwood.lsn import format_lsn
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.spark.gap_probe import HARMLESS
 from cordwood.spark.gap_rows import gap_row, with_gap_columns
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import GAP_COLUMNS
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 STALL_TIMEOUT_S = 120.0
 """How long a task waits for the next block: Spark's own patience (`spark.network.timeout`),
 and longer than a node's restart. Then it fails, and Spark may try it elsewhere."""
-
-_PASSED_OVER = frozenset({GapKind.BRIDGE, GapKind.HOLE})
-"""Nothing was ever acknowledged there."""
 
 Taken = Delivery[HeldBlock] | Gap
 
@@ -113,7 +111,7 @@ def tiled(
             if taken.first != expected:
                 raise AssertionError(_torn(read, expected, taken.first))
             expected = taken.last + 1
-            if fail_on_data_loss and isinstance(taken, Gap) and taken.kind not in _PASSED_OVER:
+            if fail_on_data_loss and isinstance(taken, Gap) and taken.kind not in HARMLESS:
                 kind = taken.kind.name
                 raise data_loss(read.log_id, read.name, taken.first, expected, kind)
             yield taken

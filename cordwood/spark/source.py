@@ -50,6 +50,7 @@ from pyspark.sql.types import (
 from cordwood.errors import BadSetting, Rejected
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, check_any, initial_places, stream_stops
+from cordwood.spark.gap_probe import check_whole
 from cordwood.spark.group import CursorKeeper, check_free
 from cordwood.spark.offsets import (
     Limits,
@@ -198,6 +199,13 @@ class _SliceReader:
 
 
 def _partitions(watch: Watch, slices: Sequence[Slice], options: SourceOptions) -> list[Any]:
+    """Tasks for these slices.
+
+    Raises:
+        DataLoss: records of them are gone, and that is a failure.
+    """
+    if options.fail_on_data_loss and not options.gaps:
+        check_whole(watch.store, watch.not_new(slices))
     planned = plan(
         watch.spans(slices),
         target_bytes=options.target_partition_bytes,

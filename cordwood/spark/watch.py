@@ -49,6 +49,7 @@ class Watch:
         self._options = options
         self._selected: dict[int, str] | None = None
         self._listed_at = 0.0
+        self._first_tails: dict[int, int] = {}
         self._epoch_end = lru_cache(maxsize=EPOCH_ENDS_KEPT)(self._ask_epoch_end)
 
     @property
@@ -80,7 +81,9 @@ class Watch:
 
     def tails(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
         """The last released LSN of each log, by number."""
-        return dict(zip(logs, self.store.tails(list(logs.values())), strict=True))
+        tails = dict(zip(logs, self.store.tails(list(logs.values())), strict=True))
+        self._note_tails(tails)
+        return tails
 
     def released(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
         """As `tails`, cheaper: a call to a node for all logs that it sequences.
@@ -88,7 +91,22 @@ class Watch:
         A sequencer that another one has replaced and that has not heard of it may tell less
         than there is, never more. So this is for polling, and `tails` for a last word.
         """
-        return dict(zip(logs, self.store.released(list(logs.values())), strict=True))
+        tails = dict(zip(logs, self.store.released(list(logs.values())), strict=True))
+        self._note_tails(tails)
+        return tails
+
+    def _note_tails(self, tails: Mapping[int, int]) -> None:
+        for log, tail in tails.items():
+            self._first_tails.setdefault(log, tail)
+
+    def not_new(self, slices: Sequence[Slice]) -> list[Slice]:
+        """Those that begin before where their log ended when this query first looked.
+
+        What was released since then is read within seconds: nobody trims or loses it before.
+        """
+        return [
+            each for each in slices if each.start <= self._first_tails.get(each.log_id, each.start)
+        ]
 
     def nodes_asked(self, logs: Mapping[int, str]) -> int:
         """Calls that `released` makes at most."""

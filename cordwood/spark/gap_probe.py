@@ -1,0 +1,62 @@
+"""What a query is to read is looked over before tasks are planned, so that a loss is told at once.
+
+A task that meets a gap fails, and Spark runs it again, several times, to meet it again. So the
+driver reads the ranges first, heads of blocks only, no payload: what was trimmed lies at the
+beginning and shows at the first block, what was lost shows where it was. For a long range that
+takes too long, and the tasks look at the rest: they check every LSN they read anyway.
+
+Source: research digest on PySpark 4.3, §8 ("raise on the driver at planning where possible").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from cordwood.block import Gap, GapKind
+from cordwood.client.blocking import BlockingStore
+from cordwood.errors import UnknownLog, Unreachable
+from cordwood.spark.offsets import data_loss
+from cordwood.spark.splitting import Slice
+
+PROBE_S = 1.0
+"""For all ranges of a batch together: some hundred thousand blocks, which is more than most
+micro-batches have, and little beside what reading more takes."""
+
+HARMLESS = frozenset({GapKind.BRIDGE, GapKind.HOLE})
+"""Nothing was ever acknowledged there."""
+
+
+def check_whole(store: BlockingStore, slices: Iterable[Slice], within_s: float = PROBE_S) -> None:
+    """Look over as many of the slices as time allows.
+
+    Raises:
+        DataLoss: records of one are gone; which log, from where, where it could go on, and why.
+    """
+    deadline = time.monotonic() + within_s
+    for each in slices:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return
+        gap = next(gaps_of(store, each, left_s), None)
+        if gap is not None:
+            raise data_loss(each.log_id, each.name, gap.first, gap.last + 1, gap.kind.name)
+
+
+def gaps_of(store: BlockingStore, read: Slice, within_s: float) -> Iterator[Gap]:
+    """The gaps of a slice in which records were, as far as they are found in time."""
+    deadline = time.monotonic() + within_s
+    try:
+        with store.read(read.name, read.start, read.stop - 1, payloads=False) as reader:
+            if reader.info.log_id != read.log_id:
+                return  # another log has the name by now; the task says so
+            for run in reader.block_runs(timeout_s=within_s):
+                yield from _losses(run)
+                if time.monotonic() >= deadline:
+                    return
+    except (Unreachable, UnknownLog):
+        return  # not a question of gaps: the tasks have more patience, and the words for it
+
+
+def _losses(run: Sequence[object]) -> list[Gap]:
+    return [each for each in run if isinstance(each, Gap) and each.kind not in HARMLESS]
