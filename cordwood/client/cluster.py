@@ -95,11 +95,10 @@ class LogInfo:
 
     def nodes_of(self, epoch: int) -> tuple[NodeId, ...]:
         """The nodes that may hold records of `epoch`; empty if that is not known."""
-        found: tuple[NodeId, ...] = ()
-        for each in self.history:
+        for each in reversed(self.history):
             if each.since <= epoch:
-                found = tuple(NodeId(node) for node in each.nodes)
-        return found
+                return tuple(map(NodeId, each.nodes))
+        return ()
 
     @property
     def all_nodes(self) -> tuple[NodeId, ...]:

@@ -153,7 +153,8 @@ class FrameParser:
         view = memoryview(data)
         while end - at >= FRAME_HEADER_BYTES:
             length, kind, flags, reserved, request, crc = _HEADER.unpack_from(data, at)
-            self._check(length, kind, flags, reserved)
+            if not self.greeted or flags or reserved or length > _LIMITS.get(kind, -1):
+                self._check(length, kind, flags, reserved)
             stop = at + FRAME_HEADER_BYTES + length
             if stop > end:
                 self._begin(view[at:], stop - at)

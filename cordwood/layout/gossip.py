@@ -31,10 +31,12 @@ Told = tuple[int, int, int, bool]
 
 def pack_gossip(words: Sequence[Told]) -> bytes:
     """A GOSSIP payload."""
-    return _HEAD.pack(len(words), 0) + b"".join(
-        _WORD.pack(node, age, incarnation, int(leaving), b"\0\0\0")
+    pack = _WORD.pack
+    packed = [
+        pack(node, age, incarnation, leaving, b"\0\0\0")
         for node, age, incarnation, leaving in words
-    )
+    ]
+    return b"".join((_HEAD.pack(len(words), 0), *packed))
 
 
 def read_gossip(payload: memoryview) -> list[Told]:

@@ -45,7 +45,8 @@ LATE_S_MAX = 10.0
 """How long after its caller gave up a write may still come: time for many more tries."""
 
 WATCH_POLL_S = 0.25
-"""As on SQLite."""
+"""The longest that a watch takes to hear of a write: as on SQLite, which is polled. Here
+nothing is: in a simulation, watches of nothing would be a quarter of all that happens."""
 
 LATE_WRITES_MAX = 1_000
 """Writes that may be under way to nobody; further ones are dropped, as a store would."""
@@ -78,6 +79,7 @@ class MemoryData:
         self.values: dict[str, Versioned] = {}
         self.last_version = 0
         self._late: list[LateWrite] = []
+        self._news = asyncio.Event()
 
     def listed(self, prefix: str) -> list[tuple[str, Versioned]]:
         """Keys that begin with `prefix`, sorted."""
@@ -93,12 +95,29 @@ class MemoryData:
             del self.values[key]
         else:
             self.values[key] = Versioned(value, self.last_version)
+        self.tell_watches()
         return self.last_version
+
+    def tell_watches(self) -> None:
+        """Wake those who wait for news: something may be another way than they think."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def wait_news(self, until: float) -> None:
+        """Wait until something was written, or a late write is due, or `until` has come."""
+        news = self._news
+        first = min((write.due_s for write in self._late), default=until)
+        try:
+            async with asyncio.timeout_at(min(first, until)):
+                await news.wait()
+        except TimeoutError:
+            return
 
     def put_off(self, write: LateWrite) -> None:
         """Have `write` come when it is due."""
         if len(self._late) < LATE_WRITES_MAX:
             self._late.append(write)
+            self.tell_watches()
 
     def take_due(self, now_s: float) -> list[LateWrite]:
         """The late writes that are due by now, in order; each is given once."""
@@ -127,13 +146,23 @@ class MemoryMetadata:
     ) -> None:
         self.data = data if data is not None else MemoryData()
         self.delay_s = DELAY_S
-        self.is_out = False
         self.answer_loss = 0.0
         self._values = self.data.values
         self._chance = chance
         self._deadline_s = deadline_s
         self._closed = False
+        self._is_out = False
         self._leases = EntryLeases(self, _loop_us, chance.randbytes)
+
+    @property
+    def is_out(self) -> bool:
+        """Whether no call is answered."""
+        return self._is_out
+
+    @is_out.setter
+    def is_out(self, is_out: bool) -> None:
+        self._is_out = is_out
+        self.data.tell_watches()  # they are calls as well, and get no answer
 
     async def get(self, key: str) -> Versioned | None:
         """See `MetadataStore`."""
@@ -175,7 +204,10 @@ class MemoryMetadata:
             left = until - loop.time()
             if mark != seen or left <= 0:
                 return mark
-            await asyncio.sleep(min(left, WATCH_POLL_S))
+            if mark == self.data.last_version:
+                await self.data.wait_news(until)
+            left = max(0.0, until - loop.time())
+            await asyncio.sleep(min(left, self._chance.uniform(0, WATCH_POLL_S)))
 
     async def take_lease(self, key: str, value: bytes, ttl_s: float) -> bool:
         """See `MetadataStore`; by the loop's clock."""
@@ -192,6 +224,7 @@ class MemoryMetadata:
     async def close(self) -> None:
         """See `MetadataStore`; what is stored stays."""
         self._closed = True
+        self.data.tell_watches()
 
     def _set(self, key: str, value: bytes | None, expected: int) -> int | None:
         """The instant at which a write takes effect, whoever is told of it."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cordwood.nodes import NodeId
 
@@ -43,8 +44,7 @@ class NodeState(enum.Enum):
     DEAD = "dead"
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """What one node says of one node.
 
     Attributes:
@@ -53,7 +53,7 @@ class Word:
         leaving: it said that it goes.
     """
 
-    node: NodeId
+    node: int
     age: int
     incarnation: int
     leaving: bool = False
@@ -86,47 +86,56 @@ class FailureDetector:
         self._node = node
         self._incarnation = incarnation
         self._limits = limits
-        self._words: dict[NodeId, Word] = {}
+        # By node: the tick of its last sign of life, so that a tick ages all of them at once.
+        self._heard: dict[int, int] = {}
+        self._incarnations: dict[int, int] = {}
+        self._leavers: set[int] = set()
         self._ticks = 0
         self._told = 0
         self._leaving = False
 
     def want(self, incarnations: Mapping[NodeId, int]) -> None:
         """These are the members, with the incarnations that the metadata store knows."""
-        self._words = {
-            node: self._words.get(node) or Word(node, 0, incarnations[node])
-            for node in sorted(incarnations)
-            if node != self._node
+        others = [node for node in sorted(incarnations) if node != self._node]
+        self._heard = {node: self._heard.get(node, self._ticks) for node in others}
+        self._incarnations = {
+            node: self._incarnations.get(node, incarnations[node]) for node in others
         }
+        self._leavers.intersection_update(others)
 
     def tick(self) -> list[Word]:
         """Time goes on by one tick; what to tell one of the others."""
         self._ticks += 1
-        for node, word in self._words.items():
-            older = min(word.age + 1, AGE_MAX)
-            self._words[node] = Word(node, older, word.incarnation, word.leaving)
         return self.words()
 
     def words(self) -> list[Word]:
         """What this node says now, of itself first."""
-        return [
-            Word(self._node, 0, self._incarnation, self._leaving),
-            *self._words.values(),
-        ]
+        words = [Word(self._node, 0, self._incarnation, self._leaving)]
+        for node, heard in self._heard.items():
+            age = min(self._ticks - heard, AGE_MAX)
+            words.append(Word(node, age, self._incarnations[node], node in self._leavers))
+        return words
 
-    def on_words(self, words: Iterable[Word]) -> None:
-        """Another node tells what it knows; of those who are no members here nothing is kept."""
+    def on_words(self, words: Iterable[tuple[int, int, int, bool]]) -> None:
+        """Another node tells what it knows; of those who are no members here nothing is kept.
+
+        Args:
+            words: each a `Word`, or a plain tuple of the same.
+        """
         self._told += 1
-        for word in words:
-            held = self._words.get(word.node)
-            if held is None or word.incarnation < held.incarnation:
+        for node, age, incarnation, leaving in words:
+            known = self._incarnations.get(node)
+            if known is None or incarnation < known:
                 continue
-            if word.incarnation > held.incarnation:
-                self._words[word.node] = word
-            else:
-                leaving = held.leaving or word.leaving
-                age = min(held.age, word.age)
-                self._words[word.node] = Word(word.node, age, word.incarnation, leaving)
+            heard = self._ticks - age
+            if incarnation > known:
+                self._incarnations[node] = incarnation
+                self._heard[node] = heard
+                self._leavers.discard(node)
+            elif heard > self._heard[node]:
+                self._heard[node] = heard
+            if leaving:
+                self._leavers.add(node)
 
     def leave(self) -> None:
         """This node goes: so say all its words from now on."""
@@ -139,20 +148,30 @@ class FailureDetector:
 
     def state(self, node: NodeId) -> NodeState:
         """What `node` is to this one; a node it knows nothing of is alive."""
-        word = self._words.get(node)
-        if word is None:
+        heard = self._heard.get(node)
+        if heard is None:
             return NodeState.ALIVE
-        if word.leaving:
+        if node in self._leavers:
             return NodeState.DEAD
-        if not self.is_trusted or word.age <= self._limits.suspect_ticks:
+        age = self._ticks - heard
+        if not self.is_trusted or age <= self._limits.suspect_ticks:
             return NodeState.ALIVE
-        return NodeState.DEAD if word.age > self._limits.dead_ticks else NodeState.SUSPECT
+        return NodeState.DEAD if age > self._limits.dead_ticks else NodeState.SUSPECT
 
     def nodes(self, *states: NodeState) -> frozenset[NodeId]:
         """The other nodes that are in one of these states."""
-        return frozenset(node for node in self._words if self.state(node) in states)
+        if NodeState.ALIVE not in states and self._are_all_alive:
+            return frozenset()  # asked at every tick, and mostly so
+        members = map(NodeId, self._heard)
+        return frozenset(node for node in members if self.state(node) in states)
+
+    @property
+    def _are_all_alive(self) -> bool:
+        oldest = self._ticks - min(self._heard.values(), default=self._ticks)
+        return not self._leavers and oldest <= self._limits.suspect_ticks
 
     @property
     def is_isolated(self) -> bool:
         """Whether there are others, and all of them are dead."""
-        return bool(self._words) and all(self.state(node) is NodeState.DEAD for node in self._words)
+        members = map(NodeId, self._heard)
+        return bool(self._heard) and all(self.state(n) is NodeState.DEAD for n in members)

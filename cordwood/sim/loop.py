@@ -62,6 +62,9 @@ UNHANDLED_MAX = 100
 CLOSE_TRIES_MAX = 100
 """Times that a buried coroutine is closed: one that awaits in `finally` refuses once for each."""
 
+_end_sleep: Callable[..., object] = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
+"""What `asyncio.sleep` sets a timer for."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -120,6 +123,7 @@ class SimLoop(LoopWithoutMachine):
         director: the process of everything outside the simulated ones.
         unhandled: contexts of exceptions that nobody handled, the first UNHANDLED_MAX.
         callbacks_run: steps so far.
+        now: virtual time in s; `time()` for those who count every call.
     """
 
     def __init__(
@@ -131,7 +135,7 @@ class SimLoop(LoopWithoutMachine):
         self.callbacks_run = 0
         self._schedule = schedule
         self._instant_callbacks_max = instant_callbacks_max
-        self._now = 0.0
+        self.now = 0.0
         self._runnable: list[Process] = []  # each has something ready, and is running
         self._timers: list[tuple[float, int, SimHandle]] = []
         self._timers_cancelled = 0
@@ -199,7 +203,7 @@ class SimLoop(LoopWithoutMachine):
     # ---- scheduling ----
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
     def call_soon(
         self,
@@ -236,7 +240,7 @@ class SimLoop(LoopWithoutMachine):
         *args: *Args,
         context: contextvars.Context | None = None,
     ) -> SimHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(
         self,
@@ -245,7 +249,7 @@ class SimLoop(LoopWithoutMachine):
         *args: *Args,
         context: contextvars.Context | None = None,
     ) -> SimHandle:
-        if when <= self._now:
+        if when <= self.now:
             handle = self.call_soon(callback, *args, context=context)
             handle._when = when
             return handle
@@ -259,6 +263,14 @@ class SimLoop(LoopWithoutMachine):
         handle._loop = self
         heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
         return handle
+
+    def set_timer(self, when: float, process: Process, callback: Callable[[], object]) -> None:
+        """As `call_at`, for what the machine does to `process`; it cannot be cancelled."""
+        handle = SimHandle(callback, (), process.context, process)
+        handle._when = when
+        handle._scheduled = True
+        handle._loop = self
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
 
     def create_future(self) -> asyncio.Future[Any]:
         return SimFuture(self, self._future_numbers)
@@ -360,7 +372,9 @@ class SimLoop(LoopWithoutMachine):
                 gc.enable()
 
     def _run(self) -> None:
-        runnable, draw, step = self._runnable, self._schedule.random, self.trace.step
+        runnable, draw = self._runnable, self._schedule.random
+        # A tenth of a simulation's time if it were a call: a task is its number here.
+        append, number_of = self.trace.append, self.trace.number_of
         before_instant = self.callbacks_run
         while not self._stopping:
             if not runnable:
@@ -379,7 +393,11 @@ class SimLoop(LoopWithoutMachine):
             if handle._cancelled:
                 continue
             callback = handle._callback
-            step(self._now, process.number, callback)
+            owner = getattr(callback, "__self__", None)
+            if type(owner) is SimTask:
+                append(process.number ^ owner.number)
+            else:
+                append(process.number ^ number_of(callback))
             try:
                 handle._context.run(callback, *handle._args)
             except (SystemExit, KeyboardInterrupt):
@@ -389,7 +407,7 @@ class SimLoop(LoopWithoutMachine):
             self.callbacks_run = run = self.callbacks_run + 1
             if run - before_instant > self._instant_callbacks_max:
                 count = run - before_instant
-                raise Livelock(f"{count} callbacks at {self._now:g} s; last {handle!r}")
+                raise Livelock(f"{count} callbacks at {self.now:g} s; last {handle!r}")
             if run % COLLECT_EVERY_CALLBACKS == 0:
                 gc.collect(1)
                 self.trace.flush()
@@ -401,15 +419,20 @@ class SimLoop(LoopWithoutMachine):
             heapq.heappop(timers)
             self._timers_cancelled -= 1
         if not timers:
-            raise Deadlock(f"nothing is ready and no timer is set at {self._now:g} s")
-        self._now = timers[0][0]
-        while timers and timers[0][0] <= self._now:
+            raise Deadlock(f"nothing is ready and no timer is set at {self.now:g} s")
+        self.now = now = timers[0][0]
+        self.trace.append(now)
+        while timers and timers[0][0] <= now:
             handle = heapq.heappop(timers)[2]
             handle._scheduled = False
             if handle._cancelled:
                 self._timers_cancelled -= 1
                 continue
             process = handle.process
+            if handle._callback is _end_sleep and process.state is ProcessState.RUNNING:
+                # It does nothing but wake its task, which is a step of its own.
+                _end_sleep(*handle._args)
+                continue
             # Of a paused or dead process too: there it waits.
             process.ready.append(handle)
             if not process.queued and process.state is ProcessState.RUNNING:

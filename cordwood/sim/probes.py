@@ -114,7 +114,7 @@ PROBES: Mapping[str, str] = MappingProxyType({
 """Every probe that some ordinary run can hit, and what it means."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sight:
     """One call of a watched function: its arguments, and what it returned.
 
@@ -320,6 +320,7 @@ def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
 def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> Any:
     first = [watch for watch in watches if watch.before]
     then = [watch for watch in watches if not (watch.before or watch.raises)]
+    raised = [watch for watch in watches if watch.raises is not None]
 
     def look(at: Sequence[Watch], sight: Sight) -> None:
         for watch in at:
@@ -327,7 +328,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
                 counts[watch.probe] += 1
 
     def fail(error: CordwoodError) -> None:
-        for watch in watches:
+        for watch in raised:
             if watch.raises is not None and isinstance(error, watch.raises):
                 counts[watch.probe] += 1
 
@@ -342,13 +343,19 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
         return result
 
     def seen(*args: Any, **named: Any) -> Any:
-        look(first, Sight(args))
-        try:
+        # Some are called for every frame, so that what is not asked for is not done.
+        if first:
+            look(first, Sight(args))
+        if not raised:
             result = original(*args, **named)
-        except CordwoodError as error:
-            fail(error)
-            raise
-        look(then, Sight(args, result))
+        else:
+            try:
+                result = original(*args, **named)
+            except CordwoodError as error:
+                fail(error)
+                raise
+        if then:
+            look(then, Sight(args, result))
         return result
 
     return seen_async if inspect.iscoroutinefunction(original) else seen

@@ -14,32 +14,29 @@ import sys
 import zlib
 from collections.abc import Callable
 
-from cordwood.sim.task import SimTask
-
 
 class Trace:
-    """The running hash of one simulation."""
+    """The running hash of one simulation.
+
+    Attributes:
+        append: adds a number, of a size that a double holds exactly, or a time in s. For
+            the loop, which adds what it runs at each step.
+    """
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         # Doubles hold virtual times and whole numbers below 2**53 alike.
         self._entries = array.array("d")
-        self._append = self._entries.append
+        self.append = self._entries.append
         self._name_numbers: dict[str, int] = {}
 
-    def step(self, now: float, process_number: int, callback: Callable[..., object]) -> None:
-        """Add one callback about to run: a task by its number, a function by its name."""
-        append = self._append
-        append(now)
-        owner = getattr(callback, "__self__", None)
-        if type(owner) is SimTask:
-            number = owner.number
-        else:
-            # Half of all steps, each a few names: found here without a call.
-            name = getattr(callback, "__qualname__", None)
-            found = self._name_numbers.get(name) if name else None
-            number = self._number_of(callback) if found is None else found
-        append(process_number ^ number)
+    def number_of(self, callback: Callable[..., object]) -> int:
+        """What stands for a callback that is no task's: a number of its name."""
+        name = getattr(callback, "__qualname__", None) or type(callback).__name__
+        number = self._name_numbers.get(name)
+        if number is None:
+            number = self._name_numbers[name] = zlib.crc32(name.encode())
+        return number
 
     def note(self, value: int) -> None:
         """Add a fact of the simulated machine, such as a checksum of delivered bytes.
@@ -47,7 +44,7 @@ class Trace:
         Args:
             value: 0 to 2**53 - 1.
         """
-        self._append(value)
+        self.append(value)
 
     def flush(self) -> None:
         """Hash what was gathered. Called every so often, so that it stays small."""
@@ -60,10 +57,3 @@ class Trace:
         """The hash so far, 32 hex digits."""
         self.flush()
         return self._hash.hexdigest()
-
-    def _number_of(self, callback: Callable[..., object]) -> int:
-        name = getattr(callback, "__qualname__", None) or type(callback).__name__
-        number = self._name_numbers.get(name)
-        if number is None:
-            number = self._name_numbers[name] = zlib.crc32(name.encode())
-        return number

@@ -164,35 +164,41 @@ class Pipe:
             segment = network.draw_corruption(link, segment)
         length = len(segment)
         self._flight_bytes += length
-        now = network.loop.time()
-        self._wire_free_at = max(now, self._wire_free_at) + length / link.bytes_per_s
-        self._schedule(self._wire_free_at - now + network.links.delay(link))
+        now, free_at = network.loop.now, self._wire_free_at
+        self._wire_free_at = free_at = (free_at if free_at > now else now) + (
+            length / link.bytes_per_s
+        )
+        self._schedule(free_at - now + network.links.delay(link))
         self._flight.append((self._last_arrival, segment))
 
     def _schedule(self, delay: float) -> None:
-        loop = self._network.loop
-        self._last_arrival = max(self._last_arrival, loop.time() + delay)
-        process = self._network.process if self.target.process.dead else self.target.process
-        loop.call_at(self._last_arrival, self._arrive, context=process.context)
+        network = self._network
+        arrival = network.loop.now + delay
+        if arrival < self._last_arrival:
+            arrival = self._last_arrival
+        self._last_arrival = arrival
+        process = self.target.process
+        network.loop.set_timer(arrival, network.process if process.dead else process, self._arrive)
 
     def _arrive(self) -> None:
-        now, flight = self._network.loop.time(), self._flight
+        network, flight = self._network, self._flight
+        now, target = network.loop.now, self.target
         if not flight or flight[0][0] > now:
             return  # it came with the one before, or the connection was reset
-        if not self._network.links.is_open(self.source.host, self.target.host):
+        if not network.links.is_open(self.source.host, target.host):
             self._stalled += 1
-            self._network.wait_for_mending(self)
+            network.wait_for_mending(self)
             return
         segment = flight.popleft()[1]
-        if self.target.gone:
+        if target.gone:
             # Nobody has this connection any more, and the kernel there says so.
             if segment is not _FIN:
                 self.shut()
-                self._network.send_reset(self.source)
+                network.send_reset(self.source)
             return
         if flight and segment:
             segment = self._merged(segment, now)
-        self.target.receive(segment)
+        target.receive(segment)
 
     def _merged(self, segment: bytes, now: float) -> bytes:
         """With `segment`, perhaps, what arrived at the same instant behind it."""
@@ -313,8 +319,12 @@ class SimTransport(asyncio.Transport):
             self._unread.append(segment)
             self.inbound.consumed(len(segment))
             return
+        is_next = self._reading and not self._read_due and self._handler is not None
+        if is_next and segment and not self._unread and not self._ended:
+            self._hand_over(segment)
+            return
         self._unread.append(segment)
-        if self._reading and not self._read_due and self._handler is not None:
+        if is_next:
             self._read()
 
     def on_room(self) -> None:
@@ -369,6 +379,10 @@ class SimTransport(asyncio.Transport):
             if len(chunk) + len(self._unread[0]) > READ_BYTES_MAX:
                 break
             chunk += self._unread.popleft()
+        self._hand_over(chunk)
+
+    def _hand_over(self, chunk: bytes) -> None:
+        """Give the handler a chunk, or as much of it as it has made room for."""
         into = None if self._receiver is None else self._receiver.receive_into()
         if into is not None and len(chunk) > len(into):
             self._unread.appendleft(chunk[len(into) :])

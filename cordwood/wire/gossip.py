@@ -9,7 +9,7 @@ Source: LogDevice digest 2.12; the rule is `protocol.failure_detector`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from cordwood.layout.frame import Frame, Kind
@@ -85,33 +85,30 @@ class Gossip:
         Raises:
             Malformed: it is damaged.
         """
-        told = read_gossip(frame.payload)
-        self._detector.on_words(
-            Word(NodeId(node), age, incarnation, leaving)
-            for node, age, incarnation, leaving in told
-        )
+        self._detector.on_words(read_gossip(frame.payload))
 
     async def run(self) -> None:
         """Tick until cancelled."""
         while True:
             await asyncio.sleep(self._tick_s)
-            self._detector.tick()
-            up = [node for node in self._peers.up if node != self._node]
+            words = self._detector.tick()
+            up = self._others()
             if up:
-                self._tell(up[int(self._random.random() * len(up))])
+                self._tell(up[int(self._random.random() * len(up))], words)
             self._on_tick()
 
     def leave(self) -> None:
         """Tell every peer that this node goes."""
         self._detector.leave()
-        for node in self._peers.up:
-            if node != self._node:
-                self._tell(node)
+        words = self._detector.words()
+        for node in self._others():
+            self._tell(node, words)
 
-    def _tell(self, node: NodeId) -> None:
+    def _others(self) -> list[NodeId]:
+        return [node for node in self._peers.up if node != self._node]
+
+    def _tell(self, node: NodeId, words: Sequence[Word]) -> None:
         connection = self._peers.get(node)
         if connection is None or connection.backlog_bytes > BACKLOG_BYTES_MAX:
             return
-        words = self._detector.words()
-        payload = pack_gossip([(w.node, w.age, w.incarnation, w.leaving) for w in words])
-        connection.send(Kind.GOSSIP, 0, (payload,))
+        connection.send(Kind.GOSSIP, 0, (pack_gossip(words),))
