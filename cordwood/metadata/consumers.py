@@ -81,7 +81,7 @@ class Consumers:
     async def get(self, name: str) -> Group:
         """A consumer; one that nobody made has nothing. One round trip."""
         found = await self._store.get(_key(name))
-        return _decode(name, found.value if found else None)
+        return read_group(name, found.value if found else None)
 
     async def names(self) -> list[str]:
         """Every consumer, by name."""
@@ -98,13 +98,13 @@ class Consumers:
         """
 
         def decide_entry(found: bytes | None) -> bytes | None:
-            group = _decode(name, found)
+            group = read_group(name, found)
             wanted = decide(group)
             if len(wanted.members) > MEMBERS_MAX or len(wanted.positions) > LOGS_MAX:
                 raise BadSetting(f"{name} may have {MEMBERS_MAX} members and {LOGS_MAX} logs")
             return None if wanted == group else _encode(wanted)
 
-        return _decode(name, await change_repeatably(self._store, _key(name), decide_entry))
+        return read_group(name, await change_repeatably(self._store, _key(name), decide_entry))
 
 
 def _key(name: str) -> str:
@@ -122,7 +122,12 @@ def _encode(group: Group) -> bytes:
     )
 
 
-def _decode(name: str, value: bytes | None) -> Group:
+def read_group(name: str, value: bytes | None) -> Group:
+    """A consumer as the store holds it; None for one that nobody made.
+
+    Raises:
+        Malformed: the entry cannot be read.
+    """
     if value is None:
         return Group()
     entry = read_json(value, _Entry, f"the consumer {name}")

@@ -285,6 +285,20 @@ def _stalls_then_kill(nodes: tuple[int, ...], start_s: float, chance: random.Ran
     return [*faults, Fault("crash", (SEQUENCER,), kill_s, chance.uniform(0.1, 1.0))]
 
 
+def _half_heard_then_kill(
+    nodes: tuple[int, ...], start_s: float, chance: random.Random
+) -> list[Fault]:
+    """The sequencer dies soon after some nodes went out of its reach, three times: of what it
+    had in flight a run may be stored nowhere though later ones are, and leaves a hole."""
+    faults = []
+    for turn in range(3):
+        at_s = start_s + 4.0 * turn
+        away = tuple(sorted(chance.sample(nodes, max(1, len(nodes) // 2))))
+        faults.append(Fault("partition", away, at_s, chance.uniform(1.0, 3.0)))
+        faults.append(Fault("crash", (SEQUENCER,), at_s + chance.uniform(0.02, 0.4), 0.3))
+    return faults
+
+
 def _usurp(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
     """The clients cannot reach the sequencer and start another; all nodes but the old one
     restart; then the clients find the old one again, which knows of nothing."""
@@ -346,6 +360,7 @@ SCENES: dict[str, Scene] = {
     "pause_kill": _pause_kill,
     "swizzle": _swizzle,
     "stalls_then_kill": _stalls_then_kill,
+    "half_heard_then_kill": _half_heard_then_kill,
     "usurp": _usurp,
     "rolling": _rolling,
     "blackout": _blackout,

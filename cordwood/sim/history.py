@@ -27,17 +27,47 @@ Source: research "reliability", §3 ("Checkers in Python").
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, TypeAlias
 
-import crc32c
 import msgspec
 
 from cordwood.block import Buffer, GapKind
 from cordwood.errors import Malformed, Overloaded, Rejected, Retryable
-from cordwood.lsn import EPOCH_MAX, LSN_MAX
+from cordwood.sim.events import (
+    FORMAT,
+    GIVEN_UP,
+    AppendFailed,
+    AppendInvoked,
+    AppendOk,
+    AppendUnknown,
+    BlockStored,
+    CallFailed,
+    CleanEpochSet,
+    DiskGiven,
+    DumpedSlots,
+    EndReason,
+    EpochTaken,
+    Event,
+    FaultEased,
+    FaultsHealed,
+    FaultStruck,
+    GapDelivered,
+    GroupChanged,
+    Idled,
+    NodeDumped,
+    NodeStarted,
+    PayloadMark,
+    PositionsSaved,
+    ReadEnded,
+    ReadStarted,
+    RecordDelivered,
+    Released,
+    RunStarted,
+    SlotKind,
+    TailAnswered,
+    mark_payload,
+)
 from cordwood.sim.payload import identify, make_payload
 
 __all__ = [
@@ -58,11 +88,13 @@ __all__ = [
     "FaultStruck",
     "FaultsHealed",
     "GapDelivered",
+    "GroupChanged",
     "HistoryRecorder",
     "Idled",
     "NodeDumped",
     "NodeStarted",
     "PayloadMark",
+    "PositionsSaved",
     "ReadEnded",
     "ReadStarted",
     "RecordDelivered",
@@ -77,336 +109,8 @@ __all__ = [
     "to_jsonl",
 ]
 
-FORMAT = 1
-"""Version of the form; a reader of another version refuses."""
-
 EVENTS_MAX = 10_000_000
 """Events one recorder takes: about 3 GiB, past which a run should be cut in two."""
-
-GIVEN_UP = "GivenUp"
-"""The error of an append whose caller did not wait for its end: it was cancelled, it
-died, or it closed its client. That is no word on whether the cluster works."""
-
-TimeUs: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-LsnValue: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LSN_MAX)]
-EpochValue: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
-Crc: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
-
-
-class PayloadMark(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a history keeps of a payload.
-
-    Attributes:
-        id: `client/sequence`, None if the bytes did not identify.
-        crc: CRC32C of all its bytes.
-        length: its bytes.
-    """
-
-    id: str | None
-    crc: Crc
-    length: Annotated[int, msgspec.Meta(ge=0)]
-
-
-def mark_payload(payload: Buffer) -> PayloadMark:
-    """Take the mark of a payload as it was sent or received."""
-    return PayloadMark(identify(payload), crc32c.crc32c(payload), len(payload))
-
-
-class _Event(
-    msgspec.Struct,
-    frozen=True,
-    gc=False,
-    tag_field="event",
-    tag=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-):
-    """Common to all: when it was recorded, in µs of the run's one clock."""
-
-    time_us: TimeUs
-
-
-class RunStarted(_Event, frozen=True, gc=False, tag="run-started"):
-    """First of every history: what the run promises.
-
-    Attributes:
-        copies, racks, wider: the replication of every log in it; `wider` by scope above
-            the rack.
-        beyond_tolerance: whether the faults may destroy more copies than the
-            replication survives, so that data loss may be reported (exactly).
-        seed: of a simulation, None elsewhere.
-        format: FORMAT.
-    """
-
-    copies: int = 3
-    racks: int = 1
-    beyond_tolerance: bool = False
-    seed: int | None = None
-    format: int = FORMAT
-    wider: dict[str, int] = {}
-
-
-class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
-    """A client asked for `payloads` to be appended, in this order.
-
-    Attributes:
-        op: number of the call, unique in the history.
-        client: who called.
-        log: the log's number.
-        payloads: one mark a record, at least one.
-        session: run of calls of this client whose submission order must hold; a
-            client that reconnects on purpose or restarts takes another number.
-        timeout_us: the call's deadline, 0 if it is not known.
-        atomic: the records are one group: all of them or none, one behind the other.
-    """
-
-    op: int
-    client: str
-    log: int
-    payloads: Annotated[tuple[PayloadMark, ...], msgspec.Meta(min_length=1)]
-    session: int = 0
-    timeout_us: TimeUs = 0
-    atomic: bool = False
-
-
-class AppendOk(_Event, frozen=True, gc=False, tag="append-ok"):
-    """Acknowledged: `lsns` has one LSN for each payload, in their order."""
-
-    op: int
-    lsns: tuple[LsnValue, ...]
-
-
-class AppendFailed(_Event, frozen=True, gc=False, tag="append-failed"):
-    """Definitely not stored; `error` is the error's class name."""
-
-    op: int
-    error: str
-
-
-class AppendUnknown(_Event, frozen=True, gc=False, tag="append-unknown"):
-    """It may or may not be stored; `error` is the error's class name, or GIVEN_UP."""
-
-    op: int
-    error: str
-
-
-class ReadStarted(_Event, frozen=True, gc=False, tag="read-started"):
-    """A reader starts at `start`, to read up to and including `until` (None: for ever)."""
-
-    reader: str
-    log: int
-    start: LsnValue
-    until: LsnValue | None = None
-
-
-class RecordDelivered(_Event, frozen=True, gc=False, tag="record"):
-    """A reader was given a record."""
-
-    reader: str
-    lsn: LsnValue
-    payload: PayloadMark
-
-
-class GapDelivered(_Event, frozen=True, gc=False, tag="gap"):
-    """A reader was given a gap `[first, last]`, both ends included."""
-
-    reader: str
-    first: LsnValue
-    last: LsnValue
-    kind: GapKind
-
-
-class EndReason(enum.Enum):
-    """Why a read ended."""
-
-    UNTIL = "until"
-    """It delivered all of `[start, until]`."""
-    TAIL = "tail"
-    """The workload had stopped appending, and the reader had caught up."""
-    STOPPED = "stopped"
-    ERROR = "error"
-
-
-class ReadEnded(_Event, frozen=True, gc=False, tag="read-ended"):
-    """A read is over; `error` is the class name of what ended it, if an error did."""
-
-    reader: str
-    reason: EndReason
-    error: str = ""
-
-
-class EpochTaken(_Event, frozen=True, gc=False, tag="epoch-taken"):
-    """The epoch store gave `epoch` of `log` to a sequencer on `node`."""
-
-    log: int
-    epoch: EpochValue
-    node: int
-
-
-class CleanEpochSet(_Event, frozen=True, gc=False, tag="clean-epoch-set"):
-    """The epoch store noted that `epoch` and all before are recovered.
-
-    Attributes:
-        tail: LSN of the epoch's last record; (epoch, 0) or less if it has none.
-    """
-
-    log: int
-    epoch: EpochValue
-    tail: LsnValue
-
-
-class Released(_Event, frozen=True, gc=False, tag="released"):
-    """A sequencer (named `by`, one name an activation) released all up to `lsn`."""
-
-    log: int
-    lsn: LsnValue
-    by: str
-
-
-class TailAnswered(_Event, frozen=True, gc=False, tag="tail"):
-    """A client that asked for the tail at `invoked_us` was told `lsn`."""
-
-    client: str
-    log: int
-    lsn: LsnValue
-    invoked_us: TimeUs
-
-
-class CallFailed(_Event, frozen=True, gc=False, tag="call-failed"):
-    """A client's call that is neither an append nor a read ended with an error.
-
-    Attributes:
-        call: the method's name ("tail", "connect", …).
-        error: the error's class name.
-    """
-
-    client: str
-    call: str
-    error: str
-
-
-class FaultStruck(_Event, frozen=True, gc=False, tag="fault"):
-    """A fault begins: its kind ("crash", "partition", …), the nodes hit, more in words."""
-
-    kind: str
-    nodes: tuple[int, ...] = ()
-    text: str = ""
-
-
-class FaultEased(_Event, frozen=True, gc=False, tag="fault-eased"):
-    """One fault is over, others may go on."""
-
-    kind: str
-    nodes: tuple[int, ...] = ()
-    text: str = ""
-
-
-class NodeStarted(_Event, frozen=True, gc=False, tag="node-started"):
-    """A node runs (again); `rack` is its rack's full name: its location."""
-
-    node: int
-    incarnation: int = 0
-    rack: str = ""
-
-
-class DiskGiven(_Event, frozen=True, gc=False, tag="disk-given"):
-    """A machine was given a disk; `own` if it is the one that its node has written."""
-
-    node: int
-    own: bool
-
-
-class BlockStored(_Event, frozen=True, gc=False, tag="stored"):
-    """A node says that a block or plug of a log is durable: `[first, last]`, both included."""
-
-    node: int
-    log: int
-    first: LsnValue
-    last: LsnValue
-
-
-class Idled(_Event, frozen=True, gc=False, tag="idled"):
-    """Nobody wanted anything for a while, and the nodes did this much all the same.
-
-    Attributes:
-        nodes: how many ran.
-        length_us: for how long.
-        callbacks: steps of all nodes' event loops together.
-    """
-
-    nodes: int
-    length_us: TimeUs
-    callbacks: int
-
-
-class FaultsHealed(_Event, frozen=True, gc=False, tag="healed"):
-    """From here on there are no faults: liveness is owed."""
-
-
-class SlotKind(enum.Enum):
-    """What a node holds at a slot."""
-
-    DATA = "data"
-    HOLE = "hole"
-    BRIDGE = "bridge"
-
-
-class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One block on a node's disk.
-
-    Attributes:
-        first, last: its LSNs, both ends included.
-        kind: data, hole or bridge.
-        payloads: one mark a record of a data block, () if the body was not decoded.
-        crc: CRC32C of the uncompressed body, 0 for plugs.
-        intact: whether every check of this copy passed.
-        seal_epoch: epoch of the recovery that wrote it, 0 if a sequencer did.
-        wave: 1 for the first try to store it.
-    """
-
-    first: LsnValue
-    last: LsnValue
-    kind: SlotKind
-    payloads: tuple[PayloadMark, ...] = ()
-    crc: Crc = 0
-    intact: bool = True
-    seal_epoch: EpochValue = 0
-    wave: int = 1
-
-
-class NodeDumped(_Event, frozen=True, gc=False, tag="node-dumped"):
-    """All that a node holds of one log when the run is over; `rack` as in `NodeStarted`."""
-
-    node: int
-    rack: str
-    log: int
-    slots: tuple[DumpedSlots, ...]
-
-
-Event: TypeAlias = (
-    RunStarted
-    | AppendInvoked
-    | AppendOk
-    | AppendFailed
-    | AppendUnknown
-    | ReadStarted
-    | RecordDelivered
-    | GapDelivered
-    | ReadEnded
-    | EpochTaken
-    | CleanEpochSet
-    | Released
-    | TailAnswered
-    | CallFailed
-    | FaultStruck
-    | FaultEased
-    | NodeStarted
-    | DiskGiven
-    | BlockStored
-    | Idled
-    | FaultsHealed
-    | NodeDumped
-)
 
 
 def _plain(value: object) -> int:
@@ -505,12 +209,32 @@ class HistoryRecorder:
         session: int = 0,
         timeout_s: float = 0.0,
         atomic: bool = False,
+        producer: tuple[int, int] = (0, 0),
+        expected_tail: int | None = None,
     ) -> int:
-        """Note a call before it is made; the number returned names it from now on."""
+        """Note a call before it is made; the number returned names it from now on.
+
+        Args:
+            producer: its id and epoch, zeros for none.
+        """
         op = next(self._ops)
         marks = tuple(mark_payload(payload) for payload in payloads)
         timeout_us = round(timeout_s * 1e6)
-        self.add(AppendInvoked(self._now_us(), op, client, log, marks, session, timeout_us, atomic))
+        expected = None if expected_tail is None else int(expected_tail)
+        self.add(
+            AppendInvoked(
+                self._now_us(),
+                op,
+                client,
+                log,
+                marks,
+                session,
+                timeout_us,
+                atomic,
+                *producer,
+                expected,
+            )
+        )
         return op
 
     def append_ok(self, op: int, lsns: Sequence[int]) -> None:
@@ -525,10 +249,29 @@ class HistoryRecorder:
         else:
             self.add(AppendUnknown(self._now_us(), op, name))
 
-    def read_started(self, reader: str, log: int, start: int, until: int | None = None) -> None:
+    def read_started(
+        self, reader: str, log: int, start: int, until: int | None = None, consumer: str = ""
+    ) -> None:
         """Note a (re)start of a reader; `until` is included, None follows for ever."""
         ends = None if until is None else int(until)
-        self.add(ReadStarted(self._now_us(), reader, log, int(start), ends))
+        self.add(ReadStarted(self._now_us(), reader, log, int(start), ends, consumer))
+
+    def group_changed(
+        self,
+        consumer: str,
+        generation: int,
+        owners: Mapping[str, tuple[str, int]],
+        positions: Mapping[str, int],
+    ) -> None:
+        """Note, at the metadata store, what a consumer is from now on."""
+        self.add(GroupChanged(self._now_us(), consumer, generation, dict(owners), dict(positions)))
+
+    def positions_saved(
+        self, consumer: str, member: str, positions: Mapping[str, int], *, invoked_us: int
+    ) -> None:
+        """Note that a member was told that its positions are saved."""
+        ints = {log: int(lsn) for log, lsn in positions.items()}
+        self.add(PositionsSaved(self._now_us(), consumer, member, ints, invoked_us))
 
     def record_delivered(self, reader: str, lsn: int, payload: Buffer) -> None:
         """Note a record that a reader was given."""

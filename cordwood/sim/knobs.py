@@ -20,16 +20,21 @@ from typing import Any
 from cordwood.storage.wal_limits import WalLimits
 
 TURN_SHARE = 0.25
-"""Each knob is turned in this share of the seeds."""
+"""Each knob is turned in this share of the seeds, unless it says another one."""
+
+OFTEN_SHARE = 0.6
+"""Of those without which something that must be seen is not: holes, for one, need runs of one
+log that are in flight to different nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A module's constant and the values it may take instead."""
+    """A module's constant, the values it may take instead, and in which share of the seeds."""
 
     module: str
     constant: str
     values: tuple[Any, ...]
+    share: float = TURN_SHARE
 
     @property
     def name(self) -> str:
@@ -40,7 +45,7 @@ class Knob:
 KNOBS: Mapping[str, Knob] = {
     knob.name: knob
     for knob in (
-        Knob("sequencer.appender", "STICKY_BYTES", (1, 2000, 50_000)),
+        Knob("sequencer.appender", "STICKY_BYTES", (1, 1, 2000, 50_000), OFTEN_SHARE),
         Knob("sequencer.appender", "QUICK_WAVES", (1, 2, 8)),
         Knob("sequencer.releases", "RELEASE_DELAY_S", (0.0005, 0.02, 0.2)),
         Knob("sequencer.releases", "RELEASE_REPEAT_S", (0.2, 3.0)),
@@ -55,6 +60,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("recovery.collect_digest", "CREDIT_BYTES", (4096, 20_000)),
         Knob("client.log_appends", "SEEK_ONE_S", (0.2, 2.0)),
         Knob("client.log_appends", "RETRY_MAX_S", (0.1, 0.4)),
+        Knob("client.consumer", "MEMBER_TTL_S", (1.0, 3.0, 6.0), OFTEN_SHARE),
         Knob("client.cluster", "REFRESH_S", (1.0, 15.0)),
         Knob("client.senders", "WINDOW_LSNS_MIN", (16, 128)),
         Knob("client.senders", "WINDOW_LSNS_MAX", (128, 500)),
@@ -92,12 +98,10 @@ Turns = tuple[tuple[str, int], ...]
 """Which knobs are turned: names, and which of their values each takes."""
 
 
-def draw_turns(chance: random.Random, share: float = TURN_SHARE) -> Turns:
+def draw_turns(chance: random.Random) -> Turns:
     """Draw which knobs a seed turns, and how far."""
-    drawn = [
-        (name, chance.randrange(len(knob.values)), chance.random()) for name, knob in KNOBS.items()
-    ]
-    return tuple((name, value) for name, value, luck in drawn if luck < share)
+    drawn = [(knob, chance.randrange(len(knob.values)), chance.random()) for knob in KNOBS.values()]
+    return tuple((knob.name, value) for knob, value, luck in drawn if luck < knob.share)
 
 
 def value_text(turn: tuple[str, int]) -> str:

@@ -17,6 +17,10 @@ from cordwood.sim.links import LinkSettings
 from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions
 
+SETTLE_S = 12.0
+"""How long producers go on after the healing: appends are owed within 5 s, so that two
+rounds of that are seen."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:

@@ -1,7 +1,8 @@
 """The metadata store of a simulated cluster, which writes down what it grants.
 
 An epoch is recorded at the moment its compare-and-set takes effect, whether or not
-the answer arrives, so that the checkers see what was really handed out.
+the answer arrives, so that the checkers see what was really handed out; so is each change of
+a consumer's members and positions.
 
 Source: reliability digest §3 (S11); `sim.history`.
 """
@@ -12,12 +13,14 @@ import random
 
 import msgspec
 
+from cordwood.metadata.consumers import read_group
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.process import CURRENT_PROCESS
 
 _EPOCHS = "epochs/"
+_CONSUMERS = "consumers/"
 
 
 class RecordedMetadata(MemoryMetadata):
@@ -33,7 +36,14 @@ class RecordedMetadata(MemoryMetadata):
         if version is not None and value is not None and key.startswith(_EPOCHS):
             old = msgspec.json.decode(before.value, type=EpochRecord) if before else None
             self._note(int(key.removeprefix(_EPOCHS)), old, value)
+        elif version is not None and value is not None and key.startswith(_CONSUMERS):
+            self._note_group(key.removeprefix(_CONSUMERS), value)
         return version
+
+    def _note_group(self, consumer: str, value: bytes) -> None:
+        group = read_group(consumer, value)
+        owners = {log: (own.member, own.since) for log, own in group.owners.items()}
+        self._recorder.group_changed(consumer, group.generation, owners, group.positions)
 
     def _note(self, log: int, old: EpochRecord | None, value: bytes) -> None:
         new = msgspec.json.decode(value, type=EpochRecord)

@@ -21,6 +21,7 @@ from cordwood.sim.buggify import Buggify
 from cordwood.sim.checkers import Violation, check_all, run_is_valid
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
+from cordwood.sim.consuming import consume, member_names
 from cordwood.sim.crew import Crew
 from cordwood.sim.fault_plan import Damage, Fault
 from cordwood.sim.history import (
@@ -34,7 +35,7 @@ from cordwood.sim.history import (
 from cordwood.sim.host import Simulation
 from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
-from cordwood.sim.options import RunOptions, demo_options
+from cordwood.sim.options import SETTLE_S, RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.workload import (
@@ -48,10 +49,6 @@ from cordwood.sim.workload import (
 )
 
 __all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
-
-SETTLE_S = 12.0
-"""How long producers go on after the healing: appends are owed within 5 s, so that two
-rounds of that are seen."""
 
 SETTLES_MAX = 4
 """Times that: a run whose faults stopped most appends goes on until it counts."""
@@ -241,6 +238,7 @@ class _Run:
         )
         self._producers = producer_names(workload)
         self._readers = reader_names(workload)
+        self._members = member_names(workload.members)
         self.plan = options.drawn_plan(simulation.seed)
         self.simulated_s = 0.0
 
@@ -261,13 +259,15 @@ class _Run:
 
     async def _direct(self) -> str:
         """Faults, then healing; the text of what is stuck, "" for nothing."""
-        hosts = (*self._producers, *self._readers, LOOKER, ASKER)
+        hosts = (*self._producers, *self._readers, *self._members, LOOKER, ASKER)
         injector = Injector(self._simulation, self._cluster, hosts, self.recorder, self._crew)
         for number in self._cluster.numbers:
             self._cluster.start(number)
         async with asyncio.timeout(BOOT_S):
             await self._cluster.wait_running()
         start_clients(self._crew, self.clients)
+        for name in self._members:
+            self._crew.start(name, partial(consume, name, self.clients))
         start_s = self._simulation.loop.time()
         await injector.run(self.plan)
         left_s = start_s + self._options.length_s - self._simulation.loop.time()
@@ -319,7 +319,7 @@ class _Run:
         stuck = ""
         try:
             async with asyncio.timeout(drain_s):
-                await self._crew.wait(*self._producers)
+                await self._crew.wait(*self._producers, *self._members)
                 self._crew.start(ASKER, partial(final_tails, self.clients))
                 await self._crew.wait(ASKER, *self._readers)
         except TimeoutError:

@@ -20,7 +20,7 @@ from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
 from cordwood.sim.knobs import draw_turns
 from cordwood.sim.links import LinkSettings
-from cordwood.sim.options import RunOptions
+from cordwood.sim.options import SETTLE_S, RunOptions
 from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions
 
@@ -30,10 +30,15 @@ DAMAGE_SHARE = 0.12
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
 
-RECORDS = (1700.0, 3300.0)
-"""Records that the clients of a run try to append while faults strike: the thousand that a
-run must acknowledge to count, and little more. Calls are what is costly to simulate, and
-what finds bugs is the number of different runs."""
+RECORDS = (1500.0, 2600.0)
+"""Records that the clients of a run try to append, the settling after the faults counted in:
+the thousand that a run must acknowledge to count, and little more. Calls are what is costly
+to simulate, and what finds bugs is the number of different runs. A run that is short of its
+thousand settles longer."""
+
+STORE_TIMEOUTS_S = (0.01, 0.1, 0.1, 0.5, 0.5, 1.0)
+"""The shortest is LogDevice's, and about what a store takes: waves overlap, so that answers to
+an earlier one come while a later one is under way."""
 
 ABSENT_SHARE = 0.25
 """Share of the seeds in which some nodes are still dead, and one hangs, when the rest must
@@ -59,9 +64,8 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     if damage is None:
         damage = Damage.WITHIN if chance.random() < DAMAGE_SHARE else Damage.NONE
     fills = damage is Damage.NONE and chance.random() < FILLS_SHARE
-    cluster = replace(
-        _cluster(chance, fills, damage), gossip_s=stream(seed, "gossip").choice((0.05, 0.1, 0.2))
-    )
+    gossip_s = stream(seed, "gossip").choice((0.05, 0.1, 0.2, 0.2))
+    cluster = replace(_cluster(chance, fills, damage), gossip_s=gossip_s)
     cluster = _in_regions(stream(seed, "regions"), cluster)
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)
@@ -73,6 +77,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             _workload(chance, client, length_s, fills, damage),
             idempotent=stream(seed, "producers").choice((0.0, 0.5, 1.0)),
             conditional=stream(seed, "conditional").choice((0.0, 0.0, 0.3)),
+            members=stream(seed, "members").choice((0, 0, 0, 1, 2, 3)),
             grouped=stream(seed, "grouped").choice((0.0, 0.3, 0.6)),
             buffered=stream(seed, "buffered").choice((0.0, 0.0, 0.5, 1.0)),
         ),
@@ -120,7 +125,7 @@ def _cluster(chance: random.Random, fills: bool, damage: Damage) -> ClusterOptio
         refresh_s=chance.choice((0.5, 2.0, 5.0)),
         sequencer=SequencerSettings(
             run_bytes=chance.choice((1024, 8192, MIB, MIB)),
-            store_timeout_s=(timeout_s := chance.choice((0.1, 0.5, 0.5, 1.0))),
+            store_timeout_s=(timeout_s := chance.choice(STORE_TIMEOUTS_S)),
             store_timeout_max_s=max(timeout_s, chance.choice((1.0, 2.0, 2.0))),
             esns=chance.choice((ESN_ISSUED_MAX, ESN_ISSUED_MAX, 2000, 500, 150)),
         ),
@@ -163,7 +168,7 @@ def _workload(
     logs = chance.choice((1, 1, 2, 3))
     burst = chance.choice((8, 20, 60))
     # Of every two calls one has a single record, the other one up to `burst`.
-    calls = chance.uniform(*RECORDS) / (0.75 + burst / 4) / length_s
+    calls = chance.uniform(*RECORDS) / (0.75 + burst / 4) / (length_s + SETTLE_S)
     lull_s = chance.choice((0.0, 0.0, 4.0, 8.0))
     rush_s = chance.uniform(2.0, 8.0)
     busy = rush_s / (rush_s + lull_s) if lull_s else 1.0

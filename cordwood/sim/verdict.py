@@ -26,9 +26,11 @@ from cordwood.sim.history import (
     EpochTaken,
     Event,
     FaultStruck,
+    GroupChanged,
     Idled,
     NodeDumped,
     PayloadMark,
+    PositionsSaved,
     ReadStarted,
     RecordDelivered,
     Released,
@@ -55,7 +57,9 @@ class Evidence:
 
 EVIDENCE: Mapping[str, Evidence] = {
     "appends": Evidence(
-        (AppendInvoked,), ("S9", "S10", "S22", "L1", "L5"), ("S1", "S2", "S12", "S13", "E1")
+        (AppendInvoked,),
+        ("S9", "S10", "S21", "S22", "S25", "L1", "L5"),
+        ("S1", "S2", "S12", "S13", "E1"),
     ),
     "reads": Evidence(
         (ReadStarted,), ("S2", "S4", "S5", "S6", "S7", "L2"), ("S1", "S3", "S8", "E1")
@@ -65,6 +69,7 @@ EVIDENCE: Mapping[str, Evidence] = {
         (EpochTaken, CleanEpochSet), ("S11", "S12", "L3"), ("S7", "S8", "S13")
     ),
     "releases by sequencers": Evidence((Released,), (), ("S8",)),
+    "consumers' positions": Evidence((GroupChanged, PositionsSaved), ("S24",)),
     "disks given to nodes": Evidence((DiskGiven,), ("S17",)),
     "stores of the nodes": Evidence((BlockStored,), ("S14",)),
     "work of idle nodes": Evidence((Idled,), ("L8",)),

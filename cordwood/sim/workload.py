@@ -46,6 +46,14 @@ DAWDLE_S = 2.0
 GIVE_UP_S = 0.4
 """Longest that an impatient caller waits before it cancels its call."""
 
+PIPELINED = 0.3
+"""Share of a producer's turns in which it makes several calls at once."""
+
+CALLS_AT_ONCE_MAX = 4
+
+CLOSE_S = 10.0
+"""Mean time after which a store is closed under its reader."""
+
 CODECS = ("none", "none", "zstd", "lz4")
 
 
@@ -68,6 +76,7 @@ class WorkloadOptions:
         ask_s: mean time between two questions for a tail; 0 asks none.
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
         grouped: share of the calls with several records that append them as one atomic group.
+        members: how many read together, as members of one consumer; 0 for no consumer.
         conditional: share of the single appends of the others that name the tail they expect.
         buffered: share of the lanes without an identity that append by a buffered writer of
             their own, in one of its modes.
@@ -88,6 +97,7 @@ class WorkloadOptions:
     ask_s: float = 3.0
     idempotent: float = 0.0
     conditional: float = 0.0
+    members: int = 0
     grouped: float = 0.0
     buffered: float = 0.0
     client: ClientSettings = field(default_factory=ClientSettings)
@@ -184,6 +194,15 @@ async def produce(name: str, clients: Clients, host: Host) -> None:
             await asyncio.sleep(RECONNECT_S)
 
 
+@dataclass(frozen=True, slots=True)
+class _Manner:
+    """What a call asks for beside its records."""
+
+    producer: Producer | None
+    expected_tail: int | None
+    atomic: bool
+
+
 class _Lane:
     """One call after another, until told to stop."""
 
@@ -232,33 +251,61 @@ class _Lane:
         await asyncio.sleep(chance.expovariate(1 / pause_s))
         while not clients.stopping:
             if not clients.is_lull(asyncio.get_running_loop().time()):
-                await self._append(chance.choice(clients.options.logs))
+                log = chance.choice(clients.options.logs)
+                await self._append_some(log, self._calls_at_once())
             await asyncio.sleep(chance.expovariate(1 / pause_s))
 
-    async def _append(self, log: str) -> None:
+    def _calls_at_once(self) -> int:
+        """A producer's calls keep their order though none waits for the one before."""
+        is_many = self._producer is not None and self._chance.random() < PIPELINED
+        return self._chance.randint(2, CALLS_AT_ONCE_MAX) if is_many else 1
+
+    async def _append_some(self, log: str, calls: int) -> None:
+        # Looked up before, so that the calls come to the store in the order of their numbers.
+        log_id = await find_log(self._store, log, self._clients)
+        if calls == 1:
+            await self._append(log, log_id)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(calls):
+                tasks.create_task(self._append(log, log_id))
+
+    async def _append(self, log: str, log_id: int) -> None:
         """One call and what became of it."""
-        clients = self._clients
-        options, recorder, chance = clients.options, clients.recorder, self._chance
-        log_id = await find_log(self._store, log, clients)
+        clients, producer = self._clients, self._producer
+        options, recorder = clients.options, clients.recorder
         payloads = self._payloads()
-        atomic = len(payloads) > 1 and options.grouped > 0 and chance.random() < options.grouped
-        atomic &= self._writer is None  # it cuts blocks of its own
+        manner = self._manner(log, len(payloads))
         op = recorder.append_invoked(
             self._name, log_id, payloads, session=self._session,
-            timeout_s=options.append_timeout_s, atomic=atomic,
+            timeout_s=options.append_timeout_s, atomic=manner.atomic,
+            producer=(producer.producer, producer.epoch) if producer is not None else (0, 0),
+            expected_tail=manner.expected_tail,
         )  # fmt: skip
         clients.calls.began(self._name, op)
         try:
-            lsns = await self._call(log, payloads, atomic)
+            lsns = await self._call(log, payloads, manner)
         except CordwoodError as error:
             recorder.append_raised(op, error)
-            if self._producer is not None:
+            self._last.pop(log, None)
+            if producer is not None and producer is self._producer:
                 self._begin_producer()
         else:
             recorder.append_ok(op, lsns)
             self._last[log] = lsns[-1]
             clients.acked += len(lsns)
         clients.calls.ended(self._name, op)
+
+    def _manner(self, log: str, records: int) -> _Manner:
+        """What else the next call asks for."""
+        options, chance = self._clients.options, self._chance
+        if self._writer is not None:
+            return _Manner(None, None, False)  # it cuts blocks of its own
+        atomic = records > 1 and options.grouped > 0 and chance.random() < options.grouped
+        expected = None
+        if self._producer is None and records == 1 and chance.random() < options.conditional:
+            expected = self._last.get(log)
+        return _Manner(self._producer, expected, atomic)
 
     def _payloads(self) -> list[bytes]:
         options, chance = self._clients.options, self._chance
@@ -275,27 +322,27 @@ class _Lane:
             for _ in range(records)
         ]
 
-    async def _call(self, log: str, payloads: list[bytes], atomic: bool) -> list[int]:
+    async def _call(self, log: str, payloads: list[bytes], manner: _Manner) -> list[int]:
         if not self._clients.buggify("caller-gives-up"):
-            return await self._ask(log, payloads, atomic)
+            return await self._ask(log, payloads, manner)
         try:
             async with asyncio.timeout(GIVE_UP_S * self._chance.random()):
-                return await self._ask(log, payloads, atomic)
+                return await self._ask(log, payloads, manner)
         except TimeoutError:
-            raise OutcomeUnknown("the caller did not wait for the answer") from None
+            raise GivenUp("the caller did not wait for the answer") from None
 
-    async def _ask(self, log: str, payloads: list[bytes], atomic: bool) -> list[int]:
-        producer = self._producer
+    async def _ask(self, log: str, payloads: list[bytes], manner: _Manner) -> list[int]:
         if self._writer is not None:
             return await self._gather(self._writer, log, payloads)
         if len(payloads) > 1:
             return list(
-                await self._store.append_many(log, payloads, producer=producer, atomic=atomic)
+                await self._store.append_many(
+                    log, payloads, producer=manner.producer, atomic=manner.atomic
+                )
             )
-        expected = None
-        if producer is None and self._chance.random() < self._clients.options.conditional:
-            expected = self._last.get(log)
-        lsn = await self._store.append(log, payloads[0], producer=producer, expected_tail=expected)
+        lsn = await self._store.append(
+            log, payloads[0], producer=manner.producer, expected_tail=manner.expected_tail
+        )
         return [lsn]
 
     async def _gather(self, writer: BufferedWriter, log: str, payloads: list[bytes]) -> list[int]:
@@ -315,6 +362,10 @@ class _Lane:
         if len(failures) < len(told):
             raise OutcomeUnknown(f"some of it is stored: {failures[0]}") from failures[0]
         raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
+
+
+class GivenUp(OutcomeUnknown):
+    """The caller did not wait; `history.GIVEN_UP` is its name."""
 
 
 LARGE_BYTES_MAX = 64 << 10
@@ -374,15 +425,28 @@ async def follow(name: str, log: str, clients: Clients, host: Host) -> None:
     """Read a log over and over, until a read from its start reaches the final tail."""
     _, chance = clients.next_life(name)
     reader = _Reader(name, log, clients, chance)
-    while not clients.giving_up:
+    is_done = False
+    while not (is_done or clients.giving_up):
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
-                while not clients.giving_up:
-                    if await reader.read_once(store):
-                        return
-        except CordwoodError as error:
-            clients.told(name, "read", error)
+            async with (
+                connected(clients.addresses, host, clients.settings(chance)) as store,
+                asyncio.TaskGroup() as tasks,
+            ):
+                closing = tasks.create_task(_close_some_time(store, clients, chance))
+                while not (is_done or clients.giving_up):
+                    is_done = await reader.read_once(store)
+                closing.cancel()
+        except* CordwoodError as group:
+            clients.told(name, "read", group)
             await asyncio.sleep(RECONNECT_S)
+
+
+async def _close_some_time(store: Store, clients: Clients, chance: random.Random) -> None:
+    """Close a store that is read from, as an application does that ends in disorder."""
+    if clients.buggify("store-closed"):
+        await asyncio.sleep(chance.expovariate(1 / CLOSE_S))
+        if clients.buggify.is_on:
+            await store.close()
 
 
 class _Reader:

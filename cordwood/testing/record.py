@@ -131,7 +131,14 @@ class ClientCalls:
         self._streams: dict[RecordedStream, tuple[int, int]] = {}
 
     def invoke(
-        self, log: int, values: Sequence[Buffer], timeout_s: float, *, atomic: bool = False
+        self,
+        log: int,
+        values: Sequence[Buffer],
+        timeout_s: float,
+        *,
+        atomic: bool = False,
+        producer: Producer | None = None,
+        expected_tail: int | None = None,
     ) -> tuple[int, list[tuple[str, bytes]]]:
         """Note an append before it is made: its number, and each record's id header."""
         op = self._recording.next_op()
@@ -139,10 +146,19 @@ class ClientCalls:
         self._open[op] = session
         ids = [id_header(f"{self.client}/{next(self._sequences)}") for _ in values]
         marks = tuple(mark_record(v, (header,)) for v, header in zip(values, ids, strict=True))
-        timeout_us = round(timeout_s * 1e6)
         self._recording.history.add(
             AppendInvoked(
-                self._recording.now_us(), op, self.client, log, marks, session, timeout_us, atomic
+                self._recording.now_us(),
+                op,
+                self.client,
+                log,
+                marks,
+                session,
+                timeout_us=round(timeout_s * 1e6),
+                atomic=atomic,
+                producer=0 if producer is None else producer.producer,
+                producer_epoch=0 if producer is None else producer.epoch,
+                expected_tail=None if expected_tail is None else int(expected_tail),
             )
         )
         return op, ids
@@ -231,7 +247,13 @@ class RecordedStore(_Store):
         expected_tail: int | None = None,
     ) -> Lsn:
         """See `Store.append`."""
-        op, ids = self._calls.invoke(await self._log_id(log), [value], self._timeout_s)
+        op, ids = self._calls.invoke(
+            await self._log_id(log),
+            [value],
+            self._timeout_s,
+            producer=producer,
+            expected_tail=expected_tail,
+        )
         try:
             lsn = await self._store.append(
                 log,
@@ -267,7 +289,7 @@ class RecordedStore(_Store):
                 producer=producer, atomic=atomic,
             )  # fmt: skip
         op, ids = self._calls.invoke(
-            await self._log_id(log), values, self._timeout_s, atomic=atomic
+            await self._log_id(log), values, self._timeout_s, atomic=atomic, producer=producer
         )
         own = headers or [()] * len(values)
         marked = [(*each, one) for each, one in zip(own, ids, strict=True)]

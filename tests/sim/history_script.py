@@ -13,6 +13,8 @@ One event a line; each line comes one millisecond after the one before::
     w1 fail c | w1 lose c           … or fails, or ends with unknown outcome (`… c Fenced`)
     w1 told Overloaded              another call of it ended with this error
     w1#2 send e within 5            session 2 of w1; a deadline of 5 s
+    w1 put f @ e1n5 as 7/2          through producer 7 in its epoch 2 (`send f as 7/2`)
+    w1 put g @ e1n6 expects e1n5    if the last record is at e1n5
     s1 releases e1n4                a sequencer
     w1 asks | w1 tail e1n4          a question for the tail; its answer
     r1 from e1n1 [to e1n9]          a reader starts
@@ -20,6 +22,10 @@ One event a line; each line comes one millisecond after the one before::
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
     n1 stores e1n1-e1n4 e1n5        what a node says is durable
+    group g gen=2 a:m1/1=e1n3 b:m2/2   the store has consumer g in generation 2: log a is m1's
+                                    since generation 1, and stands at e1n3
+    m1 of g asks | m1 of g saved a=e1n3   a member's question to save, and that it is saved
+    m1:a of g from e1n1             a member's read; what it is given as for r1
     fault crash | ease crash | start n1 [rack1] | heal | wait 2.5
     disk n1 own|other               a machine is given a disk
     idle nodes=3 for=2 steps=100    steps of all nodes together, in seconds that nobody wants them
@@ -56,10 +62,12 @@ from cordwood.sim.history import (
     FaultsHealed,
     FaultStruck,
     GapDelivered,
+    GroupChanged,
     Idled,
     NodeDumped,
     NodeStarted,
     PayloadMark,
+    PositionsSaved,
     ReadEnded,
     ReadStarted,
     RecordDelivered,
@@ -127,6 +135,8 @@ class _Stage:
         verb = getattr(self, f"do_{words[0]}", None)
         if verb is not None:
             verb(*words[1:])
+        elif re.match(r"m\d", words[0]):
+            self.on_member(words[0], words[1:])
         elif re.match(r"w\d", words[0]):
             self.on_client(words[0], words[1], words[2:])
         elif re.match(r"r\d", words[0]):
@@ -178,6 +188,33 @@ class _Stage:
         length_us = round(numbers["for"] * 1e6)
         self.add(Idled(self.time_us, int(numbers["nodes"]), length_us, int(numbers["steps"])))
 
+    def do_group(self, consumer: str, generation: str, *logs: str) -> None:
+        owners: dict[str, tuple[str, int]] = {}
+        positions: dict[str, int] = {}
+        for word in logs:
+            log, _, rest = word.partition(":")
+            owner, _, position = rest.partition("=")
+            if owner != "-":
+                member, _, since = owner.partition("/")
+                owners[log] = (member, int(since))
+            if position:
+                positions[log] = parse_lsn(position)
+        number = int(generation.removeprefix("gen="))
+        self.add(GroupChanged(self.time_us, consumer, number, owners, positions))
+
+    def on_member(self, who: str, words: list[str]) -> None:
+        if words[0] != "of":
+            self.on_reader(who, words)
+        elif words[2] == "asks":
+            self.asked_us[who] = self.time_us
+        elif words[2] == "saved":
+            positions = {log: parse_lsn(at) for log, at in (word.split("=") for word in words[3:])}
+            asked_us = self.asked_us.pop(who, self.time_us)
+            self.add(PositionsSaved(self.time_us, words[1], who, positions, asked_us))
+        else:
+            start = parse_lsn(words[3])
+            self.add(ReadStarted(self.time_us, who, self.log, start, None, words[1]))
+
     def do_heal(self) -> None:
         self.add(FaultsHealed(self.time_us))
 
@@ -193,20 +230,22 @@ class _Stage:
             answer = TailAnswered(self.time_us, client, self.log, parse_lsn(words[0]), asked_us)
             self.add(answer)
         elif verb in ("send", "put", "sendgroup", "putgroup"):
-            names = words[: next((i for i, w in enumerate(words) if w in ("@", "within")), 99)]
-            timeout_us = int(words[-1]) * 10**6 if "within" in words else 0
+            said = _clauses(words)
+            names = said[""]
             op = self.ops[names[0]] = len(self.ops) + 1
-            marks = tuple(map(mark, names))
-            number = int(session or 0)
+            timeout_us = int(said.get("within", ["0"])[0]) * 10**6
+            producer, _, epoch = said.get("as", ["0/0"])[0].partition("/")
+            expected = parse_lsn(said["expects"][0]) if "expects" in said else None
             self.add(
                 AppendInvoked(
-                    self.time_us, op, client, self.log, marks, number, timeout_us, "group" in verb
+                    self.time_us, op, client, self.log, tuple(map(mark, names)),
+                    int(session or 0), timeout_us, "group" in verb,
+                    int(producer), int(epoch), expected,
                 )
-            )
+            )  # fmt: skip
             if verb.startswith("put"):
-                lsns = tuple(map(parse_lsn, words[words.index("@") + 1 :]))
                 self.time_us += STEP_US
-                self.add(AppendOk(self.time_us, op, lsns))
+                self.add(AppendOk(self.time_us, op, tuple(map(parse_lsn, said["@"]))))
         elif verb == "ack":
             lsns = tuple(map(parse_lsn, words[1:]))
             self.add(AppendOk(self.time_us, self.ops[words[0]], lsns))
@@ -238,6 +277,20 @@ class _Stage:
         if what in GAPS:
             return GapDelivered(self.time_us, who, first, last, GapKind(what))
         return RecordDelivered(self.time_us, who, first, mark(what))
+
+
+CLAUSES = ("@", "within", "as", "expects")
+
+
+def _clauses(words: list[str]) -> dict[str, list[str]]:
+    """The words of an append by what they follow; its payloads follow nothing."""
+    found: dict[str, list[str]] = {"": []}
+    clause = ""
+    for word in words:
+        if word in CLAUSES:
+            clause = word
+        found.setdefault(clause, []).append(word)
+    return {clause: each[1:] if clause else each for clause, each in found.items()}
 
 
 def _span(place: str) -> tuple[int, int]:

@@ -70,6 +70,8 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.disk_given(3, own=False)
     recorder.block_stored(3, 1, make_lsn(1, 1), make_lsn(1, 2))
     recorder.idled(3, 2.5, 100)
+    recorder.group_changed("g", 2, {"/log": ("m1", 1)}, {"/log": make_lsn(1, 2)})
+    recorder.positions_saved("g", "m1", {"/log": make_lsn(1, 2)}, invoked_us=0)
     recorder.call_failed("w1", "tail", NoSequencer("nobody"))
     recorder.read_started("r1", 1, make_lsn(1, 1), until=make_lsn(1, 9))
     recorder.record_delivered("r1", make_lsn(1, 1), payload)

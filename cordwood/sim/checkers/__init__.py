@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from cordwood.sim.checkers.consumers import check_consumers
 from cordwood.sim.checkers.content import (
     check_no_aborted_read,
     check_no_phantom,
@@ -34,6 +35,7 @@ from cordwood.sim.checkers.liveness import (
     check_readers_reach_the_tail,
     check_recovery_finishes,
 )
+from cordwood.sim.checkers.promised_appends import check_conditions, check_producers
 from cordwood.sim.checkers.reading import (
     check_acked_is_read,
     check_readers_agree,
@@ -80,7 +82,10 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S14": check_release_is_replicated,
         "S15": check_copies,
         "S17": check_own_disk,
+        "S21": check_producers,
         "S22": check_groups,
+        "S24": check_consumers,
+        "S25": check_conditions,
         "S26": check_tail,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
@@ -98,10 +103,7 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "S18": "trim and retention",
         "S19": "the object tier",
         "S20": "find_time",
-        "S21": "idempotent producers",
         "S23": "transactions, if they are ever shipped",
-        "S24": "consumers in the swarm: saved positions and who held which log, as events",
-        "S25": "conditional appends and fencing tokens",
         "S27": "cluster configuration that changes while the cluster runs",
         "S28": "authentication and access rules",
         "S29": "the Spark sink's commit protocol",

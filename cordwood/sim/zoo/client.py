@@ -5,6 +5,7 @@ Source: reliability digest §2 (etcd, Redpanda), §6.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from cordwood.errors import OutcomeUnknown
@@ -74,6 +75,20 @@ def _damage_told(right: Any) -> Any:
     return for_callers
 
 
+def _anybody_saves(right: Any) -> Any:
+    def save(group: Any, positions: Any, *, member: str = "", **rest: Any) -> Any:
+        return dataclasses.replace(
+            right(dataclasses.replace(group, owners={}), positions, member=member, **rest),
+            owners=group.owners,
+        )
+
+    return save
+
+
+def _one_more(right: Any) -> Any:
+    return lambda self, log: right(self, log) + 1
+
+
 BUGS = (
     PlantedBug("unknown-resent", "a client sends again what may have been stored",
                changed({f"{_APPENDS}.on_down": _unknown_resent})),
@@ -85,6 +100,10 @@ BUGS = (
                changed({"wire.connection:Connection._for_callers": _damage_told})),
     PlantedBug("pings-without-pause", "a node pings its peers hundreds of times a second",
                changed({"wire.peers:PING_EVERY_S": instead(0.005)})),
+    PlantedBug("anybody-saves", "positions are saved by whoever has been a member once",
+               changed({"metadata.consumer_calls:save": _anybody_saves})),
+    PlantedBug("saves-ahead", "a consumer saves a position past a record that it was not given",
+               changed({"client.reader:Reader.position": _one_more})),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",
                changed({"metadata.memory:MemoryData.compare_and_set": _no_compare})),
     PlantedBug("unknown-is-done", "a write of unknown outcome is taken for done",

@@ -17,6 +17,7 @@ from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _APPENDER = "sequencer.appender:LogAppender"
 _WINDOW = "protocol.append_window:AppendWindow"
+_LOOK = "protocol.producers:ProducerTable.look"
 
 
 def _retry_renumbers(right: Any) -> Any:
@@ -149,12 +150,17 @@ def _released_early(right: Any) -> Any:
     return begin
 
 
-def _repeat_unseen(right: Any) -> Any:
-    def look(self: Any, producer: int, epoch: int, sequence: int, count: int) -> Any:
-        turn, first = right(self, producer, epoch, sequence, count)
-        return (Turn.NEXT, 0) if turn is Turn.REPEAT else (turn, first)
+def _turn_taken(wrong: Turn) -> Any:
+    """Blocks whose turn is `wrong` are stored as if it were theirs."""
 
-    return look
+    def make(right: Any) -> Any:
+        def look(self: Any, producer: int, epoch: int, sequence: int, count: int) -> Any:
+            turn, first = right(self, producer, epoch, sequence, count)
+            return (Turn.NEXT, 0) if turn is wrong else (turn, first)
+
+        return look
+
+    return make
 
 
 def _lng_inside_groups(right: Any) -> Any:
@@ -199,7 +205,11 @@ BUGS = (
     PlantedBug("released-early", "an epoch is released before those below it are recovered",
                changed({"sequencer.activation:Activation._begin": _released_early})),
     PlantedBug("repeat-unseen", "a producer's block that comes again is stored again",
-               changed({"protocol.producers:ProducerTable.look": _repeat_unseen})),
+               changed({_LOOK: _turn_taken(Turn.REPEAT)})),
+    PlantedBug("old-producer-heard", "a producer of a lower epoch is heard after a higher one",
+               changed({_LOOK: _turn_taken(Turn.FENCED)})),
+    PlantedBug("condition-unseen", "a conditional append is stored wherever the tail stands",
+               changed({"sequencer.turns:Turns._check_tail": instead(lambda *rest: None)})),
     PlantedBug("lng-in-group", "the LNG moves over a group run by run",
                changed({f"{_WINDOW}.number": _lng_inside_groups})),
     PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",

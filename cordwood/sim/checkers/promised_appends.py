@@ -1,0 +1,174 @@
+"""Appends that asked for more: S21 producers' records once and in order, S25 on a condition.
+
+What a client was told decides nothing here that the log does not show: a record's place is
+that of its acknowledgement, or where a reader was given it.
+
+Source: design.md §3 ("Producers"); reliability digest §3.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from cordwood.block import GapKind
+from cordwood.lsn import OLDEST, format_lsn
+from cordwood.sim.checkers.evidence import Append, Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import GIVEN_UP, AppendFailed, AppendUnknown, Event
+
+MOVED = "TailMoved"
+"""The error of a conditional append whose condition did not hold."""
+
+SILENT = (GapKind.BRIDGE, GapKind.HOLE)
+"""Gaps that say that there never was a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A record with its place in the log, and who says that it stands there."""
+
+    lsn: int
+    append: Append
+    index: int
+    witness: Event
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """Where it stands among its producer's records: epoch, call, place in the call."""
+        return (self.append.invoked.producer_epoch, self.append.invoked_at, self.index)
+
+    @property
+    def id(self) -> str:
+        return str(self.append.invoked.payloads[self.index].id)
+
+
+def _places(evidence: Evidence, log: int) -> list[_Placed]:
+    """Every record of a log whose place is known, once, by LSN."""
+    found: dict[tuple[int, str | None], _Placed] = {}
+    for ack in evidence.acks.get(log, ()):
+        append, index = evidence.origins[ack.payload.id or ""]
+        end = append.end or append.invoked
+        found[ack.lsn, ack.payload.id] = _Placed(ack.lsn, append, index, end)
+    for read in evidence.reads:
+        for _, record in read.records() if read.log == log else ():
+            if evidence.is_genuine(log, record.payload):
+                append, index = evidence.origins[record.payload.id or ""]
+                placed = _Placed(record.lsn, append, index, record)
+                found.setdefault((record.lsn, record.payload.id), placed)
+    return sorted(found.values(), key=attrgetter("lsn"))
+
+
+def check_producers(evidence: Evidence) -> list[Violation]:
+    """S21: a producer's records stand once, in their order, none left out; a lower epoch ends.
+
+    That a record has one place only is S4's. Left out is a call of unknown outcome that
+    stands nowhere, though a later one of the same epoch does: a producer that skips a
+    sequence is refused.
+    """
+    found: list[Violation] = []
+    for log in sorted({a.invoked.log for a in evidence.appends if a.invoked.producer}):
+        producers: dict[int, list[_Placed]] = defaultdict(list)
+        for placed in _places(evidence, log):
+            if placed.append.invoked.producer:
+                producers[placed.append.invoked.producer].append(placed)
+        for producer in sorted(producers):
+            found.extend(_out_of_turn(log, producers[producer]))
+            found.extend(_left_out(evidence, log, producers[producer]))
+    return found
+
+
+def _out_of_turn(log: int, records: list[_Placed]) -> Iterator[Violation]:
+    """Records of one producer that stand behind one whose turn came after theirs."""
+    for one, other in itertools.pairwise(records):
+        if one.turn > other.turn:
+            text = f"{other.id} of epoch {other.turn[0]} stands behind {one.id} of {one.turn[0]}"
+            yield Violation("S21", text, log, other.lsn, (one.witness, other.witness))
+
+
+def _left_out(evidence: Evidence, log: int, records: list[_Placed]) -> Iterator[Violation]:
+    """Calls without a place, though one of the same epoch that came after them has one."""
+    last: dict[int, _Placed] = {}
+    for record in records:
+        last[record.append.invoked.producer_epoch] = record
+    stand = {id(record.append) for record in records}
+    producer = records[0].append.invoked.producer
+    for append in evidence.appends:
+        call = append.invoked
+        behind = last.get(call.producer_epoch)
+        if (call.log, call.producer) != (log, producer) or id(append) in stand:
+            continue
+        is_unknown = isinstance(append.end, AppendUnknown) and append.end.error != GIVEN_UP
+        if is_unknown and behind is not None and append.invoked_at < behind.append.invoked_at:
+            before = max((r.lsn for r in records if r.turn < (call.producer_epoch,
+                          append.invoked_at, 0)), default=0)  # fmt: skip
+            if _was_passed(evidence, log, before, behind.lsn):
+                text = f"{call.payloads[0].id} stands nowhere, and {behind.id} came after it"
+                yield Violation("S21", text, log, behind.lsn, (call, behind.witness))
+
+
+def _was_passed(evidence: Evidence, log: int, first: int, last: int) -> bool:
+    """Whether some reader saw all of the log from `first` to `last`, without a loss."""
+    for read in evidence.reads:
+        if read.log == log and read.started.start <= max(first, OLDEST) and read.passed >= last:
+            gaps = (gap for _, gap in read.gaps() if gap.kind not in SILENT)
+            if not any(gap.first <= last and gap.last >= first for gap in gaps):
+                return True
+    return False
+
+
+def check_conditions(evidence: Evidence) -> list[Violation]:
+    """S25: a conditional append stands right behind the record it expected, or fails rightly.
+
+    Between the two there is no record; and it is refused only if another append could
+    have moved the tail by then.
+    """
+    found: list[Violation] = []
+    conditional: dict[int, list[Append]] = defaultdict(list)
+    for append in evidence.appends:
+        if append.invoked.expected_tail is not None:
+            conditional[append.invoked.log].append(append)
+    for log, appends in sorted(conditional.items()):
+        places = _places(evidence, log)
+        for placed in places:
+            if placed.append.invoked.expected_tail is not None and not placed.index:
+                found.extend(_not_behind(log, placed, places))
+        for append in appends:
+            if isinstance(append.end, AppendFailed) and append.end.error == MOVED:
+                found.extend(_refused_for_nothing(evidence, log, append))
+    return found
+
+
+def _not_behind(log: int, placed: _Placed, places: list[_Placed]) -> Iterator[Violation]:
+    expected = placed.append.invoked.expected_tail or 0
+    if placed.lsn <= expected:
+        text = f"{placed.id} stands at or below {format_lsn(expected)}, which it expected"
+        yield Violation("S25", text, log, placed.lsn, (placed.append.invoked, placed.witness))
+        return
+    start = bisect.bisect_right(places, expected, key=attrgetter("lsn"))
+    stop = bisect.bisect_left(places, placed.lsn, key=attrgetter("lsn"))
+    for between in places[start:stop]:
+        text = (
+            f"{placed.id} was to stand behind {format_lsn(expected)}, and {between.id} stands"
+            f" between them at {format_lsn(between.lsn)}"
+        )
+        shown = (placed.append.invoked, between.witness, placed.witness)
+        yield Violation("S25", text, log, placed.lsn, shown)
+        return
+
+
+def _refused_for_nothing(evidence: Evidence, log: int, append: Append) -> Iterator[Violation]:
+    """A refusal although nobody else sent anything that may stand above what was expected."""
+    expected = append.invoked.expected_tail or 0
+    for other in evidence.appends:
+        if other is append or other.invoked.log != log or other.invoked_at > append.end_at:
+            continue
+        if not other.lsns or max(other.lsns) > expected:
+            return
+    assert append.end is not None, "it failed"
+    text = f"{append.invoked.payloads[0].id} was refused, and nothing stood above its tail"
+    yield Violation("S25", text, log, expected, (append.invoked, append.end))
