@@ -6,16 +6,18 @@ Source: design.md §4, §7.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TypeVar
 
 from cordwood.block import Buffer, Codec
 from cordwood.client.appends import Appends
 from cordwood.client.blocks import Columns, check_group, cut_blocks
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.log_appends import LogAppends
 from cordwood.client.producer import Producer
 from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
-from cordwood.errors import CordwoodError, OutcomeUnknown
+from cordwood.errors import CordwoodError, OutcomeUnknown, Overloaded
 from cordwood.lsn import Lsn
 from cordwood.settings import ClientSettings
 
@@ -57,9 +59,10 @@ class AppendCalls:
         size = self._appends.check_record(value, key, time_us, headers)
         deadline = self._deadline()
         info = await self._find(log)
-        is_late = await self._wait_open_room(deadline)
         lane = self._appends.log(info.log_id, producer)
-        future = lane.add(value, key, time_us, headers, size, expected_tail)
+        async with _in_turn(lane, deadline):
+            is_late = await self._wait_open_room(deadline)
+            future = lane.add(value, key, time_us, headers, size, expected_tail)
         return await (self._by(deadline, future) if is_late else future)
 
     async def append_many(
@@ -82,20 +85,21 @@ class AppendCalls:
         runs: list[tuple[asyncio.Future[Lsn], int]] = []
         ended: list[CordwoodError] = []
         is_late = False
-        for at in range(0, len(values), step):
-            try:
-                is_late = await self._wait_open_room(deadline)
-            except CordwoodError as error:
-                ended.append(error)
-                break
-            part = slice(at, at + step)
-            runs += appends.add_many(
-                values[part],
-                keys[part] if keys is not None else None,
-                times_us if times_us is None or isinstance(times_us, int) else times_us[part],
-                headers[part] if headers is not None else None,
-                sizes[part],
-            )
+        async with _in_turn(appends, deadline):
+            for at in range(0, len(values), step):
+                try:
+                    is_late = await self._wait_open_room(deadline)
+                except CordwoodError as error:
+                    ended.append(error)
+                    break
+                part = slice(at, at + step)
+                runs += appends.add_many(
+                    values[part],
+                    keys[part] if keys is not None else None,
+                    times_us if times_us is None or isinstance(times_us, int) else times_us[part],
+                    headers[part] if headers is not None else None,
+                    sizes[part],
+                )
         answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
         firsts = await (self._by(deadline, answers) if is_late else answers)
         failures = [first for first in firsts if isinstance(first, BaseException)]
@@ -139,16 +143,18 @@ class AppendCalls:
         deadline = self._deadline()
         info = await self._find(log)
         settings = self._settings
-        is_late = await self._wait_open_room(deadline)
-        parts = cut_blocks(
-            columns,
-            Codec[settings.codec.upper()],
-            settings.block_bytes,
-            settings.block_records,
-            self._now_us,
-        )
-        check_group(parts)
-        future = self._appends.log(info.log_id, producer).add_group(parts, sum(columns.sizes))
+        lane = self._appends.log(info.log_id, producer)
+        async with _in_turn(lane, deadline):
+            is_late = await self._wait_open_room(deadline)
+            parts = cut_blocks(
+                columns,
+                Codec[settings.codec.upper()],
+                settings.block_bytes,
+                settings.block_records,
+                self._now_us,
+            )
+            check_group(parts)
+            future = lane.add_group(parts, sum(columns.sizes))
         first = await (self._by(deadline, future) if is_late else future)
         return [Lsn(lsn) for lsn in range(first, first + len(columns.values))]
 
@@ -196,3 +202,25 @@ class AppendCalls:
         except TimeoutError:
             why = f"no answer within {self._settings.timeout_s:g} s, some of it before it was sent"
             raise OutcomeUnknown(f"{why}: read the log to know whether it is stored") from None
+
+
+def _in_turn(lane: LogAppends, deadline: float) -> AbstractAsyncContextManager[None]:
+    """Keeps a producer's calls in the order in which they were made.
+
+    One of several blocks waits for room between them, and the next call's would pass; without
+    a producer nobody promised an order.
+    """
+    return nullcontext() if lane.turn is None else _turn(lane.turn, deadline)
+
+
+@asynccontextmanager
+async def _turn(turn: asyncio.Lock, deadline: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            await turn.acquire()
+    except TimeoutError:
+        raise Overloaded("the producer's calls before this one still wait for room") from None
+    try:
+        yield
+    finally:
+        turn.release()

@@ -81,7 +81,11 @@ class Owner(Protocol):
 
 
 class LogAppends:
-    """Appends of one client to one log; see the module."""
+    """Appends of one client to one log; see the module.
+
+    Attributes:
+        turn: held by the call that adds, so that a producer's stay in order; None without one.
+    """
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class LogAppends:
         owner: Owner,
     ) -> None:
         self.log = log
+        self.turn = None if producer is None else asyncio.Lock()
         self._producer = producer
         self._broken: CordwoodError | None = None
         self._cluster = cluster
@@ -113,8 +118,9 @@ class LogAppends:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is pending, queued or sent."""
-        return not (self._sent or self._queue or self._batch)
+        """Whether nothing is about to be added, pending, queued or sent."""
+        is_adding = self.turn is not None and self.turn.locked()
+        return not (is_adding or self._sent or self._queue or self._batch)
 
     # Submitting.
 

@@ -105,3 +105,11 @@ def test_a_log_that_goes_home_leaves_no_append_unknown(seed):
     )
     assert_kept(outcome)
     assert outcome.epochs == 3
+
+
+def test_a_producers_calls_do_not_pass_one_that_waits_for_room():
+    """Seed 900005. A call of several blocks waited for room between them, and the next call of
+    the same producer put its own block there: the records stood in another order."""
+    client = ClientSettings(window_records=16, block_records=5)
+    workload = replace(BUSY, producers=1, pause_s=0.4, idempotent=1.0, burst=40, client=client)
+    assert_kept(play(workload=workload, length_s=4.0))
