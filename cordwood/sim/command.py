@@ -30,7 +30,7 @@ from cordwood.sim.history import to_jsonl
 from cordwood.sim.knobs import value_text
 from cordwood.sim.probes import PROBES
 from cordwood.sim.replay import quiet_run, telling
-from cordwood.sim.run import Outcome
+from cordwood.sim.run import CODE, Outcome
 from cordwood.sim.shrink import shrink as smaller_plans
 from cordwood.sim.story import parse_trace, tell, timeline
 from cordwood.sim.sweep import (
@@ -440,10 +440,14 @@ class _Hunt:
         return f"{self.bug.name}: seed {self.tried}, by {', '.join(self.caught.invariants)}"
 
     def on_report(self, report: SeedReport | None) -> None:
-        """A seed ended; None if its run was lost, as on a busy machine: that proves nothing."""
+        """A seed ended; None if its run was lost, as on a busy machine: that proves nothing.
+
+        Nor does a run that only failed as no code may: a bug that no longer fits the function
+        it is planted in would be "caught" by the first call.
+        """
         self.is_running = False
         self.tried += 1
-        if report is not None and report.broken:
+        if report is not None and set(report.invariants) - {CODE}:
             self.caught = report
 
     def plain(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def _no_compare(right: Any) -> Any:
 
 
 def _unknown_is_done(right: Any) -> Any:
-    async def change(store: Any, key: str, decide: Any) -> bytes | None:
+    async def change(store: Any, key: str, decide: Any, known: Any = None) -> bytes | None:
         wanted: bytes | None = None
 
         def noting(found: bytes | None) -> bytes | None:
