@@ -5,18 +5,21 @@ Source: reliability digest §1 (Jepsen's poll-skip), §6.
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
-from cordwood.block import Gap, GapKind
+from cordwood.block import BlockKind, Gap, GapKind
 from cordwood.lsn import ESN_MAX, Lsn
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.quorum.authority import Hearing
+from cordwood.protocol.slow_shards import Change
+from cordwood.quorum.authority import Authority, Hearing
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _STREAM = "client.read_stream:ReadStream"
 _SENDERS = "client.senders:Senders"
 _CHOICE = "protocol.single_copy:SenderChoice"
+_STREAMS = "storage.read_streams:ReadStreams"
 
 HEARD = Hearing.COMPLETE
 
@@ -109,6 +112,99 @@ def _bridge_too_long(right: Any) -> Any:
     return deliver
 
 
+def _stale_order(right: Any) -> Any:
+    def on_blocks(self: Any, node: Any, connection: Any, head: Any, blocks: Any) -> Any:
+        source = self.sources.get(node)
+        if source is not None and source.connection is connection:
+            source.version = self.choice.version
+        return right(self, node, connection, head, blocks)
+
+    return on_blocks
+
+
+def _filter_kept(right: Any) -> Any:
+    def start(self: Any, connection: Any, request: Any, *rest: Any) -> None:
+        before = self._by_connection.get(connection, {}).get(request.stream)
+        right(self, connection, request, *rest)
+        stream = self._by_connection[connection][request.stream]
+        if stream.share is None and before is not None and before.share is not None:
+            stream.share = before.share
+            stream.wanted = before.share.part
+
+    return start
+
+
+def _batch_says_all(right: Any) -> Any:
+    def read_cached(self: Any, log: Any, start: Any, bound: int, *rest: Any, **limits: Any) -> Any:
+        run = right(self, log, start, bound, *rest, **limits)
+        return run._replace(next=max(run.next, bound + 1)) if run.blocks else run
+
+    return read_cached
+
+
+def _asked_again(right: Any) -> Any:
+    def on_connected(self: Any, node: Any) -> None:
+        seen = self.__dict__.setdefault("_zoo_seen", set())
+        if node in seen:
+            self.__dict__.setdefault("_zoo_again", set()).add(node)
+        seen.add(node)
+        right(self, node)
+
+    return on_connected
+
+
+def _out_of_order(right: Any) -> Any:
+    def take(self: Any, judge: Any, **rest: Any) -> Any:
+        taken = right(self, judge, **rest)
+        if taken is not None or not self._heap or self.is_done:
+            return taken
+        block = self._heap[0][3]
+        again = getattr(block, "node", None) in self.__dict__.get("_zoo_again", ())
+        if not again or block.header.kind != BlockKind.DATA or block.header.last > self.until:
+            return taken
+        heapq.heappop(self._heap)
+        return Delivery(block, block.header.first, block.header.last)
+
+    return take
+
+
+def _down_not_told(right: Any) -> Any:
+    def on_doubt(self: Any, node: Any, why: Any) -> None:
+        due = self._due
+        right(self, node, why)
+        self._due = due
+
+    return on_doubt
+
+
+def _epoch_guessed(right: Any) -> Any:
+    def nodeset_of(self: Any, info: Any, epoch: int) -> Any:
+        return right(self, info, min(epoch, info.epoch))
+
+    return nodeset_of
+
+
+def _empty_is_full(right: Any) -> Any:
+    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
+        there = {n: s for n, s in statuses.items() if s is not Authority.AUTHORITATIVE_EMPTY}
+        return right(heard, nodeset, replication, there)
+
+    return hear
+
+
+def _first_key_only(right: Any) -> Any:
+    return lambda keys: right(None if keys is None else list(keys)[:1])
+
+
+def _saved_before(right: Any) -> Any:
+    async def read(self: Any, *given: Any, **named: Any) -> Any:
+        portion = await right(self, *given, **named)
+        await self.save()
+        return portion
+
+    return read
+
+
 BUGS = (
     PlantedBug("reader-skips", "a reader leaves out a block now and then",
                changed({f"{_BUFFER}.take": _skips})),
@@ -136,4 +232,54 @@ BUGS = (
                changed({f"{_BUFFER}._deliver": _bridge_too_long})),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
                changed({f"{_SENDERS}._grant": instead(lambda self, source: None)})),
+    PlantedBug("window-update-lost", "a node never hears that a reader's window moved",
+               changed({f"{_STREAMS}.move_window": instead(lambda *_: None)})),
+    PlantedBug("wake-up-lost", "what is released later wakes no reader at the tail",
+               changed({f"{_STREAMS}.on_change": instead(lambda self, log: None)})),
+    PlantedBug("batch-says-all", "a node that sent a batch says that it has sent all it may",
+               changed({"storage.log_reader:LogReader.read_cached": _batch_says_all})),
+    PlantedBug("filter-kept", "a node that is asked for all goes on to send its share only",
+               changed({f"{_STREAMS}.start": _filter_kept,
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
+    PlantedBug("stale-order", "what a node sent by an older order counts for the present one",
+               changed({f"{_SENDERS}.on_blocks": _stale_order,
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
+    PlantedBug("reorder-on-reconnect", "what comes from a node asked again is given out at once",
+               changed({f"{_BUFFER}.on_connected": _asked_again,
+                        f"{_BUFFER}.take": _out_of_order})),
+    PlantedBug("known-down-not-told", "nodes are not asked anew when one is counted on no more",
+               changed({f"{_CHOICE}.on_doubt": _down_not_told,
+                        f"{_CHOICE}.on_suspicion": instead(lambda self: None)})),
 )  # fmt: skip
+
+EMPTY_IS_FULL = PlantedBug(
+    "empty-is-full", "a node whose data lies elsewhere by now is waited for",
+    changed({"client.read_stream:hear": _empty_is_full}),
+)  # fmt: skip
+EPOCH_GUESSED = PlantedBug(
+    "epoch-guessed", "an epoch whose nodeset is not known is taken to have the one before it",
+    changed({"client.cluster:Cluster.nodeset_of": _epoch_guessed}),
+)  # fmt: skip
+BAD_COPY_IS_ABSENT = PlantedBug(
+    "bad-copy-is-absent", "a node whose copy is damaged counts as one that has none",
+    changed({f"{_BUFFER}.on_bad_copy": instead(lambda self, node, first, last: None)}),
+)  # fmt: skip
+NEVER_GREYLISTED = PlantedBug(
+    "never-greylisted", "a slow node is counted on for ever",
+    changed({"protocol.slow_shards:SlowShards.decide": instead(lambda *_: Change())}),
+)  # fmt: skip
+FIRST_KEY_ONLY = PlantedBug(
+    "first-key-only", "a block's header knows its first record's key only",
+    changed({"client.batch:key_bits": _first_key_only}),
+)  # fmt: skip
+SAVED_BEFORE = PlantedBug(
+    "saved-before", "what a consumer is about to be given counts as dealt with",
+    changed({"client.consumer:Consumer.read": _saved_before}),
+)  # fmt: skip
+
+SCENES = (
+    EMPTY_IS_FULL, EPOCH_GUESSED, BAD_COPY_IS_ABSENT, NEVER_GREYLISTED, FIRST_KEY_ONLY,
+    SAVED_BEFORE,
+)  # fmt: skip
+"""Each needs what a seed does not do: a status set by hand, a damaged copy on every node, keys,
+a consumer that dies. Scenarios of their own catch them (tests/client/test_read_bugs.py)."""

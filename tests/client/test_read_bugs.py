@@ -1,0 +1,209 @@
+"""Bugs of the read path that no seed's faults bring out: each scenario holds, and with its bug
+planted it does not. The two with keys and with a slow node are proofs of their own as well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client.cluster import Cluster
+from cordwood.client.store import Store
+from cordwood.layout.waves import StoredBlock
+from cordwood.log_attributes import LogAttributes
+from cordwood.lsn import make_lsn
+from cordwood.nodes import NodeId
+from cordwood.quorum.authority import Authority
+from cordwood.sim.links import LinkSettings
+from cordwood.sim.zoo import PlantedBug, planted
+from cordwood.sim.zoo.read_path import (
+    BAD_COPY_IS_ABSENT,
+    EMPTY_IS_FULL,
+    EPOCH_GUESSED,
+    FIRST_KEY_ONLY,
+    NEVER_GREYLISTED,
+    SAVED_BEFORE,
+    SCENES,
+)
+
+LOG = 1
+
+Scenario = Callable[[ClusterAtHand], Awaitable[None]]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def fill(store: Store, *numbers: int) -> None:
+    """A block for each number."""
+    for number in numbers:
+        await store.append("log", b"%d" % number)
+
+
+async def read_up_to(store: Store, esn: int, *, epoch: int = 1) -> list[Record | Gap]:
+    return [item async for item in await store.read("log", until=make_lsn(epoch, esn))]
+
+
+def numbers(items: list[Record | Gap]) -> list[int]:
+    return [int(item.value) for item in items if isinstance(item, Record)]
+
+
+def losses(items: list[Record | Gap]) -> list[Gap]:
+    return [each for each in items if isinstance(each, Gap) and each.kind is GapKind.DATA_LOSS]
+
+
+async def drained_nodes(cluster: ClusterAtHand) -> None:
+    """Two of four nodes are gone and were emptied before: the other two know all there is."""
+    async with cluster.client() as store:
+        for node in (3, 4):
+            cluster.kill(node)
+        await fill(store, 0, 1, 2)
+        for node in (1, 2):
+            held = cluster.running[node].shard.cache.log(LOG)
+            del held._blocks[1]
+            del held._lasts[1]
+        empty = Authority.AUTHORITATIVE_EMPTY
+        store._cluster.statuses = {NodeId(3): empty, NodeId(4): empty}
+        async with asyncio.timeout(30):
+            items = await read_up_to(store, 3)
+        assert numbers(items) == [0, 2]
+        assert len(losses(items)) == 1
+
+
+async def damaged_everywhere(cluster: ClusterAtHand) -> None:
+    """All copies of a block are damaged, and nobody says that it was never there."""
+    async with cluster.client() as store:
+        await fill(store, 0, 1, 2)
+        for node in cluster.running.values():
+            held = node.shard.cache.log(LOG)
+            block = held._blocks[1]
+            bad = bytes([block.body[0] ^ 1]) + bytes(block.body[1:])
+            held._blocks[1] = StoredBlock(block.header, block.envelope, block.wire, bad)
+        stream = await store.read("log", until=make_lsn(1, 3))
+        assert numbers(await stream.next_items()) == [0]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(30):
+                await stream.next_items()
+
+
+async def unknown_epoch(cluster: ClusterAtHand) -> None:
+    """A reader crosses into an epoch on more nodes, and cannot ask which for a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cordwood.sequencer.appender.STICKY_BYTES", 1)
+        async with cluster.client() as writer, cluster.client() as store:
+            few = LogAttributes(nodeset_size=2)
+            await writer.create_log("log", attributes=few)
+            await fill(writer, 0, 1)
+            stream = await store.read("log", until=None)
+            found = [await stream.next_items(), await stream.next_items()]
+            patch.setattr(Cluster, "learn_log", lambda self, info, learnt: None)
+            await writer.log_tree.set_attributes("log", LogAttributes(nodeset_size=5))
+            await asyncio.sleep(3)
+            await fill(writer, *range(2, 12))
+            reading = asyncio.create_task(_all(stream, 12))
+            await asyncio.sleep(30)
+            patch.undo()
+            async with asyncio.timeout(60):
+                items = [item for each in found for item in each] + await reading
+            assert losses(items) == []
+            assert numbers(items) == [*range(12)]
+
+
+async def _all(stream, records: int) -> list[Record | Gap]:
+    """All that comes up to the record numbered `records - 1`, or a loss."""
+    found: list[Record | Gap] = []
+    while not losses(found) and (not numbers(found) or numbers(found)[-1] < records - 1):
+        found += await stream.next_items()
+    return found
+
+
+async def keys_of_all_records(cluster: ClusterAtHand) -> None:
+    """A block's second key is wanted."""
+    async with cluster.client() as store:
+        await store.append_many("log", [b"0", b"1"], keys=[b"a", b"b"])
+        stream = await store.read("log", keys=[b"b"])
+        assert numbers([item async for item in stream]) == [1]
+
+
+async def consumer_that_dies(cluster: ClusterAtHand) -> None:
+    """What it was given and had not dealt with is given again."""
+    async with cluster.client() as store:
+        await fill(store, 0, 1, 2)
+        first = await store.consumer("counter", "log", save_every_s=0)
+        await first.start()
+        assert numbers(list(await first.read(1))) == [0]
+        assert numbers(list(await first.read(1))) == [1]
+        await first.close(save=False)
+        second = await store.consumer("counter", "log")
+        await second.start()
+        assert numbers(list(await second.read(1))) == [1]
+        await second.close()
+
+
+SLOW, BYTES_PER_S = 3, 400_000
+SIZE, BLOCKS = 10_000, 600
+
+
+async def slow_node(cluster: ClusterAtHand) -> None:
+    """One node's line is seven or a hundred times slower. Once it is done without, reading goes at
+    seven tenths of the speed at which all five nodes are read, at least: four send what five
+    did. The second is found stuck, too; the first always sends something, and is just slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cordwood.sequencer.appender.STICKY_BYTES", 1)
+        async with cluster.client() as writer:
+            for number in range(BLOCKS):
+                await writer.append("log", b"%d" % number + bytes(SIZE))
+        patch.setattr("cordwood.client.senders.WINDOW_LSNS_MIN", 32)
+        usual = await _rate(cluster, LinkSettings(bytes_per_s=BYTES_PER_S))
+        for times in (7, 100):
+            slow = await _rate(cluster, LinkSettings(bytes_per_s=BYTES_PER_S / times))
+            assert slow >= 0.7 * usual, f"{times} times slower"
+
+
+async def _rate(cluster: ClusterAtHand, link: LinkSettings) -> float:
+    """Blocks a second over the second half of the log, all lines but one alike."""
+    usual = LinkSettings(bytes_per_s=BYTES_PER_S)
+    async with cluster.client(read_bytes=80_000) as store:
+        host = f"client-{next(cluster._names) - 1}"
+        links = cluster.simulation.network.links
+        links.change([f"node-{n}" for n in cluster.numbers], [host], usual)
+        links.change([f"node-{SLOW}"], [host], link)
+        stream = await store.read("log", until=make_lsn(1, BLOCKS))
+        began = count = 0.0
+        async with asyncio.timeout(3000):
+            while items := await stream.next_items():
+                count += len(items)
+                if count >= BLOCKS / 2 and not began:
+                    began = now()
+        return BLOCKS / 2 / (now() - began)
+
+
+SCENARIOS: dict[PlantedBug, tuple[Scenario, dict[str, int]]] = {
+    EMPTY_IS_FULL: (drained_nodes, {"nodes": 4, "copies": 2}),
+    BAD_COPY_IS_ABSENT: (damaged_everywhere, {}),
+    EPOCH_GUESSED: (unknown_epoch, {"nodes": 5, "copies": 2}),
+    FIRST_KEY_ONLY: (keys_of_all_records, {}),
+    SAVED_BEFORE: (consumer_that_dies, {}),
+    NEVER_GREYLISTED: (slow_node, {"nodes": 5, "copies": 3, "wal_bytes": 64 << 20}),
+}
+
+
+def test_every_bug_that_needs_a_scene_has_one() -> None:
+    assert {*SCENES} == {*SCENARIOS}
+
+
+@pytest.mark.parametrize("bug", SCENARIOS, ids=lambda bug: bug.name)
+def test_without_the_bug_the_scenario_holds(bug: PlantedBug) -> None:
+    scenario, cluster = SCENARIOS[bug]
+    simulate(scenario, **cluster)
+
+
+@pytest.mark.parametrize("bug", SCENARIOS, ids=lambda bug: bug.name)
+def test_with_the_bug_it_does_not(bug: PlantedBug) -> None:
+    scenario, cluster = SCENARIOS[bug]
+    with planted(bug), pytest.raises((AssertionError, TimeoutError, pytest.fail.Exception)):
+        simulate(scenario, **cluster)
