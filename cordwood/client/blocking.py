@@ -108,6 +108,16 @@ class BlockingReader:
         return self._stream.senders.views()
 
     @property
+    def is_connected(self) -> bool:
+        """Whether enough nodes are connected; see `ReadStream.is_connected`."""
+        return self._stream.is_connected
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes although there is more; "" if all is well."""
+        return self._stream.trouble
+
+    @property
     def rewinds(self) -> int:
         """How often the nodes had to be asked anew."""
         return self._stream.senders.choice.rewinds

@@ -19,7 +19,7 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.delivered import records_of, with_keys
 from cordwood.client.senders import HeldBlock, Senders
-from cordwood.errors import Closed, CordwoodError
+from cordwood.errors import AccessDenied, Closed, CordwoodError, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
 from cordwood.layout.waves import StoredBlock
@@ -157,6 +157,14 @@ class ReadStream:
         return self._buffer.is_done
 
     @property
+    def is_connected(self) -> bool:
+        """Whether so many nodes are connected that what they do not hold nobody does: below
+        that, records may have to be waited for (LogDevice's `isConnectionHealthy`)."""
+        sources = self.senders.sources.keys()
+        everybody = sources >= {*self.info.all_nodes}
+        return everybody or self._judge(sources) is not Hearing.NONE
+
+    @property
     def trouble(self) -> str:
         """Why a reader that waits gets nothing although there is more; "" if all is well."""
         return self._trouble
@@ -239,7 +247,9 @@ class ReadStream:
                 self._on_health("")
         else:
             self._look_for_doubts()
-        if self._buffer.next >> 32 > self.info.epoch and self._is_overdue():
+        is_new = self._buffer.next >> 32 > self.info.epoch
+        # Over a bridge at once: who holds the next epoch must be known before any of it comes.
+        if is_new and (isinstance(taken, Gap) or self._is_overdue()):
             self._cluster.learn_log(self.info, self._learn)
         self.senders.move_window()
         return taken
@@ -477,6 +487,11 @@ class ReadStream:
     async def _ask_tail(self) -> None:
         try:
             self._tail_seen = max(self._tail_seen, await self._nudge())
+        except (UnknownLog, AccessDenied) as error:
+            is_gone = isinstance(error, UnknownLog)
+            self._buffer.on_over(GapKind.NOT_IN_CONFIG if is_gone else GapKind.ACCESS)
+            self._news.set()
+            logger.info("log %d: %s", self.info.log_id, error)
         except CordwoodError as error:
             logger.debug("log %d: no tail: %s", self.info.log_id, error)
 

@@ -244,8 +244,10 @@ class Store:
             else _position(until)  # fmt: skip
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         number = next(self._numbers) & 0xFFFF_FFFF
+        # By its number: the name may have gone to another log meanwhile, or to none.
+        nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
         stream = ReadStream(
-            number, info, first, last, self._cluster, self._settings, lambda: self.tail(log),
+            number, info, first, last, self._cluster, self._settings, nudge,
             budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
         )  # fmt: skip
         self._streams[number] = stream

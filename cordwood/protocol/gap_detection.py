@@ -13,6 +13,8 @@ and gives out blocks and gaps that tile `[start, until]` exactly.
 - Nodes that know that they lost records (LogDevice's UNDER_REPLICATED gaps) send what they
   have. Their silence never makes an f-majority; but once all others have come past `next`
   and so have they, nobody is left to ask: DATA_LOSS after the grace period.
+- The log was deleted, or this reader may not read it: what is here is given out, and then
+  one gap to `until` says so.
 - Blocks that a node left out because the reader wants none of their records: FILTERED.
 - Anything else: wait. A node that sent a damaged copy does not count as past it,
   for it does not know what it holds there; nor does one that is not connected.
@@ -92,6 +94,7 @@ class ReadBuffer(Generic[Item]):
         self._bad: dict[NodeId, list[tuple[int, int]]] = {}
         self._unknown: set[NodeId] = set()
         self._damaged: set[NodeId] = set()
+        self._over: GapKind | None = None
 
     @property
     def is_done(self) -> bool:
@@ -157,6 +160,10 @@ class ReadBuffer(Generic[Item]):
         """`node` lost records and does not know which: its silence makes no f-majority."""
         self._damaged.add(node)
 
+    def on_over(self, why: GapKind) -> None:
+        """Nothing more will come: `NOT_IN_CONFIG` or `ACCESS`."""
+        self._over = why
+
     def is_passed_by(self, nodes: Iterable[NodeId]) -> bool:
         """Whether all of `nodes`, and at least one, have come past `next`, and it is not here."""
         found = False
@@ -192,6 +199,8 @@ class ReadBuffer(Generic[Item]):
             return self._gap(self._never_issued(), GapKind.BRIDGE)
         if self._is_here():
             return self._deliver(heapq.heappop(self._heap)[3])
+        if self._over is not None:
+            return self._gap(self.until, self._over)
         return None if judge is None else self._lost(judge, grace_over)
 
     def _is_here(self) -> bool:

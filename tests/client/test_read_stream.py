@@ -366,6 +366,58 @@ def forget(cluster: ClusterAtHand, number: int, index: int) -> None:
     del held._lasts[index]
 
 
+class TestOver:
+    def test_a_reader_of_a_deleted_log_gets_what_it_held_and_is_told_that_it_is_gone(self) -> None:
+        """It used to follow for ever; and asking for the tail by name might make the log anew."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, 3)
+                stream = await store.read("log", until=None)
+                assert numbers(await stream.next_items()) == [1, 2, 3]
+                await store.log_tree.delete("log")
+                async with asyncio.timeout(30):
+                    items = await stream.next_items()
+                assert items[-1] == Gap(items[-1].first, Lsn(LSN_MAX), GapKind.NOT_IN_CONFIG)
+                assert items[0].first == at(4)
+                assert await stream.next_items() == []
+                assert stream.is_done
+                assert [each.name for each in await store.logs()] == []
+
+        simulate(scenario)
+
+    def test_a_reader_goes_on_when_its_log_is_renamed(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, 1)
+                stream = await store.read("log", until=None)
+                await stream.next_items()
+                await store.log_tree.rename("log", "new")
+                await asyncio.sleep(10)
+                await store.append("new", b"2")
+                async with asyncio.timeout(30):
+                    assert numbers(await stream.next_items()) == [2]
+
+        simulate(scenario)
+
+    def test_connections_are_enough_while_they_meet_every_copyset(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, 1)
+                await store.log("log")
+                stream = await store.read("log", until=None)
+                await stream.next_items()
+                assert stream.is_connected
+                cluster.kill(2)
+                await until(lambda: len(stream.senders.sources) == 2)
+                assert stream.is_connected, "two of three meet every copyset of two"
+                cluster.kill(3)
+                await until(lambda: len(stream.senders.sources) == 1)
+                assert not stream.is_connected
+
+        simulate(scenario, copies=2)
+
+
 class TestWindows:
     @pytest.mark.parametrize("read_bytes", [4096, 70_000, MIB])
     def test_a_small_credit_reads_many_large_blocks(self, read_bytes: int) -> None:

@@ -304,6 +304,14 @@ def test_a_rewind_forgets_what_was_sent_and_said() -> None:
     assert reader.on_block(block(1, 5, 5)), "it is no copy of anything"
 
 
+def test_a_log_that_is_gone_gives_out_what_is_here_and_one_gap() -> None:
+    reader = buffer(until=make_lsn(7, 3))
+    reader.on_block(block(1, 1, 2))
+    reader.on_over(GapKind.NOT_IN_CONFIG)
+    assert drain(reader, None) == ["e1n1..e1n2", "not_in_config e1n3..e7n3"]
+    assert reader.is_done
+
+
 def test_a_loss_stays_inside_its_epoch() -> None:
     reader = buffer()
     for node in NODES:
