@@ -273,8 +273,11 @@ class ReadStream:
     def _look_for_doubts(self) -> None:
         """Nothing is here: whether that is a reason to ask for other copies."""
         # What was said before the others were asked anew says nothing about their new share.
-        if not (self._may_conclude() or self._choice.is_rewind_due) and (
-            self._buffer.is_passed_by(self._senders_now())
+        is_in_order = not (self._choice.is_rewind_due or self.senders.is_switching)
+        if (
+            is_in_order
+            and not self._may_conclude()
+            and (self._buffer.is_passed_by(self._senders_now()))
         ):
             self._choice.on_suspicion()
         if self._settings.reader_slow_shards_detection:
@@ -364,7 +367,10 @@ class ReadStream:
     def _on_stuck(self, now: float) -> None:
         """Count no more on those who hold everything up; if that did not help, on nobody."""
         self._overdue_since = now
-        self._choice.on_stuck(self._buffer.behind(self._senders_now()))
+        if self.senders.is_switching:
+            self._choice.on_late()
+        else:
+            self._choice.on_stuck(self._buffer.behind(self._senders_now()))
         self.senders.rewind_soon()
         stands = self._stands_since is not None and now >= self._stands_since + HEALTH_S
         if stands and not self._trouble:

@@ -7,7 +7,7 @@ READ, 72 bytes and two lists::
 
     offset width field
     0      4     stream
-    4      4     flags: 1 digest, 2 single copy, 4 heads only, 8 keys
+    4      4     flags: 1 digest, 2 single copy, 4 heads only, 8 keys, 16 quiet
     8      8     log
     16     8     from
     24     8     until
@@ -89,6 +89,7 @@ class ReadFlag(enum.IntFlag):
     SINGLE_COPY = 2
     HEADS = 4
     KEYS = 8
+    QUIET = 16
 
 
 class NodeGap(enum.IntEnum):
@@ -132,6 +133,7 @@ class OneCopy:
     seed: int = 0
     known_down: tuple[int, ...] = ()
     region: str = ""
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def pack_read(request: ReadRequest) -> bytes:
     one = request.one_copy
     flags = ReadFlag.DIGEST if request.digest else ReadFlag(0)
     if one is not None:
-        flags |= ReadFlag.SINGLE_COPY
+        flags |= ReadFlag.SINGLE_COPY | (ReadFlag.QUIET if one.quiet else 0)
     if request.heads_only:
         flags |= ReadFlag.HEADS
     if request.keys is not None:
@@ -224,8 +226,9 @@ def read_read(payload: memoryview) -> ReadRequest:
         raise Malformed("a READ frame gives key bits and asks for all keys")
     one_copy = None
     if flags & ReadFlag.SINGLE_COPY:
-        one_copy = _one_copy(payload, shuffle, copies, downs, seed)
-    elif shuffle or copies or downs or seed or region_bytes:
+        is_quiet = bool(flags & ReadFlag.QUIET)
+        one_copy = _one_copy(payload, shuffle, copies, downs, seed, is_quiet=is_quiet)
+    elif shuffle or copies or downs or seed or region_bytes or flags & ReadFlag.QUIET:
         raise Malformed("a READ frame asks for all copies and says which one")
     digest = bool(flags & ReadFlag.DIGEST)
     if digest and (heads_only or keys is not None):
@@ -235,7 +238,9 @@ def read_read(payload: memoryview) -> ReadRequest:
     )
 
 
-def _one_copy(payload: memoryview, shuffle: int, copies: int, downs: int, seed: int) -> OneCopy:
+def _one_copy(
+    payload: memoryview, shuffle: int, copies: int, downs: int, seed: int, *, is_quiet: bool
+) -> OneCopy:
     """The lists after the fixed fields, whose lengths were checked."""
     if shuffle > 2:
         raise Malformed(f"a READ frame asks for shuffle {shuffle}")
@@ -247,7 +252,7 @@ def _one_copy(payload: memoryview, shuffle: int, copies: int, downs: int, seed: 
         region = str(payload[end:], "utf-8")
     except UnicodeDecodeError:
         raise Malformed("a READ frame gives a region that is no text") from None
-    return OneCopy(shuffle, copies, seed, known_down, region)
+    return OneCopy(shuffle, copies, seed, known_down, region, is_quiet)
 
 
 def pack_reading(stream: int, status: ReadStatus, released: int, version: int = 0) -> bytes:

@@ -173,6 +173,10 @@ class ReadBuffer(Generic[Item]):
             found = True
         return found and not self._is_here()
 
+    def marker(self, node: NodeId) -> int:
+        """How far `node` has come; 0 if that is not known."""
+        return self._markers.get(node, 0)
+
     def behind(self, nodes: Iterable[NodeId]) -> list[NodeId]:
         """Those of `nodes` that have not come past `next`."""
         return [node for node in nodes if self._markers.get(node, 0) <= self.next]

@@ -50,6 +50,8 @@ class CopyFilter:
         known_down: nodes that the reader does not count on.
         copies: how many members of a copyset hold the block for certain; 0 for all of them.
         local: nodes in the reader's region, which go first; empty without local delivery.
+        quiet: a node that is listed does not send where it stands before the first that is
+            not: the reader knows that it is there, and does without it for a while.
     """
 
     shuffle: Shuffle = Shuffle.CLIENT
@@ -57,6 +59,7 @@ class CopyFilter:
     known_down: Set[int] = frozenset()
     copies: int = 0
     local: Set[int] = frozenset()
+    quiet: bool = False
 
 
 def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
@@ -71,6 +74,8 @@ def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
     local = [node for node in order if node in rule.local]
     for group in (local, order):
         first = next((at for at, node in enumerate(group) if node not in rule.known_down), None)
+        if first is not None and rule.quiet and me in rule.known_down:
+            return False
         if first is not None:
             return me in group[: first + 1] or me in _spares(order, group[first], rule)
     return True
@@ -144,6 +149,7 @@ class SenderChoice:
         self._doubts: dict[NodeId, Doubt] = dict.fromkeys(down, Doubt.UNREACHABLE)
         self._shipped: set[NodeId] = set()
         self._due = False
+        self._at_once = False
 
     @property
     def is_single(self) -> bool:
@@ -164,6 +170,12 @@ class SenderChoice:
         """Whether the nodes have to be asked anew."""
         return self._due
 
+    @property
+    def is_gentle(self) -> bool:
+        """Whether they may go on by the old order up to where the first of them has come: so
+        where a node is merely slow, or no longer. What was sent is not sent again then."""
+        return self._due and not self._at_once
+
     def add_node(self, node: NodeId) -> None:
         """The reader reads from `node` too: a later epoch has it in its nodeset."""
         self.nodes = tuple(sorted({*self.nodes, node}))
@@ -172,7 +184,7 @@ class SenderChoice:
         """Whether the nodes have to be asked anew; counts that as done, in a new version."""
         if not self._due:
             return False
-        self._due = False
+        self._due = self._at_once = False
         self.version = self.version % 0xFFFF_FFFF + 1
         self.rewinds += 1
         self._shipped.clear()
@@ -187,13 +199,22 @@ class SenderChoice:
         self._doubts[node] = why
         self._shipped.discard(node)
         if known is None and was_single:
-            self._due = True
+            self._ask_anew(at_once=why is not Doubt.SLOW)
 
     def on_settled(self, node: NodeId, why: Doubt) -> None:
         """The reason `why` is gone: a probation is over, a damaged node came back whole."""
         if self._doubts.get(node) is why:
             del self._doubts[node]
-            self._due = self._due or self.is_single
+            if self.is_single:
+                self._ask_anew(at_once=why is not Doubt.SLOW)
+
+    def on_late(self) -> None:
+        """The old order takes too long to come to its end."""
+        self._ask_anew(at_once=True)
+
+    def _ask_anew(self, *, at_once: bool) -> None:
+        self._due = True
+        self._at_once = self._at_once or at_once
 
     def on_shipped(self, node: NodeId) -> None:
         """`node` sent a block."""
@@ -203,7 +224,7 @@ class SenderChoice:
         """What comes next may be lost: every node must send all that it has."""
         if self.is_single:
             self._is_suspicious = True
-            self._due = True
+            self._ask_anew(at_once=True)
 
     def on_stuck(self, behind: Iterable[NodeId]) -> None:
         """Nothing came for a while, and the trusted nodes `behind` owe something.
@@ -229,4 +250,5 @@ class SenderChoice:
         self._shipped.clear()
         if back or self._is_suspicious:
             self._is_suspicious = False
-            self._due = self._due or self.is_single
+            if self.is_single:
+                self._ask_anew(at_once=True)

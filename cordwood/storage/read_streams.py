@@ -97,6 +97,7 @@ class _Share:
             frozenset(asked.known_down),
             asked.copies,
             nodes_in(asked.region) if asked.region else frozenset(),
+            asked.quiet,
         )
         self._mine: dict[tuple[int, ...], Part] = {}
 

@@ -160,8 +160,17 @@ async def slow_node(cluster: ClusterAtHand) -> None:
         patch.setattr("cordwood.client.senders.WINDOW_LSNS_MIN", 32)
         usual = await _rate(cluster, LinkSettings(bytes_per_s=BYTES_PER_S))
         for times in (7, 100):
+            before = _sent(cluster)
             slow = await _rate(cluster, LinkSettings(bytes_per_s=BYTES_PER_S / times))
+            sent = (_sent(cluster) - before) / (BLOCKS * SIZE)
+            # A line so slow that blocks are on it for seconds is found stuck, and what is under
+            # way then is sent once more.
+            assert sent <= (1.05 if times == 7 else 1.5), f"{times} times slower"
             assert slow >= 0.7 * usual, f"{times} times slower"
+
+
+def _sent(cluster: ClusterAtHand) -> int:
+    return sum(node._streams.sent_bytes for node in cluster.running.values())
 
 
 async def _rate(cluster: ClusterAtHand, link: LinkSettings) -> float:

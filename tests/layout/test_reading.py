@@ -144,6 +144,7 @@ def test_golden_bytes() -> None:
             seed=st.integers(0, 2**64 - 1),
             known_down=st.sets(numbers, max_size=5).map(lambda found: tuple(sorted(found))),
             region=st.sampled_from(["", "eu", "Zürich"]),
+            quiet=st.booleans(),
         ),
     )
 )
@@ -192,7 +193,8 @@ def test_another_length_is_refused(decode, data) -> None:
 @pytest.mark.parametrize(
     ("decode", "data", "offset", "layout", "value"),
     [
-        (read_read, GOLDEN_READ, 4, "<I", 16),  # flags
+        (read_read, GOLDEN_READ, 4, "<I", 32),  # flags
+        (read_read, GOLDEN_READ, 4, "<I", 17),  # quiet, where all are asked for
         (read_read, GOLDEN_READ, 4, "<I", 5),  # a digest without bodies
         (read_read, GOLDEN_READ, 4, "<I", 9),  # a digest of some keys
         (read_read, GOLDEN_READ, 52, "<B", 1),  # one copy's fields, where all are asked for

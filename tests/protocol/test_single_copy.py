@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -166,6 +167,45 @@ def play(script: str, made: SenderChoice) -> str:
 )  # fmt: skip
 def test_what_a_reader_asks_for(script, said) -> None:
     assert play(script, choice()) == said
+
+
+def test_who_is_slow_sends_nothing_while_others_can() -> None:
+    copyset = (1, 2, 3)
+    slow = CopyFilter(Shuffle.NONE, known_down=frozenset({1}), quiet=True)
+    assert [ships(n, copyset, slow) for n in (2, 3)] == [True, False]
+    assert not ships(1, copyset, slow)
+    assert ships(1, copyset, replace(slow, quiet=False)), "it might be back"
+    everybody = replace(slow, known_down=frozenset(copyset))
+    assert all(ships(n, copyset, everybody) for n in copyset)
+
+
+@pytest.mark.parametrize(
+    ("script", "gentle"),
+    [
+        ("slow 1", True),
+        ("slow 1 | slow 2", True),
+        ("slow 1 | down 2", False),
+        ("down 2 | slow 1", False),
+        ("slow 1 | suspect", False),
+        ("slow 1 | take | over 1", True),
+        ("slow 1 | take | late", False),
+        ("down 2 | take | slow 1", True),
+    ],
+)
+def test_who_is_merely_slow_is_changed_for_others_at_the_next_window(script, gentle) -> None:
+    made = choice()
+    for event in script.split(" | "):
+        name, *nodes = event.split()
+        if name == "take":
+            assert made.takes_rewind()
+        elif name == "late":
+            made.on_late()
+        else:
+            EVENTS[name](made, NodeId(int(nodes[0])) if nodes else None)
+    assert made.is_rewind_due
+    assert made.is_gentle == gentle
+    assert made.takes_rewind()
+    assert not made.is_gentle
 
 
 def test_without_single_copies_nothing_is_ever_asked_anew() -> None:
