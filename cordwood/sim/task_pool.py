@@ -46,19 +46,35 @@ class _Worker(Generic[Task, Result]):
         self.process.start()
         theirs.close()
         self.task: Task | None = None
+        self._is_up = False
         self._given_s = self._cpu_given_s = 0.0
 
     def give(self, task: Task) -> None:
         self.task = task
-        self._given_s, self._cpu_given_s = time.monotonic(), self._cpu_s() or 0.0
+        self._count_from_now()
         self.pipe.send(task)
+
+    def comes_up(self) -> bool:
+        """Whether what its pipe has is its first word; its start does not count as work."""
+        if self._is_up:
+            return False
+        try:
+            self.pipe.recv()
+        except (EOFError, ConnectionError):
+            return False
+        self._is_up = True
+        self._count_from_now()
+        return True
+
+    def _count_from_now(self) -> None:
+        self._given_s, self._cpu_given_s = time.monotonic(), self._cpu_s() or 0.0
 
     def hangs(self, timeout_s: float) -> bool:
         """Whether its task has taken longer than it may."""
         waited_s = time.monotonic() - self._given_s
         if waited_s <= timeout_s:
             return False
-        cpu_s = self._cpu_s()
+        cpu_s = self._cpu_s() if self._is_up else self._cpu_given_s
         if cpu_s is None or waited_s > WAITED_MAX * timeout_s:
             return True
         return cpu_s - self._cpu_given_s > timeout_s
@@ -119,6 +135,8 @@ class TaskPool(Generic[Task, Result]):
                 return
             ready = wait([worker.pipe for worker in busy], timeout=every_s)
             for worker in busy:
+                if worker.pipe in ready and worker.comes_up():
+                    continue
                 if worker.pipe in ready or worker.hangs(self._timeout_s):
                     task = worker.task
                     assert task is not None, "a busy worker has a task"
@@ -147,6 +165,10 @@ def _serve(work: Callable[[Task], Result], pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.disable(logging.CRITICAL)
     quiet_leftovers()
+    try:
+        pipe.send(("up", None))
+    except OSError:
+        return  # the pool was over before this one was up
     while True:
         try:
             task = pipe.recv()

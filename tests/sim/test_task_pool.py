@@ -6,7 +6,7 @@ import time
 
 from cordwood.sim.task_pool import Lost, TaskPool
 
-LIMIT_S = 0.2
+LIMIT_S = 0.5
 
 
 def work(task: str) -> str:
