@@ -15,6 +15,7 @@
         UnknownProducer  the log remembers no such producer, and this is not its first block
         ProducerFenced   a higher epoch of this producer has begun
         OutOfSequence    a producer's block is not the one that comes next
+        StageExpired     a staged block is gone, so it cannot be published
         RecordTooLarge   over the record or block limit
         UnknownLog       no log of this name
         LogExists        a log of this name is there already
@@ -97,6 +98,10 @@ class ProducerFenced(Rejected):
 
 class OutOfSequence(Rejected):
     """A producer's block is not the one that comes next, and no repeat that is remembered."""
+
+
+class StageExpired(Rejected):
+    """A staged block is gone or too old to be published; nothing was."""
 
 
 class RecordTooLarge(Rejected):

@@ -48,6 +48,7 @@ from cordwood.layout.message import (
     StreamsReply,
     Yield,
 )
+from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.consumer_calls import ConsumerCalls
 from cordwood.metadata.consumers import Consumers
@@ -56,6 +57,7 @@ from cordwood.metadata.log_calls import LogCalls
 from cordwood.metadata.log_replies import member_infos
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
+from cordwood.metadata.publications import Publications
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.node_states import NodeStates
@@ -74,6 +76,8 @@ from cordwood.storage.partition import StoredLog
 from cordwood.storage.read_streams import ReadStreams
 from cordwood.storage.role import StorageRole
 from cordwood.storage.shard import Shard
+from cordwood.storage.staging import Staging
+from cordwood.storage.staging_sweep import StagingSweep
 from cordwood.storage.tables import MakeTables
 from cordwood.storage.wal import Wal
 from cordwood.storage.wal_file import WalBlank, open_wal
@@ -122,6 +126,10 @@ class Node:
         self._logs = LogTree(metadata, LogAttributes(replicate_across=base).over(DEFAULTS))
         self._epochs = EpochStore(metadata)
         self._consumers = ConsumerCalls(Consumers(metadata), host.clock.now_us)
+        self._publications = Publications(
+            metadata, host.random.getrandbits, lambda: self._group_bytes_max
+        )
+        self._group_bytes_max = settings.sequencer.group_bytes_max
         self._log_calls = LogCalls(
             self._logs,
             self._epochs,
@@ -141,6 +149,7 @@ class Node:
         self._flusher: Flusher
         self._streams: ReadStreams
         self._storage: StorageRole
+        self._staging: Staging
         self._sequencer: SequencerRole
         self._log_watch: LogWatch
         self._peers: Peers
@@ -180,6 +189,7 @@ class Node:
         await self._open_shard()
         self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
         self._storage = StorageRole(self._shard, self._streams)
+        self._staging = Staging(self._shard, host.clock.now_us)
         member = await self._membership.register(
             settings.node, settings.listen, settings.location, settings.weight
         )
@@ -197,6 +207,7 @@ class Node:
             self._gossip.run(),
             self._streams.run(),
             self._log_watch.run(),
+            StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
@@ -245,6 +256,7 @@ class Node:
             self._on_gossip_tick,
         )
         settings = self.settings.sequencer.fitted_to(self._shard.wal.record_bytes_max)
+        self._group_bytes_max = settings.group_bytes_max
         self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
         tools = AppenderTools(
             self._peers,
@@ -456,6 +468,10 @@ class Node:
             raise Rejected(f"{type(call).__name__} is for nodes, not for clients")
         if isinstance(call, GroupCall):
             return await self._consumers.answer(call)
+        if isinstance(call, StagingCall):
+            return await self._staging.answer(call)
+        if isinstance(call, PublishCall):
+            return await self._publications.answer(call)
         match call:
             case Ping():
                 raise AssertionError("a ping is the server's to answer")

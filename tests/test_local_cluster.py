@@ -294,3 +294,26 @@ def _command_line(pid: str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def test_what_is_staged_survives_kill_9_of_every_process_and_is_published_once(tmp_path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "c", THREE_OF_THREE, timeout_s=30.0) as (cluster, store):
+            blocks = [[bytes([at]) * 1000] * 100 for at in range(8)]
+            refs = [await store.stage("log", values) for values in blocks]
+            plain = [ref.to_json() for ref in refs]
+            for number in cluster.nodes:
+                cluster.kill(number)
+            for number, node in cluster.nodes.items():
+                while node.is_running:  # noqa: ASYNC110 - a process says nothing when it ends
+                    await asyncio.sleep(0.02)
+                await cluster.start_node(number)
+            async with await aio.connect(cluster.url, ClientSettings(timeout_s=30.0)) as other:
+                first = await other.publish("query", 0, plain)
+                again = await other.publish("query", 0, plain)
+                assert again.spans == first.spans
+                found = [item async for item in await other.read("log")]
+                values = [item.value for item in found if isinstance(item, Record)]
+                assert values == [value for some in blocks for value in some]
+
+    uvloop.run(scenario())

@@ -22,6 +22,7 @@ from cordwood.layout.shard_record import (
     TrimRecord,
     read_shard_record,
 )
+from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
 from cordwood.layout.wal_block import WalHeader, WalKind, unpack_holes
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import format_lsn
@@ -137,6 +138,13 @@ def _held_words(seen: SeenRecord) -> str:
             return f"log {log}: epoch {epoch} is over ({held})"
         case TrimRecord(log, lsn):
             return f"log {log} is trimmed up to {format_lsn(lsn)}"
+        case StageRecord(head, _):
+            size = f"{head.records} records, {head.stored_bytes} bytes"
+            return f"log {head.log}: staged {head.stage.hex()}, {size}"
+        case PinRecord(query, attempt, stages):
+            return f"attempt {attempt} of {query!r} pins {len(stages)} staged blocks"
+        case UnstageRecord(stages):
+            return f"{len(stages)} staged blocks are gone"
         case str() as words:
             return words
         case holes:
@@ -160,6 +168,15 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
             return {"seal": {"log": log, "epoch": epoch}}
         case CleanRecord(log, epoch, seal, lng, _):
             return {"clean": {"log": log, "epoch": epoch, "seal": seal, "lng": format_lsn(lng)}}
+        case TrimRecord(log, lsn):
+            return {"trim": {"log": log, "lsn": format_lsn(lsn)}}
+        case StageRecord(head, _):
+            return {"stage": {"log": head.log, "id": head.stage.hex(), "records": head.records}}
+        case PinRecord(query, attempt, stages):
+            ids = [stage.hex() for stage in stages]
+            return {"pin": {"query": query, "attempt": attempt, "ids": ids}}
+        case UnstageRecord(stages):
+            return {"unstage": [stage.hex() for stage in stages]}
         case str() as words:
             return {"note": words}
         case holes:

@@ -30,11 +30,13 @@ from cordwood.client.cluster import LogInfo
 from cordwood.client.consumer import Consumer
 from cordwood.client.log_tree import LogTree
 from cordwood.client.producer import Producer
+from cordwood.client.publishing import Published
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Portion, Reader
 from cordwood.client.record_check import Headers, Timestamp
 from cordwood.client.replica_scan import NodeCopies, scan_copies
 from cordwood.client.senders import HeldBlock, SenderView
+from cordwood.client.staging import TTL_DEFAULT_S, StagedRef
 from cordwood.client.store import Position, Store
 from cordwood.errors import Closed, CordwoodError
 from cordwood.host.loop_thread import LoopThread
@@ -286,6 +288,52 @@ class BlockingStore:
                 atomic=atomic,
             )
         )
+
+    def stage(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+        ttl_s: float = TTL_DEFAULT_S,
+    ) -> StagedRef:
+        """Keep records durably without LSNs; see `store.Store.stage`."""
+        return self.stage_soon(
+            log, values, keys=keys, timestamps=timestamps, headers=headers, ttl_s=ttl_s
+        ).result()
+
+    def stage_soon(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+        ttl_s: float = TTL_DEFAULT_S,
+    ) -> Future[StagedRef]:
+        """As `stage`, without waiting; the caller keeps count of what is in flight."""
+        return self._thread.start(
+            self._store.stage(
+                log, values, keys=keys, timestamps=timestamps, headers=headers, ttl_s=ttl_s
+            )
+        )
+
+    def publish(
+        self, query: str, batch: int, refs: Sequence[StagedRef | Mapping[str, Any]]
+    ) -> Published:
+        """Put what was staged into its logs, once; see `store.Store.publish`."""
+        return self._thread.call(self._store.publish(query, batch, refs))
+
+    def published(self, query: str) -> Published | None:
+        """The last batch of a query that is in its logs; see `store.Store.published`."""
+        return self._thread.call(self._store.published(query))
+
+    def unstage(self, refs: Sequence[StagedRef | Mapping[str, Any]]) -> None:
+        """Let go of what will not be published; see `store.Store.unstage`."""
+        self._thread.call(self._store.unstage(refs))
 
     def append_many_soon(
         self,

@@ -20,8 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cordwood.errors import BadSetting
+from cordwood.protocol.producers import QUERY_PRODUCERS
 
-PRODUCER_MAX = (1 << 63) - 1
+PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
 
 
@@ -33,17 +34,20 @@ class Producer:
     say where the old one stopped.
 
     Args:
-        producer: 1 to 2**63 - 1; the same over the lives of an application.
+        producer: 1 to 2**62 - 1; the same over the lives of an application. Ids above are
+            those of queries that publish.
         epoch: 0 and up; a higher one begins anew at sequence 0 and shuts lower ones out.
         sequences: by log number, the sequence that comes next, to go on where an earlier
             life stopped; counted in records.
     """
 
+    _ids = (1, PRODUCER_MAX)
+
     def __init__(
         self, producer: int, epoch: int = 0, sequences: Mapping[int, int] | None = None
     ) -> None:
-        if not 1 <= producer <= PRODUCER_MAX:
-            raise BadSetting(f"producer {producer}: ids go from 1 to {PRODUCER_MAX}")
+        if not self._ids[0] <= producer <= self._ids[1]:
+            raise BadSetting(f"producer {producer}: ids go from {self._ids[0]} to {self._ids[1]}")
         if not 0 <= epoch <= EPOCH_MAX:
             raise BadSetting(f"producer epoch {epoch}: it goes from 0 to {EPOCH_MAX}")
         self.producer = producer
@@ -62,3 +66,9 @@ class Producer:
         first = self.next_sequence(log)
         self._next[log] = first + count
         return first
+
+
+class QueryProducer(Producer):
+    """A query that publishes batches: its id is drawn for it, each commit is an epoch."""
+
+    _ids = (QUERY_PRODUCERS, (1 << 63) - 1)

@@ -31,9 +31,12 @@ from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
 from cordwood.client.log_tree import LogTree, check_write_token
 from cordwood.client.producer import Producer
+from cordwood.client.publishing import Publisher
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Reader
 from cordwood.client.record_check import Headers, Timestamp
+from cordwood.client.stages import Stages
+from cordwood.client.staging import Stager
 from cordwood.errors import (
     BadSetting,
     Closed,
@@ -83,7 +86,7 @@ TAILS_AT_ONCE = 256
 """Questions in flight in `tails`: enough to hide the round trips, few to queue at a node."""
 
 
-class Store:
+class Store(Stages):
     """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
 
     Attributes:
@@ -105,6 +108,8 @@ class Store:
         self._chance = host.random
         self._tasks = tasks
         self.cursors = Cursors(self._ask, self._find)
+        self._stager = Stager(cluster, host, settings)
+        self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
         self._seed = host.random.getrandbits(63)

@@ -17,6 +17,12 @@ from msgspec import Meta, Struct
 from cordwood import errors
 from cordwood.block import Buffer
 from cordwood.errors import CordwoodError, Fenced, Malformed
+from cordwood.layout.message_staging import (
+    PublicationReply,
+    PublishCall,
+    StagedReply,
+    StagingCall,
+)
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import Replication
 
@@ -458,11 +464,12 @@ Call = (
     | Seal | Clean | AskReleased | Yield | AskGroups | JoinGroup | BeatGroup | LeaveGroup
     | SaveCursors | AskStreams
     | SetAttributes | AskDirectory | DeleteLog | RenameLog | AskEpochs
+    | StagingCall | PublishCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | GroupReply | GroupsReply
-    | StreamsReply | DirectoryReply | EpochsReply
+    | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
 )  # fmt: skip
 
 

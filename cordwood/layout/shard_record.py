@@ -7,6 +7,7 @@
            nothing of it was held. To the record's end: the log's producers as of the
            epoch's end, see `layout.produced`.
     TRIM   u64 log, u64 lsn: all of the log up to it may go
+    STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
 
 Little-endian. The WAL's own record header around it has the checksum.
 
@@ -21,6 +22,14 @@ from typing import NamedTuple
 
 from cordwood.errors import Malformed
 from cordwood.layout.produced import read_produced
+from cordwood.layout.staged import (
+    PinRecord,
+    StageRecord,
+    UnstageRecord,
+    read_pin,
+    read_stage,
+    read_unstage,
+)
 from cordwood.layout.waves import StoredBlock, read_store
 
 _SEAL = struct.Struct("<BQI")
@@ -35,6 +44,9 @@ class RecordKind(enum.IntEnum):
     SEAL = 2
     CLEAN = 3
     TRIM = 4
+    STAGE = 5
+    PIN = 6
+    UNSTAGE = 7
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -72,7 +84,8 @@ class TrimRecord(NamedTuple):
     lsn: int
 
 
-ShardRecord = StoreRecord | SealRecord | CleanRecord | TrimRecord
+StagingRecord = StageRecord | PinRecord | UnstageRecord
+ShardRecord = StoreRecord | SealRecord | CleanRecord | TrimRecord | StagingRecord
 
 
 def pack_seal(record: SealRecord) -> bytes:
@@ -108,6 +121,12 @@ def read_shard_record(body: memoryview) -> ShardRecord:
         return CleanRecord(log, epoch, seal, lng, produced)
     if kind == RecordKind.TRIM and len(body) == _TRIM.size:
         return TrimRecord(*_TRIM.unpack(body)[1:])
+    if kind == RecordKind.STAGE:
+        return read_stage(body[1:])
+    if kind == RecordKind.PIN:
+        return read_pin(body[1:])
+    if kind == RecordKind.UNSTAGE:
+        return read_unstage(body[1:])
     raise Malformed(
         f"the WAL holds a record of kind {kind} with {len(body)} bytes, which this "
         "version does not know: was it written by a newer one?"

@@ -31,6 +31,10 @@ PRODUCERS_MAX = 1_000
 """Producers remembered by a log; the one whose last block is oldest is forgotten first. Their
 state travels with every recovery, 100 bytes each."""
 
+QUERY_PRODUCERS = 1 << 62
+"""Ids from here on are of queries that publish batches (`protocol.publishing`), users' are below.
+They are forgotten last: a batch may be in the log for long before it is known to be."""
+
 
 class Turn(enum.Enum):
     """What a block is."""
@@ -45,6 +49,11 @@ class Turn(enum.Enum):
     """Something before it is missing."""
     FORGOTTEN = "forgotten"
     """It was stored, perhaps, too long ago to say where."""
+
+
+def forgotten_first(each: Produced) -> tuple[bool, int]:
+    """Sorts producers in the order in which they are forgotten."""
+    return each.producer >= QUERY_PRODUCERS, each.last_first
 
 
 class ProducerTable:
@@ -88,4 +97,4 @@ class ProducerTable:
             return
         self._known[producer] = Produced(producer, epoch, (*places, place)[-PLACES_MAX:])
         if len(self._known) > PRODUCERS_MAX:
-            del self._known[min(self._known.values(), key=lambda each: each.last_first).producer]
+            del self._known[min(self._known.values(), key=forgotten_first).producer]

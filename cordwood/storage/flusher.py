@@ -151,7 +151,7 @@ class Flusher:
         shard = self._shard
         try:
             await self._flush(batch)
-            shard.cache.evict(batch)
+            shard.evict(batch)
             await shard.wal.trim(batch.offset)
             await shard.logs.drop_trimmed(lambda log: shard.cache.log(log).trim)
         except CordwoodError as error:
@@ -166,7 +166,9 @@ class Flusher:
         while True:
             now_us = self._clock.now_us()
             try:
-                await self._shard.logs.flush(batch.blocks, batch.states, batch.offset, now_us)
+                await self._shard.logs.flush(
+                    batch.blocks, batch.states, batch.offset, now_us, batch.staged
+                )
             except Overloaded as error:
                 if self._is_stopping:
                     raise

@@ -23,6 +23,7 @@ from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.produced_index import ProducedIndex
+from cordwood.storage.tables import Row
 
 ENDS_KNOWING_PRODUCERS = 64
 """Of older epochs nobody asks what was known of producers then: only recovery does, of the
@@ -265,6 +266,7 @@ class Batch:
         bytes: of them.
         logs: those that changed.
         states: of these, as of `offset`; made when it is cut.
+        staged: rows of staged blocks, likewise.
     """
 
     since_s: float
@@ -273,6 +275,7 @@ class Batch:
     bytes: int = 0
     logs: dict[int, None] = field(default_factory=dict)
     states: dict[int, LogState] = field(default_factory=dict)
+    staged: list[Row] = field(default_factory=list)
 
 
 class LogCache:
@@ -323,6 +326,13 @@ class LogCache:
             batch.blocks.append(block)
             batch.bytes += block.wire_bytes
             self._bytes += block.wire_bytes
+
+    def add_staged(self, size: int) -> None:
+        """A staged body of so many bytes is in memory until the next flush is done."""
+        batch = self._batch
+        assert batch is not None, "a record is noted before what it holds"
+        batch.bytes += size
+        self._bytes += size
 
     def note(self, offset: int, logs: list[int], now_s: float) -> None:
         """A WAL record changes these logs; call it in the order of the WAL, before they change."""

@@ -29,11 +29,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
 from cordwood.layout.logs_db import DirectoryEntry, LogState, PartitionRow
+from cordwood.layout.staged import STAGED_TABLE
 from cordwood.layout.waves import StoredBlock
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
 from cordwood.storage.logs_read import Counts, Wish, read_blocks, scan_all
 from cordwood.storage.partition import Partition, Run, Share, StoredLog, Wanted
+from cordwood.storage.staged_table import StagedTable
 from cordwood.storage.tables import Row, Tables, TablesFailed
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class LogsStore:
         partitions: oldest first.
         logs: what is held of each log.
         drops: partitions dropped since the start.
+        staged: the table of staged blocks.
     """
 
     def __init__(self, tables: Tables, settings: StorageSettings) -> None:
@@ -74,6 +77,7 @@ class LogsStore:
         self._settings = settings
         self._next_number = 1
         self._last_us = 0
+        self.staged = StagedTable(tables)
         # Entries of open partitions as they are now, for the flushes that add to them.
         self._entries: dict[tuple[int, int], DirectoryEntry] = {}
         self._directories: OrderedDict[int, list[tuple[Partition, DirectoryEntry]]] = OrderedDict()
@@ -115,7 +119,8 @@ class LogsStore:
             number = logs_db.read_partition_key(key)
             self.partitions.append(Partition(number, *row))
         known = {partition.table for partition in self.partitions}
-        for table in sorted({*names} - known - {META}):
+        self.staged.is_made = STAGED_TABLE in names
+        for table in sorted({*names} - known - {META, STAGED_TABLE}):
             # Of a flush that never came to its end: the WAL has all of it.
             logger.info("dropping table %s, which no flush finished", table)
             await self._tables.drop(table)
@@ -145,6 +150,7 @@ class LogsStore:
         states: Mapping[int, LogState],
         offset: int,
         now_us: int,
+        staged: Sequence[Row] = (),
     ) -> None:
         """Take what the WAL's records up to `offset` changed; returns once it is durable.
 
@@ -153,6 +159,7 @@ class LogsStore:
             states: of all logs that changed since, as of `offset`; their `last`, `blocks`
                 and `bytes` are not looked at.
             now_us: wall clock, for the age of partitions.
+            staged: rows of the table of staged blocks.
         Raises:
             TablesFailed: nothing counts as flushed; the same may be tried again.
         """
@@ -167,6 +174,8 @@ class LogsStore:
             await self._write(share.partition.table, share.rows())
         for share in shares:
             await self._tables.flush(share.partition.table)
+        if staged:
+            await self.staged.flush(staged)
         await self._flush_metadata(shares, states, offset)
 
     def _rolled(self, now_us: int) -> Partition | None:

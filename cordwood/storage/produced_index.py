@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cordwood.block import BlockHeader, Place, Produced
-from cordwood.protocol.producers import PLACES_MAX, PRODUCERS_MAX
+from cordwood.protocol.producers import PLACES_MAX, PRODUCERS_MAX, QUERY_PRODUCERS
 
 
 class ProducedIndex:
@@ -46,7 +46,7 @@ class ProducedIndex:
             self._forget_oldest(producers)
 
     def _forget_oldest(self, producers: dict[tuple[int, int], dict[int, Place]]) -> None:
-        by_age = sorted(producers, key=lambda key: max(producers[key]))
+        by_age = sorted(producers, key=lambda key: (key[0] >= QUERY_PRODUCERS, max(producers[key])))
         for key in by_age[:-PRODUCERS_MAX]:
             del producers[key]
 

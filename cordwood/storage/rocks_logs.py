@@ -3,7 +3,7 @@
 RocksDB's own log is off: what is in a memtable is in our WAL too, which is trimmed only
 after a flush. A flush writes one sorted file, and a partition is never compacted: one that
 has many files is left alone. The table of metadata is small, written anew all the time and
-read at each start, so that one is.
+read at each start, so that one is; so is that of staged blocks, which come and go.
 
 rocksdict holds the GIL through `write`, a few milliseconds a MiB, so that rows go in by
 small batches, each a call of its own; `flush` lets it go. That is why a memtable is filled
@@ -28,6 +28,7 @@ import rocksdict
 from cordwood.errors import ChecksumMismatch, Overloaded
 from cordwood.host.seams import Host
 from cordwood.layout.logs_db import META_TABLE
+from cordwood.layout.staged import STAGED_TABLE
 from cordwood.settings import StorageSettings
 from cordwood.storage.tables import Row, Rows, TablesFailed, TablesNoSpace
 
@@ -96,7 +97,7 @@ class RocksTables:
     def _options(self, table: str = "") -> Any:
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
-        if table == META_TABLE:
+        if table in (META_TABLE, STAGED_TABLE):
             options.set_level_zero_file_num_compaction_trigger(META_FILES)
         else:
             options.set_disable_auto_compactions(True)

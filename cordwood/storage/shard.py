@@ -37,6 +37,7 @@ from cordwood.layout.shard_record import (
     STORE_KIND,
     CleanRecord,
     SealRecord,
+    StagingRecord,
     StoreRecord,
     TrimRecord,
     pack_clean,
@@ -44,12 +45,14 @@ from cordwood.layout.shard_record import (
     pack_trim,
     read_shard_record,
 )
+from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal, read_store, store_head
 from cordwood.lsn import format_lsn
 from cordwood.protocol.seal import SealTable
 from cordwood.storage.log_cache import Batch, EpochEnd, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.staged_index import StagedIndex
 from cordwood.storage.wal import Wal
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ class Shard:
     Attributes:
         cache: the durable blocks that LogsDB does not have yet, and what is known of logs.
         logs: LogsDB.
+        staged: blocks that wait to be published.
         reader: reads both.
         failed: why nothing can be stored any more, "" while all is well.
         damage: what durable records were lost, "" for none. A damaged node still stores
@@ -82,8 +86,10 @@ class Shard:
         states: Mapping[int, LogState],
         cache_bytes: int,
         on_change: Callable[[int], None],
+        staged: StagedIndex | None = None,
     ) -> None:
         self.cache = LogCache(states)
+        self.staged = staged or StagedIndex()
         self.logs = logs
         self.reader = LogReader(self.cache, logs)
         self.failed = ""
@@ -122,7 +128,8 @@ class Shard:
             Corrupt: a record passes its checksum and is not one of ours.
             NotOurCluster: WAL and LogsDB are not of one time: something is missing.
         """
-        shard = cls(wal, logs, states, cache_bytes, on_change)
+        staged = StagedIndex(await logs.staged.heads())
+        shard = cls(wal, logs, states, cache_bytes, on_change, staged)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -149,7 +156,15 @@ class Shard:
 
     def cut(self) -> Batch | None:
         """What gathered since the last cut, for a flush; None for nothing."""
-        return self.cache.cut(self._sealed_durably)
+        batch = self.cache.cut(self._sealed_durably)
+        if batch is not None:
+            batch.staged = self.staged.cut()
+        return batch
+
+    def evict(self, batch: Batch) -> None:
+        """LogsDB has a batch durably: let go of it here."""
+        self.cache.evict(batch)
+        self.staged.evict(batch.staged)
 
     @property
     def wal(self) -> Wal:
@@ -375,18 +390,52 @@ class Shard:
 
     async def _write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
         """Write a mark; `apply` runs in its place among the stores that become durable."""
+        await self._write([mark], [log], apply, reserve_ok=True)
 
+    async def write_staging(
+        self, parts: Sequence[Buffer], record: StagingRecord, *, reserve_ok: bool
+    ) -> None:
+        """Write a record of staged blocks; returns once it is durable and holds.
+
+        Raises:
+            Overloaded, RecordTooLarge: the WAL has no room for it, now or ever.
+            Retryable: it failed.
+        """
+        size = sum(map(len, parts))
+        self._bytes_on_way += size
+
+        def apply() -> None:
+            self._apply_staging(record)
+
+        try:
+            await self._write(parts, [], apply, reserve_ok=reserve_ok)
+        finally:
+            self._bytes_on_way -= size
+
+    def _apply_staging(self, record: StagingRecord) -> None:
+        grown = self.staged.apply(record)
+        if grown:
+            self.cache.add_staged(grown)
+
+    async def _write(
+        self,
+        parts: Sequence[Buffer],
+        logs: list[int],
+        apply: Callable[[], None],
+        *,
+        reserve_ok: bool,
+    ) -> None:
         def on_durable(done: asyncio.Future[int]) -> None:
             if not self._has_failed(done):
-                self._note(offset, [log])
+                self._note(offset, logs)
                 apply()
                 self._on_gathered()
 
         if self.failed:
             raise Retryable(f"this node's WAL failed: {self.failed}")
         try:
-            offset, durable = self._wal.append([mark], reserve_ok=True)
-        except Overloaded:
+            offset, durable = self._wal.append(parts, reserve_ok=reserve_ok)
+        except (Overloaded, RecordTooLarge):
             raise
         except CordwoodError as error:
             self.fail(error)
@@ -433,3 +482,6 @@ class Shard:
             case TrimRecord(log, lsn):
                 self._note(offset, [log])
                 self.cache.log(log).trim_to(lsn)
+            case StageRecord() | PinRecord() | UnstageRecord() as record:
+                self._note(offset, [])
+                self._apply_staging(record)

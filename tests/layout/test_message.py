@@ -74,6 +74,20 @@ from cordwood.layout.message import (
     to_error,
     to_fault,
 )
+from cordwood.layout.message_staging import (
+    AskPublication,
+    AskStaged,
+    BeginPublish,
+    BlockPlace,
+    CommitPublish,
+    FinishPublish,
+    PinStaged,
+    PublicationReply,
+    Share,
+    StageBlock,
+    StagedReply,
+    Unstage,
+)
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import LSN_MAX
 
@@ -88,6 +102,8 @@ LOG = LogReply(
     9, "/orders/eu", 3, 2, 1_700_000_000_000_000, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]
 )
 GROUP = GroupReply("billing", 3, {"m1": ["/orders"]}, {"/orders": "m1"}, {"/orders": lsn(4, 17)})
+STAGE = bytes(range(16))
+SHARE = Share(9, "/orders", [BlockPlace(STAGE, [1, 2, 3], 2, 4)])
 CALLS: list[Call] = [
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
@@ -97,6 +113,10 @@ CALLS: list[Call] = [
     SaveCursors("billing", "m1", 3, {"/orders": lsn(4, 17)}, {"/orders": lsn(4, 16)}, True),
     AskDirectory("/"), AskEpochs("/orders"), DeleteLog("/orders"),
     RenameLog("/orders", "/o"), SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
+    StageBlock(STAGE, 9, 60_000, 2, 1, 30, 5, 6, b"body"), PinStaged("query", 2, [STAGE]),
+    Unstage("query", 2, [STAGE]), AskStaged(STAGE), AskPublication("query"),
+    BeginPublish("query", 7), CommitPublish("query", 7, 2, [SHARE]),
+    FinishPublish("query", 3, {"/orders": (lsn(4, 1), lsn(4, 2))}),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
@@ -104,6 +124,10 @@ REPLIES: list[Reply] = [
     EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]), GROUP, GroupsReply([GROUP]),
     StreamsReply([StreamState(9, "a client", lsn(4, 17), LSN_MAX, lsn(4, 99), 7, True, [2], "")]),
     DirectoryReply("/", LogAttributes(backlog_s=1.5), DEFAULTS),
+    StagedReply(9, 2, 1, 30, 5, 6, b"body"),
+    PublicationReply(
+        2**62, 2, 7, 3, 2, False, [SHARE], {"/orders": (lsn(4, 1), lsn(4, 2))}, 64 << 20
+    ),
     EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],

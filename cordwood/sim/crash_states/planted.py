@@ -260,9 +260,9 @@ def _metadata_before_blocks() -> Plant:
 
     flush = LogsStore.flush
 
-    async def noting(self: LogsStore, blocks: Any, states: Any, offset: int, now: int) -> None:
+    async def noting(self: LogsStore, blocks: Any, states: Any, offset: int, *rest: Any) -> None:
         self._zoo_offset = offset  # type: ignore[attr-defined]
-        await flush(self, blocks, states, offset, now)
+        await flush(self, blocks, states, offset, *rest)
 
     return [(LogsStore, "_write", write), (LogsStore, "flush", noting)]
 
@@ -271,8 +271,8 @@ def _flush_forgets_states() -> Plant:
     """Blocks and offset are flushed, what is known of their logs is not."""
     flush = LogsStore.flush
 
-    async def forgetting(self: LogsStore, blocks: Any, states: Any, offset: int, now: int) -> None:
-        await flush(self, blocks, {log: LogState() for log in states}, offset, now)
+    async def forgetting(self: LogsStore, blocks: Any, states: Any, *rest: Any) -> None:
+        await flush(self, blocks, {log: LogState() for log in states}, *rest)
 
     return [(LogsStore, "flush", forgetting)]
 

@@ -1,0 +1,91 @@
+"""The calls of a store that stage records and publish them; `store.Store` has them too.
+
+Source: design.md §9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cordwood.block import Buffer
+from cordwood.client.append_calls import AppendCalls
+from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.publishing import Published, Publisher
+from cordwood.client.record_check import Headers, Timestamp
+from cordwood.client.staging import TTL_DEFAULT_S, StagedRef, Stager
+
+
+class Stages:
+    """See the module."""
+
+    _append_calls: AppendCalls
+    _cluster: Cluster
+    _stager: Stager
+    _publisher: Publisher
+
+    async def _find_to_append(self, log: str) -> LogInfo:
+        """A log that this client may append to."""
+        raise NotImplementedError
+
+    async def stage(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+        ttl_s: float = TTL_DEFAULT_S,
+    ) -> StagedRef:
+        """Keep records durably, as `append_many` would, without giving them LSNs yet.
+
+        Nobody can read them before `publish`, by this client or any other one; if it does not
+        come within `ttl_s`, by the nodes' clocks, they are gone.
+
+        Raises:
+            Retryable: too few nodes took them in time; nothing will come of what some took.
+            BadSetting, RecordTooLarge, UnknownLog, AccessDenied: as `append_many`.
+        """
+        columns = self._append_calls.columns(values, keys, timestamps, headers)
+        return await self._stager.stage(await self._find_to_append(log), columns, ttl_s)
+
+    async def publish(
+        self, query: str, batch: int, refs: Sequence[StagedRef | Mapping[str, Any]]
+    ) -> Published:
+        """Put what was staged into its logs: once, whole and in this order, or not at all.
+
+        In each log it is one atomic group; not across logs. A query's batches come in order,
+        each once; gaps in their numbers are fine. After any error, and in any process, the
+        same call may be made again: a batch that was committed keeps what it was committed
+        with, and an earlier one that its publisher left half done is finished first.
+
+        Args:
+            query: who publishes, up to 255 characters; one publisher at a time.
+            batch: its number, 0 and up.
+            refs: what `stage` returned, or their `to_json`; none is a batch too.
+        Raises:
+            StageExpired: something staged is gone; nothing is published: stage it again.
+            RecordTooLarge: a log's share is over what one group holds; nothing is published.
+            Fenced: another publisher of this query has overtaken this one.
+            Retryable, OutcomeUnknown: it is not known to be done; call again.
+        """
+        self._cluster.check_open()
+        return await self._publisher.publish(query, batch, refs)
+
+    async def published(self, query: str) -> Published | None:
+        """The last batch of a query that is in its logs; None if there is none, or while one is
+        committed and not there yet.
+
+        Raises:
+            Retryable: nobody answered.
+        """
+        return await self._publisher.published(query)
+
+    async def unstage(self, refs: Sequence[StagedRef | Mapping[str, Any]]) -> None:
+        """Let go of what was staged and will not be published, sooner than by itself.
+
+        What a publish has pinned stays; nodes that do not answer find out by themselves.
+        """
+        read = [ref if isinstance(ref, StagedRef) else StagedRef.from_json(ref) for ref in refs]
+        await self._stager.unstage([block for ref in read for block in ref.blocks])

@@ -1,0 +1,145 @@
+"""Control messages of staging and publishing; `layout.message` has all others, and the reading.
+
+A staged block travels as a call, body and all: its limit is that of a control frame.
+
+Source: design.md §9.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+STAGED_BODY_BYTES_MAX = 7 << 19
+"""3.5 MiB: what a control frame of 4 MiB holds with room for the rest."""
+
+STAGES_MAX = 4096
+"""Staged blocks in one batch, and in one call: the metadata store's entry names them all."""
+
+_U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+_U62 = Annotated[int, Meta(ge=1, le=2**62 - 1)]
+_Lsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Attempt = Annotated[int, Meta(ge=0, le=2**53)]
+_Batch = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
+_Name = Annotated[str, Meta(max_length=255)]
+_Ids = Annotated[list[_Id], Meta(max_length=STAGES_MAX)]
+
+
+class StageBlock(Struct, frozen=True, tag="stage"):
+    """Keep this block durably for so long, unless it is pinned; it has no LSN."""
+
+    stage: _Id
+    log: _U62
+    ttl_ms: _U32
+    records: _U32
+    codec: _U32
+    raw_bytes: _U32
+    stored_crc: _U32
+    raw_crc: _U32
+    body: Annotated[bytes, Meta(max_length=STAGED_BODY_BYTES_MAX)]
+
+
+class PinStaged(Struct, frozen=True, tag="pin_staged"):
+    """Keep these blocks until what becomes of this attempt is known; all of them or none."""
+
+    query: _Name
+    attempt: _Attempt
+    stages: _Ids
+
+
+class Unstage(Struct, frozen=True, tag="unstage"):
+    """Let these blocks go, but those that another attempt than this one has pinned."""
+
+    query: _Name
+    attempt: _Attempt
+    stages: _Ids
+
+
+class AskStaged(Struct, frozen=True, tag="ask_staged"):
+    """A staged block's body, please."""
+
+    stage: _Id
+
+
+class StagedReply(Struct, frozen=True, tag="staged"):
+    """A staged block; see `StageBlock`."""
+
+    log: _U62
+    records: _U32
+    codec: _U32
+    raw_bytes: _U32
+    stored_crc: _U32
+    raw_crc: _U32
+    body: bytes
+
+
+class BlockPlace(Struct, frozen=True, array_like=True):
+    """A staged block of a batch; see `protocol.publishing.StagedBlock`."""
+
+    stage: _Id
+    nodes: Annotated[list[_U32], Meta(min_length=1, max_length=16)]
+    records: _U32
+    stored_bytes: _U32
+
+
+class Share(Struct, frozen=True):
+    """What a batch brings one log; see `protocol.publishing.LogShare`."""
+
+    log: _U62
+    name: _Name
+    blocks: Annotated[list[BlockPlace], Meta(min_length=1, max_length=STAGES_MAX)]
+
+
+class AskPublication(Struct, frozen=True, tag="ask_publication"):
+    """How far has a query come?"""
+
+    query: _Name
+
+
+class BeginPublish(Struct, frozen=True, tag="begin_publish"):
+    """Take an attempt at a batch; see `protocol.publishing.begin`."""
+
+    query: _Name
+    batch: _Batch
+
+
+class CommitPublish(Struct, frozen=True, tag="commit_publish"):
+    """Commit a batch; see `protocol.publishing.commit`."""
+
+    query: _Name
+    batch: _Batch
+    attempt: _Attempt
+    shares: Annotated[list[Share], Meta(max_length=STAGES_MAX)]
+
+
+class FinishPublish(Struct, frozen=True, tag="finish_publish"):
+    """A commit is in the logs: at these LSNs, first and last by the log's name."""
+
+    query: _Name
+    commits: _U32
+    spans: dict[_Name, tuple[_Lsn, _Lsn]]
+
+
+class PublicationReply(Struct, frozen=True, tag="publication"):
+    """A query; see `protocol.publishing.Publication`.
+
+    Attributes:
+        batch: -1 for none.
+        group_bytes_max: what the answering node takes as one atomic group.
+    """
+
+    producer: _Lsn
+    attempt: _Attempt
+    batch: int
+    commits: _U32
+    committed_by: _Attempt
+    is_done: bool
+    shares: list[Share]
+    spans: dict[str, tuple[int, int]]
+    group_bytes_max: int
+
+
+StagingCall = StageBlock | PinStaged | Unstage | AskStaged
+PublishCall = AskPublication | BeginPublish | CommitPublish | FinishPublish

@@ -1,0 +1,208 @@
+"""Staged blocks as bytes: in the WAL behind the byte of kind, and in LogsDB.
+
+Little-endian, in the WAL::
+
+    STAGE    16 id, u64 log, i64 expires at (µs since 1970 UTC), then the block: u32 records,
+             u32 body bytes as stored, u32 uncompressed, u32 CRC32C of the stored body, u32 of
+             the uncompressed, u8 codec, 3 reserved 0; the body
+    PIN      u64 attempt, u32 ids, u16 bytes of the query's name, 2 reserved 0; the name in
+             UTF-8, then 16 for each id
+    UNSTAGE  u32 ids, then 16 for each
+
+LogsDB's table of staged blocks holds::
+
+    "h" 16 id ► all of STAGE but the body, then u64 attempt and the query's name: of who pinned
+        it; attempt 0 for nobody
+    "b" 16 id ► the body as stored
+
+Source: design.md §9 ("stage-then-publish").
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cordwood.block import Buffer
+from cordwood.errors import Malformed
+from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
+
+STAGE_ID_BYTES = 16
+
+_HEAD = struct.Struct("<16sQqIIIIIB3x")
+_PIN = struct.Struct("<QIH2x")
+_COUNT = struct.Struct("<I")
+_ATTEMPT = struct.Struct("<Q")
+STAGE_HEAD_BYTES = _HEAD.size
+
+STAGED_TABLE = "staged"
+HEADS = (b"h", b"i")
+"""Where a scan of all heads begins and ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedHead:
+    """What is known of a staged block beside its body.
+
+    Attributes:
+        stage: its id, 16 bytes.
+        log: the log that it is meant for.
+        expires_us: when it may go, by the node's clock, unless it is pinned by then.
+        records, stored_bytes, raw_bytes, stored_crc, raw_crc, codec: as in a block's header.
+    """
+
+    stage: bytes
+    log: int
+    expires_us: int
+    records: int
+    stored_bytes: int
+    raw_bytes: int
+    stored_crc: int
+    raw_crc: int
+    codec: int
+
+
+class StageRecord(NamedTuple):
+    """A block was staged."""
+
+    head: StagedHead
+    body: Buffer
+
+
+class PinRecord(NamedTuple):
+    """Staged blocks wait for a publish: they stay until that is over."""
+
+    query: str
+    attempt: int
+    stages: tuple[bytes, ...]
+
+
+class UnstageRecord(NamedTuple):
+    """Staged blocks are gone."""
+
+    stages: tuple[bytes, ...]
+
+
+def pack_stage_head(head: StagedHead) -> bytes:
+    """A STAGE record without its body."""
+    return _HEAD.pack(
+        head.stage, head.log, head.expires_us, head.records, head.stored_bytes, head.raw_bytes,
+        head.stored_crc, head.raw_crc, head.codec,
+    )  # fmt: skip
+
+
+def read_stage(data: memoryview) -> StageRecord:
+    """A STAGE record; the body points into it and is not summed.
+
+    Raises:
+        Malformed: it is none.
+    """
+    head = _read_head(data)
+    body = data[STAGE_HEAD_BYTES:]
+    if len(body) != head.stored_bytes:
+        raise Malformed(f"a staged block says {head.stored_bytes} bytes and has {len(body)}")
+    return StageRecord(head, body)
+
+
+def pack_pin(record: PinRecord) -> bytes:
+    """A PIN record."""
+    name = record.query.encode()
+    return _PIN.pack(record.attempt, len(record.stages), len(name)) + name + b"".join(record.stages)
+
+
+def read_pin(data: memoryview) -> PinRecord:
+    """A PIN record.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if len(data) < _PIN.size:
+        raise Malformed("a pin is cut short")
+    attempt, count, length = _PIN.unpack_from(data)
+    at = _PIN.size + length
+    return PinRecord(_text(data[_PIN.size : at]), attempt, _ids(data[at:], count))
+
+
+def pack_unstage(record: UnstageRecord) -> bytes:
+    """An UNSTAGE record."""
+    return _COUNT.pack(len(record.stages)) + b"".join(record.stages)
+
+
+def read_unstage(data: memoryview) -> UnstageRecord:
+    """An UNSTAGE record.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if len(data) < _COUNT.size:
+        raise Malformed("an unstage is cut short")
+    return UnstageRecord(_ids(data[_COUNT.size :], _COUNT.unpack_from(data)[0]))
+
+
+def head_key(stage: bytes) -> bytes:
+    """The key of a staged block's head."""
+    return b"h" + stage
+
+
+def body_key(stage: bytes) -> bytes:
+    """The key of its body."""
+    return b"b" + stage
+
+
+def pack_row(head: StagedHead, query: str, attempt: int) -> bytes:
+    """The value of a head's key."""
+    return pack_stage_head(head) + _ATTEMPT.pack(attempt) + query.encode()
+
+
+def read_row(value: bytes) -> tuple[StagedHead, str, int]:
+    """A head, and the query and attempt that pinned it ("" and 0 for none).
+
+    Raises:
+        Malformed: it is none.
+    """
+    data = memoryview(value)
+    if len(data) < STAGE_HEAD_BYTES + _ATTEMPT.size:
+        raise Malformed("LogsDB holds a staged block that is cut short")
+    (attempt,) = _ATTEMPT.unpack_from(data, STAGE_HEAD_BYTES)
+    return _read_head(data), _text(data[STAGE_HEAD_BYTES + _ATTEMPT.size :]), attempt
+
+
+def _read_head(data: memoryview) -> StagedHead:
+    if len(data) < STAGE_HEAD_BYTES:
+        raise Malformed("a staged block is cut short")
+    head = StagedHead(*_HEAD.unpack_from(data))
+    fault = check_head(head)
+    if fault:
+        raise Malformed(f"a staged block of log {head.log}: {fault}")
+    return head
+
+
+def check_head(head: StagedHead) -> str:
+    """What is wrong with a head; empty if nothing is."""
+    if len(head.stage) != STAGE_ID_BYTES or not 1 <= head.log < 1 << 62:
+        return "its id or its log is out of range"
+    if not 1 <= head.records <= BLOCK_RECORDS_MAX or head.codec > 2:
+        return "its records or its codec are out of range"
+    if max(head.stored_bytes, head.raw_bytes) > BODY_BYTES_MAX:
+        return f"its body is over {BODY_BYTES_MAX} bytes"
+    return ""
+
+
+def _ids(data: memoryview, count: int) -> tuple[bytes, ...]:
+    if len(data) != count * STAGE_ID_BYTES:
+        raise Malformed("a list of staged blocks has the wrong length")
+    return tuple(bytes(data[at : at + STAGE_ID_BYTES]) for at in range(0, len(data), 16))
+
+
+def _text(data: memoryview) -> str:
+    try:
+        return bytes(data).decode()
+    except UnicodeDecodeError:
+        raise Malformed("a query's name is no UTF-8") from None
+
+
+def packed_ids(stages: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Ids as bytes of their own, each once, in their order."""
+    return tuple(dict.fromkeys(map(bytes, stages)))

@@ -1,0 +1,204 @@
+"""Queries that publish, in the metadata store: one entry each, changed by compare-and-set.
+
+The rules are `protocol.publishing`. A write of unknown outcome is decided anew from what is
+there by then: an attempt taken twice is a higher one, a commit or an end found there is that.
+
+Entries are `publish/<hash of the query's name>`, since a name may be any text.
+
+Source: design.md §9.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from cordwood.errors import BadSetting, Malformed
+from cordwood.layout.message_staging import (
+    STAGES_MAX,
+    AskPublication,
+    BeginPublish,
+    BlockPlace,
+    CommitPublish,
+    FinishPublish,
+    PublicationReply,
+    PublishCall,
+    Share,
+)
+from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.store import MetadataStore
+from cordwood.protocol.producers import QUERY_PRODUCERS
+from cordwood.protocol.publishing import (
+    LogShare,
+    Publication,
+    StagedBlock,
+    begin,
+    commit,
+    fence,
+    finish,
+)
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`publish/<hash>`; an unknown field is refused: a version without it would drop it."""
+
+    query: str
+    producer: int
+    attempt: int
+    batch: int
+    commits: int
+    committed_by: int
+    is_done: bool
+    shares: list[Share]
+    spans: dict[str, tuple[int, int]]
+
+
+class Publications:
+    """The queries of one metadata store.
+
+    Every call may also raise Unreachable or Overloaded (ask again), and Malformed (the entry
+    cannot be read, or a newer version wrote it).
+    """
+
+    def __init__(
+        self, store: MetadataStore, draw: Callable[[int], int], group_bytes_max: Callable[[], int]
+    ) -> None:
+        """
+        Args:
+            draw: so many random bits.
+            group_bytes_max: what this node takes as one atomic group.
+        """
+        self._store = store
+        self._draw = draw
+        self._group_bytes_max = group_bytes_max
+
+    async def answer(self, call: PublishCall) -> PublicationReply:
+        """Do what a client asks.
+
+        Raises:
+            Fenced, Retryable, BadSetting: see `protocol.publishing`.
+        """
+        if isinstance(call, AskPublication):
+            return self._reply(await self.get(call.query))
+        return self._reply(await self._change(call.query, self._decide(call)))
+
+    async def get(self, query: str) -> Publication:
+        """A query; one that never published has nothing. One round trip."""
+        found = await self._store.get(_key(query))
+        return _decode(query, found.value if found else None)
+
+    async def fence(self, query: str, attempt: int) -> Publication:
+        """See `protocol.publishing.fence`."""
+        return await self._change(query, lambda known: fence(known, attempt))
+
+    def _decide(
+        self, call: BeginPublish | CommitPublish | FinishPublish
+    ) -> Callable[[Publication], Publication]:
+        if isinstance(call, BeginPublish):
+            producer = QUERY_PRODUCERS | self._draw(62)
+            return lambda known: begin(known, call.batch, producer)
+        if isinstance(call, CommitPublish):
+            shares = _shares(call.shares)
+            return lambda known: commit(known, call.batch, call.attempt, shares)
+        if isinstance(call, FinishPublish):
+            return lambda known: finish(known, call.commits, call.spans)
+        assert_never(call)
+
+    async def _change(
+        self, query: str, decide: Callable[[Publication], Publication]
+    ) -> Publication:
+        def decide_entry(found: bytes | None) -> bytes | None:
+            known = _decode(query, found)
+            wanted = decide(known)
+            return None if wanted == known else _encode(query, wanted)
+
+        return _decode(query, await change_repeatably(self._store, _key(query), decide_entry))
+
+    def _reply(self, known: Publication) -> PublicationReply:
+        return PublicationReply(
+            known.producer,
+            known.attempt,
+            known.batch,
+            known.commits,
+            known.committed_by,
+            known.is_done,
+            _packed(known.shares),
+            dict(known.spans),
+            self._group_bytes_max(),
+        )
+
+
+def _key(query: str) -> str:
+    if not query:
+        raise BadSetting("a query that publishes has a name")
+    return f"publish/{hashlib.blake2b(query.encode(), digest_size=16).hexdigest()}"
+
+
+def _shares(shares: list[Share]) -> tuple[LogShare, ...]:
+    if sum(len(share.blocks) for share in shares) > STAGES_MAX:
+        raise BadSetting(f"a batch has at most {STAGES_MAX} staged blocks")
+    return tuple(
+        LogShare(
+            share.log,
+            share.name,
+            tuple(
+                StagedBlock(block.stage, tuple(block.nodes), block.records, block.stored_bytes)
+                for block in share.blocks
+            ),
+        )
+        for share in shares
+    )
+
+
+def _packed(shares: tuple[LogShare, ...]) -> list[Share]:
+    return [
+        Share(
+            share.log,
+            share.name,
+            [
+                BlockPlace(block.stage, list(block.nodes), block.records, block.stored_bytes)
+                for block in share.blocks
+            ],
+        )
+        for share in shares
+    ]
+
+
+def _encode(query: str, known: Publication) -> bytes:
+    return msgspec.json.encode(
+        _Entry(
+            query,
+            known.producer,
+            known.attempt,
+            known.batch,
+            known.commits,
+            known.committed_by,
+            known.is_done,
+            _packed(known.shares),
+            dict(known.spans),
+        )
+    )
+
+
+def _decode(query: str, value: bytes | None) -> Publication:
+    if value is None:
+        return Publication()
+    try:
+        entry = msgspec.json.decode(value, type=_Entry)
+    except msgspec.DecodeError as error:
+        raise Malformed(f"the query {query!r} cannot be read: {error}") from error
+    if entry.query != query:
+        raise Malformed(f"the queries {query!r} and {entry.query!r} have one entry")
+    return Publication(
+        entry.producer,
+        entry.attempt,
+        entry.batch,
+        entry.commits,
+        entry.committed_by,
+        entry.is_done,
+        _shares(entry.shares),
+        entry.spans,
+    )
