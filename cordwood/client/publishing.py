@@ -125,7 +125,10 @@ class Publisher:
         if not 0 <= batch < 1 << 63:
             raise BadSetting(f"batch {batch}: it goes from 0 to 2**63 - 1")
         shares = _shares(refs)
-        known = await self._roll_forward(query, await self._call(AskPublication(query)))
+        known = await self._call(AskPublication(query))
+        if batch <= known.batch:
+            return await self._finish(query, batch, known, is_repeat=True)
+        known = await self._roll_forward(query, known)
         tries = 0
         while batch > known.batch:
             known = await self._call(BeginPublish(query, batch))

@@ -17,6 +17,7 @@ from typing import assert_never
 import msgspec
 
 from cordwood.errors import BadSetting, Malformed
+from cordwood.layout.json_text import read_json
 from cordwood.layout.message_staging import (
     STAGES_MAX,
     AskPublication,
@@ -186,10 +187,7 @@ def _encode(query: str, known: Publication) -> bytes:
 def _decode(query: str, value: bytes | None) -> Publication:
     if value is None:
         return Publication()
-    try:
-        entry = msgspec.json.decode(value, type=_Entry)
-    except msgspec.DecodeError as error:
-        raise Malformed(f"the query {query!r} cannot be read: {error}") from error
+    entry = read_json(value, _Entry, f"the query {query!r}")
     if entry.query != query:
         raise Malformed(f"the queries {query!r} and {entry.query!r} have one entry")
     return Publication(

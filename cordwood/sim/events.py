@@ -83,6 +83,18 @@ class RunStarted(_Event, frozen=True, gc=False, tag="run-started"):
     wider: dict[str, int] = {}
 
 
+class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Of which batch of a query an append is a part: what one try brings one log.
+
+    Attributes:
+        trial: number of the try, unique for its query; of a batch's tries one counts.
+    """
+
+    query: str
+    batch: int
+    trial: int
+
+
 class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
     """A client asked for `payloads` to be appended, in this order.
 
@@ -98,6 +110,7 @@ class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
         producer: the producer that it went through, 0 for none.
         producer_epoch: the producer's epoch.
         expected_tail: where the log's last record had to stand, if the call said so.
+        published: staged and published as a part of this batch; None for a plain append.
     """
 
     op: int
@@ -110,6 +123,7 @@ class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
     producer: int = 0
     producer_epoch: int = 0
     expected_tail: LsnValue | None = None
+    published: Batch | None = None
 
 
 class AppendOk(_Event, frozen=True, gc=False, tag="append-ok"):

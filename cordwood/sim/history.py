@@ -41,6 +41,7 @@ from cordwood.sim.events import (
     AppendInvoked,
     AppendOk,
     AppendUnknown,
+    Batch,
     BlockStored,
     CallFailed,
     CleanEpochSet,
@@ -76,6 +77,7 @@ __all__ = [
     "AppendInvoked",
     "AppendOk",
     "AppendUnknown",
+    "Batch",
     "BlockStored",
     "CallFailed",
     "CleanEpochSet",
@@ -211,6 +213,7 @@ class HistoryRecorder:
         atomic: bool = False,
         producer: tuple[int, int] = (0, 0),
         expected_tail: int | None = None,
+        published: Batch | None = None,
     ) -> int:
         """Note a call before it is made; the number returned names it from now on.
 
@@ -233,6 +236,7 @@ class HistoryRecorder:
                 atomic,
                 *producer,
                 expected,
+                published,
             )
         )
         return op

@@ -47,6 +47,7 @@ KNOBS: Mapping[str, Knob] = {
     for knob in (
         Knob("sequencer.appender", "STICKY_BYTES", (1, 1, 2000, 50_000), OFTEN_SHARE),
         Knob("sequencer.appender", "QUICK_WAVES", (1, 2, 8)),
+        Knob("sequencer.appender", "GROUP_SENT_BYTES", (1, 4000)),
         Knob("sequencer.releases", "RELEASE_DELAY_S", (0.0005, 0.02, 0.2)),
         Knob("sequencer.releases", "RELEASE_REPEAT_S", (0.2, 3.0)),
         Knob("sequencer.role", "ACTIVATING_BYTES_MAX", (2000, 50_000)),

@@ -37,6 +37,7 @@ from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
 from cordwood.sim.options import SETTLE_S, RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
+from cordwood.sim.publishers import publish_batches
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.workload import (
     ASKER,
@@ -44,6 +45,7 @@ from cordwood.sim.workload import (
     Clients,
     final_tails,
     producer_names,
+    publisher_names,
     reader_names,
     start_clients,
 )
@@ -236,7 +238,7 @@ class _Run:
             self._crew.calls,
             self.buggify,
         )
-        self._producers = producer_names(workload)
+        self._producers = (*producer_names(workload), *publisher_names(workload))
         self._readers = reader_names(workload)
         self._members = member_names(workload.members)
         self.plan = options.drawn_plan(simulation.seed)
@@ -265,7 +267,7 @@ class _Run:
             self._cluster.start(number)
         async with asyncio.timeout(BOOT_S):
             await self._cluster.wait_running()
-        start_clients(self._crew, self.clients)
+        start_clients(self._crew, self.clients, publish_batches)
         for name in self._members:
             self._crew.start(name, partial(consume, name, self.clients))
         start_s = self._simulation.loop.time()

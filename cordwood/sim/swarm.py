@@ -80,6 +80,8 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             members=stream(seed, "members").choice((0, 0, 0, 1, 2, 3)),
             grouped=stream(seed, "grouped").choice((0.0, 0.3, 0.6)),
             buffered=stream(seed, "buffered").choice((0.0, 0.0, 0.5, 1.0)),
+            publishers=stream(seed, "publishers").choice((0, 0, 1, 2)),
+            publish_s=stream(seed, "publish").choice((1.0, 3.0)),
         ),
         faults=faults,
         link=_link(chance),

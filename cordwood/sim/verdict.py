@@ -58,7 +58,7 @@ class Evidence:
 EVIDENCE: Mapping[str, Evidence] = {
     "appends": Evidence(
         (AppendInvoked,),
-        ("S9", "S10", "S21", "S22", "S25", "L1", "L5"),
+        ("S9", "S10", "S21", "S22", "S25", "S29", "L1", "L5"),
         ("S1", "S2", "S12", "S13", "E1"),
     ),
     "reads": Evidence(

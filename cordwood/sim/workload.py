@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from typing import Any
 
 from cordwood.block import Gap
 from cordwood.client.buffered_writer import BufferedWriter, WriteMode, WriterOptions
@@ -80,6 +81,8 @@ class WorkloadOptions:
         conditional: share of the single appends of the others that name the tail they expect.
         buffered: share of the lanes without an identity that append by a buffered writer of
             their own, in one of its modes.
+        publishers: queries that stage and publish batches; each is a client of its own.
+        publish_s: mean time between two batches of one.
         client: settings of every client; deadline and codec are set for each.
     """
 
@@ -100,6 +103,8 @@ class WorkloadOptions:
     members: int = 0
     grouped: float = 0.0
     buffered: float = 0.0
+    publishers: int = 0
+    publish_s: float = 1.0
     client: ClientSettings = field(default_factory=ClientSettings)
 
 
@@ -112,6 +117,9 @@ class Clients:
         log_ids: numbers of the logs, by name.
         tails: by log, the last LSN that readers must reach; empty until it is known.
         giving_up: set when readers should end wherever they are.
+        batches: the publishers' checkpoints: by name, the batch that comes next.
+        trials: by publisher, the number of its last try of any batch.
+        open_batches: publishers with a batch that they tried and that is not in its logs yet.
     """
 
     def __init__(
@@ -131,6 +139,9 @@ class Clients:
         self.stopping = False
         self.giving_up = False
         self.acked = 0
+        self.batches: dict[str, int] = {}
+        self.trials: dict[str, int] = {}
+        self.open_batches: set[str] = set()
         self.log_ids: dict[str, int] = {}
         self.tails: dict[int, int] = {}
         self._seed = seed
@@ -521,16 +532,21 @@ class _Reader:
                 recorder.record_delivered(self._name, item.lsn, item.value)
 
 
-def start_clients(crew: Crew, clients: Clients) -> None:
-    """Start every client of the workload: producers, readers, and who asks for tails."""
+def start_clients(crew: Crew, clients: Clients, publish: Publish) -> None:
+    """Start every client of the workload: producers, readers, who asks for tails, publishers."""
     options = clients.options
     for name in producer_names(options):
         crew.start(name, partial(produce, name, clients))
+    for name in publisher_names(options):
+        crew.start(name, partial(publish, name, clients))
     for at, name in enumerate(reader_names(options)):
         crew.start(name, partial(follow, name, options.logs[at % len(options.logs)], clients))
     if options.ask_s:
         crew.start(LOOKER, partial(ask_tails, LOOKER, clients))
 
+
+Publish = Callable[[str, Clients, Host], Coroutine[Any, Any, None]]
+"""What a publisher does; see `sim.publishers`."""
 
 LOOKER = "looker"
 ASKER = "asker"
@@ -539,6 +555,11 @@ ASKER = "asker"
 def producer_names(options: WorkloadOptions) -> tuple[str, ...]:
     """The producers of a run."""
     return tuple(f"producer-{n}" for n in range(1, options.producers + 1))
+
+
+def publisher_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """The publishers of a run, each the name of its query."""
+    return tuple(f"publisher-{n}" for n in range(1, options.publishers + 1))
 
 
 def reader_names(options: WorkloadOptions) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ One event a line; each line comes one millisecond after the one before::
     clean e1 e1n5                   … and notes that epoch 1 ended at e1n5
     w1 put a b @ e1n1 e1n2          an append and its ack
     w1 putgroup a b @ e1n1 e1n2     … of records that are one atomic group (`sendgroup`)
+    w1 putbatch q:3:0 a b @ …       … that query q publishes as batch 3, try 0 (`sendbatch`)
     w1 send c d                     an append that goes on …
     w1 ack c e1n3 e1n4              … and ends, named by its first payload
     w1 fail c | w1 lose c           … or fails, or ends with unknown outcome (`… c Fenced`)
@@ -50,6 +51,7 @@ from cordwood.sim.history import (
     AppendInvoked,
     AppendOk,
     AppendUnknown,
+    Batch,
     BlockStored,
     CallFailed,
     CleanEpochSet,
@@ -229,7 +231,11 @@ class _Stage:
             asked_us = self.asked_us.pop(client, self.time_us)
             answer = TailAnswered(self.time_us, client, self.log, parse_lsn(words[0]), asked_us)
             self.add(answer)
-        elif verb in ("send", "put", "sendgroup", "putgroup"):
+        elif verb in ("send", "put", "sendgroup", "putgroup", "sendbatch", "putbatch"):
+            batch = None
+            if verb.endswith("batch"):
+                query, number, trial = words.pop(0).split(":")
+                batch = Batch(query, int(number), int(trial))
             said = _clauses(words)
             names = said[""]
             op = self.ops[names[0]] = len(self.ops) + 1
@@ -239,8 +245,8 @@ class _Stage:
             self.add(
                 AppendInvoked(
                     self.time_us, op, client, self.log, tuple(map(mark, names)),
-                    int(session or 0), timeout_us, "group" in verb,
-                    int(producer), int(epoch), expected,
+                    int(session or 0), timeout_us, "group" in verb or batch is not None,
+                    int(producer), int(epoch), expected, batch,
                 )
             )  # fmt: skip
             if verb.startswith("put"):

@@ -36,6 +36,7 @@ from cordwood.sim.checkers.liveness import (
     check_recovery_finishes,
 )
 from cordwood.sim.checkers.promised_appends import check_conditions, check_producers
+from cordwood.sim.checkers.published import check_published
 from cordwood.sim.checkers.reading import (
     check_acked_is_read,
     check_readers_agree,
@@ -87,6 +88,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S24": check_consumers,
         "S25": check_conditions,
         "S26": check_tail,
+        "S29": check_published,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,
@@ -106,7 +108,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "S23": "transactions, if they are ever shipped",
         "S27": "cluster configuration that changes while the cluster runs",
         "S28": "authentication and access rules",
-        "S29": "the Spark sink's commit protocol",
         "S30": "a second version of the wire or the disk format",
         "L4": "rebuilding of lost copies, and of a node without its disk (S17)",
         "L6": "limits on memory and descriptors, reported by nodes; queues assert theirs",

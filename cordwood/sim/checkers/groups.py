@@ -14,8 +14,8 @@ from cordwood.sim.history import Event
 Places: TypeAlias = dict[int, tuple[int, Event]]
 """By index in a group, where that record stands and who says so."""
 
-TOLD = frozenset({GapKind.TRIM, GapKind.DATA_LOSS, GapKind.ACCESS})
-"""Gaps that say that a record was there, or may have been."""
+TOLD = frozenset({GapKind.TRIM, GapKind.DATA_LOSS, GapKind.ACCESS, GapKind.FILTERED})
+"""Gaps that say that a record was there, or may have been, or was not asked for."""
 
 
 def check_groups(evidence: Evidence) -> list[Violation]:

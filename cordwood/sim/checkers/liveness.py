@@ -77,8 +77,14 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
 
 
 def _says_nothing(append: Append, bound_us: int) -> bool:
-    """Whether a call failed for a reason of its caller's: no sign of a cluster at fault."""
+    """Whether a call failed for a reason of its caller's: no sign of a cluster at fault.
+
+    A batch that is published waits for its caller in between, and for every copy of what was
+    staged; that it comes to its end at all, the end of the run says.
+    """
     invoked, end = append.invoked, append.end
+    if invoked.published is not None:
+        return True
     if isinstance(end, AppendOk) or end is None:
         return False
     if isinstance(end, AppendFailed) and end.error in _REJECTIONS:

@@ -11,7 +11,15 @@ Source: reliability digest §1 (etcd re-finds its old bugs), §6 (mutant list).
 from __future__ import annotations
 
 from cordwood.errors import BadSetting
-from cordwood.sim.zoo import client, read_path, recovery, storage_node, wal, write_path
+from cordwood.sim.zoo import (
+    client,
+    publishing,
+    read_path,
+    recovery,
+    storage_node,
+    wal,
+    write_path,
+)
 from cordwood.sim.zoo.bug import PlantedBug, find_place, planted
 
 __all__ = ["ZOO", "PlantedBug", "find_bug", "find_place", "planted"]
@@ -23,6 +31,7 @@ ZOO: tuple[PlantedBug, ...] = (
     *recovery.BUGS,
     *read_path.BUGS,
     *client.BUGS,
+    *publishing.BUGS,
 )
 """Every bug that can be planted."""
 

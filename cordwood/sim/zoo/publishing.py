@@ -1,0 +1,86 @@
+"""Bugs of staging and publishing.
+
+Source: research digest on PySpark 4.3, §8 (what a replayed batch must not do); design.md §9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from cordwood.errors import StageExpired
+from cordwood.protocol.producers import QUERY_PRODUCERS
+from cordwood.sim.zoo.bug import PlantedBug, changed
+
+_PUBLISHER = "client.publishing:Publisher"
+
+
+def _as_nobody(right: Any) -> Any:
+    numbers = count(1)
+
+    def producer(known: int, epoch: int) -> Any:
+        return right(QUERY_PRODUCERS | next(numbers), epoch)
+
+    return producer
+
+
+def _never_waits(right: Any) -> Any:
+    """`begin` and `commit` that do not see that the batch before is open."""
+
+    def decide(known: Any, *rest: Any) -> Any:
+        return right(replace(known, is_done=True), *rest)
+
+    return decide
+
+
+def _leaves_the_last(right: Any) -> Any:
+    async def roll_forward(self: Any, query: str, known: Any) -> Any:
+        return await right(self, query, known) if getattr(self, "_zoo_own", False) else known
+
+    return roll_forward
+
+
+def _sees_to_its_own(right: Any) -> Any:
+    async def finish(self: Any, query: str, batch: int, known: Any, **how: Any) -> Any:
+        self._zoo_own = True
+        try:
+            return await right(self, query, batch, known, **how)
+        finally:
+            self._zoo_own = False
+
+    return finish
+
+
+def _pins_what_expired(right: Any) -> Any:
+    async def pin(self: Any, call: Any) -> None:
+        try:
+            await right(self, call)
+        except StageExpired:
+            return
+
+    return pin
+
+
+def _one_log(right: Any) -> Any:
+    async def append(self: Any, known: Any, share: Any) -> Any:
+        if share.log != known.shares[0].log:
+            return 1 << 32 | 1, (1 << 32) + sum(block.records for block in share.blocks)
+        return await right(self, known, share)
+
+    return append
+
+
+BUGS = (
+    PlantedBug("publish-as-nobody", "a commit that is finished again is appended again",
+               changed({"client.publishing:QueryProducer": _as_nobody})),
+    PlantedBug("next-batch-first", "a batch is committed before the one ahead of it is in its logs",
+               changed({"metadata.publications:begin": _never_waits,
+                        "metadata.publications:commit": _never_waits,
+                        f"{_PUBLISHER}._roll_forward": _leaves_the_last,
+                        f"{_PUBLISHER}._finish": _sees_to_its_own})),
+    PlantedBug("publish-expired", "what is staged may be published when its time is over",
+               changed({"storage.staging:Staging.pin": _pins_what_expired})),
+    PlantedBug("one-log-of-a-batch", "of a batch only the first log's part is appended",
+               changed({f"{_PUBLISHER}._append": _one_log})),
+)  # fmt: skip
