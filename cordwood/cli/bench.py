@@ -125,6 +125,7 @@ def read(
         typer.Option("--batch", min=1, help="Records of a block.", show_default="1024"),
     ] = None,
     records: RecordsOption = None,
+    tail: Annotated[bool, typer.Option("--tail", help="Only readers at the tail.")] = False,
     nodes: NodesOption = 5,
     repeat: RepeatOption = 3,
     cluster: BenchClusterOption = None,
@@ -135,20 +136,27 @@ def read(
 
     Without options four profiles: 256 B records as objects and into Arrow, and 64 KiB blocks
     unopened, sent by one node each and by all that hold them. The reference is one loopback
-    TCP connection with the same bytes.
+    TCP connection with the same bytes. Then the lag of a reader at the tail at 10,000 records a
+    second, and appends beside a hundred readers; --tail measures only these two.
     """
     from cordwood.bench.read import STANDARD, bench_read, custom_profile
+    from cordwood.bench.read_tail import TAIL, bench_tail
 
     is_custom = any(option is not None for option in (size, batch, records))
     custom = custom_profile(size, batch, records) if is_custom else None
 
     async def measure() -> list[Figure]:
-        return [
+        figures = [
             await bench_read(
                 profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say
             )
-            for profile in ((custom,) if custom else STANDARD)
+            for profile in ((custom,) if custom else () if tail else STANDARD)
         ]
+        if tail or not custom:
+            figures += await bench_tail(
+                TAIL, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say
+            )
+        return figures
 
     show_figures(run_measurement(measure()), as_json)
 

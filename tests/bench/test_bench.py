@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import cordwood
 from cordwood.bench.disk_reference import disk_reference
 from cordwood.bench.loopback import Sink, loopback_bytes_per_second
+from cordwood.bench.read_tail import TailProfile
 from cordwood.cli.app import app
 from cordwood.errors import Unreachable
 
@@ -68,6 +69,16 @@ class TestVerbs:
         )  # fmt: skip
         assert figure["unit"] == "records/s"
         assert figure["parameters"]["records"] == 1000
+
+    def test_read_at_the_tail(self, tmp_path, monkeypatch):
+        small = TailProfile(seconds=0.2, rate=400, records=128, readers=3)
+        monkeypatch.setattr("cordwood.bench.read_tail.TAIL", small)
+        lag, beside = figures(
+            "read", "--tail", "--nodes", "1", "--repeat", "1", "--dir", str(tmp_path),
+        )  # fmt: skip
+        assert 0 < lag["p50_ms"] <= lag["p99_ms"]
+        assert lag["reference"] == 400
+        assert beside["name"] == "append_beside_3_readers"
 
     def test_import_loads_nothing_heavy(self):
         package, connect = figures("import", "--repeat", "1")

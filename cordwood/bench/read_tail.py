@@ -1,0 +1,185 @@
+"""Readers at the tail: how far behind one is, and what a hundred of them cost those who append.
+
+*Lag* is from the call that appends a record until a reader has it as an object: the whole way
+through client, sequencer, three disks and back. Records are offered at a fixed rate, whatever
+came of those before, so that a stall is measured and not waited for. *Fan-out* appends as fast as
+it can beside one reader, and then beside a hundred that each take every block.
+
+Writer and readers are two clients on one loop, which adds to the lag what that loop does meanwhile.
+
+Source: research digest on the hot path ("coordinated omission"); LogDevice digest 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from dataclasses import dataclass
+from time import perf_counter
+
+from cordwood import aio
+from cordwood.bench.append import Say
+from cordwood.bench.append_loops import Limit, append_batches, client_settings
+from cordwood.bench.figure import Figure, Sample, make_figure
+from cordwood.bench.place import bench_place
+from cordwood.block import Record
+from cordwood.client.store import Store
+from cordwood.errors import Unreachable
+from cordwood.protocol.gap_detection import Delivery
+
+LOG = "bench/tail"
+
+TICK_S = 0.005
+"""Records are offered in batches, one each so long: 50 at 10,000 a second, as busy services do."""
+
+WARM_UP_S = 1.0
+"""Not counted: the first records start a sequencer."""
+
+END_TIMEOUT_S = 60.0
+
+FAN_OUT_IN_FLIGHT = 8
+FAN_OUT_BATCH = 64
+
+_TIME = struct.Struct("<d")
+
+
+@dataclass(frozen=True, slots=True)
+class TailProfile:
+    """How much, and for whom.
+
+    Attributes:
+        size: bytes of a record.
+        rate: records offered a second, for the lag.
+        seconds: how long they are offered.
+        records: appended for each count of readers.
+        readers: at the tail, beside one.
+    """
+
+    size: int = 256
+    rate: int = 10_000
+    seconds: float = 5.0
+    records: int = 12_800
+    readers: int = 100
+
+
+TAIL = TailProfile()
+
+
+async def bench_tail(
+    profile: TailProfile, *, url: str | None, directory: str, nodes: int, repeats: int, say: Say
+) -> list[Figure]:
+    """Both figures, on one cluster.
+
+    Raises:
+        CordwoodError: the cluster did not start, or an append or a read failed.
+    """
+    total = round(profile.rate * (profile.seconds + WARM_UP_S)) + 2 * profile.records
+    blocks = repeats * (round((profile.seconds + WARM_UP_S) / TICK_S) + 2 * profile.records)
+    say("read_tail: starting" if url is None else f"read_tail: {url}")
+    async with bench_place(
+        url, directory, nodes=nodes, blocks=blocks,
+        block_bytes=max(1, repeats * total * profile.size // blocks),
+    ) as place:  # fmt: skip
+        lags: list[Sample] = []
+        fans: list[Sample] = []
+        for repeat in range(repeats):
+            lags.append(await _lag(place.url, profile))
+            fans.append(await _fan_out(place.url, profile))
+            say(f"read_tail: {repeat + 1} of {repeats}")
+    usual = {"size": profile.size, "nodes": nodes, "cores": os.cpu_count() or 0}
+    return [
+        make_figure(
+            "read_tail_lag", "records/s", lags,
+            reference_is="records offered a second; the milliseconds are the lag",
+            parameters={**usual, "tick_ms": round(TICK_S * 1000, 3)},
+        ),
+        make_figure(
+            f"append_beside_{profile.readers}_readers", "records/s", fans,
+            reference_is="the same appends beside one reader",
+            parameters={**usual, "batch": FAN_OUT_BATCH, "in_flight": FAN_OUT_IN_FLIGHT},
+        ),
+    ]  # fmt: skip
+
+
+async def _lag(url: str, profile: TailProfile) -> Sample:
+    """Offer records at a fixed rate, and take the lag of each."""
+    ticks = round((profile.seconds + WARM_UP_S) / TICK_S)
+    batch = max(1, round(profile.rate * TICK_S))
+    async with await aio.connect(url) as store, await aio.connect(url) as reading:
+        await store.append(LOG, bytes(8))
+        stream = await reading.read(LOG, "tail", None)
+        lags: list[float] = []
+        counted_from = perf_counter() + WARM_UP_S
+
+        async def follow() -> None:
+            left = ticks * batch
+            while left > 0:
+                items = await stream.next_items()
+                now = perf_counter()
+                for item in items:
+                    if isinstance(item, Record):
+                        left -= 1
+                        (offered,) = _TIME.unpack_from(item.value)
+                        if offered >= counted_from:
+                            lags.append(now - offered)
+
+        async with asyncio.timeout(profile.seconds + WARM_UP_S + END_TIMEOUT_S):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(follow())
+                await _offer(store, tasks, ticks, batch, bytes(max(0, profile.size - _TIME.size)))
+        stream.close()
+        seconds = perf_counter() - counted_from
+    lags.sort()
+    p50, p99 = lags[len(lags) // 2], lags[len(lags) * 99 // 100]
+    return Sample(len(lags) / seconds, profile.rate, p50 * 1000, p99 * 1000)
+
+
+async def _offer(
+    store: Store, tasks: asyncio.TaskGroup, ticks: int, batch: int, rest: bytes
+) -> None:
+    """A batch each TICK_S by the clock; each record says when it was due."""
+    began = perf_counter()
+    for tick in range(ticks):
+        due = began + tick * TICK_S
+        if (wait_s := due - perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        tasks.create_task(_append(store, [_TIME.pack(due) + rest] * batch))
+
+
+async def _append(store: Store, values: list[bytes]) -> None:
+    await store.append_many(LOG, values)
+
+
+async def _fan_out(url: str, profile: TailProfile) -> Sample:
+    """Appends beside a hundred readers, and at once before that beside one."""
+    one = await _beside(url, profile, 1)
+    return Sample(await _beside(url, profile, profile.readers), one)
+
+
+async def _beside(url: str, profile: TailProfile, readers: int) -> float:
+    """Records appended a second while so many readers take each of them."""
+    settings = client_settings(profile.size, FAN_OUT_IN_FLIGHT, FAN_OUT_BATCH)
+    values = [os.urandom(profile.size) for _ in range(FAN_OUT_BATCH)]
+    async with await aio.connect(url, settings) as store, await aio.connect(url) as reading:
+        await store.append(LOG, bytes(8))
+        streams = [await reading.read(LOG, "tail", None) for _ in range(readers)]
+
+        async def follow(at: int) -> None:
+            left = profile.records // FAN_OUT_BATCH * FAN_OUT_BATCH
+            while left > 0:
+                taken = await streams[at].next()
+                if isinstance(taken, Delivery):
+                    left -= taken.last - taken.first + 1
+
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+                for at in range(readers):
+                    tasks.create_task(follow(at))
+                limit = Limit(profile.records, END_TIMEOUT_S)
+                run = await append_batches(store, LOG, values, FAN_OUT_IN_FLIGHT, limit)
+        except TimeoutError:
+            raise Unreachable(f"{readers} readers did not get all records in time") from None
+        for stream in streams:
+            stream.close()
+        return run.records / run.seconds
