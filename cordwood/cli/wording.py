@@ -22,6 +22,7 @@ _WHY = {
     GapKind.DATA_LOSS: "LOST: acknowledged once, and no intact copy is left",
     GapKind.ACCESS: "this reader may not see them",
     GapKind.NOT_IN_CONFIG: "the log is not there (any more)",
+    GapKind.FILTERED: "there are records, and none that was asked for",
 }
 
 
