@@ -254,7 +254,7 @@ def replay(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Copy a range of logs to a log, at least once; started again, it goes on."""
+    """Copy a range of logs to a log, each record once; started again, it goes on."""
     from cordwood.errors import BadSetting
     from cordwood.spark.jobs.backfill import replay as job
     from cordwood.spark.jobs.landing import planned_reads
@@ -315,7 +315,7 @@ def backfill(
 def _sink(cluster: str | None, to: str) -> dict[str, str]:
     from cordwood.spark.options import SERVERS
 
-    sink = {SERVERS: find_target(cluster).url, "deliveryMode": "atLeastOnce"}
+    sink = {SERVERS: find_target(cluster).url}
     return {**sink, "log": to} if to else sink
 
 

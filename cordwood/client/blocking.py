@@ -343,13 +343,23 @@ class BlockingStore:
         keys: Sequence[bytes | None] | None = None,
         timestamps: Sequence[Timestamp] | Timestamp | None = None,
         headers: Sequence[Headers] | None = None,
+        producer: Producer | None = None,
+        atomic: bool = False,
     ) -> Future[list[Lsn]]:
         """As `append_many`, without waiting: calls for one log are appended in their order.
 
         The caller keeps count of what is in flight; each call has the client's own deadline.
         """
         return self._thread.start(
-            self._store.append_many(log, values, keys=keys, timestamps=timestamps, headers=headers)
+            self._store.append_many(
+                log,
+                values,
+                keys=keys,
+                timestamps=timestamps,
+                headers=headers,
+                producer=producer,
+                atomic=atomic,
+            )
         )
 
     def read(

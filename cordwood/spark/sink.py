@@ -1,23 +1,26 @@
-"""Writing with `format("cordwood")`: batches of Arrow in, appends out.
+"""Writing with `format("cordwood")`: what Spark calls.
 
-A task appends its rows in order, and is done when all of them are on stable storage on every
-copy: `write` returns only then. So what Spark commits is written. What it runs again, a task or
-a micro-batch, is written again: at least once. Rows of one partition stay in their order, in
-each log that they go to; partitions have no order among them.
+A task hands its rows to the store by one of the three ways of `delivery`, and says in its message
+what it did; the driver's commit publishes. Rows of one partition stay in their order, in each log
+that they go to, and partitions follow one another in theirs.
 
-Exactly once is by stage and publish, which the store does not have yet; see `sink_options`.
+Spark tells `write` nothing about the batch, but the task's context has it, under two names of
+Spark's internals; without them exactly once cannot be kept, and is refused.
+
+`abort` gives back what was staged and never touches what was published: Spark calls it also when
+`commit` failed after its publish (trap 12).
 
 Source: research digest on PySpark 4.3, §2 (traps 9, 10, 12), §8.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -25,57 +28,137 @@ from pyspark.sql.datasource import (
 )
 
 from cordwood.client.blocking import BlockingStore
-from cordwood.errors import BadSetting
-from cordwood.lsn import Lsn
+from cordwood.client.staging import StagedRef
+from cordwood.errors import BadSetting, RecordTooLarge, StageExpired
 from cordwood.settings import ClientSettings
+from cordwood.spark.delivery import (
+    append_all,
+    publish,
+    publish_in_parts,
+    stage_all,
+    unstage,
+)
+from cordwood.spark.idempotent import OnceAppender
 from cordwood.spark.shared_store import shared_store
-from cordwood.spark.sink_options import SinkOptions
+from cordwood.spark.sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, IDEMPOTENT, SinkOptions
+from cordwood.spark.sink_rows import Portion, portions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-IN_FLIGHT_MAX = 8
-"""Batches of a task that wait for their acks: enough to hide the round trip, and at Spark's
-10,000 rows a batch well inside the client's window."""
+QUERY_PROPERTY = "sql.streaming.queryId"
+BATCH_PROPERTY = "streaming.sql.batchId"
+"""What Spark's engine calls them, in 4.2 and 4.3; tests/spark/test_exactly_once.py looks."""
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task wrote."""
+    """What a task did.
 
+    Attributes:
+        query, batch: what it worked for.
+        partition: its place among the tasks.
+        refs: what it staged, in order; empty where it appended.
+        records, bytes: values that it handed over.
+    """
+
+    query: str
+    batch: int
+    partition: int
+    refs: tuple[StagedRef, ...]
     records: int
     bytes: int
 
 
 class _Writer:
-    """What both writers do on executors."""
+    """What both writers share."""
 
     _options: SinkOptions
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Append what comes; return once all of it is durable.
-
-        Raises:
-            BadSetting: a value is null, or a row has no log.
-            CordwoodError: an append failed; Spark may run the task again.
-        """
+    def _store(self) -> BlockingStore:
         options = self._options
         settings = ClientSettings(timeout_s=options.request_timeout_s, codec=options.codec)
-        store = shared_store(options.servers, options.request_timeout_s, settings)
-        return write_batches(store, iterator, options.log)
+        return shared_store(options.servers, options.request_timeout_s, settings)
+
+    def _write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
+        """Hand over a task's rows; return once all of them are durable."""
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        return write_portions(
+            self._store(), portions(rows, self._options.log), self._options, query, batch, partition
+        )
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        refs = _refs(messages)
+        if refs:
+            unstage(self._store(), refs)
+
+
+def write_portions(
+    store: BlockingStore,
+    rows: Iterator[Portion],
+    options: SinkOptions,
+    query: str,
+    batch: int,
+    partition: int,
+) -> Written:
+    """Hand over a task's rows as `options.delivery` says.
+
+    Raises:
+        BadSetting: a value is null, or a row has no log.
+        CordwoodError: it failed; Spark may run the task again.
+    """
+    refs: list[StagedRef] = []
+    if options.delivery == AT_LEAST_ONCE:
+        records, size = append_all(store, rows)
+    elif options.delivery == IDEMPOTENT:
+        records, size = OnceAppender(store, query, batch, partition).append(rows)
+    else:
+        refs, records, size = stage_all(store, rows, options.stage_ttl_s)
+    return Written(query, batch, partition, tuple(refs), records, size)
 
 
 class CordwoodWriter(_Writer, DataSourceArrowWriter):
-    """A batch."""
+    """A batch.
+
+    Without `txnAppId` a write has an identity of its own: what Spark runs again inside it is
+    written once, and the same write started again is another.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
+        self._query = options.app or f"write-{uuid4().hex}"
+        self._batch = options.version or 0
+        self._is_done = bool(options.app) and self._was_published()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Stage or append what comes; return once all of it is durable."""
+        if self._is_done:
+            for _ in iterator:
+                pass
+            iterator = iter(())
+        return self._write(iterator, self._query, self._batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing is left to do: what tasks wrote is durable."""
+        """Publish what tasks staged."""
+        if self._options.delivery != EXACTLY_ONCE or self._is_done:
+            return
+        refs = _refs(messages)
+        if self._options.app:
+            _publish(self._store(), self._query, self._batch, refs)
+        elif refs:
+            publish_in_parts(self._store(), self._query, refs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing can be taken back from a log."""
+        """Give back what tasks staged; what was appended stays."""
+        self._abort(messages)
+
+    def _was_published(self) -> bool:
+        """Whether this version, or a later one, of the application is in the store already."""
+        if self._options.delivery != EXACTLY_ONCE:
+            return False
+        last = self._store().published(self._query)
+        return last is not None and last.batch >= self._batch
 
 
 class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -84,104 +167,66 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Stage or append what comes; return once all of it is durable."""
+        query, batch = "", 0
+        if self._options.delivery != AT_LEAST_ONCE:
+            query, batch = _query_and_batch()
+        return self._write(iterator, self._options.app or query, batch)
+
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing is left to do: what tasks wrote is durable."""
+        """Publish what tasks staged, unless this batch was published before."""
+        if self._options.delivery != EXACTLY_ONCE:
+            return
+        named = {(each.query, each.batch) for each in messages if isinstance(each, Written)}
+        if not named:
+            return
+        query = min(named)[0]
+        assert named == {(query, batchId)}, f"tasks of batch {batchId} worked for {sorted(named)}"
+        _publish(self._store(), query, batchId, _refs(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing can be taken back from a log; Spark calls this after a publish too (trap 12)."""
+        """Give back what tasks staged; what was published or appended stays."""
+        self._abort(messages)
 
 
-def write_batches(
-    store: BlockingStore, batches: Iterator[pa.RecordBatch], default_log: str
-) -> Written:
-    """Append batches of rows, in order for each log.
+def _query_and_batch() -> tuple[str, int]:
+    """Of the task that this runs in.
 
     Raises:
-        BadSetting: a value is null, or a row has no log.
-        CordwoodError: as `Store.append_many`; some rows may be stored.
+        BadSetting: Spark does not tell.
     """
-    in_flight: deque[Future[list[Lsn]]] = deque()
-    records = size = 0
-    for batch in batches:
-        for log, rows in _by_log(batch, default_log):
-            values = _bytes(rows, "value")
-            if None in values:
-                raise BadSetting("a value is null: a record of Cordwood has a value, perhaps empty")
-            while len(in_flight) >= IN_FLIGHT_MAX:
-                in_flight.popleft().result()
-            in_flight.append(
-                store.append_many_soon(
-                    log,
-                    values,
-                    keys=_bytes(rows, "key") if _has(rows, "key") else None,
-                    timestamps=_times(rows) if _has(rows, "timestamp") else None,
-                    headers=_headers(rows) if _has(rows, "headers") else None,
-                )
-            )
-            records += len(values)
-            size += sum(map(len, values))
-    for future in in_flight:
-        future.result()
-    return Written(records, size)
+    context = TaskContext.get()
+    query = context.getLocalProperty(QUERY_PROPERTY) if context is not None else None
+    batch = context.getLocalProperty(BATCH_PROPERTY) if context is not None else None
+    if not query or batch is None:
+        raise BadSetting(
+            f"this Spark does not tell its tasks which query and batch they work for "
+            f"({QUERY_PROPERTY} and {BATCH_PROPERTY} are not set), so nothing can be written once. "
+            "With deliveryMode=atLeastOnce it is written all the same"
+        )
+    return query, int(batch)
 
 
-def _by_log(batch: pa.RecordBatch, default_log: str) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each log, in their order."""
-    import pyarrow.compute as pc
-
-    if not batch.num_rows:
-        return
-    if "log" not in batch.schema.names:
-        yield default_log, batch
-        return
-    logs = batch.column("log")
-    for log in pc.unique(logs).to_pylist():
-        name = log or default_log
-        if not name:
-            raise BadSetting("a row's log is null, and there is no option log for such rows")
-        rows = pc.is_null(logs) if log is None else pc.equal(logs, log)
-        yield name, batch if logs.null_count == 0 and _all_equal(batch, log) else batch.filter(rows)
+def _refs(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRef]:
+    """What tasks staged, in the order of their partitions."""
+    written = [each for each in messages if isinstance(each, Written)]
+    return [ref for each in sorted(written, key=lambda each: each.partition) for ref in each.refs]
 
 
-def _all_equal(batch: pa.RecordBatch, log: str) -> bool:
-    import pyarrow.compute as pc
-
-    ends = pc.min_max(batch.column("log")).as_py()
-    return bool(ends["min"] == ends["max"] == log)
-
-
-def _has(rows: pa.RecordBatch, column: str) -> bool:
-    """Whether a column is there and says anything."""
-    if column not in rows.schema.names:
-        return False
-    found = rows.column(column)
-    return bool(found.null_count < len(found))
-
-
-def _bytes(rows: pa.RecordBatch, column: str) -> list[Any]:
-    import pyarrow as pa
-
-    found = rows.column(column)
-    if pa.types.is_string(found.type) or pa.types.is_large_string(found.type):
-        found = found.cast(pa.binary())
-    values: list[Any] = found.to_pylist()
-    return values
-
-
-def _times(rows: pa.RecordBatch) -> Sequence[int]:
-    """µs since 1970; a null takes now, as a record without one does."""
-    import time
-
-    import pyarrow as pa
-
-    stamps = rows.column("timestamp").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    now_us = time.time_ns() // 1000
-    found: Sequence[int] = stamps.fill_null(now_us).to_pylist()
-    return found
-
-
-def _headers(rows: pa.RecordBatch) -> list[list[tuple[str, bytes | None]]]:
-    return [
-        [(pair["key"], pair["value"]) for pair in pairs or ()]
-        for pairs in rows.column("headers").to_pylist()
-    ]
+def _publish(store: BlockingStore, query: str, batch: int, refs: Sequence[StagedRef]) -> None:
+    """As `delivery.publish`, with words for whoever runs the query."""
+    try:
+        publish(store, query, batch, refs)
+    except RecordTooLarge as error:
+        raise RecordTooLarge(
+            f"batch {batch} is more than can be published in one step: {error}. Make batches "
+            "smaller (maxBytesPerTrigger or maxRecordsPerTrigger at the source), compress them "
+            "(codec=zstd), or write with deliveryMode=idempotent or atLeastOnce"
+        ) from error
+    except StageExpired as error:
+        raise StageExpired(
+            f"batch {batch} was staged too long ago to be published: {error}. Nothing of it was "
+            "written; running it again stages it anew. If batches take so long, give a longer "
+            "stageTtl"
+        ) from error

@@ -20,18 +20,23 @@ SINK_OPTIONS = {
     SERVERS: "host:port of one or more nodes, with commas, or a cordwood:// address",
     TIMEOUT: "how long an append may take, retries included, 30000",
     "log": "the log that records go to which have none in the column log",
-    "deliveryMode": "atLeastOnce; exactlyOnce is what is meant to be, and is not built",
+    "deliveryMode": "exactlyOnce, idempotent (cheaper; for queries that only map) or atLeastOnce",
+    "txnAppId": "names a write across restarts; a stream has its query's id without it",
+    "txnVersion": "numbers the batch writes of txnAppId: one that was written before is skipped",
+    "stageTtl": "how long a batch may take from its first row to its publish, 1h",
     "codec": "how blocks are compressed: none, lz4 or zstd",
 }
 """What there is, and a word on each."""
 
-SINK_NOT_YET = {
-    "txnAppId": "it names an exactly-once write, which the store cannot keep yet",
-    "txnVersion": "it numbers an exactly-once write, which the store cannot keep yet",
-}
-
 AT_LEAST_ONCE = "atLeastOnce"
+IDEMPOTENT = "idempotent"
 EXACTLY_ONCE = "exactlyOnce"
+
+STAGE_TTL_S = 3600.0
+"""Longer than any sane micro-batch; what a killed query leaves is gone after an hour."""
+
+APP_MAX = 200
+"""Characters of txnAppId, so that the store's own bound holds with what is put before it."""
 
 TAKEN = {
     "value": ("binary", "string"),
@@ -52,40 +57,86 @@ class SinkOptions:
 
     Attributes:
         log: with its slash, "" where the column says it.
+        delivery: one of the three modes.
+        app, version: `txnAppId` and `txnVersion`; "" and None where they were not given.
+        stage_ttl_s: of what is staged.
     """
 
     servers: str
     log: str
     request_timeout_s: float
     codec: str
+    delivery: str = EXACTLY_ONCE
+    app: str = ""
+    version: int | None = None
+    stage_ttl_s: float = STAGE_TTL_S
+
+    def check_batch(self) -> None:
+        """Check what a batch needs.
+
+        Raises:
+            BadSetting: one of `txnAppId` and `txnVersion` is without the other.
+        """
+        if bool(self.app) != (self.version is not None):
+            raise BadSetting(
+                "txnAppId and txnVersion go together: the application, and a number that is higher "
+                "for each of its writes"
+            )
+
+    def check_stream(self) -> None:
+        """Check what a stream may not have.
+
+        Raises:
+            BadSetting: it is given a version; its batches have numbers.
+        """
+        if self.version is not None:
+            raise BadSetting("txnVersion is for batch writes: Spark numbers a stream's batches")
 
 
 def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Read all options.
 
     Raises:
-        BadSetting: one is unknown, not built yet, missing or wrong; the text lists what
+        BadSetting: one is unknown, missing or wrong; the text lists what
             there is.
     """
     # Spark hands its own on to every sink.
     ours = {name: value for name, value in given.items() if name.lower() not in _SPARKS}
-    refuse_unknown(ours, SINK_OPTIONS, SINK_NOT_YET)
+    refuse_unknown(ours, SINK_OPTIONS, {})
     options = Given(ours)
-    mode = options.choice("deliveryMode", (AT_LEAST_ONCE, EXACTLY_ONCE), EXACTLY_ONCE)
-    if mode == EXACTLY_ONCE:
-        raise BadSetting(
-            "writing exactly once (deliveryMode=exactlyOnce, the default) is not built yet: the "
-            "store cannot stage and publish. With deliveryMode=atLeastOnce every record is "
-            "written, and those of a task or batch that ran twice are written twice"
-        )
     log = options.text("log") or ""
     return SinkOptions(
         servers=parse_servers(options),
         log=log if not log or log.startswith("/") else f"/{log}",
         request_timeout_s=options.count(TIMEOUT, REQUEST_TIMEOUT_MS) / 1000,
         codec=options.choice("codec", ("none", "lz4", "zstd"), "none"),
+        delivery=options.choice(
+            "deliveryMode", (EXACTLY_ONCE, IDEMPOTENT, AT_LEAST_ONCE), EXACTLY_ONCE
+        ),
+        app=_app(options),
+        version=_version(options),
+        stage_ttl_s=options.duration_s("stageTtl", STAGE_TTL_S),
     )
 
+
+def _app(options: Given) -> str:
+    app = options.text("txnAppId")
+    if app is not None and not 1 <= len(app) <= APP_MAX:
+        raise BadSetting(f"txnAppId has {len(app)} characters; it takes 1 to {APP_MAX}")
+    return app or ""
+
+
+def _version(options: Given) -> int | None:
+    text = options.text("txnVersion")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _VERSION_DIGITS_MAX):
+        raise BadSetting(f"txnVersion is {text!r}; it is a whole number from 0 on")
+    return int(text)
+
+
+_VERSION_DIGITS_MAX = 9
+"""A producer's epoch has 32 bits, and `deliveryMode=idempotent` takes the version for it."""
 
 _SPARKS = frozenset({"path", "checkpointlocation", "queryname"})
 

@@ -142,7 +142,9 @@ class CordwoodSource(DataSource):
             raise Rejected(
                 "a log cannot be overwritten: write with mode('append'), or to another log"
             )
-        return CordwoodWriter(self._sink_options(schema))
+        options = self._sink_options(schema)
+        options.check_batch()
+        return CordwoodWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A stream to be written.
@@ -153,7 +155,9 @@ class CordwoodSource(DataSource):
         """
         if overwrite:
             raise Rejected("a log cannot be overwritten: use outputMode('append') or 'update'")
-        return CordwoodStreamWriter(self._sink_options(schema))
+        options = self._sink_options(schema)
+        options.check_stream()
+        return CordwoodStreamWriter(options)
 
     def _sink_options(self, schema: StructType) -> SinkOptions:
         options = parse_sink_options(self.options)

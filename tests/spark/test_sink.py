@@ -23,18 +23,24 @@ from cordwood.client.aio import open_store
 from cordwood.client.blocking import BlockingStore, open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.errors import BadSetting, RecordTooLarge, Rejected
+from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import MIB, ClientSettings
+from cordwood.spark.delivery import publish, publish_in_parts, stage_all
+from cordwood.spark.idempotent import OnceAppender, producer_id
 from cordwood.spark.options import SERVERS
-from cordwood.spark.sink import write_batches
+from cordwood.spark.sink import CordwoodWriter, write_portions
 from cordwood.spark.sink_options import (
-    SINK_NOT_YET,
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    IDEMPOTENT,
     SINK_OPTIONS,
     check_columns,
     parse_sink_options,
 )
+from cordwood.spark.sink_rows import PORTION_RECORDS, portions
 from cordwood.spark.source import CordwoodSource
 
-LEAST = {SERVERS: "h:1", "log": "a", "deliveryMode": "atLeastOnce"}
+LEAST = {SERVERS: "h:1", "log": "a"}
 
 UTC = datetime.UTC
 
@@ -55,6 +61,12 @@ def records(store: BlockingStore, log: str) -> list[Record]:
 
 def batch(**columns: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def write_batches(store, batches, log):
+    """As a task that appends."""
+    options = parse_sink_options({**LEAST, "log": log, "deliveryMode": AT_LEAST_ONCE})
+    return write_portions(store, portions(batches, options.log), options, "q", 0, 0)
 
 
 class TestWriting:
@@ -111,11 +123,141 @@ class TestWriting:
         assert write_batches(store, iter([]), "/a").records == 0
 
 
+def numbered(first: int, stop: int) -> list[pa.RecordBatch]:
+    """Rows in batches of 700."""
+    return [
+        batch(value=pa.array([b"%d" % n for n in range(at, min(at + 700, stop))]))
+        for at in range(first, stop, 700)
+    ]
+
+
+def values(store: BlockingStore, log: str) -> list[int]:
+    return [int(each.value) for each in records(store, log)]
+
+
+class TestPortions:
+    def test_rows_are_gathered_and_keep_their_order(self):
+        found = list(portions(iter(numbered(0, 40_000)), "/a"))
+        assert [value for each in found for value in each.values] == [
+            b"%d" % n for n in range(40_000)
+        ]
+        assert len(found) == 3
+        assert all(len(each.values) >= PORTION_RECORDS for each in found[:-1])
+
+    def test_a_column_that_comes_late_is_null_before(self):
+        rows = [batch(value=pa.array([b"1"])), batch(value=pa.array([b"2"]), key=pa.array([b"k"]))]
+        (found,) = portions(iter(rows), "/a")
+        assert (found.values, found.keys) == ([b"1", b"2"], [None, b"k"])
+
+    def test_many_logs_do_not_fill_the_memory(self, monkeypatch):
+        monkeypatch.setattr("cordwood.spark.sink_rows.HELD_BYTES", 1000)
+        rows = batch(
+            value=pa.array([b"x" * 100] * 50), log=pa.array([f"/l{n % 25}" for n in range(50)])
+        )
+        found = list(portions(iter([rows, rows]), ""))
+        assert sum(len(each.values) for each in found) == 100
+        assert len(found) > 25
+
+
+class TestOnce:
+    """What two attempts of a task, or two runs of a batch, leave in the log."""
+
+    def test_staged_rows_are_there_when_they_are_published_and_once(self, store):
+        for attempt in range(2):
+            refs, count, _ = stage_all(store, portions(iter(numbered(0, 20_000)), "/a"), 60.0)
+            assert count == 20_000
+            if not attempt:
+                assert "/a" not in {log.name for log in store.logs()} or not values(store, "/a")
+            publish(store, "q", 3, refs)
+        assert values(store, "/a") == list(range(20_000))
+
+    def test_an_attempt_of_other_partitions_changes_nothing(self, store):
+        once, _, _ = stage_all(store, portions(iter(numbered(0, 900)), "/a"), 60.0)
+        publish(store, "q", 0, once)
+        again, _, _ = stage_all(store, portions(iter(numbered(100, 900)), "/a"), 60.0)
+        assert publish(store, "q", 0, again).is_repeat
+        assert values(store, "/a") == list(range(900))
+
+    def test_a_producers_rows_are_there_once_though_the_log_forgot_where(self, store):
+        """A task of more portions than the log remembers, and a first try that died half-way."""
+        rows = numbered(0, 7 * PORTION_RECORDS)
+        cut = list(portions(iter(rows), "/a"))
+        assert len(cut) > PLACES_MAX + 1
+        OnceAppender(store, "q", 0, 1).append(cut[:-1])
+        for _ in range(2):
+            OnceAppender(store, "q", 0, 1).append(portions(iter(rows), "/a"))
+        assert values(store, "/a") == list(range(7 * PORTION_RECORDS))
+        OnceAppender(store, "q", 1, 1).append(portions(iter(numbered(0, 10)), "/a"))
+        assert values(store, "/a")[-10:] == list(range(10))
+
+    def test_each_partition_and_query_is_a_producer_of_its_own(self):
+        found = {producer_id(query, part) for query in ("a", "b") for part in range(100)}
+        assert len(found) == 200
+        assert min(found) >= 1
+
+    def test_a_write_that_nobody_runs_again_is_published_in_parts(self, store, monkeypatch):
+        """It is so where it is more than one group holds; order is kept."""
+        refs = [
+            stage_all(store, portions(iter(numbered(at, at + 100)), "/a"), 60.0)[0][0]
+            for at in range(0, 1000, 100)
+        ]
+        whole = BlockingStore.publish
+
+        def narrow(self, query, batch, refs):
+            if len(refs) > 3:
+                raise RecordTooLarge("4 blocks; it has at most 3")
+            return whole(self, query, batch, refs)
+
+        monkeypatch.setattr(BlockingStore, "publish", narrow)
+        publish_in_parts(store, "w", refs)
+        assert values(store, "/a") == list(range(1000))
+
+    def test_a_batch_that_is_too_large_says_what_to_do(self, store, monkeypatch):
+        def narrow(self, query, batch, refs):
+            raise RecordTooLarge("the group limit is 64 MiB")
+
+        monkeypatch.setattr(BlockingStore, "publish", narrow)
+        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        writer = CordwoodWriter(parse_sink_options({**LEAST, "txnAppId": "x", "txnVersion": "1"}))
+        message = writer.write(iter(numbered(0, 10)))
+        with pytest.raises(RecordTooLarge, match=r"maxBytesPerTrigger.*codec=zstd.*idempotent"):
+            writer.commit([message])
+
+    def test_a_version_that_was_written_is_skipped(self, store, monkeypatch):
+        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        for version, rows in (("1", (0, 5)), ("1", (5, 9)), ("0", (5, 9)), ("2", (5, 7))):
+            asked = {**LEAST, "txnAppId": "nightly", "txnVersion": version}
+            writer = CordwoodWriter(parse_sink_options(asked))
+            writer.commit([writer.write(iter(numbered(*rows)))])
+        assert values(store, "/a") == list(range(7))
+
+    def test_what_was_aborted_is_not_there_and_what_was_published_stays(self, store, monkeypatch):
+        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        writer = CordwoodWriter(parse_sink_options(LEAST))
+        message = writer.write(iter(numbered(0, 5)))
+        writer.commit([message])
+        writer.abort([message, None])
+        other = CordwoodWriter(parse_sink_options(LEAST))
+        other.abort([other.write(iter(numbered(5, 9)))])
+        assert values(store, "/a") == list(range(5))
+
+
 class TestOptions:
-    def test_exactly_once_is_refused_and_says_what_there_is(self):
-        for mode in ({}, {"deliveryMode": "exactlyOnce"}):
-            with pytest.raises(BadSetting, match=r"not built yet.*deliveryMode=atLeastOnce"):
-                parse_sink_options({SERVERS: "h:1", "log": "a", **mode})
+    def test_exactly_once_is_what_there_is_unless_said_otherwise(self):
+        assert parse_sink_options(LEAST).delivery == EXACTLY_ONCE
+        for mode in (EXACTLY_ONCE, IDEMPOTENT, AT_LEAST_ONCE):
+            assert parse_sink_options({**LEAST, "deliveryMode": mode.upper()}).delivery == mode
+
+    def test_an_application_and_its_versions(self):
+        found = parse_sink_options({**LEAST, "txnAppId": "nightly", "txnVersion": "17"})
+        assert (found.app, found.version) == ("nightly", 17)
+        found.check_batch()
+        with pytest.raises(BadSetting, match="txnVersion is for batch writes"):
+            found.check_stream()
+        for half in ({"txnAppId": "nightly"}, {"txnVersion": "0"}):
+            with pytest.raises(BadSetting, match="go together"):
+                parse_sink_options({**LEAST, **half}).check_batch()
+        parse_sink_options({**LEAST, "txnAppId": "nightly"}).check_stream()
 
     def test_what_is_taken(self):
         found = parse_sink_options({**LEAST, "codec": "ZSTD", "checkpointLocation": "x"})
@@ -125,10 +267,11 @@ class TestOptions:
         with pytest.raises(BadSetting) as raised:
             parse_sink_options({**LEAST, "topic": "a"})
         assert all(name in str(raised.value) for name in SINK_OPTIONS)
-        for name in SINK_NOT_YET:
-            with pytest.raises(BadSetting, match=f"{name} is not built yet"):
-                parse_sink_options({**LEAST, name: "x"})
-        for name, value in ((SERVERS, "./data"), ("codec", "gzip"), ("deliveryMode", "maybe")):
+        for name, value in (
+            (SERVERS, "./data"), ("codec", "gzip"), ("deliveryMode", "maybe"), ("txnAppId", ""),
+            ("txnAppId", "x" * 201), ("txnVersion", "-1"), ("txnVersion", "1.5"),
+            ("stageTtl", "10"),
+        ):  # fmt: skip
             with pytest.raises(BadSetting, match=name):
                 parse_sink_options({**LEAST, name: value})
 

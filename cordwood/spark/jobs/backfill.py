@@ -4,9 +4,10 @@
 again it goes on after the last micro-batch that was done. *backfill* writes the files of a
 Parquet, Delta or landed table, a step of files at a time, and notes each step that is done.
 
-Both write at least once: the step or micro-batch in which a run died is written again, whole.
-Exactly once comes with the sink that stages and publishes. Rows keep their order where `ordered`
-says so, which one task then writes: by `lsn` where the table has that column, else as they lie.
+A replay writes each record once, whatever dies. A backfill writes at least once: its steps are
+larger than what can be published at a time, and the one in which a run died is written again,
+whole. Rows keep their order where `ordered` says so, which one task then writes: by `lsn` where
+the table has that column, else as they lie.
 
 Source: research digest on PySpark 4.3, §7.
 """
@@ -22,10 +23,14 @@ from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
 from cordwood.spark.jobs.table import check_path, only_writer, write_whole
-from cordwood.spark.sink_options import TAKEN
+from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+REPLAY_BYTES = "32m"
+"""Of records in a micro-batch of a replay: well inside the 64 MiB that are published at a time,
+however its logs are spread; overheads and a sample that was not typical have the rest."""
 
 STEP_BYTES = 512 << 20
 """Of files in one step: what is written again at most after a crash."""
@@ -52,7 +57,9 @@ def replay(
     ordered: bool = False,
     say: Say = lambda _: None,
 ) -> Copied:
-    """Copy what logs hold now, from `startingOffsets` (earliest) to `endingOffsets`.
+    """Copy what logs hold now, each record once.
+
+    It goes from `startingOffsets` (earliest) to `endingOffsets`.
 
     Args:
         sink: options of the sink; without `log`, records go to logs of the same name.
@@ -63,7 +70,8 @@ def replay(
         StreamingQueryException: the query failed; started again, it goes on.
     """
     began = time.monotonic()
-    options = {"startingOffsets": "earliest", "includeHeaders": "true", **source}
+    limits = {"startingOffsets": "earliest", "maxBytesPerTrigger": REPLAY_BYTES}
+    options = {**limits, "includeHeaders": "true", **source}
     frame = spark.readStream.format("cordwood").options(**options).load()
     frame = _columns(frame, keep_log="log" not in {name.lower() for name in sink})
     if ordered:
@@ -95,7 +103,7 @@ def backfill(
     step_bytes: int = STEP_BYTES,
     say: Say = lambda _: None,
 ) -> Copied:
-    """Write every row of a table.
+    """Write every row of a table, at least once.
 
     Args:
         table: a directory; its rows have the columns that the sink takes, others are left out.
@@ -179,7 +187,8 @@ def _write_step(
         frame = frame.sortWithinPartitions(*by)
     seen = Observation()
     frame = _columns(frame, keep_log=keep_log).observe(seen, f.count(f.lit(1)).alias("records"))
-    frame.write.format("cordwood").options(**sink).mode("append").save()
+    options = {**sink, "deliveryMode": AT_LEAST_ONCE}
+    frame.write.format("cordwood").options(**options).mode("append").save()
     return int(seen.get["records"])
 
 

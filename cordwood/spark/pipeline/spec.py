@@ -182,7 +182,6 @@ def _log_sink(
     options = {
         SERVERS: reader.text("cluster", source.get(SERVERS, "")),
         "log": log,
-        "deliveryMode": "atLeastOnce",
         "codec": reader.text("codec", "none"),
     }
     checkpoint = os.path.join(directory, os.path.expanduser(reader.text("checkpoint")))

@@ -6,6 +6,7 @@ and the next run has another number of tasks. At the end the table is compared w
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
 from pathlib import Path
@@ -24,7 +25,7 @@ from cordwood.spark.options import SERVERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.real]
 
-SCHEDULES = 20
+SCHEDULES = int(os.environ.get("CORDWOOD_SCHEDULES", "20"))
 
 
 def appended(store: BlockingStore, log: str) -> dict[int, bytes]:

@@ -26,7 +26,7 @@ def test_a_log_is_landed_written_back_copied_and_counted(spark, cluster, store, 
     table = tmp_path / "table"
     land(spark, Landing(source, str(table)))
 
-    sink = {SERVERS: cluster.url, "log": f"{log}/back", "deliveryMode": "atLeastOnce"}
+    sink = {SERVERS: cluster.url, "log": f"{log}/back"}
     notes = str(tmp_path / "notes")
     copied = backfill(spark, str(table), sink, notes, ordered=True, step_bytes=1)
     assert (copied.records, copied.skipped) == (500, 0)

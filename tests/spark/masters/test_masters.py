@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
+import pyspark
 import pytest
 from spark_servers import ROOT, connect_server, environment, standalone
 
@@ -33,20 +34,29 @@ def numbers() -> list[bytes]:
     return [b"%d" % number for number in range(RECORDS)]
 
 
-def run(cluster, logs, scratch: Path, master: str, python: str = sys.executable, **more) -> dict:
-    """Run the script; what it printed."""
+def run(
+    cluster, logs, scratch: Path, master: str, python: str = sys.executable, workers: str = ""
+) -> dict:
+    """Run the script; what it printed.
+
+    Args:
+        workers: their Python, if it is another than the driver's.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
     order = {
         "master": master, "servers": cluster.url, "log": logs[0], "copy": logs[1],
-        "scratch": str(scratch), "sink": {"deliveryMode": "atLeastOnce"}, **more,
+        "scratch": str(scratch),
     }  # fmt: skip
     script = Path(__file__).with_name("any_master.py")
+    env = environment(python) | ({"PYSPARK_PYTHON": workers} if workers else {})
+    if workers:
+        env.pop("PYTHONPATH")  # what is installed counts
     done = subprocess.run(
         [python, str(script), json.dumps(order)],
-        cwd=ROOT, env=environment(python), capture_output=True, text=True, timeout=RUN_TIMEOUT_S,
-        check=False,
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-4000:]}"
+    if done.returncode:
+        raise AssertionError(f"{done.stdout[-1500:]}\n{done.stderr[-6000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -76,3 +86,25 @@ def test_spark_connect(cluster, store, logs, tmp_path, connect_python):
     with connect_server(tmp_path / "spark", python=connect_python) as master:
         told = run(cluster, logs, tmp_path / "scratch", master, connect_python)
     check(store, logs, told)
+
+
+def test_workers_of_another_environment_of_the_same_python(
+    cluster, store, logs, tmp_path, connect_python
+):
+    check(store, logs, run(cluster, logs, tmp_path, "local[2]", workers=connect_python))
+
+
+def test_workers_without_the_package_say_so(cluster, store, logs, tmp_path):
+    with pytest.raises(AssertionError, match="No module named 'cordwood'"):
+        run(cluster, logs, tmp_path / "scratch", "local[2]", workers=bare_python(tmp_path / "bare"))
+
+
+def bare_python(place: Path) -> str:
+    """A Python with PySpark and what that wants, and without Cordwood: an image that lacks it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    (own,) = (place / "lib").glob("python3*/site-packages")
+    behind = Path(pyspark.__file__).parent.parent
+    for found in behind.iterdir():
+        if "cordwood" not in found.name and found.suffix != ".pth":
+            (own / found.name).symlink_to(found)
+    return str(place / "bin" / "python")

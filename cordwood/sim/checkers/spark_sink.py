@@ -1,0 +1,156 @@
+"""S29: what a streaming query wrote is what it read, once, whatever was killed and run again.
+
+The history is not a cluster's but a query's: each try of a micro-batch with the range that was
+planned for it and the rows that its tasks were given, and at the end what the sink's log holds. A
+row at the sink carries where it came from in its value, so that this needs nothing of the code
+that is checked.
+
+Source: reliability digest §3, S29.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cordwood.lsn import format_lsn
+from cordwood.sim.checkers.violation import Violation
+
+S29 = "S29"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SinkRow:
+    """A row by where it came from: the source's log and LSN, and a digest of its value."""
+
+    log: int
+    lsn: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTry:
+    """One try of a micro-batch.
+
+    Attributes:
+        batch: its number in the query.
+        ranges: `[first, stop)` by log, as planned.
+        parts: the rows that each task was given, in their order; None where a try died
+            before its tasks had all of them.
+    """
+
+    batch: int
+    ranges: Mapping[int, tuple[int, int]]
+    parts: tuple[tuple[SinkRow, ...], ...] | None = None
+
+    @property
+    def rows(self) -> tuple[SinkRow, ...] | None:
+        """All rows, by log and LSN."""
+        if self.parts is None:
+            return None
+        return tuple(sorted(row for part in self.parts for row in part))
+
+
+def check_sink(
+    tries: Sequence[BatchTry], source: Iterable[SinkRow], sink: Sequence[SinkRow]
+) -> list[Violation]:
+    """What of S29 is broken.
+
+    Args:
+        tries: of one query over all its restarts, in the order they happened; the last batch
+            was finished.
+        source: what the logs that were read hold.
+        sink: what was written, in the order of the log.
+    """
+    return [
+        *_replays_differ(tries),
+        *_do_not_tile(tries),
+        *_lost_or_doubled(tries, source, sink),
+        *_out_of_order(tries, sink),
+    ]
+
+
+def _replays_differ(tries: Sequence[BatchTry]) -> Iterator[Violation]:
+    """A batch that was planned twice has the same ranges and the same rows."""
+    firsts: dict[int, BatchTry] = {}
+    for each in tries:
+        first = firsts.setdefault(each.batch, each)
+        if first.ranges != each.ranges:
+            log = min({*first.ranges, *each.ranges})
+            told = f"batch {each.batch} was planned as {first.ranges}, and again as {each.ranges}"
+            yield Violation(S29, told, log)
+        elif first.rows is None:
+            firsts[each.batch] = each
+        elif each.rows is not None and first.rows != each.rows:
+            odd = min(set(first.rows) ^ set(each.rows), default=first.rows[0])
+            told = f"batch {each.batch} held other rows when it was read again"
+            yield Violation(S29, told, odd.log, odd.lsn)
+
+
+def _do_not_tile(tries: Sequence[BatchTry]) -> Iterator[Violation]:
+    """In each log a batch begins where the one before it ended."""
+    batches = {each.batch: each.ranges for each in tries}
+    ends: dict[int, int] = {}
+    for batch in sorted(batches):
+        for log, (first, stop) in sorted(batches[batch].items()):
+            if ends.get(log, first) != first:
+                ended = format_lsn(ends[log])
+                told = (
+                    f"batch {batch} begins at {format_lsn(first)}, after one that ended at {ended}"
+                )
+                yield Violation(S29, told, log, first)
+            ends[log] = stop
+
+
+def _lost_or_doubled(
+    tries: Sequence[BatchTry], source: Iterable[SinkRow], sink: Sequence[SinkRow]
+) -> Iterator[Violation]:
+    """Each row of the planned ranges is at the sink once, and nothing else is."""
+    spans: dict[int, tuple[int, int]] = {}
+    for each in tries:
+        for log, (first, stop) in each.ranges.items():
+            known = spans.get(log, (first, stop))
+            spans[log] = min(known[0], first), max(known[1], stop)
+    nowhere = (0, 0)
+    wanted = {
+        row for row in source
+        if spans.get(row.log, nowhere)[0] <= row.lsn < spans.get(row.log, nowhere)[1]
+    }  # fmt: skip
+    found = Counter(sink)
+    for row in sorted(wanted | found.keys()):
+        count = found[row]
+        if row not in wanted:
+            yield Violation(S29, f"written {count} times, and never read", row.log, row.lsn)
+        elif count != 1:
+            told = "was not written" if not count else f"was written {count} times"
+            yield Violation(S29, f"a row that was read {told}", row.log, row.lsn)
+
+
+def _out_of_order(tries: Sequence[BatchTry], sink: Sequence[SinkRow]) -> Iterator[Violation]:
+    """Of each batch there is a try whose tasks' rows all stand in the order they were given."""
+    places = {row: place for place, row in enumerate(sink)}
+    batches = sorted({each.batch for each in tries if each.parts is not None})
+    for batch in batches:
+        ways = [each.parts for each in tries if each.batch == batch and each.parts is not None]
+        if not any(all(_in_order(part, places) for part in parts) for parts in ways):
+            row = next((row for part in ways[-1] for row in part), SinkRow(0, 0, ""))
+            told = f"rows of a task of batch {batch} are not in its order"
+            yield Violation(S29, told, row.log, row.lsn)
+    lasts = [
+        max((places[row] for row in rows if row in places), default=-1)
+        for batch in batches
+        if (rows := _rows_of(tries, batch))
+    ]
+    if any(after < before for before, after in pairwise(lasts)):
+        yield Violation(S29, "a batch stands before the one that was before it", 0)
+
+
+def _in_order(part: Sequence[SinkRow], places: Mapping[SinkRow, int]) -> bool:
+    at = [places[row] for row in part if row in places]
+    return at == sorted(at)
+
+
+def _rows_of(tries: Sequence[BatchTry], batch: int) -> tuple[SinkRow, ...]:
+    return next((each.rows for each in tries if each.batch == batch and each.rows), ())

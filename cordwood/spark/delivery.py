@@ -1,0 +1,174 @@
+"""The three ways in which a task's rows get into logs, and what makes them once.
+
+*Exactly once*: tasks stage, where no reader looks, and the driver publishes all that they staged
+in one step that notes (query, batch); of a batch that was published before nothing is used. So it
+does not matter what runs again, nor how it is cut then. What is never published dies by itself.
+
+*Idempotent* (`spark.idempotent`): tasks append as producers, and what runs again with the same rows
+in the same order is answered with the places it has. It costs no staging, and readers see a
+batch grow; a task that runs again with other rows, as after a repartition or an unordered
+shuffle, may lose or double some.
+
+*At least once*: tasks append. What runs twice is written twice.
+
+Source: research digest on PySpark 4.3, §8 ("Exactly-once sink"); design.md §9.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from cordwood.client.blocking import BlockingStore
+from cordwood.client.publishing import Published
+from cordwood.client.staging import StagedRef
+from cordwood.errors import (
+    CordwoodError,
+    OutcomeUnknown,
+    RecordTooLarge,
+    Retryable,
+)
+from cordwood.lsn import Lsn
+from cordwood.spark.sink_rows import Portion
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+IN_FLIGHT_MAX = 8
+"""Portions of a task that wait for their answers: enough to hide the round trip, and at 1 MiB
+each well inside the client's window."""
+
+PUBLISH_TIMEOUT_S = 180.0
+"""How long a publish is tried again before the batch fails, to be published by the next run: as
+long as nodes of a cluster take to restart one after another."""
+
+PUBLISH_PAUSE_S = 0.5
+
+
+def append_all(store: BlockingStore, portions: Iterable[Portion]) -> tuple[int, int]:
+    """Append; records and bytes, once all are on stable storage.
+
+    Raises:
+        CordwoodError: as `Store.append_many`; some rows may be stored.
+    """
+
+    def send(portion: Portion) -> Future[list[Lsn]]:
+        return store.append_many_soon(
+            portion.log,
+            portion.values,
+            keys=portion.keys,
+            timestamps=portion.timestamps,
+            headers=portion.headers,
+        )
+
+    return _each(portions, send, IN_FLIGHT_MAX, lambda future: future.result())
+
+
+def stage_all(
+    store: BlockingStore, portions: Iterable[Portion], ttl_s: float
+) -> tuple[list[StagedRef], int, int]:
+    """Stage; references in order, records and bytes, once all are on stable storage.
+
+    Args:
+        ttl_s: after so long unpublished it is gone.
+    Raises:
+        CordwoodError: as `Store.stage`; what was staged dies by itself.
+    """
+    refs: list[StagedRef] = []
+
+    def send(portion: Portion) -> Future[StagedRef]:
+        return store.stage_soon(
+            portion.log,
+            portion.values,
+            keys=portion.keys,
+            timestamps=portion.timestamps,
+            headers=portion.headers,
+            ttl_s=ttl_s,
+        )
+
+    records, size = _each(
+        portions, send, IN_FLIGHT_MAX, lambda future: refs.append(future.result())
+    )
+    return refs, records, size
+
+
+def _each(
+    portions: Iterable[Portion],
+    send: Callable[[Portion], Future[Result]],
+    in_flight_max: int,
+    settle: Callable[[Future[Result]], object],
+) -> tuple[int, int]:
+    """Send portions, a few ahead of the oldest answer; how many records and bytes they had."""
+    in_flight: deque[Future[Result]] = deque()
+    records = size = 0
+    for portion in portions:
+        while len(in_flight) >= in_flight_max:
+            settle(in_flight.popleft())
+        in_flight.append(send(portion))
+        records += len(portion.values)
+        size += portion.bytes
+    for future in in_flight:
+        settle(future)
+    return records, size
+
+
+def publish(
+    store: BlockingStore,
+    query: str,
+    batch: int,
+    refs: Sequence[StagedRef],
+    timeout_s: float = PUBLISH_TIMEOUT_S,
+) -> Published:
+    """Publish a batch; asked again for as long as the outcome is not known.
+
+    Raises:
+        StageExpired: what was staged is gone; nothing of the batch is published.
+        RecordTooLarge: it is more than one group holds; likewise.
+        Fenced: another run of this query publishes.
+        Retryable, OutcomeUnknown: the cluster did not settle it in time. It may be published;
+            to publish the batch again is safe.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return store.publish(query, batch, refs)
+        except (Retryable, OutcomeUnknown) as error:
+            if time.monotonic() + PUBLISH_PAUSE_S >= deadline:
+                raise
+            logger.warning("batch %d of %s is published again: %s", batch, query, error)
+            time.sleep(PUBLISH_PAUSE_S)
+
+
+def publish_in_parts(store: BlockingStore, query: str, refs: Sequence[StagedRef]) -> None:
+    """Publish all of a write that nobody will run again: in one step, or in several if it is
+    more than one group holds. Order is kept.
+
+    Raises:
+        CordwoodError: as `publish`; parts before the one that failed are published.
+    """
+    waiting: list[Sequence[StagedRef]] = [refs]
+    part = 0
+    while waiting:
+        these = waiting.pop()
+        try:
+            publish(store, query, part, these)
+        except RecordTooLarge:
+            if len(these) < 2:
+                raise
+            middle = len(these) // 2
+            waiting += [these[middle:], these[:middle]]
+        else:
+            part += 1
+
+
+def unstage(store: BlockingStore, refs: Sequence[StagedRef]) -> None:
+    """Give back what was staged, if that is easily done; it dies by itself anyway."""
+    try:
+        store.unstage(refs)
+    except CordwoodError as error:
+        logger.info("what was staged was not given back: %s", error)

@@ -1,0 +1,119 @@
+"""`deliveryMode=idempotent`: a task appends as a producer, and what it sends again is there once.
+
+The producer is named by the query and the partition, and a batch is its epoch. A portion is one
+atomic group, which the log numbers once: sent again with the same sequence and count it is
+answered with its place, and one from longer ago than the log remembers with `OutOfSequence`.
+Portions are looked at in order, and all before this one are stored; so it was stored too. But a
+client whose producer met that error refuses everything behind it, unsent, with the same
+error: the log's own word is what a new `Producer`, with this portion alone, is answered.
+
+Source: research digest on PySpark 4.3, §8; `protocol.producers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from cordwood.client.blocking import BlockingStore
+from cordwood.client.producer import PRODUCER_MAX, Producer
+from cordwood.errors import OutcomeUnknown, OutOfSequence
+from cordwood.lsn import Lsn
+from cordwood.protocol.producers import PLACES_MAX
+from cordwood.spark.sink_rows import Portion
+
+logger = logging.getLogger(__name__)
+
+
+def producer_id(query: str, partition: int) -> int:
+    """The producer that a partition of a query is."""
+    digest = hashlib.blake2b(f"{query} {partition}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % PRODUCER_MAX + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    portion: Portion
+    sequence: int
+    answer: Future[list[Lsn]]
+
+
+class OnceAppender:
+    """Appends the portions of one task."""
+
+    def __init__(self, store: BlockingStore, query: str, batch: int, partition: int) -> None:
+        self._store = store
+        self._identity = (producer_id(query, partition), batch)
+        self._producer = Producer(*self._identity)
+        self._is_broken = False
+        self._next: dict[str, int] = {}
+        self._in_flight: deque[_Sent] = deque()
+
+    def append(self, portions: Iterable[Portion]) -> tuple[int, int]:
+        """Append; records and bytes, once all are on stable storage.
+
+        Raises:
+            CordwoodError: as `Store.append_many`; the same portions may be sent again.
+        """
+        records = size = 0
+        for portion in portions:
+            while len(self._in_flight) >= PLACES_MAX or (self._is_broken and self._in_flight):
+                self._settle()
+            if self._is_broken:
+                self._begin_anew()
+            self._send(portion)
+            records += len(portion.values)
+            size += portion.bytes
+        while self._in_flight:
+            self._settle()
+        return records, size
+
+    def _send(self, portion: Portion) -> None:
+        sequence = self._next.get(portion.log, 0)
+        self._next[portion.log] = sequence + len(portion.values)
+        answer = self._ask(portion, self._producer)
+        self._in_flight.append(_Sent(portion, sequence, answer))
+
+    def _settle(self) -> None:
+        """Wait until the oldest portion in flight is known to be stored."""
+        sent = self._in_flight.popleft()
+        try:
+            sent.answer.result()
+        except OutOfSequence:
+            self._is_broken = True
+        except OutcomeUnknown:
+            # What was behind a portion that ended so; by itself it is a failure as any other.
+            if not self._is_broken:
+                raise
+        else:
+            return
+        self._settle_alone(sent)
+
+    def _settle_alone(self, sent: _Sent) -> None:
+        number = self._store.log(sent.portion.log).log_id
+        alone = Producer(*self._identity, {number: sent.sequence})
+        try:
+            self._ask(sent.portion, alone).result()
+        except OutOfSequence as error:
+            logger.info("a portion of %s was stored before: %s", sent.portion.log, error)
+
+    def _begin_anew(self) -> None:
+        """Nothing is in flight: go on with a producer that met no error."""
+        places = {self._store.log(log).log_id: at for log, at in self._next.items()}
+        self._producer = Producer(*self._identity, places)
+        self._is_broken = False
+
+    def _ask(self, portion: Portion, producer: Producer) -> Future[list[Lsn]]:
+        return self._store.append_many_soon(
+            portion.log,
+            portion.values,
+            keys=portion.keys,
+            timestamps=portion.timestamps,
+            headers=portion.headers,
+            producer=producer,
+            atomic=True,
+        )

@@ -1,0 +1,168 @@
+"""Rows that Spark hands to a task, as the columns that the client appends.
+
+One batch of Arrow holds rows of several logs; each log's rows keep their order. They are gathered
+to portions that are worth a call, since a batch of many logs has few rows of each.
+
+Source: research digest on PySpark 4.3, §6 ("Sink input").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cordwood.errors import BadSetting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PORTION_BYTES = 1 << 20
+"""Of one log in one call: a block of the client's default size, which hides the round trip."""
+
+PORTION_RECORDS = 16_384
+"""Likewise for small records: 1.6 MB of 100 B, and far fewer than a block may hold."""
+
+HELD_BYTES = 32 << 20
+"""Of all logs together that wait to become portions; beyond it the largest go as they are."""
+
+
+@dataclass(slots=True)
+class Portion:
+    """Records of one log in order; the columns that no row has anything in are None.
+
+    Attributes:
+        bytes: of values.
+    """
+
+    log: str
+    values: list[bytes] = field(default_factory=list)
+    keys: list[bytes | None] | None = None
+    timestamps: list[int] | None = None
+    headers: list[list[tuple[str, bytes | None]]] | None = None
+    bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is worth a call."""
+        return self.bytes >= PORTION_BYTES or len(self.values) >= PORTION_RECORDS
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Put rows behind those that are there.
+
+        Raises:
+            BadSetting: a value is null.
+        """
+        count, values = len(self.values), _bytes(rows, "value")
+        if rows.column("value").null_count:
+            raise BadSetting("a value is null: a record of Cordwood has a value, perhaps empty")
+        more = len(values)
+        if _has(rows, "key") or self.keys is not None:
+            keys = _bytes(rows, "key") if _has(rows, "key") else [None] * more
+            self.keys = [*(self.keys or [None] * count), *keys]
+        if _has(rows, "timestamp") or self.timestamps is not None:
+            times = _times(rows) if _has(rows, "timestamp") else [now_us()] * more
+            self.timestamps = [*(self.timestamps or [now_us()] * count), *times]
+        if _has(rows, "headers") or self.headers is not None:
+            headers = _headers(rows) if _has(rows, "headers") else [[] for _ in range(more)]
+            self.headers = [*(self.headers or ([] for _ in range(count))), *headers]
+        self.values += values
+        self.bytes += sum(map(len, values))
+
+
+def portions(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[Portion]:
+    """Gather rows to portions; those of one log come in the order of its rows.
+
+    How rows are cut follows from the rows and their batches alone, so that a task that runs
+    again with the same input cuts it the same.
+
+    Raises:
+        BadSetting: a value is null, or a row has no log.
+    """
+    held: dict[str, Portion] = {}
+    size = 0
+    for batch in batches:
+        for log, rows in _by_log(batch, default_log):
+            for part in _cut(rows):
+                portion = held.setdefault(log, Portion(log))
+                before = portion.bytes
+                portion.add(part)
+                size += portion.bytes - before
+                if portion.is_full:
+                    size -= portion.bytes
+                    yield held.pop(log)
+        while size > HELD_BYTES:
+            largest = max(held.values(), key=lambda each: (each.bytes, each.log))
+            size -= largest.bytes
+            yield held.pop(largest.log)
+    yield from held.values()
+
+
+def now_us() -> int:
+    """µs since 1970: what a record without a timestamp gets."""
+    return time.time_ns() // 1000
+
+
+def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for at in range(0, rows.num_rows, PORTION_RECORDS):
+        yield rows.slice(at, PORTION_RECORDS)
+
+
+def _by_log(batch: pa.RecordBatch, default_log: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each log, in their order."""
+    import pyarrow.compute as pc
+
+    if not batch.num_rows:
+        return
+    if "log" not in batch.schema.names:
+        yield default_log, batch
+        return
+    logs = batch.column("log")
+    for log in pc.unique(logs).to_pylist():
+        name = log or default_log
+        if not name:
+            raise BadSetting("a row's log is null, and there is no option log for such rows")
+        rows = pc.is_null(logs) if log is None else pc.equal(logs, log)
+        yield name, batch if logs.null_count == 0 and _all_equal(batch, log) else batch.filter(rows)
+
+
+def _all_equal(batch: pa.RecordBatch, log: str) -> bool:
+    import pyarrow.compute as pc
+
+    ends = pc.min_max(batch.column("log")).as_py()
+    return bool(ends["min"] == ends["max"] == log)
+
+
+def _has(rows: pa.RecordBatch, column: str) -> bool:
+    """Whether a column is there and says anything."""
+    if column not in rows.schema.names:
+        return False
+    found = rows.column(column)
+    return bool(found.null_count < len(found))
+
+
+def _bytes(rows: pa.RecordBatch, column: str) -> list[Any]:
+    import pyarrow as pa
+
+    found = rows.column(column)
+    if pa.types.is_string(found.type) or pa.types.is_large_string(found.type):
+        found = found.cast(pa.binary())
+    values: list[Any] = found.to_pylist()
+    return values
+
+
+def _times(rows: pa.RecordBatch) -> Sequence[int]:
+    """µs since 1970; a null takes now, as a record without one does."""
+    import pyarrow as pa
+
+    stamps = rows.column("timestamp").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    found: Sequence[int] = stamps.fill_null(now_us()).to_pylist()
+    return found
+
+
+def _headers(rows: pa.RecordBatch) -> list[list[tuple[str, bytes | None]]]:
+    return [
+        [(pair["key"], pair["value"]) for pair in pairs or ()]
+        for pairs in rows.column("headers").to_pylist()
+    ]
