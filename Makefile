@@ -56,6 +56,7 @@ bench: setup
 	$(BIN)/cordwood bench append --logs 1000 --json
 	$(BIN)/cordwood bench append --nats --json
 	$(BIN)/cordwood bench read --json
+	$(BIN)/cordwood bench spark --json
 
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile -q --upgrade --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url

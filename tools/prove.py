@@ -5,9 +5,9 @@ all cores: the swarm (every seed another cluster, other clients, other faults), 
 cluster, faults beyond what the copies survive (then every loss must be told exactly), the
 crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
 real cluster's nodes under load, and fuzzed input for every decoder. `--parts` chooses among
-them. The first three are
-`cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many runs
-did not count, and, once the swarm's is a full one, a sweep that never reached one of the
+them. Spark's parts (`prove_spark.py`) are left out of a proof of less than 15 minutes. The first
+three are `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many
+runs did not count, and, once the swarm's is a full one, a sweep that never reached one of the
 rare branches.
 
 The first seed follows from the commit and the number of seeds from the minutes and cores, so
@@ -29,6 +29,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from prove_spark import run_spark, run_spark42
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,6 +82,8 @@ FAILOVER = "failover"
 STRIKES_MAX = 50
 """Kills and stops of a cluster's nodes in one proof; one takes three to ten seconds."""
 
+SPARK, SPARK42 = "spark", "spark42"
+
 PARTS = {
     part.name: part
     for part in (
@@ -88,11 +94,14 @@ PARTS = {
         Part(KILLS, 0.1),
         Part(FUZZ, 0.1),
         Part(FAILOVER, 0.25),
+        # A number of tests, which take what they take.
+        Part(SPARK, 0.0),
+        Part(SPARK42, 0.0),
     )
 }
 """Most of the time goes to the swarm: what it draws holds what the others have, too."""
 
-DEFAULT_PARTS = ("demo", CRASH, KILLS, FAILOVER, FUZZ)
+DEFAULT_PARTS = ("demo", CRASH, KILLS, FAILOVER, FUZZ, SPARK, SPARK42)
 """What has been clean for long. The swarm and what is beyond belong here as soon as a sweep
 of 500 seeds of each is clean on the code of the day."""
 
@@ -262,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     failed = []
     for part in parts:
-        minutes = options.minutes * part.weight / sum(each.weight for each in parts)
+        minutes = options.minutes * part.weight / (sum(each.weight for each in parts) or 1)
         if part.name == CRASH:
             is_clean = run_crash_states(first, minutes, options.workers)
         elif part.name == KILLS:
@@ -271,6 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = run_fuzz(first, minutes, options.workers)
         elif part.name == FAILOVER:
             is_clean = run_failover(options.command, first, minutes)
+        elif part.name == SPARK:
+            is_clean = run_spark(options.minutes, say)
+        elif part.name == SPARK42:
+            is_clean = run_spark42(options.minutes, say)
         else:
             is_clean = run_part(options.command, part, first, minutes, options.workers)
         if not is_clean:

@@ -197,8 +197,8 @@ class Runs:
         return self._rate(lambda: self.trivial().write.parquet(place))
 
     def sink(self) -> float:
-        """Rows a second into a log, durable."""
-        options = {SERVERS: self._servers, "log": "/bench/sink", "deliveryMode": "atLeastOnce"}
+        """Rows a second into a log, each once and durable when it is published."""
+        options = {SERVERS: self._servers, "log": "/bench/sink"}
         frame = self.trivial().select("value")
         return self._rate(
             lambda: frame.write.format("cordwood").options(**options).mode("append").save()

@@ -115,3 +115,9 @@ def test_the_first_seed_follows_from_the_commit(simulator):
         for _ in range(2)
     }
     assert len(told) == 1
+
+
+def test_a_quick_proof_leaves_spark_out_and_says_so(simulator):
+    done = prove(simulator, "--parts", "spark,spark42", "--minutes", "2")
+    assert done.returncode == 0
+    assert done.stdout.count("left out of a proof of less than 15 min") == 2
