@@ -166,9 +166,13 @@ def publish_in_parts(store: BlockingStore, query: str, refs: Sequence[StagedRef]
             part += 1
 
 
-def unstage(store: BlockingStore, refs: Sequence[StagedRef]) -> None:
-    """Give back what was staged, if that is easily done; it dies by itself anyway."""
+def unstage(store: Callable[[], BlockingStore], refs: Sequence[StagedRef]) -> None:
+    """Give back what was staged, if that is easily done; it dies by itself anyway.
+
+    Args:
+        store: gives the client, and may fail to: whatever ended the batch may have ended that.
+    """
     try:
-        store.unstage(refs)
+        store().unstage(refs)
     except CordwoodError as error:
         logger.info("what was staged was not given back: %s", error)

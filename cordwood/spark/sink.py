@@ -91,7 +91,7 @@ class _Writer:
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         refs = _refs(messages)
         if refs:
-            unstage(self._store(), refs)
+            unstage(self._store, refs)
 
 
 def write_portions(

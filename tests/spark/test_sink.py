@@ -22,7 +22,7 @@ from cordwood.block import Record
 from cordwood.client.aio import open_store
 from cordwood.client.blocking import BlockingStore, open_blocking
 from cordwood.embedded import embedded_store
-from cordwood.errors import BadSetting, RecordTooLarge, Rejected
+from cordwood.errors import BadSetting, RecordTooLarge, Rejected, Unreachable
 from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import MIB, ClientSettings
 from cordwood.spark.delivery import publish, publish_in_parts, stage_all
@@ -240,6 +240,12 @@ class TestOnce:
         other = CordwoodWriter(parse_sink_options(LEAST))
         other.abort([other.write(iter(numbered(5, 9)))])
         assert values(store, "/a") == list(range(5))
+
+        def away(*_):
+            raise Unreachable("the cluster is gone, which is why Spark aborts")
+
+        monkeypatch.setattr("cordwood.spark.sink.shared_store", away)
+        writer.abort([message])
 
 
 class TestOptions:
