@@ -55,22 +55,25 @@ class GapKind(enum.Enum):
     """Records are there, and none that the reader asked for."""
 
 
-class EnvelopeFlag(enum.IntFlag):
-    """Bits of an envelope."""
+class EnvelopeFlag(enum.IntEnum):
+    """Bits of an envelope: plain numbers, because `&` of an IntFlag is a call of Python's, ten
+    times what it finds out, and a node asks it of each block again and again."""
 
     BY_RECOVERY = 1
     """Written by log recovery, so it beats what a sequencer wrote."""
     DRAINED = 2
 
 
-class HeaderFlag(enum.IntFlag):
-    """Bits of a header."""
+class HeaderFlag(enum.IntEnum):
+    """Bits of a header; see EnvelopeFlag."""
 
     CONDITIONAL = 1
     """Appended on condition that the tail was where its client expected it."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, though nobody changes them: each block that a node is sent makes one of each,
+# and frozen ones take three times as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class BlockHeader:
     """What never changes about a block.
 
@@ -130,7 +133,7 @@ class BlockHeader:
         return Place(sequence, group_last - group_first + 1, group_first)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Envelope:
     """What recovery and rebuilding may rewrite about a block.
 

@@ -12,6 +12,7 @@ from cordwood.block import Buffer
 from cordwood.client.append_limits import PRODUCERS_MAX, SWEEP_S
 from cordwood.client.cluster import Cluster
 from cordwood.client.log_appends import LogAppends
+from cordwood.client.outbox import Outbox
 from cordwood.client.producer import Producer
 from cordwood.client.record_check import Headers, record_bytes
 from cordwood.client.window import Window
@@ -35,6 +36,7 @@ class Appends:
         self.sent: dict[int, LogAppends] = {}
         self.last_token = 0
         self.window = Window(settings)
+        self.outbox = Outbox(self.loop)
         self._cluster = cluster
         self._host = host
         self._settings = settings
@@ -145,6 +147,7 @@ class Appends:
         dirty, self._dirty = self._dirty, {}
         for log in dirty:
             log.flush()
+        self.outbox.send()
 
     async def _sweep(self) -> None:
         while True:

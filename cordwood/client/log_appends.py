@@ -30,6 +30,7 @@ from cordwood.client.append_limits import (
 )  # fmt: skip
 from cordwood.client.batch import Batch, unknown
 from cordwood.client.cluster import Cluster
+from cordwood.client.outbox import Outbox
 from cordwood.client.producer import Producer
 from cordwood.client.record_check import Headers
 from cordwood.client.window import Window
@@ -43,8 +44,7 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Host
 from cordwood.layout.append_group import GroupPart
-from cordwood.layout.frame import Kind
-from cordwood.layout.waves import AppendFlag, append_entry, append_head
+from cordwood.layout.waves import AppendFlag, append_entry
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.producers import PLACES_MAX
@@ -69,6 +69,7 @@ class Owner(Protocol):
     window: Window
     sent: dict[int, LogAppends]
     last_token: int
+    outbox: Outbox
 
     def mark_dirty(self, log: LogAppends) -> None:
         """`log` has a batch to cut at the end of this turn."""
@@ -331,17 +332,27 @@ class LogAppends:
                 entry = batch.entry
                 assert entry is not None, "a queued batch was cut"
                 entry.token = self._owner.next_token()
-                entry.flags = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
-                entry.flags |= 0 if self._sent else AppendFlag.AFRESH
-                entry.flags |= 0 if batch.expected_tail is None else AppendFlag.CONDITIONAL
-                entry.flags |= AppendFlag.GROUP if entry.parts else 0
+                entry.flags = self._flags(batch)
                 batch.sent_at = now
                 self._sent[entry.token] = (batch, target)
                 self._owner.sent[entry.token] = self
                 parts += (append_entry(entry), *entry.bodies)
                 count += 1
                 size += entry.stored_bytes
-            target.send(Kind.APPEND, 0, [append_head(count), *parts])
+            self._owner.outbox.put(target, parts, count, size)
+
+    def _flags(self, batch: Batch) -> int:
+        """What the sequencer is told of a batch, as bits of AppendFlag."""
+        entry = batch.entry
+        assert entry is not None, "a queued batch was cut"
+        flags: int = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
+        if not self._sent:
+            flags |= AppendFlag.AFRESH
+        if batch.expected_tail is not None:
+            flags |= AppendFlag.CONDITIONAL
+        if entry.parts:
+            flags |= AppendFlag.GROUP
+        return flags
 
     @property
     def _frame_blocks(self) -> int:

@@ -362,14 +362,18 @@ def unpack_envelope(buffer: Buffer, offset: int = 0) -> tuple[Envelope, int]:
         raise Malformed(f"the envelope at byte {offset} of {len(buffer)} is cut short") from None
     if crc32c(buffer[offset:crc_at]) != crc:
         raise ChecksumMismatch(f"the envelope at byte {offset}: its checksum is wrong")
-    _, flags, _, wave, seal_epoch, lng, *copyset = layout.unpack_from(buffer, offset)
+    fields = layout.unpack_from(buffer, offset)
+    flags, wave, seal_epoch, lng = fields[1], fields[3], fields[4], fields[5]
+    copyset = fields[6:]
     fault = _fault_in_envelope(flags, wave, seal_epoch, lng, copyset)
     if fault:
         raise Malformed(f"the envelope at byte {offset}: {fault}")
-    return Envelope(tuple(copyset), wave, seal_epoch, lng, flags), crc_at + _CRC.size
+    return Envelope(copyset, wave, seal_epoch, lng, flags), crc_at + _CRC.size
 
 
-def _fault_in_envelope(flags: int, wave: int, seal_epoch: int, lng: int, copyset: list[int]) -> str:
+def _fault_in_envelope(
+    flags: int, wave: int, seal_epoch: int, lng: int, copyset: tuple[int, ...]
+) -> str:
     """Say what is wrong with an envelope's values; empty if nothing is."""
     if flags & ~_FLAGS_KNOWN:
         return f"flags {flags:#x} are not all known"
@@ -378,5 +382,5 @@ def _fault_in_envelope(flags: int, wave: int, seal_epoch: int, lng: int, copyset
     if seal_epoch > EPOCH_MAX or lng > LSN_MAX:
         return "the seal epoch or the lng is out of range"
     if 0 in copyset or len(set(copyset)) != len(copyset):
-        return f"copyset {copyset} names a node twice, or node 0"
+        return f"copyset {list(copyset)} names a node twice, or node 0"
     return ""

@@ -78,8 +78,8 @@ ROOM_UNIT_BYTES = 4096
 _CODECS = frozenset(int(codec) for codec in Codec)
 
 
-class AppendFlag(enum.IntFlag):
-    """Bits of an append entry."""
+class AppendFlag(enum.IntEnum):
+    """Bits of an append entry; see `block.EnvelopeFlag` for why they are plain numbers."""
 
     ACTIVATE_HERE = 1
     AFRESH = 2

@@ -189,8 +189,9 @@ class Shard:
             return
         taken: list[StoredBlock] = []
         refused: dict[int, StoreRefusal] = {}
+        is_full = len(payload) > self.room_bytes
         for block in blocks:
-            refusal = self._refusal(wave, block, seal_epoch, len(payload))
+            refusal = self._refusal(wave, block, seal_epoch, is_full)
             if refusal is None:
                 if not self._is_trimmed(block):
                     taken.append(block)
@@ -222,7 +223,7 @@ class Shard:
         return held is not None and block.header.last <= held.trim
 
     def _refusal(
-        self, wave: int, block: StoredBlock, seal_epoch: int, frame_bytes: int
+        self, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool
     ) -> StoreRefusal | None:
         header = block.header
         if self.failed:
@@ -234,7 +235,7 @@ class Shard:
         if not seal_epoch and held is not None and epoch <= held.clean:
             # Recovered while this node was away, so it never sealed it.
             return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
-        if not seal_epoch and block.envelope.wave == 1 and frame_bytes > self.room_bytes:
+        if is_full and not seal_epoch and block.envelope.wave == 1:
             reason = Refusal.NO_SPACE if self.is_out_of_space else Refusal.FULL
             return StoreRefusal(wave, header.log, reason)
         if crc32c(block.body) != header.stored_crc:
