@@ -57,6 +57,8 @@ bench: setup
 	$(BIN)/cordwood bench append --nats --json
 	$(BIN)/cordwood bench read --json
 	$(BIN)/cordwood bench spark --json
+	$(BIN)/cordwood bench node --json
+	$(BIN)/cordwood bench idle --json
 
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile -q --upgrade --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url

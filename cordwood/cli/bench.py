@@ -1,4 +1,4 @@
-"""`cordwood bench append | read | import | sim | spark`."""
+"""`cordwood bench append | read | node | idle | import | sim | spark`."""
 
 from __future__ import annotations
 
@@ -159,6 +159,53 @@ def read(
         return figures
 
     show_figures(run_measurement(measure()), as_json)
+
+
+@app.command()
+def node(
+    waves: Annotated[
+        int | None, typer.Option("--waves", min=1, help="Of each repeat.", show_default="by size")
+    ] = None,
+    repeat: RepeatOption = 3,
+    directory: DirOption = ".",
+    as_json: JsonOption = False,
+) -> None:
+    """Store on one node alone, as a sequencer does.
+
+    64 KiB blocks with 16 in flight, and waves of 200 blocks of 256 B, each of another log.
+    The reference is fio on the same disk, if it is installed: as large, as many in flight.
+    """
+    from dataclasses import replace
+
+    from cordwood.bench.fio import find_fio
+    from cordwood.bench.node import STANDARD, bench_node
+
+    program = find_fio()
+
+    async def measure() -> list[Figure]:
+        return [
+            await bench_node(
+                replace(each, waves=waves or each.waves),
+                program, directory=directory, repeats=repeat, say=say,
+            )
+            for each in STANDARD
+        ]  # fmt: skip
+
+    show_figures(run_measurement(measure()), as_json)
+
+
+@app.command()
+def idle(
+    logs: Annotated[int, typer.Option("--logs", min=1, help="Of one block each.")] = 100_000,
+    partitions: Annotated[int, typer.Option("--partitions", min=1, help="Of one file.")] = 1_000,
+    directory: DirOption = ".",
+    as_json: JsonOption = False,
+) -> None:
+    """What a node keeps in memory for a log and for a partition that nobody touches."""
+    from cordwood.bench.idle import bench_idle
+
+    work = bench_idle(logs=logs, partitions=partitions, directory=directory, say=say)
+    show_figures(run_measurement(work), as_json)
 
 
 @app.command(name="import")

@@ -1,0 +1,33 @@
+"""One node alone: tiny runs of the verbs, all of whose waves are answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from cordwood.bench.node import BLOCKS, MANY_LOGS
+from cordwood.cli.app import app
+
+
+def test_a_tiny_run_has_a_figure_for_each_profile(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["bench", "node", "--waves", "40", "--repeat", "1", "--dir", str(tmp_path), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)
+    assert [each["name"] for each in figures] == [BLOCKS.name, MANY_LOGS.name]
+    assert all(each["value"] > 0 and each["p99_ms"] >= each["p50_ms"] > 0 for each in figures)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_idle_has_four_figures(tmp_path: Path) -> None:
+    command = ["bench", "idle", "--logs", "300", "--partitions", "3", "--dir", str(tmp_path)]
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    assert [each["name"] for each in json.loads(done.stdout)] == [
+        "idle_log_bytes", "idle_log_us_to_make",
+        "idle_partition_bytes", "idle_partition_us_to_make",
+    ]  # fmt: skip
+    assert not list(tmp_path.iterdir())
