@@ -16,6 +16,7 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import make_lsn
 from cordwood.nodes import NodeId
+from cordwood.protocol.single_copy import CopyFilter, Shuffle, shuffled
 from cordwood.quorum.authority import Authority
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.zoo import PlantedBug, planted
@@ -24,9 +25,11 @@ from cordwood.sim.zoo.read_path import (
     EMPTY_IS_FULL,
     EPOCH_GUESSED,
     FIRST_KEY_ONLY,
+    KNOWN_DOWN_NOT_TOLD,
     NEVER_GREYLISTED,
     SAVED_BEFORE,
     SCENES,
+    STALE_ORDER,
 )
 
 LOG = 1
@@ -144,6 +147,63 @@ async def consumer_that_dies(cluster: ClusterAtHand) -> None:
         await second.close()
 
 
+async def spread(store: Store, blocks: int) -> None:
+    """Blocks of ten kilobytes, each on nodes of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cordwood.sequencer.appender.STICKY_BYTES", 1)
+        for number in range(blocks):
+            await store.append("log", b"%d" % number + bytes(SIZE))
+
+
+def whole(items: list[Record | Gap]) -> list[int]:
+    return [int(item.value.rstrip(b"\0")) for item in items if isinstance(item, Record)]
+
+
+async def sender_that_lost_one(cluster: ClusterAtHand) -> None:
+    """Others have it; what they had sent before they were asked for it says nothing of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cordwood.storage.read_streams.BATCH_BLOCKS", 1)
+        async with cluster.client() as writer:
+            await spread(writer, 60)
+        async with cluster.client(read_bytes=40_000) as store:
+            host = f"client-{next(cluster._names) - 1}"
+            links = cluster.simulation.network.links
+            links.change(
+                [f"node-{n}" for n in cluster.numbers], [host], LinkSettings(delay_min_s=0.05)
+            )
+            for index in range(5, 55, 7):
+                node = cluster.running[order_of(cluster, index)]
+                held = node.shard.cache.log(LOG)
+                del held._blocks[index]
+                del held._lasts[index]
+            async with asyncio.timeout(60):
+                items = await read_up_to(store, 60)
+            assert losses(items) == []
+            assert whole(items) == [*range(60)]
+
+
+def order_of(cluster: ClusterAtHand, index: int) -> int:
+    """The node that sends a block, of three that hold it. Later indices move with each that is
+    taken out, so they are counted in a node that keeps all."""
+    held = cluster.running[1].shard.cache.log(LOG)
+    copyset = held._blocks[index].envelope.copyset
+    return shuffled(copyset, CopyFilter(Shuffle.FIXED))[0]
+
+
+async def node_that_dies(cluster: ClusterAtHand) -> None:
+    """A reader in the middle of a log is sent the rest by others."""
+    async with cluster.client() as writer:
+        await spread(writer, 60)
+    async with cluster.client(read_bytes=40_000) as store:
+        stream = await store.read("log", until=make_lsn(1, 60))
+        items = await stream.next_items()
+        cluster.kill(3)
+        async with asyncio.timeout(30):
+            while more := await stream.next_items():
+                items += more
+        assert whole(items) == [*range(60)]
+
+
 SLOW, BYTES_PER_S = 3, 400_000
 SIZE, BLOCKS = 10_000, 600
 
@@ -197,6 +257,8 @@ SCENARIOS: dict[PlantedBug, tuple[Scenario, dict[str, int]]] = {
     EPOCH_GUESSED: (unknown_epoch, {"nodes": 5, "copies": 2}),
     FIRST_KEY_ONLY: (keys_of_all_records, {}),
     SAVED_BEFORE: (consumer_that_dies, {}),
+    STALE_ORDER: (sender_that_lost_one, {"wal_bytes": 16 << 20}),
+    KNOWN_DOWN_NOT_TOLD: (node_that_dies, {"nodes": 5, "wal_bytes": 16 << 20}),
     NEVER_GREYLISTED: (slow_node, {"nodes": 5, "copies": 3, "wal_bytes": 64 << 20}),
 }
 

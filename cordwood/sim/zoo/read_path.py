@@ -238,18 +238,12 @@ BUGS = (
                changed({f"{_STREAMS}.on_change": instead(lambda self, log: None)})),
     PlantedBug("batch-says-all", "a node that sent a batch says that it has sent all it may",
                changed({"storage.log_reader:LogReader.read_cached": _batch_says_all})),
-    PlantedBug("filter-kept", "a node that is asked for all goes on to send its share only",
-               changed({f"{_STREAMS}.start": _filter_kept,
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
-    PlantedBug("stale-order", "what a node sent by an older order counts for the present one",
-               changed({f"{_SENDERS}.on_blocks": _stale_order,
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
     PlantedBug("reorder-on-reconnect", "what comes from a node asked again is given out at once",
                changed({f"{_BUFFER}.on_connected": _asked_again,
                         f"{_BUFFER}.take": _out_of_order})),
-    PlantedBug("known-down-not-told", "nodes are not asked anew when one is counted on no more",
-               changed({f"{_CHOICE}.on_doubt": _down_not_told,
-                        f"{_CHOICE}.on_suspicion": instead(lambda self: None)})),
+    PlantedBug("filter-kept", "a node that is asked for all goes on to send its share only",
+               changed({f"{_STREAMS}.start": _filter_kept,
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
 )  # fmt: skip
 
 EMPTY_IS_FULL = PlantedBug(
@@ -272,6 +266,16 @@ FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
     changed({"client.batch:key_bits": _first_key_only}),
 )  # fmt: skip
+STALE_ORDER = PlantedBug(
+    "stale-order", "what a node sent by an older order counts for the present one",
+    changed({f"{_SENDERS}.on_blocks": _stale_order,
+             f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+)  # fmt: skip
+KNOWN_DOWN_NOT_TOLD = PlantedBug(
+    "known-down-not-told", "nodes are not asked anew when one is counted on no more",
+    changed({f"{_CHOICE}.on_doubt": _down_not_told,
+             f"{_CHOICE}.on_suspicion": instead(lambda self: None)}),
+)  # fmt: skip
 SAVED_BEFORE = PlantedBug(
     "saved-before", "what a consumer is about to be given counts as dealt with",
     changed({"client.consumer:Consumer.read": _saved_before}),
@@ -279,7 +283,8 @@ SAVED_BEFORE = PlantedBug(
 
 SCENES = (
     EMPTY_IS_FULL, EPOCH_GUESSED, BAD_COPY_IS_ABSENT, NEVER_GREYLISTED, FIRST_KEY_ONLY,
-    SAVED_BEFORE,
+    SAVED_BEFORE, STALE_ORDER, KNOWN_DOWN_NOT_TOLD,
 )  # fmt: skip
-"""Each needs what a seed does not do: a status set by hand, a damaged copy on every node, keys,
-a consumer that dies. Scenarios of their own catch them (tests/client/test_read_bugs.py)."""
+"""Each needs what a seed does not do, or seldom: a status set by hand, a damaged copy on every
+node, keys, a consumer that dies, a reader that stays while a node is gone. Scenarios of their own
+catch them (tests/client/test_read_bugs.py)."""
