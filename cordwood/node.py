@@ -27,6 +27,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
 from cordwood.layout.json_text import read_json
+from cordwood.layout.log_questions import AskExtent, AskSize, AskTime, Trim
 from cordwood.layout.message import (
     AskEpoch,
     AskMembers,
@@ -74,8 +75,10 @@ from cordwood.storage.flusher import Flusher
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.partition import StoredLog
 from cordwood.storage.read_streams import ReadStreams
+from cordwood.storage.retention import Retention
 from cordwood.storage.role import StorageRole
 from cordwood.storage.shard import Shard
+from cordwood.storage.space_watch import SpaceWatch
 from cordwood.storage.staging import Staging
 from cordwood.storage.staging_sweep import StagingSweep
 from cordwood.storage.tables import MakeTables
@@ -147,6 +150,8 @@ class Node:
         # What `start` makes, in the order in which it does.
         self._shard: Shard
         self._flusher: Flusher
+        self._retention: Retention
+        self._space: SpaceWatch
         self._streams: ReadStreams
         self._storage: StorageRole
         self._staging: Staging
@@ -208,6 +213,8 @@ class Node:
             self._streams.run(),
             self._log_watch.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
+            self._retention.run(),
+            self._space.run(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
@@ -227,6 +234,12 @@ class Node:
         logs, states = await LogsStore.open(tables, settings, self.settings.node)
         self._shard = await Shard.open(wal, logs, states, settings.cache_bytes, self._on_change)
         self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room)
+        self._retention = Retention(
+            self._shard, self._logs, self.host.clock, settings, lambda: len(self._members)
+        )
+        self._space = SpaceWatch(
+            self._shard, self.host.disk, self.settings.directory, settings, self._on_room
+        )
         self._tasks.create_task(self._flusher.run())
         self._exit.push_async_callback(self._flusher.close)
 
@@ -487,6 +500,10 @@ class Node:
                 return DoneReply()
             case AskEpoch():
                 return self._storage.epoch_end(call)
+            case Trim():
+                return await self._storage.trim(call)
+            case AskTime() | AskExtent() | AskSize():
+                return await self._storage.look(call)
             case AskTail():
                 return await self._sequencer.tail(call)
             case AskReleased():
@@ -519,7 +536,7 @@ class Node:
             sent_blocks=self._streams.sent_blocks,
             sent_bytes=self._streams.sent_bytes,
             filtered_blocks=self._streams.filtered_blocks,
-            failed=shard.failed or shard.damage,
+            failed=shard.failed or shard.damage or shard.low_space,
             members=self._member_infos(),
             logs=self._log_states(),
         )

@@ -98,6 +98,14 @@ class StorageSettings:
         partition_age_s, partition_bytes, partition_files: a partition that has reached
             one of these is left alone and the next begins. LogDevice's 15 minutes, 6 GB
             (here 4 GiB), and the 20 files of its documents: a cold read looks into each.
+        retention_every_s: how often what logs do not keep any longer is trimmed, and space
+            given back: LogDevice's 30 s, a thirtieth of what a partition lasts.
+        deleted_keep_s: how long the records of a log that is gone from the log tree stay on
+            the disk: a day in which somebody may notice. LogDevice keeps them for 2 to 4.
+        disk_low_bytes, disk_back_bytes: with less than the first free on its disk a node takes
+            no new records, and again with more than the second; on a small disk 5 and 10 %
+            of it. 1 GiB is ten caches full: a flush always finds its place. 0 for none.
+        disk_look_s: how often that is looked at: a disk writes 1 GiB in no less.
         block_cache_bytes: what RocksDB keeps of index entries and blocks it has read.
     """
 
@@ -109,6 +117,11 @@ class StorageSettings:
     partition_age_s: float = 900.0
     partition_bytes: int = 4096 * MIB
     partition_files: int = 20
+    retention_every_s: float = 30.0
+    deleted_keep_s: float = 86_400.0
+    disk_low_bytes: int = 1024 * MIB
+    disk_back_bytes: int = 2048 * MIB
+    disk_look_s: float = 2.0
     block_cache_bytes: int = 32 * MIB
 
     def __post_init__(self) -> None:
@@ -120,6 +133,11 @@ class StorageSettings:
         _check("storage.partition_age_s", self.partition_age_s, 1, 365 * 86_400)
         _check("storage.partition_bytes", self.partition_bytes, 4096, 1 << 44)
         _check("storage.partition_files", self.partition_files, 1, 10_000)
+        _check("storage.retention_every_s", self.retention_every_s, 0.01, 86_400)
+        _check("storage.deleted_keep_s", self.deleted_keep_s, 0, 365 * 86_400)
+        _check("storage.disk_low_bytes", self.disk_low_bytes, 0, 1 << 50)
+        _check("storage.disk_back_bytes", self.disk_back_bytes, self.disk_low_bytes, 1 << 50)
+        _check("storage.disk_look_s", self.disk_look_s, 0.01, 3600)
         _check("storage.block_cache_bytes", self.block_cache_bytes, 0, 1 << 40)
         if self.cache_bytes < 2 * self.flush_bytes:
             raise BadSetting("storage.cache_bytes is below twice storage.flush_bytes")

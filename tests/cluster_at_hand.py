@@ -20,6 +20,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cordwood.block import Gap, Record
@@ -68,17 +69,18 @@ class ClusterAtHand:
         sequencer: SequencerSettings | None = None,
         create_logs: bool = True,
         make_tables: MakeTables = memory_tables,
+        storage: StorageSettings | None = None,
     ) -> None:
         self.simulation = simulation
         self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
         self.running: dict[int, Node] = {}
         self.numbers = range(1, nodes + 1)
         self._replication = Replication(copies, racks)
-        self._wal_bytes = wal_bytes
         self._sequencer = sequencer or SequencerSettings()
         self._create_logs = create_logs
         self._names = itertools.count(1)
         self._make_tables = make_tables
+        self._storage = replace(storage or StorageSettings(), wal_bytes=wal_bytes)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -151,7 +153,7 @@ class ClusterAtHand:
             create_logs=self._create_logs,
             refresh_s=0.5,
             sequencer=self._sequencer,
-            storage=StorageSettings(self._wal_bytes),
+            storage=self._storage,
         )
 
         async def main(host: Host) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cordwood.cli.overview import LogView, view_logs
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
+from cordwood.cli.times import time_of
 from cordwood.cli.wording import attribute_words, bytes_words, utc_words
 from cordwood.nodes import Replication
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from cordwood.layout.message import DirectoryReply
     from cordwood.log_attributes import LogAttributes
 
-app = typer.Typer(help="Create, list, show and change logs.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, show, change and trim logs.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="LOG", help="The log's path: orders/eu is /orders/eu.")
@@ -164,6 +166,112 @@ def delete(
             typer.confirm(f"Delete {log.name} and all its records?", abort=True)
         store.log_tree.delete(name)
     typer.echo(f"{log.name} is deleted")
+
+
+@app.command()
+def trim(
+    name: NameArgument,
+    lsn: Annotated[
+        str,
+        typer.Argument(metavar="LSN", help="e7n123, it included; or tail, for all there is."),
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask: the records cannot be had back.")
+    ] = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Delete a log's records up to an LSN; readers get a TRIM gap for them.
+
+    Exit code 2 if some nodes did not answer: they may hold some of it still.
+    """
+    with open_store(cluster) as store:
+        if not yes:
+            typer.confirm(f"Delete the records of {name} up to {lsn}?", abort=True)
+        done = store.trim(name, lsn)
+    if as_json:
+        document = {"lsn": str(done.lsn), "nodes": done.nodes, "missing": dict(done.missing)}
+        typer.echo(json.dumps(document))
+    else:
+        nodes = ", ".join(map(str, done.nodes))
+        typer.echo(f"{name} is trimmed up to {done.lsn} on nodes {nodes}")
+        for node, why in done.missing.items():
+            typer.echo(f"  not on node {node}: {why}")
+    if done.is_partial:
+        raise typer.Exit(2)
+
+
+@app.command()
+def find(
+    name: NameArgument,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="TIME", help="2026-01-31T12:00Z, or 90min for so long ago."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="A key, in a log whose keys do not fall.")
+    ] = None,
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Quick: it may lie some minutes too early.")
+    ] = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Find where a time, or a key, lies in a log: the LSN to read from."""
+    from cordwood.errors import BadSetting
+
+    time_us = time_of(time) if time is not None else None
+    if (time_us is None) == (key is None):
+        raise BadSetting("say what to find: --time 2026-01-31T12:00Z, or --key KEY")
+    with open_store(cluster) as store:
+        if time_us is not None:
+            place = store.find_time(name, time_us, approximate=approximate)
+            document: dict[str, Any] = {
+                "lsn": str(place.lsn), "tail": str(place.tail), "is_partial": place.is_partial,
+            }  # fmt: skip
+        else:
+            found = store.find_key(name, os.fsencode(key or ""))
+            document = {
+                "before": str(found.before) if found.before else None,
+                "lsn": str(found.at) if found.at else None,
+                "tail": str(found.tail),
+            }
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    typer.echo(document["lsn"] or f"nothing up to {document['tail']}")
+    if document.get("is_partial"):
+        typer.echo("  too few nodes answered: it may lie later", err=True)
+
+
+@app.command()
+def extent(name: NameArgument, as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
+    """Show where a log's records begin and end, since when, and about how many bytes they are."""
+    with open_store(cluster) as store:
+        found, size = store.extent(name), store.data_size(name)
+    ends = {"first": found.first, "last": found.last}
+    if as_json:
+        document = {
+            "trim": str(found.trim) if found.trim else None,
+            "tail": str(found.tail),
+            "bytes": size.bytes,
+            "is_partial": found.is_partial or size.is_partial,
+        } | {
+            word: {"lsn": str(point.lsn), "append_time_us": point.append_time_us} if point else None
+            for word, point in ends.items()
+        }
+        typer.echo(json.dumps(document))
+        return
+    if found.trim:
+        typer.echo(f"trimmed up to {found.trim}")
+    for word, point in ends.items():
+        if point is not None:
+            typer.echo(f"{word} record {point.lsn}, appended {utc_words(point.append_time_us)}")
+    if found.is_empty:
+        typer.echo("no records")
+    typer.echo(f"tail {found.tail}; about {bytes_words(size.bytes)}, each record counted once")
+    if found.is_partial or size.is_partial:
+        typer.echo("  too few nodes answered: there may be more", err=True)
 
 
 def _show_directory(found: DirectoryReply, as_json: bool) -> None:

@@ -14,13 +14,14 @@ import typer
 from cordwood.block import Gap, GapKind, Record
 from cordwood.cli.ending import FAILED, tell_error
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
+from cordwood.cli.times import time_of
 from cordwood.cli.wording import Json, gap_json, gap_words, record_json
 from cordwood.lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
     from cordwood.client.blocking import BlockingReader
-    from cordwood.client.store import Position
+    from cordwood.client.position_calls import Position
 
 STDIN = "-"
 
@@ -96,7 +97,12 @@ def tail(
         bool, typer.Option("--follow", "-f", help="Wait for what is appended next, until Ctrl-C.")
     ] = False,
     start: Annotated[
-        str, typer.Option("--from", metavar="oldest|tail|LSN", help="Where to begin.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="oldest|tail|LSN|TIME",
+            help="Where to begin; a time as 2026-01-31T12:00Z, or 90min for so long ago.",
+        ),
     ] = "oldest",
     until: Annotated[
         str | None, typer.Option("--until", metavar="LSN", help="The last LSN to print.")
@@ -127,6 +133,8 @@ def tail(
         store.log(log)
         if start == "tail" and not follow:
             typer.echo("Nothing comes after the tail yet; --follow waits for it.", err=True)
+        if (time_us := time_of(start)) is not None:
+            start = str(store.find_time(log, time_us).lsn)
         with store.read(log, start, _last(store, log, follow, until)) as reader:
             printer = Printer(sys.stdout.buffer, Form.JSON if as_json else form, gaps=gaps)
             try:

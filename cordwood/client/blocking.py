@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client import aio
+from cordwood.client.blocking_positions import BlockingPositions
 from cordwood.client.blocking_writer import BlockingBufferedWriter
 from cordwood.client.buffered_writer import WriterOptions
 from cordwood.client.cluster import LogInfo
 from cordwood.client.consumer import Consumer
 from cordwood.client.log_tree import LogTree
+from cordwood.client.position_calls import Position
 from cordwood.client.producer import Producer
 from cordwood.client.publishing import Published
 from cordwood.client.read_stream import ReadStream
@@ -37,7 +39,7 @@ from cordwood.client.record_check import Headers, Timestamp
 from cordwood.client.replica_scan import NodeCopies, scan_copies
 from cordwood.client.senders import HeldBlock, SenderView
 from cordwood.client.staging import TTL_DEFAULT_S, StagedRef
-from cordwood.client.store import Position, Store
+from cordwood.client.store import Store
 from cordwood.errors import Closed, CordwoodError
 from cordwood.host.loop_thread import LoopThread
 from cordwood.layout.message import (
@@ -233,7 +235,7 @@ def _each(thread: LoopThread, items: AsyncIterator[Result]) -> Iterator[Result]:
         yield item
 
 
-class BlockingStore:
+class BlockingStore(BlockingPositions):
     """A connected client; see `store.Store` for what each call does and raises."""
 
     def __init__(self, thread: LoopThread, store: Store, timeout_s: float) -> None:

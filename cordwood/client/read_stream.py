@@ -241,6 +241,8 @@ class ReadStream:
             self._grace_ends = None
         if isinstance(taken, Delivery):
             self.senders.on_consumed(taken.block)
+        for block in self._buffer.take_passed():
+            self.senders.on_consumed(block)
         if taken is not None:
             self._overdue_since = self._stands_since = None
             if self._trouble:

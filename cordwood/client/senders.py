@@ -260,8 +260,10 @@ class Senders:
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return False
+        is_trimmed = self._buffer.on_trim(head.trim)
         if source.version != source.asked:
-            return False  # by an older order: it comes again, or another node sends it
+            # By an older order: it comes again, or another node sends it.
+            return is_trimmed
         for stored in blocks:
             self._on_block(node, source, stored)
         self._buffer.on_marker(node, head.next)

@@ -30,6 +30,8 @@ from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
 from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
 from cordwood.client.log_tree import LogTree, check_write_token
+from cordwood.client.position_calls import Position, PositionCalls, to_lsn
+from cordwood.client.positions import Positions
 from cordwood.client.producer import Producer
 from cordwood.client.publishing import Publisher
 from cordwood.client.read_stream import ReadStream
@@ -63,7 +65,7 @@ from cordwood.layout.reading import (
     read_reading,
 )
 from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn, parse_lsn
+from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
@@ -72,9 +74,6 @@ from cordwood.wire.connection import Connection
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-
-Position = str | int
-"""Where to read from or to: `oldest`, `tail`, an `Lsn`, or its text (`e7n123`)."""
 
 ASK_EACH_S = 2.0
 """How long a node may take to say how it is; one that is down is not waited for longer."""
@@ -86,7 +85,7 @@ TAILS_AT_ONCE = 256
 """Questions in flight in `tails`: enough to hide the round trips, few to queue at a node."""
 
 
-class Store(Stages):
+class Store(Stages, PositionCalls):
     """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
 
     Attributes:
@@ -110,6 +109,7 @@ class Store(Stages):
         self.cursors = Cursors(self._ask, self._find)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
+        self._positions = Positions(cluster, self._tail_of, self.read, settings)
         self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
         self._seed = host.random.getrandbits(63)
@@ -244,9 +244,9 @@ class Store(Stages):
         info = await self._find(log)
         tail = await self.tail(log) if "tail" in (start, until) else None
         first = OLDEST if start == "oldest" else tail + 1 if start == "tail" and tail is not None \
-            else _position(start)  # fmt: skip
+            else to_lsn(start)  # fmt: skip
         last = LSN_MAX if until is None else tail if until == "tail" and tail is not None \
-            else _position(until)  # fmt: skip
+            else to_lsn(until)  # fmt: skip
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         number = next(self._numbers) & 0xFFFF_FFFF
         # By its number: the name may have gone to another log meanwhile, or to none.
@@ -323,7 +323,9 @@ class Store(Stages):
             UnknownLog: there is no such log.
             Retryable: no sequencer answered within the client's timeout.
         """
-        info = await self._find(log)
+        return await self._tail_of(await self._find(log))
+
+    async def _tail_of(self, info: LogInfo) -> Lsn:
         return await ask_tail(self._cluster, info, timeout_s=self._settings.timeout_s)
 
     async def tails(self, logs: Sequence[str]) -> list[Lsn]:
@@ -576,11 +578,3 @@ async def connected(
         if len(group.exceptions) == 1:
             raise group.exceptions[0] from None
         raise
-
-
-def _position(position: Position) -> int:
-    if isinstance(position, str):
-        return parse_lsn(position)
-    if not 0 <= position <= LSN_MAX:
-        raise BadSetting(f"{position} is no LSN: they go from 0 to e{LSN_MAX >> 32}n{ESN_MAX}")
-    return position

@@ -96,6 +96,9 @@ class RealDisk:
     async def list_dir(self, path: str) -> list[str]:
         return await self._run(path, lambda: _list_dir(path))
 
+    async def space(self, path: str) -> tuple[int, int]:
+        return await self._run(path, lambda: _space(path))
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         return RealDirLock(path, owner)
 
@@ -294,3 +297,8 @@ def _sync_dir(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _space(path: str) -> tuple[int, int]:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize

@@ -200,6 +200,9 @@ class Disk(Protocol):
     async def list_dir(self, path: str) -> list[str]:
         """Names in a directory, sorted; empty if it is not there."""
 
+    async def space(self, path: str) -> tuple[int, int]:
+        """Bytes that are free to us, and bytes in all, on the file system that holds `path`."""
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         """Take a directory for this process, leaving `owner` in its `lock` file.
 

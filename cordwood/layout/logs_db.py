@@ -107,6 +107,12 @@ def index_stop(log: int) -> bytes:
     return _ONE.pack(b"i", log + 1)
 
 
+def log_ranges(log: int) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
+    """From and below: a log's index entries in a partition, and its bodies."""
+    bodies = _ONE.pack(b"b", log), _ONE.pack(b"b", log + 1)
+    return (index_start(log, 0), index_stop(log)), bodies
+
+
 def body_key(log: int, last: int, first: int) -> bytes:
     """The key of a block's body."""
     return _BODY.pack(b"b", log, last, first)

@@ -17,6 +17,17 @@ from msgspec import Meta, Struct
 from cordwood import errors
 from cordwood.block import Buffer
 from cordwood.errors import CordwoodError, Fenced, Malformed
+from cordwood.layout.log_questions import (
+    AskExtent,
+    AskSize,
+    AskTime,
+    ExtentReply,
+    SizeReply,
+    TimeReply,
+    Trim,
+    TrimReply,
+)
+from cordwood.layout.message_fields import U32, U62, AnyLsn, Name, Sentence
 from cordwood.layout.message_staging import (
     PublicationReply,
     PublishCall,
@@ -30,12 +41,6 @@ Message = TypeVar("Message")
 
 ASK_LOGS_MAX = 10_000
 """Logs of one AskReleased: a frame of 90 KB, answered in a few milliseconds."""
-
-U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-U62 = Annotated[int, Meta(ge=1, le=2**62 - 1)]
-AnyLsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Name = Annotated[str, Meta(max_length=255)]
-Sentence = Annotated[str, Meta(max_length=4096)]
 
 
 class MemberInfo(Struct, frozen=True):
@@ -465,11 +470,13 @@ Call = (
     | SaveCursors | AskStreams
     | SetAttributes | AskDirectory | DeleteLog | RenameLog | AskEpochs
     | StagingCall | PublishCall
+    | Trim | AskTime | AskExtent | AskSize
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | GroupReply | GroupsReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
+    | TrimReply | TimeReply | ExtentReply | SizeReply
 )  # fmt: skip
 
 

@@ -33,10 +33,11 @@ holds, and the fields from 52 to 68 are 0.
 READING, 24 bytes: `u32 stream, u32 status, u64 released, u32 version, u32 reserved 0`; see
 ReadStatus. What a node sent before it belongs to an older version.
 
-BLOCKS: `u32 stream, u32 blocks, u64 next, u64 released`, then the blocks. The
+BLOCKS: `u32 stream, u32 blocks, u64 next, u64 released, u64 trim`, then the blocks. The
 node has sent all it holds in `[from, next)`; the rest of what that range covers
-is not on this node. A frame without blocks moves `next` only. (What it does not have there
-is LogDevice's NO_RECORDS gap.)
+is not on this node (LogDevice's NO_RECORDS gap), and what of it lies up to `trim` was
+trimmed. A frame without blocks moves `next` only. Past what was trimmed it moves whatever the
+window and what is released.
 
 HEADS: as BLOCKS, but no block has its body with it: the reader wants no payloads.
 
@@ -65,7 +66,7 @@ from cordwood.lsn import LSN_MAX
 
 _READ = struct.Struct("<IIQQQQQIBBHQHHI")
 _READING = struct.Struct("<IIQII")
-_BLOCKS = struct.Struct("<IIQQ")
+_BLOCKS = struct.Struct("<IIQQQ")
 BLOCKS_HEAD_BYTES = _BLOCKS.size
 _WINDOW = struct.Struct("<IIQQ")
 _STOP = struct.Struct("<II")
@@ -167,6 +168,7 @@ class BlocksHead:
     blocks: int
     next: int
     released: int
+    trim: int = 0
 
 
 def pack_read(request: ReadRequest) -> bytes:
@@ -276,7 +278,7 @@ def read_reading(payload: memoryview) -> tuple[int, ReadStatus, int, int]:
 
 def blocks_head(head: BlocksHead) -> bytes:
     """What goes before the blocks of a BLOCKS payload."""
-    return _BLOCKS.pack(head.stream, head.blocks, head.next, head.released)
+    return _BLOCKS.pack(head.stream, head.blocks, head.next, head.released, head.trim)
 
 
 def read_blocks_frame(payload: memoryview) -> tuple[BlocksHead, list[StoredBlock]]:
@@ -293,10 +295,10 @@ def _blocks_head(payload: memoryview) -> tuple[BlocksHead, int]:
     """What goes before the blocks, and where they begin."""
     if len(payload) < BLOCKS_HEAD_BYTES:
         raise Malformed("a BLOCKS frame is too short")
-    stream, count, upto, released = _BLOCKS.unpack_from(payload)
-    if upto > LSN_MAX + 1 or released > LSN_MAX:
+    stream, count, upto, released, trim = _BLOCKS.unpack_from(payload)
+    if upto > LSN_MAX + 1 or released > LSN_MAX or trim > LSN_MAX:
         raise Malformed("a BLOCKS frame holds a number that is no LSN")
-    return BlocksHead(stream, count, upto, released), BLOCKS_HEAD_BYTES
+    return BlocksHead(stream, count, upto, released, trim), BLOCKS_HEAD_BYTES
 
 
 def read_heads_frame(payload: memoryview) -> tuple[BlocksHead, list[StoredBlock]]:

@@ -6,7 +6,8 @@
            what was stored under this seal counts, and the rest is dropped here. Seal 0:
            nothing of it was held. To the record's end: the log's producers as of the
            epoch's end, see `layout.produced`.
-    TRIM   u64 log, u64 lsn: all of the log up to it may go
+    TRIM   u64 log, u64 lsn, u64 released: all of the log up to the LSN may go; all up to
+           `released`, not below it and the end of a block, was released then
     STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
 
 Little-endian. The WAL's own record header around it has the checksum.
@@ -34,7 +35,7 @@ from cordwood.layout.waves import StoredBlock, read_store
 
 _SEAL = struct.Struct("<BQI")
 _CLEAN = struct.Struct("<BQIIQ")
-_TRIM = struct.Struct("<BQQ")
+_TRIM = struct.Struct("<BQQQ")
 
 
 class RecordKind(enum.IntEnum):
@@ -78,10 +79,15 @@ class CleanRecord(NamedTuple):
 
 
 class TrimRecord(NamedTuple):
-    """All of `log` up to `lsn`, it included, may go."""
+    """All of `log` up to `lsn`, it included, may go; all up to `released` was released.
+
+    So a node that let go of blocks knows that they were stored in full, and a recovery that
+    asks it does not take their absence for holes.
+    """
 
     log: int
     lsn: int
+    released: int
 
 
 StagingRecord = StageRecord | PinRecord | UnstageRecord

@@ -7,6 +7,8 @@ and gives out blocks and gaps that tile `[start, until]` exactly.
 - A block that covers `next` is delivered from there on, whoever sent it.
 - A hole plug is a HOLE gap. A bridge is a BRIDGE gap to the end of its epoch and
   over the slot (E+1, 0), which no sequencer issues.
+- `next` lies at or below a trim point that any node told: TRIM up to there, whatever is
+  here of it.
 - Nothing at `next`, and enough nodes have come past it with an intact view
   (`quorum.authority`): DATA_LOSS, up to where that is so and nothing is known again. If
   nodes that have data were not heard, only after a grace period.
@@ -95,6 +97,8 @@ class ReadBuffer(Generic[Item]):
         self._unknown: set[NodeId] = set()
         self._damaged: set[NodeId] = set()
         self._over: GapKind | None = None
+        self._trim = 0
+        self._passed: list[Item] = []
 
     @property
     def is_done(self) -> bool:
@@ -120,6 +124,7 @@ class ReadBuffer(Generic[Item]):
     def rewind(self) -> None:
         """All nodes start over at `next`: what is here goes, for they send it again."""
         self._heap.clear()
+        self._passed.clear()
         self._ranges.clear()
         self._markers.clear()
         self._bad.clear()
@@ -148,6 +153,16 @@ class ReadBuffer(Generic[Item]):
     def on_marker(self, node: NodeId, marker: int) -> None:
         """`node` has sent all that is its to send below `marker`."""
         self._markers[node] = marker
+
+    def on_trim(self, trim: int) -> bool:
+        """A node's trim point is `trim`, 0 for none; whether that says something about `next`."""
+        self._trim = max(self._trim, trim)
+        return 0 < trim >= self.next and not self.is_done
+
+    def take_passed(self) -> list[Item]:
+        """Blocks that were here and will not be delivered, since this was called last."""
+        passed, self._passed = self._passed, []
+        return passed
 
     def on_bad_copy(self, node: NodeId, first: int, last: int) -> None:
         """`node` sent a damaged copy of `[first, last]`: it does not know what it holds there."""
@@ -198,6 +213,10 @@ class ReadBuffer(Generic[Item]):
         self.wants_grace = False
         if self.is_done:
             return None
+        if 0 < self._trim >= self.next:
+            gap = self._gap(self._trim, GapKind.TRIM)
+            self._drop_passed()
+            return gap
         self._drop_passed()
         if self.next & ESN_MAX == 0 or self.next >> 32 == 0:
             return self._gap(self._never_issued(), GapKind.BRIDGE)
@@ -216,7 +235,10 @@ class ReadBuffer(Generic[Item]):
 
     def _drop_passed(self) -> None:
         while self._heap and self._heap[0][3].header.last < self.next:
-            self._forget(heapq.heappop(self._heap)[3].header)
+            block = heapq.heappop(self._heap)[3]
+            self._forget(block.header)
+            if not isinstance(block, _LeftOut):
+                self._passed.append(block)
 
     def _left_out(self, last: int) -> Gap:
         """One gap for all that follows one another."""

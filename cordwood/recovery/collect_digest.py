@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
+from cordwood.block import BlockKind
 from cordwood.errors import (
     ChecksumMismatch,
     CordwoodError,
@@ -60,6 +61,7 @@ class _Reading:
         self.connection = connection
         self.blocks: list[StoredBlock] = []
         self.bytes = 0
+        self.released = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -93,6 +95,7 @@ class DigestReads:
                 return
             reading.bytes += block.wire_bytes
         reading.blocks += blocks
+        reading.released = max(reading.released, head.released)
         if reading.bytes > DIGEST_BYTES_MAX:
             text = f"node {node} sends more than {DIGEST_BYTES_MAX} bytes of an epoch's tail"
             reading.done.set_exception(Overloaded(text))
@@ -117,7 +120,7 @@ class DigestReads:
             if each is connection and not reading.done.done():
                 reading.done.set_exception(Unreachable(f"node {node} went away"))
 
-    async def read(self, node: NodeId, log: int, start: int, until: int) -> list[StoredBlock]:
+    async def read(self, node: NodeId, log: int, start: int, until: int) -> HeldTail:
         """All that `node` holds of `[start, until]`.
 
         Raises:
@@ -140,15 +143,28 @@ class DigestReads:
         finally:
             del self._open[connection, stream]
             connection.send(Kind.STOP, 0, (pack_stop(stream),))
-        return reading.blocks
+        return HeldTail(reading.blocks, reading.released)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTail:
+    """What one member holds of an epoch's end, and what it knows to be released."""
+
+    blocks: list[StoredBlock]
+    released: int
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A digest, and the nodes whose copies are in it, in node order."""
+    """A digest, and the nodes whose copies are in it, in node order.
+
+    Attributes:
+        lng: all of the epoch up to it is stored in full.
+    """
 
     digest: Digest[StoredBlock]
     nodes: tuple[NodeId, ...]
+    lng: int
 
 
 async def collect_digest(
@@ -159,17 +175,26 @@ async def collect_digest(
     nodeset: Nodeset,
     replication: Replication,
     reads: DigestReads,
+    latest_us: int,
 ) -> Collected:
     """What an f-majority holds of `epoch` above `lng`; enough of it to store a tail again.
 
+    A member may have trimmed above `lng` since it sealed, and then holds nothing there. It
+    knows what was released by then, and so do we: what is released is no hole.
+
+    A record that is younger than `latest_us` was never acknowledged: it would be on a full
+    copyset, and the epoch above began no earlier than the latest that an f-majority held. It
+    is left out, for append time must not fall along a log.
+
     Args:
+        latest_us: the append time below which the epoch above has no records.
         sealed: the members that obey this recovery's seal; only those are read.
     Raises:
         NoSequencer: too few members answered, or know what they hold.
     """
     until = (epoch << 32) | ESN_MAX
 
-    def enough(answers: Mapping[NodeId, list[StoredBlock] | CordwoodError]) -> bool:
+    def enough(answers: Mapping[NodeId, HeldTail | CordwoodError]) -> bool:
         heard = {node for node, answer in answers.items() if not isinstance(answer, CordwoodError)}
         return f_majority(heard, nodeset, replication).reached and can_replicate(
             heard, nodeset, replication
@@ -181,10 +206,14 @@ async def collect_digest(
     if not enough(answers):
         failures = {n: a for n, a in answers.items() if isinstance(a, CordwoodError)}
         refuse_absent(log, f"reading the tail of epoch {epoch}", failures)
+    heard = {node: tail for node, tail in answers.items() if not isinstance(tail, CordwoodError)}
+    told = [tail.released for tail in heard.values() if tail.released >> 32 == epoch]
+    lng = max([lng, *told])
     digest: Digest[StoredBlock] = Digest(epoch, lng)
-    heard: list[NodeId] = []
-    for node, answer in answers.items():
-        if not isinstance(answer, CordwoodError):
-            heard.append(node)
-            digest.add(Copy(block.header, block.envelope, block) for block in answer)
-    return Collected(digest, tuple(heard))
+    for tail in heard.values():
+        digest.add(
+            Copy(block.header, block.envelope, block)
+            for block in tail.blocks
+            if block.header.append_time_us <= latest_us or block.header.kind != BlockKind.DATA
+        )
+    return Collected(digest, tuple(heard), lng)

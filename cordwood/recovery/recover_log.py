@@ -103,6 +103,7 @@ async def recover_log(
     record: EpochRecord,
     members: dict[NodeId, Member],
     tools: RecoveryTools,
+    begins_us: int,
 ) -> Recovered:
     """Recover all epochs of `log` in (clean epoch, `epoch`), lowest first.
 
@@ -110,6 +111,8 @@ async def recover_log(
         epoch: the new sequencer's own epoch.
         record: the epoch store's record as it was when `epoch` was taken.
         members: where nodes are; a node without an entry cannot be asked.
+        begins_us: no record of `epoch` is older. What ends the epochs below must not be
+            younger, and nodes may have blocks of `epoch` by now.
     Raises:
         Fenced: a higher epoch rules.
         NoSequencer: too many members are absent; all named.
@@ -119,10 +122,13 @@ async def recover_log(
     for unclean in range(record.clean_epoch + 1, epoch):
         nodes, replication = record.configuration(unclean)
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
-        tally, found = await _seal_and_read(log, epoch, unclean, nodeset, replication, tools)
-        time_us = max(time_us, tally.append_time_us)
-        lng = tally.lng(unclean)
-        job = MendJob(log, epoch, lng, found.nodes, nodeset, replication, time_us, tools.run_bytes)
+        tally, found = await _seal_and_read(
+            log, epoch, unclean, nodeset, replication, tools, begins_us
+        )
+        time_us = min(begins_us, max(time_us, tally.append_time_us))
+        job = MendJob(
+            log, epoch, found.lng, found.nodes, nodeset, replication, time_us, tools.run_bytes
+        )
         mend = found.digest.mend()
         tally.note_produced(unclean, producers)
         for copy in mend.blocks:
@@ -173,6 +179,7 @@ async def _seal_and_read(
     nodeset: Nodeset,
     replication: Replication,
     tools: RecoveryTools,
+    begins_us: int,
 ) -> tuple[SealTally, Collected]:
     """Seal, and read the tail from those that sealed.
 
@@ -187,8 +194,9 @@ async def _seal_and_read(
         sealed = Nodeset(tuple(nodeset[node] for node in tally.sealed))
         try:
             return tally, await collect_digest(
-                log, unclean, tally.lng(unclean), sealed, nodeset, replication, tools.digests
-            )
+                log, unclean, tally.lng(unclean), sealed, nodeset, replication, tools.digests,
+                begins_us,
+            )  # fmt: skip
         except NoSequencer:
             if everyone or len(tally.sealed) == len(nodeset.nodes):
                 raise

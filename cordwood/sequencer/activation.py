@@ -68,6 +68,8 @@ class Activation:
         self._members = members
         self._refresh_members = refresh_members
         self._taken: dict[int, tuple[int, EpochRecord]] = {}
+        # By log: an epoch, and the append time below which it has none.
+        self._begins_us: dict[int, tuple[int, int]] = {}
 
     async def activate(self, log: int, role: Role) -> tuple[LogAppender, EpochRecord]:
         """Take a higher epoch and seal all below it.
@@ -144,6 +146,7 @@ class Activation:
         nodes, replication = record.configuration(epoch)
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
         del self._taken[log]
+        self._begins_us[log] = (epoch, time_us)
         logger.info("log %d: this node sequences epoch %d", log, epoch)
         attributes = self._attributes.pop(log, DEFAULTS)
         appender = LogAppender(
@@ -163,7 +166,9 @@ class Activation:
             Unreachable: the metadata store does not answer.
         """
         members = await self._located(log, record)
-        return await recover_log(log, epoch, record, members, self._recovery)
+        begun, time_us = self._begins_us.get(log, (0, 0))
+        assert begun == epoch, "an epoch begins before those below it are recovered"
+        return await recover_log(log, epoch, record, members, self._recovery, time_us)
 
     async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:
         """Where all nodes of a log are, so that copies can be placed.

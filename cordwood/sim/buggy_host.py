@@ -87,6 +87,9 @@ class _Disk:
     async def list_dir(self, path: str) -> list[str]:
         return await self._disk.list_dir(path)
 
+    async def space(self, path: str) -> tuple[int, int]:
+        return await self._disk.space(path)
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         return self._disk.lock_dir(path, owner)
 

@@ -67,6 +67,7 @@ class ClusterOptions:
         refresh_s: how often nodes read the member list.
         gossip_s: a tick of their failure detectors.
         sequencer: settings of every node's sequencer.
+        attributes: what all logs inherit.
     """
 
     nodes: int = 5
@@ -74,10 +75,13 @@ class ClusterOptions:
     regions: int = 0
     replication: Replication = field(default_factory=lambda: Replication(3, 2))
     wal_bytes: int = 16 * MIB
-    storage: StorageSettings = field(default_factory=lambda: StorageSettings(flush_age_s=3.0))
+    storage: StorageSettings = field(
+        default_factory=lambda: StorageSettings(flush_age_s=3.0, disk_look_s=0.5)
+    )
     refresh_s: float = 2.0
     gossip_s: float = 0.1
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
+    attributes: LogAttributes = field(default_factory=LogAttributes)
 
     def location(self, number: NodeId) -> str:
         """Where a node stands."""
@@ -112,6 +116,8 @@ class SimCluster:
         self._started = asyncio.Event()
         self._simulation = simulation
         self._recorder = recorder
+        if options.attributes.as_set():
+            self.set_attributes(options.attributes)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -237,7 +243,8 @@ class SimCluster:
         for number, node in sorted(self.running.items()):
             for log in sorted(node.shard.cache.logs):
                 slots = [_dumped(block) for block in await held_blocks(node.shard, log)]
-                self._recorder.node_dumped(number, self.options.location(number), log, slots)
+                trim, rack = node.shard.cache.log(log).trim, self.options.location(number)
+                self._recorder.node_dumped(number, rack, log, slots, trim)
 
 
 def _dumped(block: StoredBlock) -> DumpedSlots:

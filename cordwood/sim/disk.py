@@ -86,6 +86,10 @@ class _Fault:
     path: str | None
 
 
+DISK_BYTES = 1 << 40
+"""What a disk says that it has; nothing keeps count of what is on it."""
+
+
 class SimDisk:
     """One machine's disk.
 
@@ -94,6 +98,7 @@ class SimDisk:
         latency_factor: all of it, times this: a slow disk.
         tree: all that it holds. Copy it to go back to it later; a new one is an empty
             disk. Swap it only while the machine is down.
+        free_bytes: what it says is free, whatever is on it.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class SimDisk:
     ) -> None:
         self.settings = settings or DiskSettings()
         self.latency_factor = 1.0
+        self.free_bytes = DISK_BYTES // 2
         self._loop = loop
         self._chance = chance
         self._process = Process("disk")  # the controller, which no kill reaches
@@ -320,6 +326,9 @@ class HostDisk:
         place = plain_path(path)
         names: list[str] = await self._look(place, lambda: self._disk.tree.names(place))
         return names
+
+    async def space(self, path: str) -> tuple[int, int]:
+        return self._disk.free_bytes, DISK_BYTES
 
     def lock_dir(self, path: str, owner: str) -> SimDirLock:
         return self._disk.lock(self._process, plain_path(path), owner)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cordwood.host.seams import DISK_BLOCK_BYTES
 from cordwood.nodes import NodeId
 from cordwood.sim.damage import WAL_PATH, zero_wal
+from cordwood.sim.disk import DISK_BYTES
 from cordwood.sim.network_faults import Undo
 
 if TYPE_CHECKING:
@@ -40,6 +41,19 @@ def file_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> 
         code = chance.choice((errno.EIO, errno.ENOSPC))
         disk.fail("file", code, times=chance.randint(1, ERRORS_MAX))
     return lambda: _quiet(stage, nodes)
+
+
+def full_disk(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Somebody else's files leave next to nothing free: nodes take no new records."""
+    disks = [stage.cluster.machine(node).disk for node in nodes]
+    for disk in disks:
+        disk.free_bytes = chance.choice((0, 100 << 20))
+
+    def free() -> None:
+        for disk in disks:
+            disk.free_bytes = DISK_BYTES // 2
+
+    return free
 
 
 def truncated_wal(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:

@@ -14,8 +14,9 @@ import crc32c
 import msgspec
 
 from cordwood.block import Buffer, GapKind
-from cordwood.lsn import EPOCH_MAX, LSN_MAX
+from cordwood.sim.event import Crc, EpochValue, HistoryEvent, LsnValue, TimeUs
 from cordwood.sim.payload import identify
+from cordwood.sim.position_events import PositionEvent
 
 FORMAT = 1
 """Version of the form; a reader of another version refuses."""
@@ -23,11 +24,6 @@ FORMAT = 1
 GIVEN_UP = "GivenUp"
 """The error of an append whose caller did not wait for its end: it was cancelled, it
 died, or it closed its client. That is no word on whether the cluster works."""
-
-TimeUs: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-LsnValue: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LSN_MAX)]
-EpochValue: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
-Crc: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 
 
 class PayloadMark(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -49,21 +45,7 @@ def mark_payload(payload: Buffer) -> PayloadMark:
     return PayloadMark(identify(payload), crc32c.crc32c(payload), len(payload))
 
 
-class _Event(
-    msgspec.Struct,
-    frozen=True,
-    gc=False,
-    tag_field="event",
-    tag=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-):
-    """Common to all: when it was recorded, in µs of the run's one clock."""
-
-    time_us: TimeUs
-
-
-class RunStarted(_Event, frozen=True, gc=False, tag="run-started"):
+class RunStarted(HistoryEvent, frozen=True, gc=False, tag="run-started"):
     """First of every history: what the run promises.
 
     Attributes:
@@ -80,7 +62,7 @@ class RunStarted(_Event, frozen=True, gc=False, tag="run-started"):
     beyond_tolerance: bool = False
     seed: int | None = None
     format: int = FORMAT
-    wider: dict[str, int] = {}
+    wider: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -95,7 +77,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     trial: int
 
 
-class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
+class AppendInvoked(HistoryEvent, frozen=True, gc=False, tag="append-invoked"):
     """A client asked for `payloads` to be appended, in this order.
 
     Attributes:
@@ -126,28 +108,28 @@ class AppendInvoked(_Event, frozen=True, gc=False, tag="append-invoked"):
     published: Batch | None = None
 
 
-class AppendOk(_Event, frozen=True, gc=False, tag="append-ok"):
+class AppendOk(HistoryEvent, frozen=True, gc=False, tag="append-ok"):
     """Acknowledged: `lsns` has one LSN for each payload, in their order."""
 
     op: int
     lsns: tuple[LsnValue, ...]
 
 
-class AppendFailed(_Event, frozen=True, gc=False, tag="append-failed"):
+class AppendFailed(HistoryEvent, frozen=True, gc=False, tag="append-failed"):
     """Definitely not stored; `error` is the error's class name."""
 
     op: int
     error: str
 
 
-class AppendUnknown(_Event, frozen=True, gc=False, tag="append-unknown"):
+class AppendUnknown(HistoryEvent, frozen=True, gc=False, tag="append-unknown"):
     """It may or may not be stored; `error` is the error's class name, or GIVEN_UP."""
 
     op: int
     error: str
 
 
-class ReadStarted(_Event, frozen=True, gc=False, tag="read-started"):
+class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
     """A reader starts at `start`, to read up to and including `until` (None: for ever).
 
     One that reads as a member of a consumer says which.
@@ -160,15 +142,16 @@ class ReadStarted(_Event, frozen=True, gc=False, tag="read-started"):
     consumer: str = ""
 
 
-class RecordDelivered(_Event, frozen=True, gc=False, tag="record"):
-    """A reader was given a record."""
+class RecordDelivered(HistoryEvent, frozen=True, gc=False, tag="record"):
+    """A reader was given a record, of this append time where that is known."""
 
     reader: str
     lsn: LsnValue
     payload: PayloadMark
+    append_us: int = 0
 
 
-class GapDelivered(_Event, frozen=True, gc=False, tag="gap"):
+class GapDelivered(HistoryEvent, frozen=True, gc=False, tag="gap"):
     """A reader was given a gap `[first, last]`, both ends included."""
 
     reader: str
@@ -188,7 +171,7 @@ class EndReason(enum.Enum):
     ERROR = "error"
 
 
-class ReadEnded(_Event, frozen=True, gc=False, tag="read-ended"):
+class ReadEnded(HistoryEvent, frozen=True, gc=False, tag="read-ended"):
     """A read is over; `error` is the class name of what ended it, if an error did."""
 
     reader: str
@@ -196,7 +179,7 @@ class ReadEnded(_Event, frozen=True, gc=False, tag="read-ended"):
     error: str = ""
 
 
-class EpochTaken(_Event, frozen=True, gc=False, tag="epoch-taken"):
+class EpochTaken(HistoryEvent, frozen=True, gc=False, tag="epoch-taken"):
     """The epoch store gave `epoch` of `log` to a sequencer on `node`."""
 
     log: int
@@ -204,7 +187,7 @@ class EpochTaken(_Event, frozen=True, gc=False, tag="epoch-taken"):
     node: int
 
 
-class CleanEpochSet(_Event, frozen=True, gc=False, tag="clean-epoch-set"):
+class CleanEpochSet(HistoryEvent, frozen=True, gc=False, tag="clean-epoch-set"):
     """The epoch store noted that `epoch` and all before are recovered.
 
     Attributes:
@@ -216,7 +199,7 @@ class CleanEpochSet(_Event, frozen=True, gc=False, tag="clean-epoch-set"):
     tail: LsnValue
 
 
-class Released(_Event, frozen=True, gc=False, tag="released"):
+class Released(HistoryEvent, frozen=True, gc=False, tag="released"):
     """A sequencer (named `by`, one name an activation) released all up to `lsn`."""
 
     log: int
@@ -224,7 +207,7 @@ class Released(_Event, frozen=True, gc=False, tag="released"):
     by: str
 
 
-class TailAnswered(_Event, frozen=True, gc=False, tag="tail"):
+class TailAnswered(HistoryEvent, frozen=True, gc=False, tag="tail"):
     """A client that asked for the tail at `invoked_us` was told `lsn`."""
 
     client: str
@@ -233,7 +216,7 @@ class TailAnswered(_Event, frozen=True, gc=False, tag="tail"):
     invoked_us: TimeUs
 
 
-class GroupChanged(_Event, frozen=True, gc=False, tag="group"):
+class GroupChanged(HistoryEvent, frozen=True, gc=False, tag="group"):
     """The metadata store holds a consumer as this from now on.
 
     Attributes:
@@ -248,7 +231,7 @@ class GroupChanged(_Event, frozen=True, gc=False, tag="group"):
     positions: dict[str, LsnValue]
 
 
-class PositionsSaved(_Event, frozen=True, gc=False, tag="saved"):
+class PositionsSaved(HistoryEvent, frozen=True, gc=False, tag="saved"):
     """A member of a consumer, asked at `invoked_us`, was told that these are saved.
 
     Attributes:
@@ -261,7 +244,7 @@ class PositionsSaved(_Event, frozen=True, gc=False, tag="saved"):
     invoked_us: TimeUs
 
 
-class CallFailed(_Event, frozen=True, gc=False, tag="call-failed"):
+class CallFailed(HistoryEvent, frozen=True, gc=False, tag="call-failed"):
     """A client's call that is neither an append nor a read ended with an error.
 
     Attributes:
@@ -274,7 +257,7 @@ class CallFailed(_Event, frozen=True, gc=False, tag="call-failed"):
     error: str
 
 
-class FaultStruck(_Event, frozen=True, gc=False, tag="fault"):
+class FaultStruck(HistoryEvent, frozen=True, gc=False, tag="fault"):
     """A fault begins: its kind ("crash", "partition", …), the nodes hit, more in words."""
 
     kind: str
@@ -282,7 +265,7 @@ class FaultStruck(_Event, frozen=True, gc=False, tag="fault"):
     text: str = ""
 
 
-class FaultEased(_Event, frozen=True, gc=False, tag="fault-eased"):
+class FaultEased(HistoryEvent, frozen=True, gc=False, tag="fault-eased"):
     """One fault is over, others may go on."""
 
     kind: str
@@ -290,7 +273,7 @@ class FaultEased(_Event, frozen=True, gc=False, tag="fault-eased"):
     text: str = ""
 
 
-class NodeStarted(_Event, frozen=True, gc=False, tag="node-started"):
+class NodeStarted(HistoryEvent, frozen=True, gc=False, tag="node-started"):
     """A node runs (again); `rack` is its rack's full name: its location."""
 
     node: int
@@ -298,14 +281,14 @@ class NodeStarted(_Event, frozen=True, gc=False, tag="node-started"):
     rack: str = ""
 
 
-class DiskGiven(_Event, frozen=True, gc=False, tag="disk-given"):
+class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
     """A machine was given a disk; `own` if it is the one that its node has written."""
 
     node: int
     own: bool
 
 
-class BlockStored(_Event, frozen=True, gc=False, tag="stored"):
+class BlockStored(HistoryEvent, frozen=True, gc=False, tag="stored"):
     """A node says that a block or plug of a log is durable: `[first, last]`, both included."""
 
     node: int
@@ -314,7 +297,7 @@ class BlockStored(_Event, frozen=True, gc=False, tag="stored"):
     last: LsnValue
 
 
-class Idled(_Event, frozen=True, gc=False, tag="idled"):
+class Idled(HistoryEvent, frozen=True, gc=False, tag="idled"):
     """Nobody wanted anything for a while, and the nodes did this much all the same.
 
     Attributes:
@@ -328,7 +311,7 @@ class Idled(_Event, frozen=True, gc=False, tag="idled"):
     callbacks: int
 
 
-class FaultsHealed(_Event, frozen=True, gc=False, tag="healed"):
+class FaultsHealed(HistoryEvent, frozen=True, gc=False, tag="healed"):
     """From here on there are no faults: liveness is owed."""
 
 
@@ -363,13 +346,19 @@ class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     wave: int = 1
 
 
-class NodeDumped(_Event, frozen=True, gc=False, tag="node-dumped"):
-    """All that a node holds of one log when the run is over; `rack` as in `NodeStarted`."""
+class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
+    """All that a node holds of one log when the run is over.
+
+    Attributes:
+        rack: as in `NodeStarted`.
+        trim: its trim point; nothing is owed up to there.
+    """
 
     node: int
     rack: str
     log: int
     slots: tuple[DumpedSlots, ...]
+    trim: LsnValue = 0
 
 
 Event: TypeAlias = (
@@ -397,4 +386,5 @@ Event: TypeAlias = (
     | Idled
     | FaultsHealed
     | NodeDumped
+    | PositionEvent
 )

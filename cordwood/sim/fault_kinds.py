@@ -25,7 +25,7 @@ from cordwood.nodes import NodeId
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.damage import damage_wal
-from cordwood.sim.disk_faults import file_error, read_error, truncated_wal, zeroed_wal
+from cordwood.sim.disk_faults import file_error, full_disk, read_error, truncated_wal, zeroed_wal
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.network_faults import NetworkFaults, Undo, pairs_between
@@ -368,8 +368,9 @@ def _fewer_nodes(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -
     cluster = stage.cluster
     least = cluster.options.replication.copies
     size = chance.randint(least, max(least, len(cluster.numbers) - 1))
-    cluster.set_attributes(LogAttributes(nodeset_size=size))
-    return lambda: cluster.set_attributes(LogAttributes())
+    known = cluster.options.attributes
+    cluster.set_attributes(LogAttributes(nodeset_size=size).over(known))
+    return lambda: cluster.set_attributes(known)
 
 
 def _metadata_outage(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
@@ -450,6 +451,7 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "write_error": FaultKind("writes fail with EIO or ENOSPC", _write_error),
     "read_error": FaultKind("EIO where a starting node reads its WAL", read_error),
     "file_error": FaultKind("EIO or ENOSPC at a starting node's small files", file_error),
+    "full_disk": FaultKind("next to nothing is free on a disk", full_disk),
     "truncated_wal": FaultKind("a node started on a WAL without its end", truncated_wal),
     "metadata_outage": FaultKind(
         "the metadata store does not answer", _metadata_outage, hits_nodes=False, for_s=(0.5, 4.0)

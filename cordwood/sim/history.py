@@ -188,6 +188,11 @@ class HistoryRecorder:
         return iter(self._events)
 
     @property
+    def now_us(self) -> int:
+        """Now, for events that are made elsewhere."""
+        return self._now_us()
+
+    @property
     def events(self) -> tuple[Event, ...]:
         """All events so far."""
         return tuple(self._events)
@@ -277,9 +282,10 @@ class HistoryRecorder:
         ints = {log: int(lsn) for log, lsn in positions.items()}
         self.add(PositionsSaved(self._now_us(), consumer, member, ints, invoked_us))
 
-    def record_delivered(self, reader: str, lsn: int, payload: Buffer) -> None:
+    def record_delivered(self, reader: str, lsn: int, payload: Buffer, append_us: int = 0) -> None:
         """Note a record that a reader was given."""
-        self.add(RecordDelivered(self._now_us(), reader, int(lsn), mark_payload(payload)))
+        mark = mark_payload(payload)
+        self.add(RecordDelivered(self._now_us(), reader, int(lsn), mark, append_us))
 
     def gap_delivered(self, reader: str, first: int, last: int, kind: GapKind) -> None:
         """Note a gap `[first, last]` that a reader was given."""
@@ -340,6 +346,8 @@ class HistoryRecorder:
         """Note that there are no faults from here on."""
         self.add(FaultsHealed(self._now_us()))
 
-    def node_dumped(self, node: int, rack: str, log: int, slots: Iterable[DumpedSlots]) -> None:
+    def node_dumped(
+        self, node: int, rack: str, log: int, slots: Iterable[DumpedSlots], trim: int = 0
+    ) -> None:
         """Note what a node's disk holds of a log when all is over."""
-        self.add(NodeDumped(self._now_us(), node, rack, log, tuple(slots)))
+        self.add(NodeDumped(self._now_us(), node, rack, log, tuple(slots), int(trim)))

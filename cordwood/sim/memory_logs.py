@@ -113,6 +113,15 @@ class MemoryTables:
         self._dropped[table] = number + 1
         del self._tables[table]
 
+    async def cut(self, table: str, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        held = self._held(table)
+        for start, stop in ranges:
+            keys = held.keys()
+            gone = keys[bisect_left(keys, start) : bisect_left(keys, stop)]
+            await self.write(table, [(key, None) for key in gone])
+        await self.flush(table)
+        held.bytes = sum(len(key) + len(value) for key, value in held.rows.items())
+
     async def write(self, table: str, rows: Sequence[Row]) -> None:
         held = self._held(table)
         await self._pass_time()

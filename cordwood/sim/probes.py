@@ -42,6 +42,7 @@ from cordwood.sim.history import (
     ReadEnded,
     TailAnswered,
 )
+from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.recorded_metadata import current_node
 from cordwood.sim.zoo.bug import find_place
 
@@ -104,6 +105,16 @@ PROBES: Mapping[str, str] = MappingProxyType({
     "reader-failed": "a read ended with an error",
     "tail-answered": "a client was told a tail",
     "epochs-many": "a log crossed ten epochs",
+    "log-trimmed": "a node let go of a part of a log",
+    "retained-no-longer": "a node trimmed by itself what a log keeps no longer",
+    "disk-nearly-full": "a node took no new records for want of disk",
+    "disk-has-room-again": "a node took new records again",
+    "partition-dropped": "a node dropped a partition",
+    "partition-cut": "a node took what was trimmed out of a partition",
+    "time-found": "a client was told where a time lies",
+    "time-inside-partition": "a time was looked for inside a partition",
+    "trim-read": "a reader was told that what it wanted was trimmed",
+    "trim-inside-block": "a log was trimmed inside a block",
     "second-wave-held": "a node held a second wave at the end",
     "frame-refused": "a damaged frame closed its connection",
     "peer-silent": "a connection was closed because the other side was silent",
@@ -262,6 +273,28 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),
     Watch("bridge-read", f"{_BUFFER}._deliver", _gave(GapKind.BRIDGE)),
     Watch(
+        "disk-nearly-full", "protocol.disk_space:DiskSpace.on_free",
+        lambda s: s.result and s.me.is_low,
+    ),
+    Watch(
+        "disk-has-room-again", "protocol.disk_space:DiskSpace.on_free",
+        lambda s: s.result and not s.me.is_low,
+    ),
+    Watch("retained-no-longer", "storage.retention:Retention._trim", lambda s: s.args[2]),
+    Watch("partition-dropped", "storage.partition_drops:PartitionDrops._drop"),
+    Watch(
+        "partition-cut", "storage.partition_drops:PartitionDrops.cut_trimmed", lambda s: s.result
+    ),
+    Watch("time-inside-partition", "storage.log_search:search"),
+    Watch("time-found", "client.positions:Positions.find_time"),
+    Watch("log-trimmed", f"{_SHARD}._on_trimmed"),
+    Watch(
+        "trim-inside-block",
+        "storage.log_cache:CachedLog.trim_to",
+        lambda s: (b := s.me.at(0)) is not None and b.header.first <= s.args[1] < b.header.last,
+    ),
+    Watch("trim-read", f"{_BUFFER}._gap", _gave(GapKind.TRIM)),
+    Watch(
         "read-inside-block",
         f"{_BUFFER}._deliver",
         lambda s: not isinstance(s.result, Gap) and s.result.first > s.result.block.header.first,
@@ -306,8 +339,7 @@ def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
             original = owner.__dict__[name]
             before.append((owner, name, original))
             setattr(owner, name, _wrapped(original, watches, counts))
-        for place, noting in ((f"{_ROLE}.release", _noting_releases),
-                              (f"{_SHARD}._insert", _noting_stores)):  # fmt: skip
+        for place, noting in _NOTES:
             owner, name = find_place(place)
             before.append((owner, name, owner.__dict__[name]))
             setattr(owner, name, noting(owner.__dict__[name], recorder))
@@ -379,6 +411,37 @@ def _noting_stores(original: Any, recorder: HistoryRecorder) -> Any:
 
     return insert
 
+
+def _noting_trims(original: Any, recorder: HistoryRecorder) -> Any:
+    def on_trimmed(self: Any, record: Any) -> None:
+        original(self, record)
+        node, lsn = current_node(), self.cache.log(record.log).trim
+        recorder.add(NodeTrimmed(recorder.now_us, node, record.log, lsn))
+
+    return on_trimmed
+
+
+def _noting_retention(original: Any, recorder: HistoryRecorder) -> Any:
+    async def trim(self: Any, log: int, lsn: int, why: str) -> None:
+        asks = self._attributes[log]
+        backlog_us = round((asks.backlog_s or 0) * 1e6)
+        event = RetentionTrims(
+            recorder.now_us, current_node(), log, lsn, why, backlog_us, asks.backlog_bytes or 0
+        )
+        if lsn:
+            recorder.add(event)
+        await original(self, log, lsn, why)
+
+    return trim
+
+
+_NOTES = (
+    (f"{_ROLE}.release", _noting_releases),
+    (f"{_SHARD}._insert", _noting_stores),
+    (f"{_SHARD}._on_trimmed", _noting_trims),
+    ("storage.retention:Retention._trim", _noting_retention),
+)
+"""What is written down where it happens."""
 
 EPOCHS_MANY = 10
 

@@ -42,6 +42,7 @@ from cordwood.sim.swarm import swarm_options
 from cordwood.sim.workload import (
     ASKER,
     LOOKER,
+    TRIMMER,
     Clients,
     final_tails,
     producer_names,
@@ -261,7 +262,7 @@ class _Run:
 
     async def _direct(self) -> str:
         """Faults, then healing; the text of what is stuck, "" for nothing."""
-        hosts = (*self._producers, *self._readers, *self._members, LOOKER, ASKER)
+        hosts = (*self._producers, *self._readers, *self._members, LOOKER, TRIMMER, ASKER)
         injector = Injector(self._simulation, self._cluster, hosts, self.recorder, self._crew)
         for number in self._cluster.numbers:
             self._cluster.start(number)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
+from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import ESN_ISSUED_MAX
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.settings import MIB, REORDERINGS, ClientSettings, SequencerSettings
+from cordwood.settings import MIB, REORDERINGS, ClientSettings, SequencerSettings, StorageSettings
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
 from cordwood.sim.knobs import draw_turns
@@ -50,6 +52,9 @@ BEYOND_RECORDS = 2.0
 REGIONS_SHARE = 0.25
 """Share of the seeds, of those with copies and racks enough, with regions above the racks."""
 
+RETENTION_SHARE = 0.3
+"""Share of the seeds whose logs do not keep everything."""
+
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
 
@@ -64,8 +69,11 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     if damage is None:
         damage = Damage.WITHIN if chance.random() < DAMAGE_SHARE else Damage.NONE
     fills = damage is Damage.NONE and chance.random() < FILLS_SHARE
-    gossip_s = stream(seed, "gossip").choice((0.05, 0.1, 0.2, 0.2))
-    cluster = replace(_cluster(chance, fills, damage), gossip_s=gossip_s)
+    cluster = replace(
+        _cluster(chance, fills, damage),
+        gossip_s=stream(seed, "gossip").choice((0.05, 0.1, 0.2, 0.2)),
+        **_retention(stream(seed, "retention")),
+    )
     cluster = _in_regions(stream(seed, "regions"), cluster)
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)
@@ -82,6 +90,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             buffered=stream(seed, "buffered").choice((0.0, 0.0, 0.5, 1.0)),
             publishers=stream(seed, "publishers").choice((0, 0, 1, 2)),
             publish_s=stream(seed, "publish").choice((1.0, 3.0)),
+            trim_s=stream(seed, "trims").choice((0.0, 0.0, 2.0, 6.0)),
         ),
         faults=faults,
         link=_link(chance),
@@ -144,6 +153,25 @@ def _in_regions(chance: random.Random, cluster: ClusterOptions) -> ClusterOption
     wider = (("region", chance.randint(2, min(most, regions))),)
     racks = chance.choice((1, had.racks))
     return replace(cluster, regions=regions, replication=Replication(had.copies, racks, wider))
+
+
+def _retention(chance: random.Random) -> dict[str, Any]:
+    """How logs are kept, and partitions so small that something happens to them in a run."""
+    if chance.random() >= RETENTION_SHARE:
+        return {}
+    return {
+        "attributes": chance.choice(
+            (LogAttributes(backlog_s=15.0), LogAttributes(backlog_s=6.0),
+             LogAttributes(backlog_bytes=20_000))
+        ),
+        "storage": StorageSettings(
+            flush_age_s=1.0,
+            partition_age_s=chance.choice((2.0, 5.0)),
+            partition_bytes=chance.choice((8192, 50_000, 1 << 30)),
+            retention_every_s=1.0,
+            disk_look_s=0.5,
+        ),
+    }  # fmt: skip
 
 
 def _client(chance: random.Random) -> ClientSettings:

@@ -36,6 +36,7 @@ from cordwood.sim.history import (
     Released,
     TailAnswered,
 )
+from cordwood.sim.position_events import NodeTrimmed, TimeFound, TrimAsked
 
 SHOWN_MAX = 4
 """Elements of a list shown in one line; the history has the rest."""
@@ -73,11 +74,13 @@ EVIDENCE: Mapping[str, Evidence] = {
     "disks given to nodes": Evidence((DiskGiven,), ("S17",)),
     "stores of the nodes": Evidence((BlockStored,), ("S14",)),
     "work of idle nodes": Evidence((Idled,), ("L8",)),
+    "answers of find_time": Evidence((TimeFound,), ("S20",)),
+    "trims": Evidence((TrimAsked, NodeTrimmed), ("S18",)),
     "dumps of the nodes": Evidence((NodeDumped,), ("S15",), ("S1", "S3", "S7", "S13")),
 }
 """By name."""
 
-_LSNS = frozenset({"lsn", "first", "last", "start", "until", "tail"})
+_LSNS = frozenset({"lsn", "first", "last", "start", "until", "tail", "trim"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from cordwood.sim.buggify import Buggify
 from cordwood.sim.crew import Crew, OpenCalls
 from cordwood.sim.history import EndReason, HistoryRecorder
 from cordwood.sim.payload import make_payload
+from cordwood.sim.position_clients import find_a_time, trim_logs
 from cordwood.sim.streams import stream
 
 PAYLOAD_BYTES_MIN = 64
@@ -75,6 +76,7 @@ class WorkloadOptions:
         rush_s, lull_s: producers work for so long, then rest for so long, in turns; a
             lull of 0 is steady work.
         ask_s: mean time between two questions for a tail; 0 asks none.
+        trim_s: mean time between two trims; 0 trims nothing.
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
         grouped: share of the calls with several records that append them as one atomic group.
         members: how many read together, as members of one consumer; 0 for no consumer.
@@ -98,6 +100,7 @@ class WorkloadOptions:
     rush_s: float = 5.0
     lull_s: float = 0.0
     ask_s: float = 3.0
+    trim_s: float = 0.0
     idempotent: float = 0.0
     conditional: float = 0.0
     members: int = 0
@@ -143,10 +146,17 @@ class Clients:
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
         self.log_ids: dict[str, int] = {}
+        self.times: dict[int, list[int]] = {}
         self.tails: dict[int, int] = {}
         self._seed = seed
         self._sequences: dict[str, Iterator[int]] = {}
         self._lives: dict[str, int] = {}
+
+    def note_time(self, log: int, append_us: int) -> None:
+        """Readers were given a record of this append time."""
+        known = self.times.setdefault(log, [])
+        if not known or known[-1] < append_us:
+            known.append(append_us)
 
     def next_life(self, client: str) -> tuple[int, random.Random]:
         """Number of a client's life, from 0, and the stream of chance for it."""
@@ -420,6 +430,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
                     log = chance.choice(clients.options.logs)
                     if log in clients.log_ids:
                         await _ask_tail(name, store, log, clients)
+                        await find_a_time(name, store, log, clients, chance)
         except CordwoodError as error:
             clients.told(name, "tail", error)
             await asyncio.sleep(RECONNECT_S)
@@ -529,7 +540,9 @@ class _Reader:
             if isinstance(item, Gap):
                 recorder.gap_delivered(self._name, item.first, item.last, item.kind)
             else:
-                recorder.record_delivered(self._name, item.lsn, item.value)
+                time_us = item.append_time_us
+                recorder.record_delivered(self._name, item.lsn, item.value, time_us)
+                self._clients.note_time(stream.info.log_id, time_us)
 
 
 def start_clients(crew: Crew, clients: Clients, publish: Publish) -> None:
@@ -543,12 +556,15 @@ def start_clients(crew: Crew, clients: Clients, publish: Publish) -> None:
         crew.start(name, partial(follow, name, options.logs[at % len(options.logs)], clients))
     if options.ask_s:
         crew.start(LOOKER, partial(ask_tails, LOOKER, clients))
+    if options.trim_s:
+        crew.start(TRIMMER, partial(trim_logs, TRIMMER, clients))
 
 
 Publish = Callable[[str, Clients, Host], Coroutine[Any, Any, None]]
 """What a publisher does; see `sim.publishers`."""
 
 LOOKER = "looker"
+TRIMMER = "trimmer"
 ASKER = "asker"
 
 

@@ -6,7 +6,8 @@ epoch. Each step looks at one block. There are at most 32 in an epoch of 2**32 L
 the binary logarithm of the number of epochs before that; nothing else is read. Blocks that
 nobody has a copy of any more are passed over, as a reader would.
 
-The rule is here; the caller reads the blocks.
+The rule is here; the caller reads the blocks. It is for when too few nodes answer the store's
+own `find_time` for that to be exact.
 
 Source: design.md §2 (append time alone drives find_time).
 """

@@ -176,7 +176,14 @@ class Watch:
         return Places(Edge.LATEST if option.startswith("ending") else Edge.EARLIEST, by_log)
 
     def find_time(self, log: str, time_us: int, stop: int) -> int | None:
-        """The first record of a log below `stop` that was appended at `time_us` or later."""
+        """Where records of a log below `stop` begin that were appended at `time_us` or later.
+
+        The store's own answer if enough nodes gave one; else blocks are looked at, which any
+        copy of them can answer.
+        """
+        place = self.store.find_time(log, time_us)
+        if not place.is_partial:
+            return place.lsn if place.lsn < stop else None
         runs = self.runs(log, OLDEST, stop)
         return find_time(time_us, runs, lambda lsn, end: self._look(log, lsn, end))
 

@@ -153,7 +153,7 @@ class Flusher:
             await self._flush(batch)
             shard.evict(batch)
             await shard.wal.trim(batch.offset)
-            await shard.logs.drop_trimmed(lambda log: shard.cache.log(log).trim)
+            await shard.logs.drop_trimmed(shard.trim_of, self._clock.now_us())
         except CordwoodError as error:
             shard.fail(error)
         else:

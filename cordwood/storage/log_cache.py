@@ -15,7 +15,7 @@ be WAL order).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -245,6 +245,16 @@ class CachedLog:
             self._blocks = keep
             self._lasts = [block.header.last for block in keep]
             self.bytes = sum(block.wire_bytes for block in keep)
+
+    @property
+    def blocks(self) -> Sequence[StoredBlock]:
+        """All of them, by last LSN."""
+        return self._blocks
+
+    @property
+    def last(self) -> int:
+        """The highest LSN held here, 0 for none."""
+        return self._lasts[-1] if self._lasts else 0
 
     def index_from(self, lsn: int) -> int:
         """Index of the first block that ends at or after `lsn`."""

@@ -19,12 +19,9 @@ from cordwood.layout.logs_db import DirectoryEntry, IndexKey
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.storage.partition import Part, Partition, Run, Wanted
-from cordwood.storage.tables import Tables
+from cordwood.storage.tables import SCAN_ROWS_MAX, Tables, scan_all
 
 logger = logging.getLogger(__name__)
-
-SCAN_ROWS_MAX = 4096
-"""Index entries looked at in one call: half a megabyte."""
 
 SCAN_ROWS_MIN = 16
 """At least so many: the copies of one block and a few more."""
@@ -52,21 +49,6 @@ class Wish(NamedTuple):
     wanted: Wanted | None
     bytes_max: int
     blocks_max: int
-
-
-async def scan_all(
-    tables: Tables, table: str, start: bytes, stop: bytes, *, bytes_max: int
-) -> list[tuple[bytes, bytes]]:
-    """All rows of a range, about `bytes_max` a call."""
-    found: list[tuple[bytes, bytes]] = []
-    while True:
-        rows, is_end = await tables.scan(
-            table, start, stop, rows_max=SCAN_ROWS_MAX, bytes_max=bytes_max
-        )
-        found += rows
-        if is_end:
-            return found
-        start = rows[-1][0] + b"\0"
 
 
 async def read_blocks(tables: Tables, directory: Directory, wish: Wish) -> Run:

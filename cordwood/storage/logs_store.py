@@ -22,9 +22,10 @@ that runs ahead of one flush loses data).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
@@ -33,10 +34,11 @@ from cordwood.layout.staged import STAGED_TABLE
 from cordwood.layout.waves import StoredBlock
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
-from cordwood.storage.logs_read import Counts, Wish, read_blocks, scan_all
+from cordwood.storage.logs_read import Counts, Wish, read_blocks
 from cordwood.storage.partition import Partition, Run, Share, StoredLog, Wanted
+from cordwood.storage.partition_drops import PartitionDrops, TrimOf
 from cordwood.storage.staged_table import StagedTable
-from cordwood.storage.tables import Row, Tables, TablesFailed
+from cordwood.storage.tables import Row, Tables, TablesFailed, scan_all
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class LogsStore:
         partitions: oldest first.
         logs: what is held of each log.
         drops: partitions dropped since the start.
+        forgotten: how often something was taken out that was trimmed.
         staged: the table of staged blocks.
     """
 
@@ -73,8 +76,12 @@ class LogsStore:
         self.drops = 0
         self.partitions: list[Partition] = []
         self.logs: dict[int, StoredLog] = {}
+        self.forgotten = 0
         self._tables = tables
         self._settings = settings
+        self._drops = PartitionDrops(self, tables)
+        # Flushes, drops and cuts write one after another.
+        self._writing = asyncio.Lock()
         self._next_number = 1
         self._last_us = 0
         self.staged = StagedTable(tables)
@@ -114,7 +121,9 @@ class LogsStore:
             raise NotOurCluster(f"this LogsDB is node {theirs}'s, not node {node}'s")
 
     async def _read_partitions(self, names: Sequence[str]) -> None:
-        for key, value in await self._all(META, *logs_db.PARTITIONS):
+        for key, value in await scan_all(
+            self._tables, META, *logs_db.PARTITIONS, bytes_max=WRITE_BYTES
+        ):
             row = logs_db.read_partition(value)
             number = logs_db.read_partition_key(key)
             self.partitions.append(Partition(number, *row))
@@ -130,7 +139,7 @@ class LogsStore:
 
     async def _read_states(self) -> dict[int, LogState]:
         states: dict[int, LogState] = {}
-        for key, value in await self._all(META, *logs_db.STATES):
+        for key, value in await scan_all(self._tables, META, *logs_db.STATES):
             state = logs_db.read_state(value)
             log = logs_db.read_state_key(key)
             states[log] = state
@@ -138,9 +147,6 @@ class LogsStore:
             if state.last:
                 self.logs[log] = StoredLog(state.last, state.blocks, state.bytes)
         return states
-
-    async def _all(self, table: str, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
-        return await scan_all(self._tables, table, start, stop, bytes_max=WRITE_BYTES)
 
     # ---- flushing ----
 
@@ -163,6 +169,17 @@ class LogsStore:
         Raises:
             TablesFailed: nothing counts as flushed; the same may be tried again.
         """
+        async with self._writing:
+            await self._flush(blocks, states, offset, now_us, staged)
+
+    async def _flush(
+        self,
+        blocks: Sequence[StoredBlock],
+        states: Mapping[int, LogState],
+        offset: int,
+        now_us: int,
+        staged: Sequence[Row],
+    ) -> None:
         assert offset > self.offset, "a flush goes on where the last one ended"
         rolled = self._rolled(now_us)
         if rolled is not None:
@@ -305,61 +322,46 @@ class LogsStore:
 
     # ---- dropping ----
 
-    async def drop_trimmed(self, trim_of: Callable[[int], int]) -> list[Partition]:
-        """Drop the oldest partitions of which all is trimmed; those that were.
+    async def drop_trimmed(self, trim_of: TrimOf, now_us: int = 0) -> list[Partition]:
+        """Drop the partitions of which all is trimmed; those that were.
 
-        Not at the same time as a flush. The newest partition stays: it is the one that fills.
+        The newest stays, for it is the one that fills, unless it is as old as any may get.
 
-        Args:
-            trim_of: the trim point of a log, durable in the WAL or here.
         Raises:
             TablesFailed, Corrupt: the store below cannot go on.
         """
-        dropped: list[Partition] = []
-        while len(self.partitions) > 1:
-            oldest = self.partitions[0]
-            members = await self._members(oldest)
-            if any(last > trim_of(log) for log, last in members.items()):
-                break
-            await self._drop(oldest, list(members))
-            dropped.append(oldest)
-        return dropped
+        async with self._writing:
+            old_us = now_us - int(self._settings.partition_age_s * 1e6)
+            with_newest = bool(self.partitions) and self.partitions[-1].made_us <= old_us
+            return await self._drops.drop_trimmed(trim_of, with_newest=with_newest)
 
-    async def _members(self, partition: Partition) -> dict[int, int]:
-        """The highest LSN in a partition of each log that has a part in it."""
-        rows = await self._all(META, *logs_db.member_range(partition.number))
-        return {logs_db.read_member_key(key)[1]: logs_db.read_last(value) for key, value in rows}
+    async def cut_trimmed(self, trim_of: TrimOf) -> Partition | None:
+        """See `PartitionDrops.cut_trimmed`.
 
-    async def _drop(self, partition: Partition, logs: Sequence[int]) -> None:
-        """Forget a partition, durably, and then its table: a start drops a table that no
-        metadata names, and could do nothing with metadata without its table."""
-        number = partition.number
-        keys = [logs_db.directory_key(log, number) for log in logs]
-        entries = await self._tables.get(META, keys) if keys else []
-        states = await self._tables.get(META, [logs_db.state_key(log) for log in logs])
-        left: dict[int, StoredLog] = {}
-        rows: list[Row] = [(logs_db.partition_key(number), None)]
-        for log, entry, state in zip(logs, entries, states, strict=True):
-            rows += [(logs_db.directory_key(log, number), None)]
-            rows += [(logs_db.member_key(number, log), None)]
-            if entry is None or state is None:
-                continue
-            gone, held = logs_db.read_entry(entry), self.logs[log]
-            left[log] = StoredLog(held.last, held.blocks - gone.blocks, held.bytes - gone.bytes)
-            whole = logs_db.read_state(state)._replace(
-                blocks=left[log].blocks, bytes=left[log].bytes
-            )
-            rows.append((logs_db.state_key(log), logs_db.pack_state(whole)))
-        await self._tables.write(META, rows)
-        await self._tables.flush(META)
-        self.partitions.remove(partition)
-        self.drops += 1
+        Raises:
+            TablesFailed, Corrupt: the store below cannot go on.
+        """
+        async with self._writing:
+            return await self._drops.cut_trimmed(trim_of)
+
+    async def parts(self, partition: Partition) -> dict[int, DirectoryEntry]:
+        """See `PartitionDrops.parts`."""
+        return await self._drops.parts(partition)
+
+    @property
+    def open_partitions(self) -> int:
+        """How many of the newest partitions still take blocks."""
+        return OPEN_PARTITIONS
+
+    def on_forgotten(
+        self, partition: Partition, left: Mapping[int, StoredLog], logs: Sequence[int]
+    ) -> None:
+        """Logs have nothing in a partition any more; `left` is what they have elsewhere."""
+        self.forgotten += 1
         self.logs.update(left)
         for log in logs:
             self._directories.pop(log, None)
-            self._entries.pop((log, number), None)
-        await self._tables.drop(partition.table)
-        logger.info("partition %d with %d bytes was dropped", number, partition.bytes)
+            self._entries.pop((log, partition.number), None)
 
     def _partition(self, number: int) -> Partition:
         return next(each for each in reversed(self.partitions) if each.number == number)
@@ -370,6 +372,11 @@ class LogsStore:
         """The highest LSN held of a log, 0 for none."""
         held = self.logs.get(log)
         return held.last if held is not None else 0
+
+    @property
+    def tables(self) -> Tables:
+        """What it rests on, to be read."""
+        return self._tables
 
     @property
     def stored_bytes(self) -> int:
@@ -391,7 +398,7 @@ class LogsStore:
         held = self.logs[log]
         found: list[tuple[Partition, DirectoryEntry]] = []
         partitions = {each.number: each for each in self.partitions}
-        for key, value in await self._all(META, *logs_db.directory_range(log)):
+        for key, value in await scan_all(self._tables, META, *logs_db.directory_range(log)):
             _, number = logs_db.read_directory_key(key)
             if number in partitions:  # else it was dropped meanwhile
                 found.append((partitions[number], logs_db.read_entry(value)))
@@ -428,10 +435,14 @@ class LogsStore:
         """
         wish = Wish(log, start, bound, counts, wanted, bytes_max, blocks_max)
         while True:
-            drops = self.drops
+            forgotten = self.forgotten
             try:
-                return await read_blocks(self._tables, await self.directory(log), wish)
+                run = await read_blocks(self._tables, await self.directory(log), wish)
             except TablesFailed:
-                if drops == self.drops:
+                if forgotten == self.forgotten:
                     raise
                 # A partition was dropped under it, of which all is trimmed.
+                continue
+            # Damage may be what was cut out under it, which is trimmed too.
+            if not run.damaged or forgotten == self.forgotten:
+                return run

@@ -48,13 +48,22 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Partition:
-    """One partition: a table, and what its row says."""
+    """One partition: a table, and what its row says.
+
+    Attributes:
+        kept_by: a log, and its highest LSN here, that was not trimmed when all of it was
+            looked at last: until that is, the partition stays. None where nobody looked yet.
+        expires_us: nothing here is older than its log keeps it before this time; 0 where
+            that was not worked out yet.
+    """
 
     number: int
     start_us: int
     made_us: int
     bytes: int = 0
     files: int = 0
+    kept_by: tuple[int, int] | None = None
+    expires_us: int = 0
 
     @property
     def table(self) -> str:

@@ -268,7 +268,7 @@ class ReadStreams:
         ]
 
     def on_change(self, log: int) -> None:
-        """The log's release moved."""
+        """The log's release or its trim point moved."""
         for stream in self._by_log.get(log, ()):
             self._wake(stream)
 
@@ -328,6 +328,10 @@ class ReadStreams:
         held = self._reader.get(log)
         return held.released if held is not None else 0
 
+    def _trim(self, log: int) -> int:
+        held = self._reader.get(log)
+        return held.trim if held is not None else 0
+
     def _bound(self, stream: _Stream) -> int:
         """The last LSN that may be sent now."""
         bound = min(stream.until, stream.high)
@@ -338,6 +342,7 @@ class ReadStreams:
 
     def _send_batch(self, stream: _Stream) -> bool:
         """Send what may be sent, at most a batch; True if there is more at once."""
+        self._pass_trimmed(stream)
         bound = self._bound(stream)
         if stream.next > bound or stream.fetching:
             return False
@@ -358,6 +363,19 @@ class ReadStreams:
             self._fetchable.put_nowait(None)
         return False
 
+    def _pass_trimmed(self, stream: _Stream) -> None:
+        """Say at once that nothing comes up to the trim point, whatever the window."""
+        trim = self._trim(stream.log)
+        if 0 < trim >= stream.next and stream.next <= stream.until and not stream.fetching:
+            stream.next = trim + 1
+            self._send_blocks(stream, ())
+
+    def _send_blocks(self, stream: _Stream, parts: Sequence[Buffer], blocks: int = 0) -> None:
+        released, trim = self._released(stream.log), self._trim(stream.log)
+        head = BlocksHead(stream.number, blocks, stream.next, released, trim)
+        kind = Kind.HEADS if stream.heads_only else Kind.BLOCKS
+        stream.connection.send(kind, 0, (blocks_head(head), *parts))
+
     def _ship(self, stream: _Stream, run: Run, bound: int) -> bool:
         """Send a run; True if there is more at once."""
         if run.next == stream.next and not run.blocks:
@@ -376,10 +394,7 @@ class ReadStreams:
         self.sent_blocks += len(blocks)
         self.sent_bytes += sent
         self.filtered_blocks += run.passed
-        released = self._released(stream.log)
-        head = blocks_head(BlocksHead(stream.number, len(blocks), run.next, released))
-        kind = Kind.HEADS if stream.heads_only else Kind.BLOCKS
-        stream.connection.send(kind, 0, (head, *parts))
+        self._send_blocks(stream, parts, len(blocks))
         return run.next <= bound and stream.sent < stream.limit
 
     def _leave_out(self, stream: _Stream, blocks: list[StoredBlock]) -> list[StoredBlock]:

@@ -135,6 +135,17 @@ class RocksTables:
         self._handles.pop(table).close()
         self._db.drop_column_family(table)
 
+    async def cut(self, table: str, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        await self._call(functools.partial(self._cut, table, ranges))
+
+    def _cut(self, table: str, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        handle = self._handle(table)
+        for start, stop in ranges:
+            handle.delete_range(start, stop, self._unlogged)
+        handle.flush(True)
+        # By hand, for this partition alone: by itself RocksDB never compacts one.
+        handle.compact_range(None, None)
+
     def _handle(self, table: str) -> Any:
         if self._db is None:
             raise TablesFailed(f"{self._path} is not open")

@@ -15,6 +15,16 @@ from functools import partial
 
 from cordwood.errors import Malformed
 from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.log_questions import (
+    AskExtent,
+    AskSize,
+    AskTime,
+    ExtentReply,
+    SizeReply,
+    TimeReply,
+    Trim,
+    TrimReply,
+)
 from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Seal, SealReply
 from cordwood.layout.produced import read_produced
 from cordwood.layout.reading import (
@@ -26,6 +36,7 @@ from cordwood.layout.reading import (
     read_window,
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
+from cordwood.storage.log_search import LogSearch
 from cordwood.storage.read_streams import ReadStreams
 from cordwood.storage.shard import Shard
 from cordwood.wire.connection import Connection
@@ -50,6 +61,7 @@ class StorageRole:
     def __init__(self, shard: Shard, streams: ReadStreams) -> None:
         self._shard = shard
         self._streams = streams
+        self._search = LogSearch(shard)
         self._sessions: dict[Connection, _Session] = {}
 
     @property
@@ -97,6 +109,22 @@ class StorageRole:
         read_produced(call.produced)
         await self._shard.clean(call.log, call.epoch, call.seal, call.lng, call.produced)
         return DoneReply()
+
+    async def trim(self, call: Trim) -> TrimReply:
+        """See `Shard.trim`."""
+        return TrimReply(await self._shard.trim(call.log, call.lsn, call.until))
+
+    async def look(
+        self, call: AskTime | AskExtent | AskSize
+    ) -> TimeReply | ExtentReply | SizeReply:
+        """Answer what this node's part of a log says; see `LogSearch`."""
+        match call:
+            case AskTime():
+                return await self._search.find_time(call)
+            case AskExtent():
+                return await self._search.extent(call)
+            case AskSize():
+                return await self._search.size(call)
 
     def epoch_end(self, call: AskEpoch) -> EpochReply:
         """How an epoch was recovered, if this node was told."""

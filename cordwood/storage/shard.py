@@ -28,6 +28,7 @@ from cordwood.errors import (
     NotOurCluster,
     Overloaded,
     RecordTooLarge,
+    Rejected,
     Retryable,
 )
 from cordwood.layout.logs_db import LogState
@@ -77,6 +78,8 @@ class Shard:
             and sends, but is never taken to know that something is absent.
         stored_blocks: blocks stored since start.
         is_out_of_space: whether a flush waits for the disk to have space.
+        low_space: why no new records are taken although there is room in the WAL: the disk
+            is nearly full; "" while it is not. Recoveries and seals go on.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Shard:
         self.damage = ""
         self.stored_blocks = 0
         self.is_out_of_space = False
+        self.low_space = ""
         self._wal = wal
         self._cache_bytes = cache_bytes
         # In the WAL and not durable yet, so not in the cache.
@@ -235,6 +239,8 @@ class Shard:
         if not seal_epoch and held is not None and epoch <= held.clean:
             # Recovered while this node was away, so it never sealed it.
             return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
+        if not seal_epoch and self.low_space:
+            return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
         if is_full and not seal_epoch and block.envelope.wave == 1:
             reason = Refusal.NO_SPACE if self.is_out_of_space else Refusal.FULL
             return StoreRefusal(wave, header.log, reason)
@@ -253,6 +259,8 @@ class Shard:
         place somewhere, or its sequencer's acks would stall for good. A flush makes room
         in both.
         """
+        if self.low_space:
+            return 0
         limit = int(self._wal.capacity_bytes * (1 - RETRY_SHARE))
         cached = self.cache.bytes + self._bytes_on_way
         return max(0, min(limit - self._wal.used_bytes, self._cache_bytes - cached))
@@ -366,19 +374,39 @@ class Shard:
         """
         await self._close_epoch(log, epoch, EpochEnd(seal, lng, produced) if seal else None)
 
-    async def trim(self, log: int, lsn: int) -> None:
-        """All of a log up to `lsn` may go; returns once that is durable.
+    async def trim(self, log: int, lsn: int, released: int) -> int:
+        """All of a log up to `lsn` may go; returns the trim point, once that is durable.
 
-        A trim point never falls: at or below an earlier one this does nothing. Whoever asks
-        has made sure that all up to it is released.
+        A trim point never falls: at or below an earlier one this does nothing.
 
+        Args:
+            released: a block's end up to which all is released, as its sequencer said.
         Raises:
+            Rejected: what is not released may not be trimmed.
             Overloaded: the WAL has no room even for this.
             Retryable: it failed.
         """
+        if lsn > released:
+            raise Rejected(
+                f"log {log} is released up to {format_lsn(released)}, and {format_lsn(lsn)} is "
+                "above that: trim what readers may see"
+            )
         if lsn > self.cache.log(log).trim:
-            mark = pack_trim(TrimRecord(log, lsn))
-            await self._write_mark(log, mark, lambda: self.cache.log(log).trim_to(lsn))
+            record = TrimRecord(log, lsn, released)
+            await self._write_mark(log, pack_trim(record), lambda: self._on_trimmed(record))
+        return self.cache.log(log).trim
+
+    def trim_of(self, log: int) -> int:
+        """A log's trim point, 0 for none."""
+        held = self.cache.get(log)
+        return held.trim if held is not None else 0
+
+    def _on_trimmed(self, record: TrimRecord) -> None:
+        held = self.cache.log(record.log)
+        # In this order: what goes was released, so its epoch's LNG is above it.
+        held.release(record.released)
+        held.trim_to(record.lsn)
+        self._on_change(record.log)
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
         mark = pack_clean(CleanRecord(log, epoch, *(end or EpochEnd(0, 0))))
@@ -480,8 +508,9 @@ class Shard:
                 self._note(offset, [log])
                 end = EpochEnd(seal, lng, produced) if seal else None
                 self.cache.log(log).close_epoch(epoch, end)
-            case TrimRecord(log, lsn):
+            case TrimRecord(log, lsn, released):
                 self._note(offset, [log])
+                self.cache.log(log).release(released)
                 self.cache.log(log).trim_to(lsn)
             case StageRecord() | PinRecord() | UnstageRecord() as record:
                 self._note(offset, [])

@@ -67,6 +67,15 @@ class Tables(Protocol):
             TablesFailed: see the module.
         """
 
+    async def cut(self, table: str, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        """Take all rows of some ranges (from, below) away, and give their space back.
+
+        A crash on the way may leave any of them. Nobody may read there any more.
+
+        Raises:
+            TablesFailed, TablesNoSpace: see the module.
+        """
+
     async def write(self, table: str, rows: Sequence[Row]) -> None:
         """Put rows into a table, all or none: at once for readers, durable by `flush`.
 
@@ -109,6 +118,31 @@ class Tables(Protocol):
 
     async def close(self) -> None:
         """Let go of what is open; what was not flushed is lost. Safe to call twice."""
+
+
+SCAN_ROWS_MAX = 4096
+"""Rows looked at in one call: half a megabyte of index entries."""
+
+SCAN_BYTES = 1 << 20
+
+
+async def scan_all(
+    tables: Tables, table: str, start: bytes, stop: bytes, bytes_max: int = SCAN_BYTES
+) -> list[tuple[bytes, bytes]]:
+    """All rows from `start` on and below `stop`, a call for each `bytes_max`.
+
+    Raises:
+        TablesFailed, Corrupt: as `scan`.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    while True:
+        rows, is_end = await tables.scan(
+            table, start, stop, rows_max=SCAN_ROWS_MAX, bytes_max=bytes_max
+        )
+        found += rows
+        if is_end:
+            return found
+        start = rows[-1][0] + b"\0"
 
 
 MakeTables = Callable[[str, StorageSettings, Host], Tables]

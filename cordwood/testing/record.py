@@ -30,9 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer
 from cordwood.client.appending import Appending
+from cordwood.client.position_calls import Position, to_lsn
+from cordwood.client.positions import Trimmed
 from cordwood.client.producer import Producer
 from cordwood.client.read_stream import ReadStream
-from cordwood.client.store import Position, Store
+from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Rejected, Retryable
 from cordwood.lsn import Lsn, parse_lsn
 from cordwood.sim.history import (
@@ -42,6 +44,7 @@ from cordwood.sim.history import (
     HistoryRecorder,
     to_jsonl,
 )
+from cordwood.sim.position_events import TrimAnswered, TrimAsked
 from cordwood.sim.record_id import Headers, id_header, mark_record
 from cordwood.testing.recorded_stream import RecordedStream
 
@@ -212,7 +215,7 @@ class ClientCalls:
 
 
 class RecordedStore(_Store):
-    """A `Store` whose appends, reads and tails are written down; see `Recording.wrap`.
+    """A `Store` whose appends, reads, tails and trims are written down; see `Recording.wrap`.
 
     The rest of a store passes through unrecorded.
     """
@@ -351,6 +354,20 @@ class RecordedStore(_Store):
                 self._calls.client, log_id, lsn, invoked_us=invoked_us
             )
         return lsns
+
+    async def trim(self, log: str, lsn: Position) -> Trimmed:
+        """See `Store.trim`."""
+        log_id = await self._log_id(log)
+        position = int(await self._store.tail(log)) if lsn == "tail" else to_lsn(lsn)
+        history, client = self._recording.history, self._calls.client
+        history.add(TrimAsked(history.now_us, client, log_id, position))
+        try:
+            done = await self._store.trim(log, position)
+        except Exception as error:
+            history.call_failed(client, "trim", error)
+            raise
+        history.add(TrimAnswered(history.now_us, client, log_id, position, done.nodes))
+        return done
 
     def interrupt(self) -> None:
         """Its process was killed or stopped; see `ClientCalls.interrupt`."""

@@ -20,6 +20,8 @@ def run(tmp_path_factory):
     with cordwood.connect(str(tmp_path / "store")) as store:
         store.append("orders/eu", b"1")
         store.append("other", b"1")
+        for value in (b"1", b"2", b"3"):
+            store.append("trimmed", value)
 
     def invoke(*arguments: str, exit_code: int = 0) -> str:
         where = ["--cluster", str(tmp_path / "store")]
@@ -95,7 +97,7 @@ def test_nodes(run):
     (node,) = json.loads(run("nodes", "list", "--json"))
     assert (node["node"], node["up"]) == (1, True)
     shown = json.loads(run("nodes", "show", "1", "--json"))
-    assert [log["log"] for log in shown["logs"]] == ["/orders/eu", "/other"]
+    assert [log["log"] for log in shown["logs"]] == ["/orders/eu", "/other", "/trimmed"]
     assert "/orders/eu" in run("nodes", "show", "1")
     assert "there are 1" in run("nodes", "show", "9", exit_code=1)
 
@@ -104,3 +106,30 @@ def test_nodesets_tile_the_epochs():
     history = [EpochNodes(1, [1, 2, 3], 3, 1), EpochNodes(4, [1, 2], 2, 1)]
     rows = epoch_rows(EpochsReply(9, 7, 5, 0, 1, 0, history))
     assert [(row["first_epoch"], row["last_epoch"]) for row in rows] == [(1, 3), (4, None)]
+
+
+def test_a_log_is_trimmed_and_read_on_from_there(run):
+    told = json.loads(run("logs", "trim", "trimmed", "e1n2", "--yes", "--json"))
+    assert told == {"lsn": "e1n2", "nodes": [1], "missing": {}}
+    lines = run("tail", "trimmed", "--format", "json", "--gaps").splitlines()
+    told = [json.loads(line) for line in lines]
+    assert next(each["gap"] for each in told if "gap" in each) == "trim"
+    assert [each["value"] for each in told if "value" in each] == ["3"]
+    assert "past that" in run("logs", "trim", "trimmed", "e99n1", "--yes", exit_code=1)
+    assert "no log" in run("logs", "trim", "nowhere", "e1n9", "--yes", exit_code=1)
+
+
+def test_where_a_time_lies_and_where_a_log_begins_and_ends(run):
+    ends = json.loads(run("logs", "extent", "orders/eu", "--json"))
+    assert (ends["first"], ends["trim"]) == (ends["last"], None)
+    assert ends["first"]["lsn"] == "e1n1"
+    assert ends["bytes"] > 0
+    assert "first record e1n1" in run("logs", "extent", "orders/eu")
+    assert run("logs", "find", "orders/eu", "--time", "1d").split() == ["e1n1"]
+    found = json.loads(run("logs", "find", "orders/eu", "--time", "2200-01-01", "--json"))
+    assert found["lsn"] > ends["last"]["lsn"]
+    assert not found["is_partial"]
+    assert "say what to find" in run("logs", "find", "orders/eu", exit_code=1)
+    assert "is no time" in run("logs", "find", "orders/eu", "--time", "2200-13-01", exit_code=1)
+    assert run("tail", "orders/eu", "--from", "1d").split() == ["1"]
+    assert run("tail", "orders/eu", "--from", "2200-01-01") == ""

@@ -20,6 +20,16 @@ from cordwood.errors import (
     RecordTooLarge,
 )
 from cordwood.layout import message
+from cordwood.layout.log_questions import (
+    AskExtent,
+    AskSize,
+    AskTime,
+    ExtentReply,
+    SizeReply,
+    TimeReply,
+    Trim,
+    TrimReply,
+)
 from cordwood.layout.message import (
     AppendFault,
     AskDirectory,
@@ -105,6 +115,10 @@ GROUP = GroupReply("billing", 3, {"m1": ["/orders"]}, {"/orders": "m1"}, {"/orde
 STAGE = bytes(range(16))
 SHARE = Share(9, "/orders", [BlockPlace(STAGE, [1, 2, 3], 2, 4)])
 CALLS: list[Call] = [
+    Trim(9, lsn(3, 1), lsn(3, 2)),
+    AskTime(9, -1, lsn(3, 2), True),
+    AskExtent(9, lsn(3, 2)),
+    AskSize(9, -(1 << 62), 1 << 62),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
     AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskGroups("billing"),
@@ -128,6 +142,10 @@ REPLIES: list[Reply] = [
     PublicationReply(
         2**62, 2, 7, 3, 2, False, [SHARE], {"/orders": (lsn(4, 1), lsn(4, 2))}, 64 << 20
     ),
+    TrimReply(lsn(3, 2)),
+    TimeReply(lsn(1, 1), lsn(3, 1), lsn(3, 2)),
+    ExtentReply(lsn(1, 1), lsn(1, 2), 5, lsn(3, 2), 7),
+    SizeReply(1 << 40),
     EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],

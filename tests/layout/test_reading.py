@@ -80,7 +80,7 @@ GOLDEN_GAPS = bytes.fromhex(
 GOLDEN_READING = bytes.fromhex("040302010200000002000000010000003433323100000000")
 GOLDEN_WINDOW = bytes.fromhex("040302010000000006000000050000002827262524232221")
 GOLDEN_STOP = bytes.fromhex("0403020100000000")
-GOLDEN_HEAD = bytes.fromhex("040302010100000004000000030000000200000001000000")
+GOLDEN_HEAD = bytes.fromhex("0403020101000000040000000300000002000000010000000300000001000000")
 
 BLOCK = (
     pack_header(
@@ -118,7 +118,7 @@ def test_golden_bytes() -> None:
     )  # fmt: skip
     assert pack_stop(0x01020304) == GOLDEN_STOP
     assert read_stop(memoryview(GOLDEN_STOP)) == 0x01020304
-    head = BlocksHead(0x01020304, 1, make_lsn(3, 4), make_lsn(1, 2))
+    head = BlocksHead(0x01020304, 1, make_lsn(3, 4), make_lsn(1, 2), make_lsn(1, 3))
     assert blocks_head(head) == GOLDEN_HEAD
     assert len(GOLDEN_HEAD) == BLOCKS_HEAD_BYTES
 
@@ -161,7 +161,7 @@ def test_an_answer_comes_back(stream: int, status: ReadStatus, released: int, ve
 
 def test_blocks_come_back_as_they_travelled() -> None:
     head, (block,) = read_blocks_frame(memoryview(BLOCKS))
-    assert head == BlocksHead(0x01020304, 1, make_lsn(3, 4), make_lsn(1, 2))
+    assert head == BlocksHead(0x01020304, 1, make_lsn(3, 4), make_lsn(1, 2), make_lsn(1, 3))
     assert bytes(block.wire) + bytes(block.body) == BLOCK
     bodiless = memoryview(BLOCKS[: -len(b"body")])
     (only,) = read_heads_frame(bodiless)[1]

@@ -51,5 +51,5 @@ def test_what_is_none_of_ours_is_refused(body: bytes) -> None:
 
 
 def test_a_trim_comes_back() -> None:
-    record = TrimRecord(7, (3 << 32) + 9)
+    record = TrimRecord(7, (3 << 32) + 9, (3 << 32) + 12)
     assert read_shard_record(memoryview(pack_trim(record))) == record

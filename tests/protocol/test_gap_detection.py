@@ -357,3 +357,37 @@ def test_any_arrival_order_from_any_copies_gives_one_tiling(runs, chance, skip) 
         expected = taken.last + 1
     assert reader.is_done, "each block is on a speaking node, so nothing may stall"
     assert isinstance(chance, random.Random)
+
+
+class TestTrim:
+    def test_one_gap_up_to_the_trim_point_and_what_is_here_of_it_goes(self) -> None:
+        reader = buffer()
+        for first in (1, 3, 5, 7):
+            reader.on_block(block(1, first, first + 1))
+        assert drain(reader)[:1] == ["e1n1..e1n2"]
+        reader = buffer()
+        for first in (1, 3, 5, 7):
+            reader.on_block(block(1, first, first + 1))
+        assert reader.on_trim(make_lsn(1, 5))
+        assert drain(reader) == ["trim e1n1..e1n5", "e1n6..e1n6", "e1n7..e1n8"]
+        assert [item.header.first & ESN_MAX for item in reader.take_passed()] == [1, 3]
+        assert reader.take_passed() == []
+
+    def test_it_runs_over_ends_of_epochs_and_is_cut_at_until(self) -> None:
+        reader = buffer(until=make_lsn(3, 4))
+        reader.on_trim(make_lsn(5, 2))
+        assert drain(reader) == ["trim e1n1..e3n4"]
+        assert reader.is_done
+
+    def test_one_below_next_says_nothing(self) -> None:
+        reader = buffer(make_lsn(2, 7))
+        assert not reader.on_trim(make_lsn(2, 6))
+        assert drain(reader) == []
+
+    def test_silence_below_it_is_no_loss_and_a_rewind_does_not_forget_it(self) -> None:
+        reader = buffer()
+        reader.on_trim(make_lsn(1, 9))
+        reader.rewind()
+        for node in NODES:
+            reader.on_marker(NodeId(node), make_lsn(1, 12))
+        assert drain(reader) == ["trim e1n1..e1n9", "data_loss e1n10..e1n11"]

@@ -12,6 +12,11 @@ One event a line; each line comes one millisecond after the one before::
     w1 send c d                     an append that goes on …
     w1 ack c e1n3 e1n4              … and ends, named by its first payload
     w1 fail c | w1 lose c           … or fails, or ends with unknown outcome (`… c Fenced`)
+    w1 trims e1n4                   a client is about to trim
+    w1 trimmed e1n4 n1 n2           … and is told that these nodes have
+    n1 trims e1n4                   a node has, durably
+    n1 retains e1n4 5               … is about to, as its log keeps records for 5 s
+    w1 finds 7 e1n4 upto e1n9 [early]   find_time of append time 7 µs; it may lie too early
     w1 told Overloaded              another call of it ended with this error
     w1#2 send e within 5            session 2 of w1; a deadline of 5 s
     w1 put f @ e1n5 as 7/2          through producer 7 in its epoch 2 (`send f as 7/2`)
@@ -19,9 +24,10 @@ One event a line; each line comes one millisecond after the one before::
     s1 releases e1n4                a sequencer
     w1 asks | w1 tail e1n4          a question for the tail; its answer
     r1 from e1n1 [to e1n9]          a reader starts
-    r1 e1n1=a e1n2=b e1n3-e2n0=bridge   … is given records and gaps
+    r1 e1n1=a~7 e1n2=b e1n3-e2n0=bridge   ~7: of append time 7 µs; … is given records and gaps
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
+    n1@rack1 trim=e1n2 e1n3=a       … of a node that has trimmed
     n1 stores e1n1-e1n4 e1n5        what a node says is durable
     group g gen=2 a:m1/1=e1n3 b:m2/2   the store has consumer g in generation 2: log a is m1's
                                     since generation 1, and stands at e1n3
@@ -77,6 +83,13 @@ from cordwood.sim.history import (
     RunStarted,
     SlotKind,
     TailAnswered,
+)
+from cordwood.sim.position_events import (
+    NodeTrimmed,
+    RetentionTrims,
+    TimeFound,
+    TrimAnswered,
+    TrimAsked,
 )
 
 STEP_US = 1000
@@ -149,10 +162,17 @@ class _Stage:
             for word in words[2:]:
                 first, last = _span(word)
                 self.add(BlockStored(self.time_us, int(words[0][1:]), self.log, first, last))
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["retains"]:
+            node, lsn, kept_us = int(words[0][1:]), parse_lsn(words[2]), int(words[3]) * 10**6
+            self.add(RetentionTrims(self.time_us, node, self.log, lsn, "time", kept_us))
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["trims"]:
+            node, lsn = int(words[0][1:]), parse_lsn(words[2])
+            self.add(NodeTrimmed(self.time_us, node, self.log, lsn))
         elif re.match(r"n\d", words[0]):
             node, rack = words[0][1:].split("@")
+            trim = parse_lsn(words.pop(1)[5:]) if words[1:] and words[1][:5] == "trim=" else 0
             slots = tuple(_slots(word) for word in words[1:])
-            self.add(NodeDumped(self.time_us, int(node), rack, self.log, slots))
+            self.add(NodeDumped(self.time_us, int(node), rack, self.log, slots, trim))
         else:
             raise AssertionError(f"no such line: {' '.join(words)}")
 
@@ -261,6 +281,17 @@ class _Stage:
         elif verb == "lose":
             error = words[1] if words[1:] else "OutcomeUnknown"
             self.add(AppendUnknown(self.time_us, self.ops[words[0]], error))
+        elif verb == "finds":
+            lsn, tail = parse_lsn(words[1]), parse_lsn(words[3])
+            is_exact = "early" not in words
+            wanted_us = int(words[0])
+            self.add(TimeFound(self.time_us, client, self.log, wanted_us, lsn, tail, is_exact))
+        elif verb == "trims":
+            self.add(TrimAsked(self.time_us, client, self.log, parse_lsn(words[0])))
+        elif verb == "trimmed":
+            nodes = tuple(int(word[1:]) for word in words[1:])
+            done = TrimAnswered(self.time_us, client, self.log, parse_lsn(words[0]), nodes)
+            self.add(done)
         elif verb == "told":
             self.add(CallFailed(self.time_us, client, "tail", words[0]))
         else:
@@ -282,7 +313,8 @@ class _Stage:
         first, last = _span(place)
         if what in GAPS:
             return GapDelivered(self.time_us, who, first, last, GapKind(what))
-        return RecordDelivered(self.time_us, who, first, mark(what))
+        what, _, append_us = what.partition("~")
+        return RecordDelivered(self.time_us, who, first, mark(what), int(append_us or 0))
 
 
 CLAUSES = ("@", "within", "as", "expects")

@@ -19,7 +19,7 @@ from cordwood.errors import (
     RecordTooLarge,
 )
 from cordwood.lsn import LSN_MAX, make_lsn
-from cordwood.sim import history
+from cordwood.sim import history, position_events
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -72,6 +72,14 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.idled(3, 2.5, 100)
     recorder.group_changed("g", 2, {"/log": ("m1", 1)}, {"/log": make_lsn(1, 2)})
     recorder.positions_saved("g", "m1", {"/log": make_lsn(1, 2)}, invoked_us=0)
+    recorder.add(position_events.TrimAsked(recorder.now_us, "w1", 1, make_lsn(1, 1)))
+    recorder.add(position_events.TrimAnswered(recorder.now_us, "w1", 1, make_lsn(1, 1), (1, 3)))
+    recorder.add(
+        position_events.RetentionTrims(recorder.now_us, 3, 1, make_lsn(1, 1), "time", 5, 6)
+    )
+    found = (7, make_lsn(1, 2), make_lsn(1, 3), True)
+    recorder.add(position_events.TimeFound(recorder.now_us, "w1", 1, *found))
+    recorder.add(position_events.NodeTrimmed(recorder.now_us, 3, 1, make_lsn(1, 1)))
     recorder.call_failed("w1", "tail", NoSequencer("nobody"))
     recorder.read_started("r1", 1, make_lsn(1, 1), until=make_lsn(1, 9))
     recorder.record_delivered("r1", make_lsn(1, 1), payload)

@@ -89,9 +89,9 @@ class TestWords:
     def test_marks_and_places_are_said_as_people_write_them(self):
         history = play(BAD)
         record = next(e for e in history if isinstance(e, RecordDelivered))
-        assert event_words(record).endswith("s  record reader=r1 lsn=e1n1 payload=w/a")
+        assert event_words(record).endswith("s  record reader=r1 lsn=e1n1 payload=w/a append_us=0")
         dump = next(e for e in history if isinstance(e, NodeDumped))
-        assert event_words(dump).endswith("node=1 rack=rack1 log=1 slots=1 blocks")
+        assert event_words(dump).endswith("node=1 rack=rack1 log=1 slots=1 blocks trim=e0n0")
 
     def test_a_promise_is_said_in_one_line(self):
         for invariant in CHECKERS:

@@ -47,6 +47,38 @@ class Sent:
         self.frames = len(found)
 
 
+class TestTrimmed:
+    def test_a_reader_below_the_trim_point_is_told_at_once_whatever_its_window(self) -> None:
+        async def scenario() -> None:
+            cache, end = cache_of(1, 2, 5), ReaderEnd()
+            cache.log(LOG).trim_to(at(4))
+            streams = ReadStreams(LogReader(cache))
+            streams.start(end.connection, replace(ALL, window_high=at(2)))
+            await pumped()
+            assert end.blocks() == [(BlocksHead(1, 0, at(5), at(5), at(4)), [])]
+            streams.move_window(end.connection, 1, LSN_MAX, 1 << 40)
+            await pumped()
+            ((head, blocks),) = end.blocks()
+            assert (head.trim, [each.header.first for each in blocks]) == (at(4), [at(5)])
+
+        run(scenario)
+
+    def test_a_reader_that_waits_is_told_of_a_trim_past_it(self) -> None:
+        async def scenario() -> None:
+            cache, end = cache_of(1, 2, 5), ReaderEnd()
+            streams = ReadStreams(LogReader(cache))
+            streams.start(end.connection, replace(ALL, window_high=at(1)))
+            await pumped()
+            assert [head.next for head, _ in end.blocks()] == [at(2)]
+            cache.log(LOG).trim_to(at(4))
+            streams.on_change(LOG)
+            streams.on_change(LOG)
+            await pumped()
+            assert [head for head, _ in end.blocks()] == [BlocksHead(1, 0, at(5), at(5), at(4))]
+
+        run(scenario)
+
+
 class TestWhatIsSent:
     def test_a_stream_is_answered_then_sends_all_that_is_released_and_how_far_it_came(
         self,

@@ -11,7 +11,7 @@ from made_blocks import LOG, OWNER, PATH, Made, at, open_shard, packed, payload,
 from wal_memory_disk import MemoryDisk
 
 from cordwood.block import BlockKind
-from cordwood.errors import Corrupt, Fenced, Malformed, Overloaded, Retryable
+from cordwood.errors import Corrupt, Fenced, Malformed, Overloaded, Rejected, Retryable
 from cordwood.layout.message import SealReply
 from cordwood.layout.waves import Refusal, StoreRefusal
 from cordwood.storage.log_cache import EpochEnd
@@ -457,12 +457,13 @@ class TestTrim:
             blocks = [packed(at(1), count=2), packed(at(3), count=2), packed(at(5))]
             made.store(*blocks)
             await turns()
-            await made.shard.trim(LOG, at(3))
+            await made.shard.trim(LOG, at(3), at(4))
             assert made.held() == blocks[1:], "a block goes when its last LSN is trimmed"
-            await made.shard.trim(LOG, at(1))
+            await made.shard.trim(LOG, at(1), at(4))
             assert made.shard.cache.log(LOG).trim == at(3), "it never falls"
             await made.open()
-            assert made.shard.cache.log(LOG).trim == at(3)
+            held = made.shard.cache.log(LOG)
+            assert (held.trim, held.released, held.lngs[1]) == (at(3), at(4), at(4))
             assert made.held() == blocks[1:]
 
         run(scenario)
@@ -470,7 +471,7 @@ class TestTrim:
     def test_a_store_below_it_succeeds_and_stores_nothing(self) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            await made.shard.trim(LOG, at(2))
+            await made.shard.trim(LOG, at(2), at(2))
             used = made.shard.wal.used_bytes
             assert made.store(packed(at(1)), packed(at(2))) == [()]
             assert (made.held(), made.shard.wal.used_bytes) == ([], used)
@@ -482,6 +483,15 @@ class TestTrim:
 
         run(scenario)
 
+    def test_what_is_not_released_cannot_be_trimmed(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new()
+            with pytest.raises(Rejected, match="released up to e1n4"):
+                await made.shard.trim(LOG, at(5), at(4))
+            assert made.shard.cache.log(LOG).trim == 0
+
+        run(scenario)
+
     def test_an_epoch_that_is_all_trimmed_has_not_to_be_purged(self) -> None:
         async def scenario() -> None:
             made = await Made.new()
@@ -489,7 +499,7 @@ class TestTrim:
             await turns()
             made.shard.release(LOG, at(9, epoch=5))
             assert made.shard.unclean_epochs(LOG) == ([1, 3], 4)
-            await made.shard.trim(LOG, at(4, epoch=2))
+            await made.shard.trim(LOG, at(4, epoch=2), at(9, epoch=5))
             assert made.shard.unclean_epochs(LOG) == ([3], 4)
 
         run(scenario)

@@ -133,6 +133,33 @@ def test_what_was_flushed_outlives_the_process(play: Play) -> None:
     play(scenario)
 
 
+def test_what_is_cut_out_is_gone_and_gives_its_space_back(play: Play) -> None:
+    async def scenario(start: Start) -> None:
+        tables = start()
+        await tables.open()
+        await tables.create("t")
+        for _ in range(3):  # a file each, with rows that stand in all of them
+            rows = [
+                (b"%c%03d" % (kind, n), random.randbytes(1000))
+                for kind in b"abc"
+                for n in range(50)
+            ]
+            await tables.write("t", rows)
+            await tables.flush("t")
+        before = await tables.disk_bytes()
+        await tables.cut("t", [(b"a", b"b"), (b"c", b"d")])
+        found, _ = await scan(tables, "t", rows_max=1000)
+        assert [key for key, _ in found] == [b"b%03d" % n for n in range(50)]
+        assert await tables.disk_bytes() < before / 4
+        await tables.close()
+        tables = start()
+        await tables.open()
+        assert (await scan(tables, "t", rows_max=1000))[0] == found
+        await tables.close()
+
+    play(scenario)
+
+
 def test_large_values_and_many_rows_come_back(play: Play) -> None:
     async def scenario(start: Start) -> None:
         chance = random.Random(7)

@@ -146,6 +146,9 @@ class MemoryDisk:
         start = f"{path}/"
         return sorted(each.removeprefix(start) for each in self.small if each.startswith(start))
 
+    async def space(self, path: str) -> tuple[int, int]:
+        return 1 << 39, 1 << 40
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         raise NotImplementedError
 

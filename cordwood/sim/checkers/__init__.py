@@ -49,7 +49,9 @@ from cordwood.sim.checkers.sessions import (
     check_session_order,
     check_tail,
 )
+from cordwood.sim.checkers.times import check_find_time
 from cordwood.sim.checkers.told_errors import check_told_errors
+from cordwood.sim.checkers.trims import check_trims
 from cordwood.sim.checkers.validity import Validity, run_is_valid
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import Event
@@ -83,6 +85,8 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S14": check_release_is_replicated,
         "S15": check_copies,
         "S17": check_own_disk,
+        "S18": check_trims,
+        "S20": check_find_time,
         "S21": check_producers,
         "S22": check_groups,
         "S24": check_consumers,
@@ -102,9 +106,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
         "S16": "repair of corrupt copies; that damage is never told as absence, S2, S3 and S7 say",
-        "S18": "trim and retention",
         "S19": "the object tier",
-        "S20": "find_time",
         "S23": "transactions, if they are ever shipped",
         "S27": "cluster configuration that changes while the cluster runs",
         "S28": "authentication and access rules",

@@ -88,7 +88,9 @@ def _passed_over(
         log = logs.get(name)
         if log is None:
             continue
-        for ack in evidence.acks_within(log, 0, position - 1):
+        # What was trimmed is passed over, and said to be.
+        trim = evidence.trim_asked(log, len(evidence.events))
+        for ack in evidence.acks_within(log, trim + 1, position - 1):
             if ack.lsn not in given[log]:
                 text = f"{ack.payload.id} is below {consumer}'s position, and it was not given"
                 yield Violation(

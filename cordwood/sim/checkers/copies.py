@@ -1,7 +1,8 @@
 """S15: when a run is over, every released slot has its copies, in enough racks.
 
 Released is all up to the highest place that was acknowledged, delivered, released
-or (with its bridge) recovered. A node that left no dump holds nothing.
+or (with its bridge) recovered. A node that left no dump holds nothing. What some node has
+trimmed is owed no copies any more.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
     """One violation for each run of neighbouring ranges that lack copies alike."""
     run: list[int] = []
     reason = ""
+    trim = evidence.trim_held(log)
     for lsn, is_record in sorted(_places(evidence, log, disk).items()):
+        if lsn <= trim:
+            continue
         now = _lack(evidence, disk.at(lsn), is_record)
         if run and now != reason:
             yield _lacks(evidence, log, run, reason)
@@ -73,8 +77,10 @@ def _places(evidence: Evidence, log: int, disk: Disk) -> dict[int, bool]:
     if log in evidence.stores:
         clean = evidence.stores[log].last_clean(len(evidence.events))
         highest = max(highest, make_lsn(clean, ESN_MAX) if clean else 0)
+    trim = evidence.trim_held(log)
     for piece in disk.within(0, highest):
-        places.setdefault(piece.first, piece.holds_data)
+        # A block that was trimmed in part is looked at where it is still owed.
+        places.setdefault(max(piece.first, min(trim + 1, piece.last)), piece.holds_data)
     return places
 
 

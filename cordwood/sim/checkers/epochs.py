@@ -115,6 +115,8 @@ def _collect(evidence: Evidence, log: int) -> dict[int, list[_Bridge]]:
             if gap.kind is GapKind.BRIDGE and place >> 32 and place <= gap.last:
                 bridges[place >> 32].append(_Bridge(place, gap.first != due_inside, gap))
                 due_inside = gap.last + 1
+            elif gap.kind is GapKind.TRIM:
+                due_inside = gap.last + 1  # a trim point may lie inside a bridge
     return bridges
 
 

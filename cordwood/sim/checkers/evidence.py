@@ -39,6 +39,7 @@ from cordwood.sim.history import (
     RunStarted,
     TailAnswered,
 )
+from cordwood.sim.position_events import RetentionTrims, TrimAsked
 
 AppendEnd: TypeAlias = AppendOk | AppendFailed | AppendUnknown
 Delivery: TypeAlias = RecordDelivered | GapDelivered
@@ -164,6 +165,22 @@ class EpochStore:
         return None if cleaned is None else max(cleaned.tail, make_lsn(epoch, 0))
 
 
+class Trims:
+    """Trims of one log that somebody or its retention asked for, by position."""
+
+    def __init__(self) -> None:
+        self._at: list[int] = []
+        self._max: list[int] = []
+
+    def on_asked(self, at: int, event: TrimAsked | RetentionTrims) -> None:
+        """Take one more."""
+        _push_max(self._at, self._max, at, event.lsn)
+
+    def highest(self, at: int) -> int:
+        """The highest LSN that anybody asked to trim before `at`, 0 if nobody did."""
+        return _max_before(self._at, self._max, at)
+
+
 def _push_max(places: list[int], highest: list[int], at: int, value: int) -> None:
     places.append(at)
     highest.append(max(value, highest[-1]) if highest else value)
@@ -226,6 +243,7 @@ class Evidence:
         self.stores: dict[int, EpochStore] = {}
         self.releases: dict[int, Releases] = {}
         self.tails: list[TailAnswered] = []
+        self.trims: dict[int, Trims] = {}
         self.healed_at: int | None = 0
         self.end_us = events[-1].time_us if events else 0
         self._by_op: dict[int, Append] = {}
@@ -253,6 +271,16 @@ class Evidence:
         append, index = origin
         return append.invoked.log == log and append.invoked.payloads[index] == payload
 
+    def trim_asked(self, log: int, at: int) -> int:
+        """The highest LSN of a log that anybody asked to trim before `at`, 0 if nobody did."""
+        trims = self.trims.get(log)
+        return trims.highest(at) if trims is not None else 0
+
+    def trim_held(self, log: int) -> int:
+        """The highest trim point of a log on any node when all was over, 0 if none."""
+        disk = self.disks.get(log)
+        return max((dump.trim for dump in disk.dumps), default=0) if disk is not None else 0
+
     def acks_within(self, log: int, first: int, last: int) -> list[Ack]:
         """The acknowledged records of `[first, last]`, by LSN."""
         acks = self.acks.get(log, [])
@@ -277,6 +305,8 @@ class Evidence:
             Released: lambda at, e: self.releases.setdefault(e.log, Releases()).on_released(at, e),
             TailAnswered: lambda _, e: self.tails.append(e),
             NodeDumped: lambda _, e: self._dumps[e.log].append(e),
+            TrimAsked: self._on_trim,
+            RetentionTrims: self._on_trim,
             FaultStruck: self._on_fault,
             FaultsHealed: self._on_healed,
         }
@@ -336,6 +366,9 @@ class Evidence:
             raise _malformed(at, f"reader {event.reader} has no open read")
         read.ended = event
         read.ended_at = at
+
+    def _on_trim(self, at: int, event: TrimAsked | RetentionTrims) -> None:
+        self.trims.setdefault(event.log, Trims()).on_asked(at, event)
 
     def _on_fault(self, at: int, event: FaultStruck) -> None:
         self.healed_at = None

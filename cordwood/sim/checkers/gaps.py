@@ -1,8 +1,8 @@
 """S7: a gap says why there are no records, and the reason is true.
 
-Trim, access rules and the removal of logs are not built yet, so nothing in a
-history can justify a gap of those kinds; the issue that brings the feature
-brings the event that does.
+Access rules are not built yet, and nothing in a history tells of the removal of logs, so
+nothing can justify a gap of those kinds; the issue that brings the feature brings the
+event that does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def check_gaps_are_true(evidence: Evidence) -> list[Violation]:
         GapKind.BRIDGE: _bridge,
         GapKind.HOLE: _hole,
         GapKind.DATA_LOSS: _data_loss,
+        GapKind.TRIM: _trim,
     }
     for read in evidence.reads:
         for at, gap in read.gaps():
@@ -74,6 +75,15 @@ def _data_loss(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> It
         yield _false(read, gap, "the run stayed within what the replication survives")
     else:
         yield from _held(evidence, read, gap)
+
+
+def _trim(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
+    """A trim covers nothing that nobody asked to trim."""
+    asked = evidence.trim_asked(read.log, at)
+    if not asked:
+        yield from _groundless(evidence, read, at, gap)
+    elif gap.last > asked:
+        yield _false(read, gap, f"nobody asked to trim more than up to {format_lsn(asked)}")
 
 
 def _held(evidence: Evidence, read: Read, gap: GapDelivered) -> Iterator[Violation]:

@@ -17,6 +17,10 @@ PERMANENT = frozenset({GapKind.HOLE, GapKind.BRIDGE})
 """Gaps that say what a slot is for ever; the other kinds say what is left of it now."""
 
 
+GONE = frozenset({GapKind.DATA_LOSS, GapKind.TRIM})
+"""Gaps where an acknowledged record may have been."""
+
+
 class Ranges:
     """Ranges of LSNs, both ends included, that can be asked for a place in O(log n)."""
 
@@ -36,14 +40,12 @@ def check_acked_is_read(evidence: Evidence) -> list[Violation]:
     """S2: a reader that passes an acknowledged record delivers it.
 
     A reader that ended at the tail has passed everything acknowledged before its
-    end. Data loss that is said aloud is S7's, another record there is S1's.
+    end. Data loss and trims that are said aloud are S7's, another record there is S1's.
     """
     found: list[Violation] = []
     for read in evidence.reads:
         given = {record.lsn for _, record in read.records()}
-        lost = Ranges(
-            (gap.first, gap.last) for _, gap in read.gaps() if gap.kind is GapKind.DATA_LOSS
-        )
+        lost = Ranges((gap.first, gap.last) for _, gap in read.gaps() if gap.kind in GONE)
         at_tail = read.ended is not None and read.ended.reason is EndReason.TAIL
         missing: list[Ack] = []
         last = LSN_MAX if at_tail else read.passed

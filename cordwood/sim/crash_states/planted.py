@@ -35,6 +35,7 @@ from cordwood.storage.flusher import Flusher
 from cordwood.storage.log_cache import Batch
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.partition import Partition
+from cordwood.storage.partition_drops import PartitionDrops
 from cordwood.storage.shard import Shard
 from cordwood.storage.wal import Wal
 from cordwood.storage.wal_blocks import WalBlock
@@ -278,21 +279,22 @@ def _flush_forgets_states() -> Plant:
 
 
 def _trim_not_written() -> Plant:
-    async def trim(self: Shard, log: int, lsn: int) -> None:
+    async def trim(self: Shard, log: int, lsn: int, released: int) -> int:
         self.cache.log(log).trim_to(lsn)
+        return lsn
 
     return [(Shard, "trim", trim)]
 
 
 def _table_dropped_before_metadata() -> Plant:
-    original = LogsStore._drop
+    original = PartitionDrops._drop
 
-    async def drop(self: LogsStore, partition: Partition, logs: Any) -> None:
+    async def drop(self: PartitionDrops, partition: Partition, parts: Any) -> None:
         await self._tables.drop(partition.table)
         await self._tables.create(partition.table)
-        await original(self, partition, logs)
+        await original(self, partition, parts)
 
-    return [(LogsStore, "_drop", drop)]
+    return [(PartitionDrops, "_drop", drop)]
 
 
 # ---- a node's first start ----

@@ -101,6 +101,9 @@ class RecordingDisk:
     async def list_dir(self, path: str) -> list[str]:
         return await self.inner.list_dir(path)
 
+    async def space(self, path: str) -> tuple[int, int]:
+        return await self.inner.space(path)
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         lock = self.inner.lock_dir(path, owner)
         place = posixpath.join(plain_path(path), "lock")

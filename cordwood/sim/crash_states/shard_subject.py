@@ -484,7 +484,7 @@ class ShardScript:
         lsn = sent[-1] if is_all else self._chance.choice(sent)
         self._log.waive(TrimAsked(log, lsn))
         try:
-            await self._shard.trim(log, lsn)
+            await self._shard.trim(log, lsn, lsn)
         except Overloaded:
             return
         self._probes["a trim was answered"] += 1

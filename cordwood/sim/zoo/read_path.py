@@ -205,6 +205,10 @@ def _saved_before(right: Any) -> Any:
     return read
 
 
+def _trim_is_silence(right: Any) -> Any:
+    return lambda self, trim: False
+
+
 BUGS = (
     PlantedBug("reader-skips", "a reader leaves out a block now and then",
                changed({f"{_BUFFER}.take": _skips})),
@@ -230,6 +234,8 @@ BUGS = (
                changed({f"{_BUFFER}._knows_upto": _one_farther})),
     PlantedBug("bridge-swallows-first", "a bridge covers the first record of the next epoch too",
                changed({f"{_BUFFER}._deliver": _bridge_too_long})),
+    PlantedBug("trim-is-loss", "a reader takes what was trimmed for lost",
+               changed({f"{_BUFFER}.on_trim": _trim_is_silence})),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
                changed({f"{_SENDERS}._grant": instead(lambda self, source: None)})),
     PlantedBug("window-update-lost", "a node never hears that a reader's window moved",

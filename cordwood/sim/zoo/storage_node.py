@@ -81,6 +81,38 @@ def _never_purges(right: Any) -> Any:
     return property(lambda self: self.released)
 
 
+def _trims_too_much(right: Any) -> Any:
+    def on_trimmed(self: Any, record: Any) -> None:
+        # Up to the end of the block that the trim point is in.
+        inside = self.cache.log(record.log).at(self.cache.log(record.log).index_from(record.lsn))
+        last = inside.header.last if inside is not None else record.lsn
+        right(self, record._replace(lsn=max(record.lsn, last)))
+
+    return on_trimmed
+
+
+def _restart_forgets_trims(right: Any) -> Any:
+    def replay(self: Any, offset: int, body: memoryview) -> None:
+        before = {log: held.trim for log, held in self.cache.logs.items()}
+        right(self, offset, body)
+        for log, held in self.cache.logs.items():
+            held.trim = before.get(log, 0)
+
+    return replay
+
+
+def _edge_is_older(right: Any) -> Any:
+    async def directory(self: Any, log: int) -> Any:
+        # As if a partition ended one microsecond before its last block.
+        found = await right(self, log)
+        return [
+            (partition, entry._replace(last_us=max(entry.first_us, entry.last_us - 1)))
+            for partition, entry in found
+        ]
+
+    return directory
+
+
 async def _empty_disk_taken(self: Any) -> None:
     return
 
@@ -102,6 +134,12 @@ BUGS = (
                changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier})),
     PlantedBug("first-copy-stays", "a copy is never replaced by one that counts more",
                changed({f"{_CACHED}._replace": instead(lambda self, at, block: False)})),
+    PlantedBug("trims-too-much", "a node trims all of the block that a trim point is in",
+               changed({f"{_SHARD}._on_trimmed": _trims_too_much})),
+    PlantedBug("time-off-by-one", "find_time takes a partition's last block for an older one",
+               changed({"storage.logs_store:LogsStore.directory": _edge_is_older})),
+    PlantedBug("restart-forgets-trims", "a node forgets its trim points when it restarts",
+               changed({f"{_SHARD}._replay": _restart_forgets_trims})),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
                changed({f"{_CACHED}.readable": _never_purges})),
 )  # fmt: skip

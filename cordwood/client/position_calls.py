@@ -1,0 +1,125 @@
+"""The client's calls about places in a log, and about trimming it; `Store` has them.
+
+Source: LogDevice digest 1 ("Positions"); design.md §7.
+"""
+
+from __future__ import annotations
+
+from cordwood.client.positions import Extent, KeyPlace, Place, Point, Positions, Size, Trimmed
+from cordwood.client.record_check import Timestamp, to_us
+from cordwood.errors import BadSetting, Unreachable
+from cordwood.lsn import ESN_MAX, LSN_MAX, Lsn, parse_lsn
+
+Position = str | int
+"""Where to read from or to: `oldest`, `tail`, an `Lsn`, or its text (`e7n123`)."""
+
+TIME_US_MAX = 1 << 62
+"""Past every time; what is later, or as much earlier, is taken for this."""
+
+
+class PositionCalls:
+    """See the module; made by whoever inherits it, which sets `_positions`."""
+
+    _positions: Positions
+
+    async def trim(self, log: str, lsn: Position) -> Trimmed:
+        """Delete a log's records up to `lsn`, it included, for good.
+
+        A trim point never falls; readers that are below it get one TRIM gap.
+
+        Args:
+            lsn: an LSN up to the tail; `tail` for all there is now.
+        Returns:
+            Which nodes have let go of them; `is_partial` where some did not.
+        Raises:
+            Rejected: it is past the tail.
+            UnknownLog: there is no such log.
+            AccessDenied: the log wants a write token, as to append.
+            Retryable: no sequencer, or no node at all, answered.
+        """
+        position = await self._positions.tail(log) if lsn == "tail" else to_lsn(lsn)
+        return await self._positions.trim(log, position)
+
+    async def find_time(self, log: str, time: Timestamp, *, approximate: bool = False) -> Place:
+        """Where to read from to miss no record appended at `time` or later, and get no other.
+
+        Before all there is: the LSN after the trim point; after it: the next to be issued.
+
+        Args:
+            time: of appends, by the sequencers' clocks; µs since 1970, or a datetime.
+            approximate: the bounds of partitions are enough, so that it costs no read of a
+                disk; it errs to the early side then, by a partition's length at most.
+        Raises:
+            UnknownLog: there is no such log.
+            Retryable: no sequencer, or no node at all, answered.
+        """
+        return await self._positions.find_time(log, _to_us(time), approximate=approximate)
+
+    async def find_key(self, log: str, key: bytes) -> KeyPlace:
+        """Where a key lies in a log whose records have keys that do not fall.
+
+        A binary search: some 40 reads of one block each.
+
+        Raises:
+            Rejected: records have no keys.
+            CordwoodError: as `find_time`.
+        """
+        return await self._positions.find_key(log, key)
+
+    async def extent(self, log: str) -> Extent:
+        """The first and the last record and their append times, the trim point and the tail.
+
+        Raises:
+            CordwoodError: as `find_time`.
+        """
+        return await self._positions.extent(log)
+
+    async def head_attributes(self, log: str) -> tuple[Lsn, Point | None]:
+        """The trim point, and the first record above it; as `extent`."""
+        found = await self._positions.extent(log)
+        return found.trim, found.first
+
+    async def tail_attributes(self, log: str) -> Point | None:
+        """The last record that readers may see, None in an empty log; as `extent`."""
+        return (await self._positions.extent(log)).last
+
+    async def is_empty(self, log: str) -> bool:
+        """Whether a log has no record, trimmed ones left aside.
+
+        Raises:
+            Unreachable: none was found, and too few nodes answered to know.
+            CordwoodError: as `find_time`.
+        """
+        found = await self._positions.extent(log)
+        if found.is_empty and found.is_partial:
+            raise Unreachable(f"too few nodes answer to know that {log} is empty: {found.missing}")
+        return found.is_empty
+
+    async def data_size(
+        self, log: str, start: Timestamp | None = None, stop: Timestamp | None = None
+    ) -> Size:
+        """About how many bytes were appended in [start, stop), as stored, each record once.
+
+        Raises:
+            CordwoodError: as `find_time`.
+        """
+        start_us = -TIME_US_MAX if start is None else _to_us(start)
+        stop_us = TIME_US_MAX if stop is None else _to_us(stop)
+        return await self._positions.data_size(log, start_us, stop_us)
+
+
+def to_lsn(position: Position) -> int:
+    """The LSN that a position names, `oldest` and `tail` left aside.
+
+    Raises:
+        BadSetting: it is none.
+    """
+    if isinstance(position, str):
+        return parse_lsn(position)
+    if not 0 <= position <= LSN_MAX:
+        raise BadSetting(f"{position} is no LSN: they go from 0 to e{LSN_MAX >> 32}n{ESN_MAX}")
+    return position
+
+
+def _to_us(time: Timestamp) -> int:
+    return max(-TIME_US_MAX, min(TIME_US_MAX, to_us(time)))

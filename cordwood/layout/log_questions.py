@@ -1,0 +1,86 @@
+"""Messages about what one storage node holds of a log; what they add up to is the client's.
+
+Each names `until`, the tail that the log's sequencer gave: what lies above it is not looked
+at, so that all nodes speak of the same part of the log.
+
+Source: LogDevice digest 1 ("Positions"), 2.13.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cordwood.layout.message_fields import U62, AnyLsn, TimeUs
+
+
+class Trim(Struct, frozen=True, tag="trim"):
+    """Let go of a log up to `lsn`, for good; all up to `until` is released."""
+
+    log: U62
+    lsn: AnyLsn
+    until: AnyLsn
+
+
+class TrimReply(Struct, frozen=True, tag="trimmed"):
+    """The node's trim point, durable; never below what was asked."""
+
+    trim: AnyLsn
+
+
+class AskTime(Struct, frozen=True, tag="ask_time"):
+    """Where a time lies among what the node holds up to `until`.
+
+    Attributes:
+        is_exact: blocks are looked at; else the partitions' bounds are enough, and the
+            answer may lie earlier.
+    """
+
+    log: U62
+    time_us: TimeUs
+    until: AnyLsn
+    is_exact: bool
+
+
+class TimeReply(Struct, frozen=True, tag="time"):
+    """Between which of its blocks a time lies.
+
+    Attributes:
+        trim: the node's trim point.
+        before: the last LSN known to be older, the trim point at least; 0 for none.
+        at: the first LSN not known to be older, 0 for none.
+    """
+
+    trim: AnyLsn
+    before: AnyLsn
+    at: AnyLsn
+
+
+class AskExtent(Struct, frozen=True, tag="ask_extent"):
+    """Where the records of a log begin and end here, up to `until`."""
+
+    log: U62
+    until: AnyLsn
+
+
+class ExtentReply(Struct, frozen=True, tag="extent"):
+    """The first and the last record held above the trim point, 0 for none, and their times."""
+
+    trim: AnyLsn
+    first: AnyLsn
+    first_us: TimeUs
+    last: AnyLsn
+    last_us: TimeUs
+
+
+class AskSize(Struct, frozen=True, tag="ask_size"):
+    """About how many bytes of a log appended in [start, stop) the node holds."""
+
+    log: U62
+    start_us: TimeUs
+    stop_us: TimeUs
+
+
+class SizeReply(Struct, frozen=True, tag="size"):
+    """Bytes of blocks as stored, this node's copies alone."""
+
+    bytes: int

@@ -1,0 +1,14 @@
+"""Types of the fields of control messages, with the bounds that are checked on arrival."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U62 = Annotated[int, Meta(ge=1, le=2**62 - 1)]
+AnyLsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+TimeUs = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+Name = Annotated[str, Meta(max_length=255)]
+Sentence = Annotated[str, Meta(max_length=4096)]

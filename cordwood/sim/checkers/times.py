@@ -1,0 +1,54 @@
+"""S20: find_time tells where a time lies among the append times that readers saw."""
+
+from __future__ import annotations
+
+import bisect
+
+from cordwood.lsn import format_lsn
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import RecordDelivered
+from cordwood.sim.position_events import TimeFound
+
+Records = tuple[list[int], list[RecordDelivered]]
+"""LSNs, ascending, and the record at each."""
+
+
+def check_find_time(evidence: Evidence) -> list[Violation]:
+    """S20: no record below the LSN that was found is as late as the time; where the answer is
+    exact, none from there up to the tail is older. What is trimmed is no record."""
+    asked = [
+        (at, event) for at, event in enumerate(evidence.events) if isinstance(event, TimeFound)
+    ]
+    seen = {log: _records(evidence, log) for log in {event.log for _, event in asked}}
+    found: list[Violation] = []
+    for at, event in asked:
+        lsns, records = seen[event.log]
+        split = bisect.bisect_left(lsns, event.lsn)
+        start = bisect.bisect_right(lsns, evidence.trim_asked(event.log, at))
+        late = next((r for r in records[start:split] if r.append_us >= event.wanted_us), None)
+        if late is not None:
+            found.append(_wrong(event, late, "is not older and lies below"))
+        stop = bisect.bisect_right(lsns, event.tail)
+        early = next((r for r in records[split:stop] if r.append_us < event.wanted_us), None)
+        if event.is_exact and early is not None:
+            found.append(_wrong(event, early, "is older and does not lie below"))
+    return found
+
+
+def _records(evidence: Evidence, log: int) -> Records:
+    """Every record of a log of which a reader saw the append time."""
+    known: dict[int, RecordDelivered] = {}
+    for read in evidence.reads:
+        if read.log == log:
+            known.update({r.lsn: r for _, r in read.records() if r.append_us})
+    lsns = sorted(known)
+    return lsns, [known[lsn] for lsn in lsns]
+
+
+def _wrong(event: TimeFound, record: RecordDelivered, how: str) -> Violation:
+    text = (
+        f"{event.client} asked for time {event.wanted_us} and was told {format_lsn(event.lsn)}; "
+        f"{format_lsn(record.lsn)}, of time {record.append_us}, {how}"
+    )
+    return Violation("S20", text, event.log, record.lsn, (record, event))

@@ -1,0 +1,80 @@
+"""S18: trim points only rise, are durable, and never pass what was asked for or is kept.
+
+Retention goes by append times, of the sequencers' clocks, and by the node's own; both are the
+run's clock as long as no fault moves one. A record was appended after its client called.
+
+That nothing above them is deleted is S15's and S2's to see: copies are owed, and records
+must be delivered, wherever nobody trimmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cordwood.lsn import format_lsn
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import Event, FaultStruck, NodeDumped
+from cordwood.sim.position_events import NodeTrimmed, RetentionTrims, TrimAnswered
+
+CLOCKS = frozenset({"clock_step", "clock_drift"})
+"""Faults after which the run's clock is not that of the nodes."""
+
+
+def check_trims(evidence: Evidence) -> list[Violation]:
+    """S18: a trim point never falls, is kept once told, and is one that was asked for.
+
+    Or it is retention's: then nothing is younger there than the log keeps it.
+    """
+    points: dict[tuple[int, int], tuple[int, Event]] = {}
+    clocks_move = any(e.kind in CLOCKS for e in evidence.events if isinstance(e, FaultStruck))
+    found: list[Violation] = []
+    for at, event in enumerate(evidence.events):
+        match event:
+            case NodeTrimmed(_, node, log, lsn):
+                found += _moved(evidence, points, at, event, (node, log), lsn)
+            case NodeDumped(_, node, _, log, _, trim):
+                found += _moved(evidence, points, at, event, (node, log), trim)
+            case RetentionTrims(_, _, _, _, "time") if not clocks_move:
+                found += _too_young(evidence, event)
+            case TrimAnswered(_, _, log, lsn, nodes):
+                for node in nodes:
+                    known = points.get((node, log))
+                    if known is None or known[0] < lsn:
+                        points[node, log] = (lsn, event)
+            case _:
+                pass
+    return found
+
+
+def _too_young(evidence: Evidence, event: RetentionTrims) -> Iterator[Violation]:
+    """The first record that a node trims by time and its log still keeps."""
+    keeps_from_us = event.time_us - event.backlog_us
+    for ack in evidence.acks_within(event.log, 0, event.lsn):
+        called = ack.append.invoked
+        if called.time_us > keeps_from_us and ack.append.end is not None:
+            text = f"node {event.node} trims {ack.payload.id}, which is kept {event.backlog_us} us"
+            yield Violation("S18", text, event.log, ack.lsn, (called, ack.append.end, event))
+            return
+
+
+def _moved(
+    evidence: Evidence,
+    points: dict[tuple[int, int], tuple[int, Event]],
+    at: int,
+    event: NodeTrimmed | NodeDumped,
+    place: tuple[int, int],
+    lsn: int,
+) -> Iterator[Violation]:
+    """A node's trim point of a log is `lsn` now."""
+    node, log = place
+    before = points.get(place)
+    if before is not None and lsn < before[0]:
+        text = f"node {node}'s trim point fell from {format_lsn(before[0])} to {format_lsn(lsn)}"
+        yield Violation("S18", text, log, lsn, (before[1], event))
+    asked = evidence.trim_asked(log, at)
+    if lsn > asked:
+        wanted = f"up to {format_lsn(asked)}" if asked else "nothing"
+        text = f"node {node} trimmed up to {format_lsn(lsn)}; {wanted} was asked for"
+        yield Violation("S18", text, log, lsn, (event,))
+    points[place] = (lsn, event)

@@ -1,0 +1,31 @@
+"""What every event of a history has, and the fields that several kinds share.
+
+See `sim.history` for the form and for what the events mean.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from cordwood.lsn import EPOCH_MAX, LSN_MAX
+
+TimeUs: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+LsnValue: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LSN_MAX)]
+EpochValue: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
+Crc: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+
+
+class HistoryEvent(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    tag_field="event",
+    tag=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """Common to all: when it was recorded, in µs of the run's one clock."""
+
+    time_us: TimeUs

@@ -1,0 +1,65 @@
+"""What simulated clients do about places in a log: they trim, and ask where a time lies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError
+from cordwood.host.seams import Host
+from cordwood.lsn import make_lsn
+from cordwood.sim.position_events import TimeFound, TrimAnswered, TrimAsked
+
+if TYPE_CHECKING:
+    from cordwood.sim.workload import Clients
+
+AGAIN_S = 0.5
+"""Pause before a client that could not connect tries again."""
+
+
+async def find_a_time(
+    name: str, store: Store, log: str, clients: Clients, chance: random.Random
+) -> None:
+    """Ask where a time lies: mostly one at which something was appended, or just beside it."""
+    log_id = clients.log_ids[log]
+    times = clients.times.get(log_id)
+    if not times:
+        return
+    wanted_us = max(1, chance.choice(times) + chance.choice((0, 0, 0, -1, 1)))
+    approximate = chance.random() < 0.2
+    place = await store.find_time(log, wanted_us, approximate=approximate)
+    is_exact = not (approximate or place.is_partial)
+    recorder = clients.recorder
+    recorder.add(TimeFound(
+        recorder.now_us, name, log_id, wanted_us, int(place.lsn), int(place.tail), is_exact
+    ))  # fmt: skip
+
+
+async def trim_logs(name: str, clients: Clients, host: Host) -> None:
+    """Trim logs now and then, mostly little of them, until told to stop."""
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    await asyncio.sleep(chance.expovariate(1 / clients.options.trim_s))
+                    log = chance.choice(clients.options.logs)
+                    if log in clients.log_ids:
+                        await _trim(name, store, log, clients, chance)
+        except CordwoodError as error:
+            clients.told(name, "trim", error)
+            await asyncio.sleep(AGAIN_S)
+
+
+async def _trim(name: str, store: Store, log: str, clients: Clients, chance: random.Random) -> None:
+    """Trim a log somewhere: in an epoch before, inside a block, or up to its tail."""
+    tail = await store.tail(log)
+    epoch = chance.randint(1, tail.epoch) if chance.random() < 0.3 else tail.epoch
+    esn = tail.esn if chance.random() < 0.1 else int(tail.esn * chance.random() ** 2)
+    lsn = min(tail, make_lsn(epoch, esn))
+    recorder, log_id = clients.recorder, clients.log_ids[log]
+    recorder.add(TrimAsked(recorder.now_us, name, log_id, int(lsn)))
+    done = await store.trim(log, lsn)
+    recorder.add(TrimAnswered(recorder.now_us, name, log_id, int(lsn), done.nodes))

@@ -1,0 +1,69 @@
+"""Events about where a log begins: trims asked for, and trim points of nodes."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from cordwood.sim.event import HistoryEvent, LsnValue
+
+
+class TrimAsked(HistoryEvent, frozen=True, gc=False, tag="trim-asked"):
+    """A client is about to ask that all of a log up to `lsn` be trimmed."""
+
+    client: str
+    log: int
+    lsn: LsnValue
+
+
+class TrimAnswered(HistoryEvent, frozen=True, gc=False, tag="trim-answered"):
+    """It was told that these nodes have let go of it for good."""
+
+    client: str
+    log: int
+    lsn: LsnValue
+    nodes: tuple[int, ...]
+
+
+class TimeFound(HistoryEvent, frozen=True, gc=False, tag="time-found"):
+    """A client that asked where a time lies was told `lsn`.
+
+    Attributes:
+        wanted_us: the time that it asked for, an append time.
+        tail: of the log, as it was told.
+        is_exact: whether it may not lie too early.
+    """
+
+    client: str
+    log: int
+    wanted_us: int
+    lsn: LsnValue
+    tail: LsnValue
+    is_exact: bool
+
+
+class RetentionTrims(HistoryEvent, frozen=True, gc=False, tag="retention-trims"):
+    """A node is about to trim by itself, as the log's retention has it.
+
+    Attributes:
+        why: `time`, `space`.
+        backlog_us: how long the log keeps its records, 0 for ever.
+        backlog_bytes: how many bytes it keeps, 0 for all.
+    """
+
+    node: int
+    log: int
+    lsn: LsnValue
+    why: str
+    backlog_us: int = 0
+    backlog_bytes: int = 0
+
+
+class NodeTrimmed(HistoryEvent, frozen=True, gc=False, tag="node-trimmed"):
+    """A node's trim point is `lsn` from here on: its WAL has it durably."""
+
+    node: int
+    log: int
+    lsn: LsnValue
+
+
+PositionEvent: TypeAlias = TrimAsked | TrimAnswered | TimeFound | RetentionTrims | NodeTrimmed

@@ -1,0 +1,83 @@
+"""Binary search among a log's index entries in one partition: one entry a step.
+
+Blocks lie in the order of their LSNs, and what is asked for is a property that the first ones
+have and the others have not, such as being older than a time. Only blocks with records are
+asked: what recovery writes at the end of an epoch has a time that is no earlier than those of
+the records below, but may be later than those of the next epoch, which was under way by then.
+
+Source: LogDevice digest 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cordwood.block import BlockHeader, BlockKind
+from cordwood.layout import logs_db
+from cordwood.layout.logs_db import DirectoryEntry
+from cordwood.lsn import LSN_MAX
+from cordwood.storage.partition import Partition
+from cordwood.storage.tables import Tables
+
+
+async def search(
+    tables: Tables,
+    partition: Partition,
+    log: int,
+    entry: DirectoryEntry,
+    is_before: Callable[[BlockHeader], bool],
+) -> tuple[int, int]:
+    """Where in a partition a log's records stop to be `is_before`, which the first ones are.
+
+    Returns:
+        The last LSN of those that are, and the first LSN of those that are not; 0 and
+        LSN_MAX + 1 for none.
+    Raises:
+        TablesFailed, Corrupt: as `read`.
+    """
+    before, after = 0, LSN_MAX + 1
+    low, high = entry.first, entry.last
+    while low <= high:
+        middle = (low + high) // 2
+        header = await _record_from(tables, partition, log, middle)
+        if header is None:
+            high = middle - 1
+        elif is_before(header):
+            before = max(before, header.last)
+            low = header.last + 1
+        else:
+            after = min(after, header.first)
+            high = min(middle, header.first) - 1
+    return before, after
+
+
+async def last_header(
+    tables: Tables, partition: Partition, log: int, entry: DirectoryEntry, until: int
+) -> BlockHeader | None:
+    """The last of a log's blocks with records in a partition that begins up to `until`.
+
+    Raises:
+        TablesFailed, Corrupt: as `read`.
+    """
+    last, _ = await search(tables, partition, log, entry, lambda header: header.first <= until)
+    return await _record_from(tables, partition, log, last) if last else None
+
+
+async def _record_from(
+    tables: Tables, partition: Partition, log: int, lsn: int
+) -> BlockHeader | None:
+    """The first of a log's blocks with records in a partition that ends at or after `lsn`."""
+    while True:
+        rows, _ = await tables.scan(
+            partition.table,
+            logs_db.index_start(log, lsn),
+            logs_db.index_stop(log),
+            rows_max=1,
+            bytes_max=1,
+        )
+        if not rows:
+            return None
+        header = logs_db.read_head(rows[0][1]).header
+        if header.kind == BlockKind.DATA:
+            return header
+        lsn = header.last + 1

@@ -1,0 +1,118 @@
+"""Retention on a whole cluster: trim points by time and by size, and space that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster_at_hand import ClusterAtHand, read_all, simulate
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.log_attributes import LogAttributes
+from cordwood.settings import StorageSettings
+
+LOG = 1
+STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
+
+
+async def write(store, log: str, seconds: int, value: bytes = bytes(1000)) -> None:
+    for _ in range(seconds):
+        await store.append(log, value)
+        await asyncio.sleep(1)
+
+
+async def values(store, log: str) -> tuple[int, list[GapKind]]:
+    """How many records are left, and the gaps before them."""
+    found = await read_all(store, log)
+    gaps = [item.kind for item in found if isinstance(item, Gap)]
+    return sum(isinstance(item, Record) for item in found), gaps
+
+
+class TestByTime:
+    def test_what_is_too_old_goes_and_its_space_comes_back(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=LogAttributes(backlog_s=10))
+                await write(store, "log", 40)
+                left, gaps = await values(store, "log")
+                assert 10 <= left <= 20
+                assert gaps[0] is GapKind.TRIM
+                for node in cluster.running.values():
+                    assert 3 <= len(node.shard.logs.partitions) <= 9
+                    assert node.shard.logs.drops >= 5
+                    assert node.shard.logs.stored_bytes < 25_000
+                # A log that nobody appends to any more loses all it has, the newest partition too.
+                await asyncio.sleep(20)
+                assert (await values(store, "log"))[0] == 0
+                for node in cluster.running.values():
+                    assert node.shard.logs.stored_bytes == 0
+                assert await store.append("log", b"again") == (await store.tail("log"))
+
+        simulate(scenario, nodes=3, storage=STORAGE)
+
+    def test_a_log_that_keeps_everything_has_the_partitions_cut(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("short", attributes=LogAttributes(backlog_s=5))
+                await store.create_log("long")
+                for _ in range(30):
+                    await store.append("short", bytes(1000))
+                    await store.append("long", b"for ever")
+                    await asyncio.sleep(1)
+                await asyncio.sleep(30)
+                assert (await values(store, "long"))[0] == 30
+                for node in cluster.running.values():
+                    assert len(node.shard.logs.partitions) > 5, "they all hold some of it"
+                    assert node.shard.logs.stored_bytes < 12_000, "but what was trimmed is gone"
+
+        simulate(scenario, nodes=3, storage=STORAGE)
+
+    def test_attributes_that_change_take_effect(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await write(store, "log", 20)
+                assert (await values(store, "log"))[0] == 20
+                await store.log_tree.set_attributes("/", LogAttributes(backlog_s=5))
+                await asyncio.sleep(5)
+                assert (await values(store, "log"))[0] < 10
+
+        simulate(scenario, nodes=3, storage=STORAGE)
+
+
+class TestBySize:
+    def test_the_newest_bytes_stay(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=LogAttributes(backlog_bytes=10_000))
+                await write(store, "log", 40)
+                left, gaps = await values(store, "log")
+                assert 9 <= left <= 20
+                assert gaps[0] is GapKind.TRIM
+
+        simulate(scenario, nodes=3, storage=STORAGE)
+
+
+class TestDeleted:
+    def test_records_of_a_deleted_log_go_after_a_while(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await write(store, "log", 3)
+                await write(store, "other", 3)
+                await store.log_tree.delete("log")
+                await asyncio.sleep(5)
+                held = [node.shard.cache.log(LOG).trim for node in cluster.running.values()]
+                assert held == [0, 0, 0], "not at once"
+                await asyncio.sleep(20)
+                for node in cluster.running.values():
+                    assert node.shard.cache.log(LOG).trim
+                    assert (await node.shard.reader.read(
+                        LOG, 0, 1 << 60, bytes_max=1, blocks_max=1
+                    )).blocks == []  # fmt: skip
+                assert (await values(store, "other"))[0] == 3
+
+        simulate(
+            scenario,
+            nodes=3,
+            storage=StorageSettings(
+                flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+            ),
+        )

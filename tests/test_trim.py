@@ -1,0 +1,92 @@
+"""Trimming on a whole cluster: what readers, late nodes, restarts and recovery make of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import ClusterAtHand, read_all, simulate
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.errors import Rejected, UnknownLog
+from cordwood.lsn import Lsn, make_lsn
+
+LOG = 1
+
+
+def shape(items: list[Record | Gap]) -> list[str]:
+    """Records by their LSN, gaps by kind and range, but for what ends epochs."""
+    return [
+        str(item.lsn)
+        if isinstance(item, Record)
+        else f"{item.kind.value} {item.first}..{item.last}"
+        for item in items
+        if isinstance(item, Record) or item.kind is not GapKind.BRIDGE
+    ]
+
+
+class TestTrim:
+    def test_a_reader_gets_one_gap_and_then_the_rest(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append_many("log", [b"%d" % n for n in range(10)])
+                done = await store.trim("log", Lsn(make_lsn(1, 7)))
+                assert (done.lsn, done.nodes, done.is_partial) == (make_lsn(1, 7), (1, 2, 3), False)
+                found = await read_all(store, "log")
+                assert shape(found) == ["trim e1n1..e1n7", "e1n8", "e1n9", "e1n10"]
+                # Not below what was trimmed already, and from a place in the middle of it.
+                await store.trim("log", make_lsn(1, 2))
+                middle = [item async for item in await store.read("log", make_lsn(1, 5), "tail")]
+                assert shape(middle) == ["trim e1n5..e1n7", "e1n8", "e1n9", "e1n10"]
+
+        simulate(scenario, copies=3, nodes=3)
+
+    def test_past_the_tail_is_refused_and_up_to_it_is_not(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append_many("log", [b"1", b"2"])
+                with pytest.raises(Rejected, match="ends at e1n2, and e1n3 is past that"):
+                    await store.trim("log", make_lsn(1, 3))
+                with pytest.raises(UnknownLog):
+                    await store.trim("nowhere", make_lsn(1, 3))
+                assert (await store.trim("log", "tail")).lsn == make_lsn(1, 2)
+                assert shape(await read_all(store, "log")) == ["trim e1n1..e1n2"]
+                assert await store.append("log", b"3") == make_lsn(1, 3)
+
+        simulate(scenario, copies=3, nodes=3)
+
+    def test_a_node_that_was_away_is_told_of_as_missing_and_readers_skip_it_all_the_same(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append_many("log", [b"%d" % n for n in range(4)])
+                away = next(n for n in cluster.numbers if n != cluster.sequencer_of(LOG))
+                cluster.kill(away)
+                done = await store.trim("log", make_lsn(1, 3))
+                assert done.is_partial
+                assert list(done.missing) == [away]
+                await cluster.start(away)
+                assert shape(await read_all(store, "log")) == ["trim e1n1..e1n3", "e1n4"]
+                again = await store.trim("log", make_lsn(1, 3))
+                assert not again.is_partial
+                assert {cluster.running[n].shard.cache.log(LOG).trim for n in cluster.numbers} == {
+                    make_lsn(1, 3)
+                }
+
+        simulate(scenario, copies=3, nodes=3)
+
+    def test_a_recovery_knows_that_what_was_trimmed_was_stored(self):
+        """The nodes had heard no release of their own when the sequencer died."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                last = (await store.append_many("log", [b"%d" % n for n in range(6)]))[-1]
+                await store.trim("log", last)
+                cluster.kill(cluster.sequencer_of(LOG))
+                await asyncio.sleep(1)
+                assert (await store.append("log", b"later")).epoch == 2
+                await asyncio.sleep(1)
+                assert (await store.log_tree.epochs("log")).clean_tail == last
+                found = await read_all(store, "log")
+                assert shape(found) == [f"trim e1n1..{last}", "e2n1"]
+
+        simulate(scenario, copies=2, nodes=4)
