@@ -424,6 +424,47 @@ class TestGapRows:
         assert expected == last + 1
 
 
+class TestTrimmed:
+    """What was trimmed, by those who ask for it all the same."""
+
+    @pytest.fixture
+    def kept_from(self, store, log) -> Lsn:
+        """A log of 30 records whose first 12 were trimmed."""
+        lsns = store.append_many(log, numbers(0, 12))
+        kept = store.append_many(log, numbers(12, 30))[0]
+        store.trim(log, lsns[-1])
+        return kept
+
+    def test_is_told_when_a_batch_is_planned(self, cluster, store, log, new_reader, kept_from):
+        said = f"requested={format_lsn(OLDEST)} oldest={format_lsn(kept_from)} type=TRIM"
+        source = CordwoodSource({SERVERS: cluster.url, "subscribe": log})
+        with pytest.raises(DataLoss, match=said):
+            source.reader(source.schema()).partitions()
+        reader = new_reader(startingOffsets="earliest")
+        start = stored(reader.initialOffset())
+        end = stored(reader.latestOffset(start, ALL))
+        with pytest.raises(DataLoss, match="type=TRIM"):
+            reader.partitions(start, end)
+
+    def test_is_passed_over_and_never_read_again_from_the_start(self, cluster, log, kept_from):
+        source = CordwoodSource({SERVERS: cluster.url, "subscribe": log, "failOnDataLoss": "false"})
+        reader = source.reader(source.schema())
+        assert values(reader, reader.partitions()) == numbers(12, 30)
+
+    def test_is_a_row_with_include_gaps(self, cluster, log, kept_from):
+        source = CordwoodSource({SERVERS: cluster.url, "subscribe": log, "includeGaps": "true"})
+        reader = source.reader(source.schema())
+        rows = [
+            row
+            for each in reader.partitions()
+            for batch in reader.read(each)
+            for row in batch.to_pylist()
+        ]
+        (gone,) = [row for row in rows if row["gap_type"] == "trim"]
+        assert gone["gap_end_lsn"] == kept_from - 1
+        assert [row["value"] for row in rows if row["record_type"] == "record"] == numbers(12, 30)
+
+
 class TestFilters:
     def test_narrow_what_is_planned(self, cluster, store, log):
         lsns = store.append_many(f"{log}/a", numbers(0, 20))
