@@ -87,19 +87,23 @@ class AppendCalls:
         is_late = False
         async with _in_turn(appends, deadline):
             for at in range(0, len(values), step):
+                part = slice(at, at + step)
+                times = times_us
+                if times_us is not None and not isinstance(times_us, int):
+                    times = times_us[part]
                 try:
                     is_late = await self._wait_open_room(deadline)
+                    runs += appends.add_many(
+                        values[part],
+                        keys[part] if keys is not None else None,
+                        times,
+                        headers[part] if headers is not None else None,
+                        sizes[part],
+                    )
                 except CordwoodError as error:
+                    # What was added before is in flight all the same, and decides with it.
                     ended.append(error)
                     break
-                part = slice(at, at + step)
-                runs += appends.add_many(
-                    values[part],
-                    keys[part] if keys is not None else None,
-                    times_us if times_us is None or isinstance(times_us, int) else times_us[part],
-                    headers[part] if headers is not None else None,
-                    sizes[part],
-                )
         answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
         firsts = await (self._by(deadline, answers) if is_late else answers)
         failures = [first for first in firsts if isinstance(first, BaseException)]

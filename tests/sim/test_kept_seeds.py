@@ -113,3 +113,16 @@ def test_a_producers_calls_do_not_pass_one_that_waits_for_room():
     client = ClientSettings(window_records=16, block_records=5)
     workload = replace(BUSY, producers=1, pause_s=0.4, idempotent=1.0, burst=40, client=client)
     assert_kept(play(workload=workload, length_s=4.0))
+
+
+def test_a_call_whose_first_block_is_unknown_is_not_told_as_refused():
+    """Seed 920017. A producer's call had a block in flight and waited for room for the next.
+    The first one ended as unknown, so that the second was refused, and with that error the
+    whole call: nothing was stored, it said, and then the first block was."""
+    client = ClientSettings(window_records=4, block_records=3)
+    workload = replace(
+        BUSY, producers=1, lanes=6, pause_s=0.2, idempotent=1.0, burst=40, append_timeout_s=3.0,
+        client=client,
+    )  # fmt: skip
+    pauses = [Fault("pause", (1, 2, 3, 4, 5), 3.0, 4.0), Fault("pause", (1, 2, 3, 4, 5), 8.0, 3.5)]
+    assert_kept(play(*pauses, workload=workload))
