@@ -14,6 +14,7 @@
         TailMoved        the log's tail is not where the caller expected it
         UnknownProducer  the log remembers no such producer, and this is not its first block
         ProducerFenced   a higher epoch of this producer has begun
+        TokenFenced      a higher fencing token of this log has been given out
         OutOfSequence    a producer's block is not the one that comes next
         StageExpired     a staged block is gone, so it cannot be published
         RecordTooLarge   over the record or block limit
@@ -94,6 +95,10 @@ class UnknownProducer(Rejected):
 
 class ProducerFenced(Rejected):
     """A higher epoch of this producer has begun; this one must stop."""
+
+
+class TokenFenced(Rejected):
+    """A higher fencing token of this log has been given out; the text says to whom."""
 
 
 class OutOfSequence(Rejected):

@@ -36,6 +36,8 @@ def epochs(log: LogArgument, as_json: JsonOption = False, cluster: ClusterOption
             "clean_epoch": found.clean_epoch,
             "clean_tail": format_lsn(found.clean_tail) if found.clean_tail else None,
             "owner": found.owner or None,
+            "token": found.token,
+            "holder": found.holder,
             "nodesets": rows,
         }
         typer.echo(json.dumps(document))
@@ -46,6 +48,9 @@ def epochs(log: LogArgument, as_json: JsonOption = False, cluster: ClusterOption
     last = found.next_epoch - 1
     typer.echo(f"{log} is in epoch {last}, which node {found.owner or '?'} took")
     typer.echo(_clean_words(found))
+    if found.token:
+        holder = found.holder or "nobody named"
+        typer.echo(f"  appends carry fencing token {found.token}, which {holder} holds")
     show_table(
         ["epochs", "nodes", "replication"],
         [
@@ -83,6 +88,24 @@ def _clean_words(found: EpochsReply) -> str:
     if unclean > 0:
         return f"  recovered up to epoch {found.clean_epoch}{tail}; {unclean} epochs are not yet"
     return f"  every epoch before it is recovered, up to {found.clean_epoch}{tail}"
+
+
+def fence(
+    log: LogArgument,
+    token: Annotated[int, typer.Argument(metavar="TOKEN", min=1, help="Higher than any before.")],
+    holder: Annotated[
+        str, typer.Option("--holder", help="Who takes it, for those who are refused.")
+    ] = "",
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Refuse appends to a log that carry a lower fencing token than this, or none."""
+    with open_store(cluster) as store:
+        epoch = store.fence(log, token, holder=holder)
+    if as_json:
+        typer.echo(json.dumps({"log": log, "token": token, "holder": holder, "epoch": epoch}))
+    else:
+        typer.echo(f"{log} takes appends under token {token} or higher, from epoch {epoch} on")
 
 
 def sequencer(log: LogArgument, as_json: JsonOption = False, cluster: ClusterOption = None) -> None:

@@ -52,11 +52,16 @@ def append(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print how many, not their LSNs.")
     ] = False,
+    token: Annotated[
+        int | None, typer.Option("--token", min=0, help="The fencing token to append under.")
+    ] = None,
     cluster: ClusterOption = None,
 ) -> None:
     """Append records; each one's LSN is printed once it is stored on every copy."""
     with open_store(cluster) as store:
         stored = 0
+        if token is not None:
+            store.use_fencing_token(log, token)
         try:
             for batch in _batches(values or [STDIN]):
                 keys = None if key is None else [os.fsencode(key)] * len(batch)

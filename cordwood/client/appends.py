@@ -35,6 +35,8 @@ class Appends:
         self.loop = asyncio.get_running_loop()
         self.sent: dict[int, LogAppends] = {}
         self.last_token = 0
+        # By log, the fencing token that this client appends under.
+        self.fencing: dict[int, int] = {}
         self.window = Window(settings)
         self.outbox = Outbox(self.loop)
         self._cluster = cluster

@@ -329,6 +329,14 @@ class BlockingStore(BlockingPositions):
         """Put what was staged into its logs, once; see `store.Store.publish`."""
         return self._thread.call(self._store.publish(query, batch, refs))
 
+    def fence(self, log: str, token: int, *, holder: str = "") -> int:
+        """Take a log under a fencing token; see `store.Store.fence`."""
+        return self._thread.call(self._store.fence(log, token, holder=holder))
+
+    def use_fencing_token(self, log: str, token: int) -> None:
+        """Append under a token that was taken; see `store.Store.use_fencing_token`."""
+        self._thread.call(self._store.use_fencing_token(log, token))
+
     def published(self, query: str) -> Published | None:
         """The last batch of a query that is in its logs; see `store.Store.published`."""
         return self._thread.call(self._store.published(query))

@@ -70,6 +70,7 @@ class Owner(Protocol):
     sent: dict[int, LogAppends]
     last_token: int
     outbox: Outbox
+    fencing: dict[int, int]
 
     def mark_dirty(self, log: LogAppends) -> None:
         """`log` has a batch to cut at the end of this turn."""
@@ -332,6 +333,7 @@ class LogAppends:
                 entry = batch.entry
                 assert entry is not None, "a queued batch was cut"
                 entry.token = self._owner.next_token()
+                entry.fencing = self._owner.fencing.get(self.log, 0)
                 entry.flags = self._flags(batch)
                 batch.sent_at = now
                 self._sent[entry.token] = (batch, target)
@@ -352,6 +354,8 @@ class LogAppends:
             flags |= AppendFlag.CONDITIONAL
         if entry.parts:
             flags |= AppendFlag.GROUP
+        if entry.fencing:
+            flags |= AppendFlag.FENCED
         return flags
 
     @property

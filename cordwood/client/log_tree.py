@@ -17,6 +17,7 @@ from cordwood.layout.message import (
     DirectoryReply,
     EpochsReply,
     LogReply,
+    RaiseToken,
     RenameLog,
     SetAttributes,
 )
@@ -107,6 +108,19 @@ class LogTree:
         assert isinstance(reply, LogReply), "RenameLog is answered with a log"
         self._cluster.forget_log(log)
         return log_info(reply)
+
+    async def raise_token(self, log: str, token: int, holder: str) -> EpochsReply:
+        """Give a log a higher fencing token; see `Store.fence`, which also sees that it holds.
+
+        Raises:
+            UnknownLog: there is no such log.
+            TokenFenced: the log's token is as high; who holds it.
+        """
+        reply = await self._cluster.call_any(
+            RaiseToken(log, token, holder), timeout_s=self._timeout_s
+        )
+        assert isinstance(reply, EpochsReply), "RaiseToken is answered with epochs"
+        return reply
 
     async def epochs(self, log: str) -> EpochsReply:
         """What the epoch store knows of a log.

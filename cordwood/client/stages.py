@@ -1,6 +1,6 @@
-"""The calls of a store that stage records and publish them; `store.Store` has them too.
+"""The calls of a store that stage, publish and fence; `store.Store` has them too.
 
-Source: design.md §9.
+Source: design.md §3 (fencing tokens), §9.
 """
 
 from __future__ import annotations
@@ -10,15 +10,27 @@ from typing import Any
 
 from cordwood.block import Buffer
 from cordwood.client.append_calls import AppendCalls
+from cordwood.client.appends import Appends
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.log_tree import LogTree
 from cordwood.client.publishing import Published, Publisher
 from cordwood.client.record_check import Headers, Timestamp
 from cordwood.client.staging import TTL_DEFAULT_S, StagedRef, Stager
+from cordwood.errors import BadSetting
+from cordwood.lsn import Lsn
+
+HOLDER_CHARS_MAX = 255
+
+
+def _check_token(token: int, least: int) -> None:
+    if not least <= token < 1 << 63:
+        raise BadSetting(f"fencing token {token}: it goes from {least} to 2**63 - 1")
 
 
 class Stages:
     """See the module."""
 
+    _appends: Appends
     _append_calls: AppendCalls
     _cluster: Cluster
     _stager: Stager
@@ -26,6 +38,15 @@ class Stages:
 
     async def _find_to_append(self, log: str) -> LogInfo:
         """A log that this client may append to."""
+        raise NotImplementedError
+
+    @property
+    def log_tree(self) -> LogTree:
+        """See `store.Store`."""
+        raise NotImplementedError
+
+    async def tail(self, log: str) -> Lsn:
+        """See `store.Store`."""
         raise NotImplementedError
 
     async def stage(
@@ -89,3 +110,43 @@ class Stages:
         """
         read = [ref if isinstance(ref, StagedRef) else StagedRef.from_json(ref) for ref in refs]
         await self._stager.unstage([block for ref in read for block in ref.blocks])
+
+    async def fence(self, log: str, token: int, *, holder: str = "") -> int:
+        """Take a log under a fencing token, higher than any before: whoever appends under a lower
+        one, or under none, is refused from now on, and told who holds this one.
+
+        When this returns, nothing of theirs is acknowledged any more. This client's appends to
+        the log carry the token. The same call may be made again.
+
+        Args:
+            token: 1 and up, from wherever leases or leaders are given out.
+            holder: who takes it, for those who are refused; up to 255 characters.
+        Returns:
+            The epoch from which on it holds.
+        Raises:
+            TokenFenced: the log's token is as high, and another's.
+            Retryable: it may be the log's token already, and is not known to hold: call again.
+            UnknownLog, BadSetting: no such log, or no such token.
+        """
+        _check_token(token, 1)
+        if len(holder) > HOLDER_CHARS_MAX:
+            raise BadSetting(f"a holder is named in up to {HOLDER_CHARS_MAX} characters")
+        info = await self._find_to_append(log)
+        raised = await self.log_tree.raise_token(log, token, holder)
+        self._appends.fencing[info.log_id] = token
+        # Its answer comes from a sequencer that nobody has overtaken, so of a later epoch than
+        # the one that was taken with the token; those below are sealed by then.
+        tail = await self.tail(log)
+        assert tail.epoch >= raised.next_epoch - 1, "who answers for the tail rules"
+        return tail.epoch
+
+    async def use_fencing_token(self, log: str, token: int) -> None:
+        """Append to a log under a token that `fence` took, in this client or another one.
+
+        Raises:
+            UnknownLog: there is no such log.
+            BadSetting: no such token.
+        """
+        _check_token(token, 0)
+        info = await self._find_to_append(log)
+        self._appends.fencing[info.log_id] = token

@@ -274,6 +274,16 @@ class EpochsReply(Struct, frozen=True, tag="epochs"):
     owner: U32
     owner_before: U32
     history: list[EpochNodes]
+    token: AnyLsn = 0
+    holder: Name = ""
+
+
+class RaiseToken(Struct, frozen=True, tag="raise_token"):
+    """Give a log a higher fencing token; see `metadata.epoch_store.EpochStore.raise_token`."""
+
+    name: Name
+    token: AnyLsn
+    holder: Name
 
 
 class ListLogs(Struct, frozen=True, tag="list_logs"):
@@ -469,7 +479,7 @@ Call = (
     | Seal | Clean | AskReleased | Yield | AskGroups | JoinGroup | BeatGroup | LeaveGroup
     | SaveCursors | AskStreams
     | SetAttributes | AskDirectory | DeleteLog | RenameLog | AskEpochs
-    | StagingCall | PublishCall
+    | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize
 )  # fmt: skip
 Reply = (

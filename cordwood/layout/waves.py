@@ -12,7 +12,8 @@ bytes and the body as stored::
     20     1     codec
     21     1     flags: 1 activate here, the log's own node did not answer; 2 afresh,
                  the client knows what became of all it sent before to this log here;
-                 4 conditional, the expected tail follows these 64 bytes; 8 an atomic
+                 4 conditional, the expected tail follows these 64 bytes; 16 fenced, the
+                 client's fencing token (u64) follows then; 8 an atomic
                  group: after all of that come its blocks, as in `layout.append_group`;
                  records and body bytes here are the group's, codec, CRCs and body
                  bytes uncompressed are 0
@@ -85,6 +86,7 @@ class AppendFlag(enum.IntEnum):
     AFRESH = 2
     CONDITIONAL = 4
     GROUP = 8
+    FENCED = 16
 
 
 _FLAGS = int(sum(AppendFlag))
@@ -112,6 +114,7 @@ class AppendEntry:
 
     Attributes:
         parts: the blocks of a group; empty for a lone block.
+        fencing: the client's fencing token, 0 for none.
     """
 
     log: int
@@ -131,6 +134,7 @@ class AppendEntry:
     body: Buffer = b""
     expected_tail: int = 0
     parts: tuple[GroupPart, ...] = ()
+    fencing: int = 0
 
     @property
     def bodies(self) -> list[Buffer]:
@@ -168,6 +172,8 @@ def append_entry(entry: AppendEntry) -> bytes:
     )
     if entry.flags & AppendFlag.CONDITIONAL:
         fixed += _TAIL.pack(entry.expected_tail)
+    if entry.flags & AppendFlag.FENCED:
+        fixed += _TAIL.pack(entry.fencing)
     return fixed + pack_group(entry.parts) if entry.flags & AppendFlag.GROUP else fixed
 
 
@@ -196,7 +202,9 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
         if not 1 <= entry.log < 1 << 62:
             raise Malformed("an APPEND entry has a field out of its range")
         if entry.flags & AppendFlag.CONDITIONAL:
-            at = _read_tail(entry, payload, at)
+            entry.expected_tail, at = _read_number(payload, at)
+        if entry.flags & AppendFlag.FENCED:
+            entry.fencing, at = _read_number(payload, at)
         if entry.flags & AppendFlag.GROUP:
             at = _read_parts(entry, payload, at)
             entries.append(entry)
@@ -219,14 +227,14 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
     return entries
 
 
-def _read_tail(entry: AppendEntry, payload: memoryview, at: int) -> int:
-    """Read an entry's expected tail; where its body begins."""
+def _read_number(payload: memoryview, at: int) -> tuple[int, int]:
+    """A tail or a fencing token, and where what follows it begins."""
     if len(payload) - at < _TAIL.size:
         raise Malformed("an APPEND frame ends inside an entry")
-    (entry.expected_tail,) = _TAIL.unpack_from(payload, at)
-    if entry.expected_tail > LSN_MAX:
-        raise Malformed("an APPEND entry expects a tail that is no LSN")
-    return at + _TAIL.size
+    (number,) = _TAIL.unpack_from(payload, at)
+    if number > LSN_MAX:
+        raise Malformed("an APPEND entry has a number that is no LSN and no fencing token")
+    return number, at + _TAIL.size
 
 
 def _read_parts(entry: AppendEntry, payload: memoryview, at: int) -> int:

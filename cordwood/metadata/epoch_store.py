@@ -22,7 +22,7 @@ from typing import Annotated
 
 import msgspec
 
-from cordwood.errors import BadSetting, Rejected, UnknownLog
+from cordwood.errors import BadSetting, Rejected, TokenFenced, UnknownLog
 from cordwood.layout.json_text import read_json
 from cordwood.log_attributes import NODESET_NODES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX, format_lsn
@@ -34,6 +34,9 @@ HISTORY_MAX = 512
 """Nodesets that one log can have had: one a day for more than a year."""
 
 NODE_MAX = (1 << 32) - 1
+
+TOKEN_MAX = (1 << 63) - 1
+"""The highest fencing token: what a counter, a time in ns or a ZooKeeper version reach."""
 
 Wanted = Callable[["EpochRecord"], tuple[Sequence[NodeId], Replication] | None]
 """From a log's record to what its next epoch should have; None leaves it."""
@@ -79,6 +82,9 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and is asked to finish before it is sealed.
         history: nodesets, by the epoch from which on they hold, ascending.
         deleted: the log is gone; no epoch is handed out any more.
+        token: the log's fencing token: appends with a lower one are refused from the newest
+            epoch on.
+        holder: who has it, in words.
     """
 
     next_epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX + 1)]
@@ -88,6 +94,8 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
     owner_before: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
     deleted: bool = False
+    token: Annotated[int, msgspec.Meta(ge=0, le=TOKEN_MAX)] = 0
+    holder: Annotated[str, msgspec.Meta(max_length=255)] = ""
 
     def configuration(self, epoch: int) -> tuple[tuple[NodeId, ...], Replication]:
         """The nodeset and replication property of an epoch that was handed out.
@@ -177,6 +185,43 @@ class EpochStore:
         record = await self._change(log_id, decide, (found,))
         return record.next_epoch - 1, record
 
+    async def raise_token(self, log_id: int, token: int, holder: str) -> EpochRecord:
+        """Give a log a higher fencing token, and with it an epoch that nobody rules.
+
+        Sequencers of that epoch and below do not know of it; those above do. So it holds once
+        a sequencer of a higher epoch has begun. The same token for the same holder again
+        changes nothing.
+
+        Returns:
+            The record as stored.
+        Raises:
+            UnknownLog: the log has no record, or was deleted.
+            TokenFenced: the token is not higher than the log's; who holds that.
+            BadSetting: it is out of its range.
+        """
+        if not 1 <= token <= TOKEN_MAX or len(holder) > 255:
+            raise BadSetting(f"fencing token {token}: it goes from 1 to {TOKEN_MAX}")
+
+        def decide(found: bytes | None) -> bytes | None:
+            record = _known(log_id, found)
+            _check_epochs_left(log_id, record)
+            if (token, holder) == (record.token, record.holder):
+                return None
+            if token <= record.token:
+                raise TokenFenced(fenced_words(log_id, token, record.token, record.holder))
+            return msgspec.json.encode(
+                msgspec.structs.replace(
+                    record,
+                    token=token,
+                    holder=holder,
+                    next_epoch=record.next_epoch + 1,
+                    owner=0,
+                    owner_before=record.owner,
+                )
+            )
+
+        return await self._change(log_id, decide)
+
     async def delete(self, log_id: int) -> None:
         """Hand out no epoch of this log any more; safe to call twice.
 
@@ -222,6 +267,12 @@ class EpochStore:
     async def _change(self, log_id: int, decide: Decide, known: Known | None = None) -> EpochRecord:
         stored = await change_repeatably(self._store, _key(log_id), decide, known)
         return _known(log_id, stored)
+
+
+def fenced_words(log_id: int, token: int, ruling: int, holder: str) -> str:
+    """Why a fencing token does not do."""
+    by = f", which {holder} holds" if holder else ""
+    return f"log {log_id}: fencing token {token} is overtaken by {ruling}{by}; nothing was stored"
 
 
 def _as_told(nodes: Sequence[NodeId] | None, replication: Replication | None) -> Configure:

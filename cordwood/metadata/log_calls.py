@@ -22,6 +22,7 @@ from cordwood.layout.message import (
     ListLogs,
     LogReply,
     LogsReply,
+    RaiseToken,
     RenameLog,
     Reply,
     SetAttributes,
@@ -85,7 +86,9 @@ class LogCalls:
                 await self._epochs.delete(info.log_id)
                 return DoneReply()
             case AskEpochs():
-                return await self._ask_epochs(call)
+                return await self._ask_epochs(call.name)
+            case RaiseToken():
+                return await self._raise_token(call)
         raise Rejected(f"a node does not answer {type(call).__name__}")
 
     async def _find(self, call: FindLog) -> LogReply:
@@ -156,11 +159,18 @@ class LogCalls:
         own = (await self._logs.directories()).get(path, LogAttributes())
         return DirectoryReply(path, own, await self._logs.inherited(path))
 
-    async def _ask_epochs(self, call: AskEpochs) -> EpochsReply:
+    async def _raise_token(self, call: RaiseToken) -> EpochsReply:
         info = await self._logs.get(call.name)
+        if info is None:
+            raise _unknown(call.name)
+        await self._epochs.raise_token(info.log_id, call.token, call.holder)
+        return await self._ask_epochs(call.name)
+
+    async def _ask_epochs(self, name: str) -> EpochsReply:
+        info = await self._logs.get(name)
         record = await self._epochs.read(info.log_id) if info is not None else None
         if info is None or record is None:
-            raise _unknown(call.name)
+            raise _unknown(name)
         return EpochsReply(
             info.log_id,
             record.next_epoch,
@@ -169,6 +179,8 @@ class LogCalls:
             record.owner,
             record.owner_before,
             epoch_nodes(record),
+            record.token,
+            record.holder,
         )
 
 

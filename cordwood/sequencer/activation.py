@@ -152,6 +152,7 @@ class Activation:
         appender = LogAppender(
             log, epoch, nodeset, replication, time_us, role, self._tools, attributes
         )
+        appender.token, appender.holder = record.token, record.holder
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
         if epoch == 1:
             appender.on_recovered(Recovered(ProducerTable(), 0))

@@ -21,11 +21,19 @@ from typing import Protocol
 from crc32c import crc32c
 
 from cordwood.block import BlockKind, Buffer, Envelope
-from cordwood.errors import CordwoodError, NoSequencer, OutcomeUnknown, Overloaded, TooFewNodes
+from cordwood.errors import (
+    CordwoodError,
+    NoSequencer,
+    OutcomeUnknown,
+    Overloaded,
+    TokenFenced,
+    TooFewNodes,
+)
 from cordwood.layout.block_header import pack_envelope, pack_header_fields, unpack_header
 from cordwood.layout.frame import checksum
 from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, store_head
 from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.metadata.epoch_store import fenced_words
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow, Run
 from cordwood.protocol.node_states import NodeStates
@@ -106,6 +114,7 @@ class LogAppender:
         attributes: the log's; may be replaced at any time.
         is_recovered: whether every lower epoch is.
         audience: nodes that hear of releases: those of every epoch of the log.
+        token, holder: the log's fencing token in this epoch, and who has it.
     """
 
     def __init__(
@@ -125,6 +134,8 @@ class LogAppender:
         self.audience: Sequence[NodeId] = nodeset.nodes
         self.replication = replication
         self.attributes = attributes
+        self.token = 0
+        self.holder = ""
         self._blocks_in_flight = 0
         self._append_time_us = append_time_us
         self._role = role
@@ -200,6 +211,11 @@ class LogAppender:
         for at, waiting in enumerate(pending):
             entry = waiting.entry
             if entry.needs_recovery and self._is_settled(waiting, count):
+                continue
+            if entry.fencing < self.token:
+                # Behind the look at repeats: of what is stored already its producer is told so.
+                text = fenced_words(self.log, entry.fencing, self.token, self.holder)
+                self._role.refuse(waiting.connection, entry, TokenFenced(text))
                 continue
             size = room_needed(entry)
             fits = size <= room and not entry.parts and cargo.has_room(size, self._run_bytes)

@@ -133,3 +133,14 @@ def test_where_a_time_lies_and_where_a_log_begins_and_ends(run):
     assert "is no time" in run("logs", "find", "orders/eu", "--time", "2200-13-01", exit_code=1)
     assert run("tail", "orders/eu", "--from", "1d").split() == ["1"]
     assert run("tail", "orders/eu", "--from", "2200-01-01") == ""
+
+
+def test_a_fenced_log_takes_appends_under_the_token_only(run):
+    run("append", "other", "before")
+    told = json.loads(run("fence", "other", "7", "--holder", "the leader", "--json"))
+    assert (told["token"], told["holder"]) == (7, "the leader")
+    assert "which the leader holds" in run("append", "other", "without", exit_code=1)
+    assert "which the leader holds" in run("fence", "other", "6", exit_code=1)
+    assert run("append", "other", "with", "--token", "7")
+    assert "fencing token 7, which the leader holds" in run("epochs", "other")
+    assert run("tail", "other").split() == ["1", "before", "with"]

@@ -170,6 +170,22 @@ def _lng_inside_groups(right: Any) -> Any:
     return number
 
 
+def _token_forgotten(right: Any) -> Any:
+    async def begin(self: Any, log: int, epoch: int, record: Any, role: Any) -> Any:
+        appender = await right(self, log, epoch, record, role)
+        appender.token = 0
+        return appender
+
+    return begin
+
+
+def _token_without_epoch(right: Any) -> Any:
+    async def raise_token(self: Any, log_id: int, token: int, holder: str) -> Any:
+        return await self.read(log_id)
+
+    return raise_token
+
+
 async def _always_newest(self: Any, log: int, epoch: int) -> bool:
     return True
 
@@ -212,6 +228,10 @@ BUGS = (
                changed({"sequencer.turns:Turns._check_tail": instead(lambda *rest: None)})),
     PlantedBug("lng-in-group", "the LNG moves over a group run by run",
                changed({f"{_WINDOW}.number": _lng_inside_groups})),
+    PlantedBug("token-ignored", "a sequencer does not know of its log's fencing token",
+               changed({"sequencer.activation:Activation._begin": _token_forgotten})),
+    PlantedBug("token-without-epoch", "a fencing token is promised and takes no epoch",
+               changed({"metadata.epoch_store:EpochStore.raise_token": _token_without_epoch})),
     PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",
                changed({"sequencer.activation:Activation.is_newest": instead(_always_newest)})),
 )  # fmt: skip
