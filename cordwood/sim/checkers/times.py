@@ -15,8 +15,11 @@ Records = tuple[list[int], list[RecordDelivered]]
 
 
 def check_find_time(evidence: Evidence) -> list[Violation]:
-    """S20: no record below the LSN that was found is as late as the time; where the answer is
-    exact, none from there up to the tail is older. What is trimmed is no record."""
+    """S20: `find_time` parts what is older from what is not; too early only where it says so.
+
+    No record below the LSN that was found is as late as the time; where the answer is exact,
+    none from there up to the tail is older. What is trimmed is no record.
+    """
     asked = [
         (at, event) for at, event in enumerate(evidence.events) if isinstance(event, TimeFound)
     ]

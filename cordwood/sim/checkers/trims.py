@@ -22,9 +22,9 @@ CLOCKS = frozenset({"clock_step", "clock_drift"})
 
 
 def check_trims(evidence: Evidence) -> list[Violation]:
-    """S18: a trim point never falls, is kept once told, and is one that was asked for.
+    """S18: a trim point never falls, is kept, and is what was asked for or retention allows.
 
-    Or it is retention's: then nothing is younger there than the log keeps it.
+    By retention nothing goes that is younger than its log keeps it.
     """
     points: dict[tuple[int, int], tuple[int, Event]] = {}
     clocks_move = any(e.kind in CLOCKS for e in evidence.events if isinstance(e, FaultStruck))
