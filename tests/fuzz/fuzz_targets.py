@@ -327,7 +327,7 @@ def metadata(data: bytes) -> None:
         lambda: membership._decode(1, data),
         lambda: membership._decode_cluster(data),
         lambda: membership._node_of(data.decode("utf-8", "replace")),
-        lambda: consumers._decode("name", data),
+        lambda: consumers.read_group("name", data),
         *(
             lambda kind=kind: log_tree._decode(data, kind, "a log")
             for kind in (log_tree._Log, log_tree._Name, log_tree.Directories)
