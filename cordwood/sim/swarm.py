@@ -78,6 +78,10 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)
     faults = _faults(chance, cluster, damage)
+    absent = () if fills else _absent(stream(seed, "absent"), faults)
+    if absent:
+        # Who stays away was drawn from all nodes: a nodeset of few of them may need each.
+        faults = replace(faults, kinds=tuple(k for k in faults.kinds if k != "fewer_nodes"))
     return RunOptions(
         length_s=length_s,
         cluster=cluster,
@@ -97,7 +101,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         turns=draw_turns(stream(seed, "knobs")) if chance.random() < 0.7 else (),
         buggify=chance.random() < 0.7,
         fills=fills,
-        absent=() if fills else _absent(stream(seed, "absent"), faults),
+        absent=absent,
     )
 
 
