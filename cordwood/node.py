@@ -31,6 +31,7 @@ from cordwood.layout.log_questions import AskExtent, AskSize, AskTime, Trim
 from cordwood.layout.message import (
     AskEpoch,
     AskMembers,
+    AskNodesets,
     AskReleased,
     AskStatus,
     AskStreams,
@@ -42,11 +43,13 @@ from cordwood.layout.message import (
     LogState,
     MemberInfo,
     MembersReply,
+    NodesetsReply,
     Ping,
     Reply,
     Seal,
     StatusReply,
     StreamsReply,
+    TellNodesets,
     Yield,
 )
 from cordwood.layout.message_staging import PublishCall, StagingCall
@@ -96,7 +99,7 @@ PURGE_RETRY_S = 0.5
 """Pause before a purge is tried again: peers that know are on their way."""
 
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
-_NODE_CALLS = (Seal, Clean, Yield)
+_NODE_CALLS = (Seal, Clean, Yield, TellNodesets)
 _NODES_ONLY = frozenset({Kind.STORE, Kind.RELEASE, Kind.GOSSIP})
 
 
@@ -498,6 +501,11 @@ class Node:
             case Yield():
                 await self._sequencer.give_up(call.log, call.epoch, NodeId(call.node))
                 return DoneReply()
+            case TellNodesets():
+                await self._shard.tell_nodesets(call.log, call.epoch, call.history)
+                return DoneReply()
+            case AskNodesets():
+                return NodesetsReply(*self._shard.nodesets(call.log), self._member_infos())
             case AskEpoch():
                 return self._storage.epoch_end(call)
             case Trim():

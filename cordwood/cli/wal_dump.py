@@ -14,8 +14,10 @@ from cordwood.block import BlockKind
 from cordwood.cli.wording import bytes_words
 from cordwood.errors import CordwoodError
 from cordwood.host.read_only_file import ReadOnlyFile
+from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.shard_record import (
     CleanRecord,
+    NodesetsRecord,
     SealRecord,
     ShardRecord,
     StoreRecord,
@@ -145,6 +147,9 @@ def _held_words(seen: SeenRecord) -> str:
             return f"attempt {attempt} of {query!r} pins {len(stages)} staged blocks"
         case UnstageRecord(stages):
             return f"{len(stages)} staged blocks are gone"
+        case NodesetsRecord(log, epoch, packed):
+            nodes = read_nodesets(packed)[-1].nodes
+            return f"log {log} is spread over nodes {nodes} as of epoch {epoch}"
         case str() as words:
             return words
         case holes:
@@ -177,6 +182,9 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
             return {"pin": {"query": query, "attempt": attempt, "ids": ids}}
         case UnstageRecord(stages):
             return {"unstage": [stage.hex() for stage in stages]}
+        case NodesetsRecord(log, epoch, packed):
+            history = [{"since": n.since, "nodes": n.nodes} for n in read_nodesets(packed)]
+            return {"nodesets": {"log": log, "epoch": epoch, "history": history}}
         case str() as words:
             return {"note": words}
         case holes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable, UnknownLog, Unreachable
@@ -17,12 +17,14 @@ from cordwood.layout.frame import Frame
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.message import (
     AskMembers,
+    AskNodesets,
     Call,
     EpochNodes,
     FindLog,
     LogReply,
     MemberInfo,
     MembersReply,
+    NodesetsReply,
     Reply,
 )
 from cordwood.log_attributes import DEFAULTS, LogAttributes
@@ -108,8 +110,9 @@ class LogInfo:
 
 def log_info(reply: LogReply) -> LogInfo:
     """A log from the wire."""
+    scopes = {**reply.wider, "node": reply.copies, "rack": reply.racks}
     return LogInfo(
-        reply.log, reply.name, reply.replication, reply.created_us, tuple(reply.history),
+        reply.log, reply.name, Replication.across(scopes), reply.created_us, tuple(reply.history),
         reply.epoch, reply.own, reply.attributes,
     )  # fmt: skip
 
@@ -276,24 +279,49 @@ class Cluster:
     def learn_log(self, info: LogInfo, learnt: Callable[[LogInfo], None]) -> None:
         """Ask for the epochs of a log after `info.epoch`; `learnt` gets what is known then.
 
+        Storage nodes are asked, and the metadata store only if none of them was told.
+
         One question at a time for each log, and not more than one each LEARN_EVERY_S.
         """
         known = self._logs.get(info.name)
         if known is not None and known.log_id == info.log_id and known.epoch > info.epoch:
             learnt(known)
         elif info.name not in self._learning:
-            task = self._tasks.create_task(self._learn_log(info.name, learnt))
+            task = self._tasks.create_task(self._learn_log(info, learnt))
             self._learning[info.name] = task
             task.add_done_callback(lambda _: self._learning.pop(info.name, None))
 
-    async def _learn_log(self, name: str, learnt: Callable[[LogInfo], None]) -> None:
+    async def _learn_log(self, known: LogInfo, learnt: Callable[[LogInfo], None]) -> None:
+        name = known.name
         try:
-            info = await self._ask_log(name, create=False, timeout_s=ASK_ONE_S)
+            info = await self._ask_nodesets(known)
+            if info is None:
+                info = await self._ask_log(name, create=False, timeout_s=ASK_ONE_S)
             if not self._closed:
                 learnt(info)
             await asyncio.sleep(LEARN_EVERY_S)
         except CordwoodError as error:
             logger.debug("the epochs of %s could not be asked for: %s", name, error)
+
+    async def _ask_nodesets(self, known: LogInfo) -> LogInfo | None:
+        """What a node of the log was told of epochs after `known.epoch`; None if none was."""
+        for node in known.all_nodes:
+            connection = self.peers.get(node)
+            if connection is None:
+                continue
+            try:
+                reply = await connection.call(AskNodesets(known.log_id), timeout_s=CHECK_S)
+            except CordwoodError as error:
+                logger.debug("node %d was asked for nodesets of %s: %s", node, known.name, error)
+                continue
+            if isinstance(reply, NodesetsReply) and reply.epoch > known.epoch:
+                self._want(reply.members)
+                newer = replace(known, history=tuple(reply.history), epoch=reply.epoch)
+                newest = self._logs.get(known.name)
+                if newest is None or (known.log_id == newest.log_id and newest.epoch < newer.epoch):
+                    self._logs[known.name] = newer
+                return newer
+        return None
 
     def forget_log(self, name: str) -> None:
         """Ask anew when next this log is looked up: it changed, or is gone."""

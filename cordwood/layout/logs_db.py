@@ -37,8 +37,8 @@ from cordwood.errors import Malformed
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.waves import StoredBlock
 
-VERSION = 2
-"""2: with what producers wrote."""
+VERSION = 3
+"""2: with what producers wrote. 3: with nodesets."""
 
 META_TABLE = "meta"
 
@@ -55,6 +55,7 @@ _LAST = struct.Struct("<Q")
 _PARTITION = struct.Struct("<qqQQ")
 _ENTRY = struct.Struct("<QQQQqq")
 _STATE = struct.Struct("<IIQQqQQQIIIII")
+_NODES = struct.Struct("<II")
 _PRODUCED = struct.Struct("<II")
 _LNG = struct.Struct("<IQ")
 _END = struct.Struct("<IIQ")
@@ -318,7 +319,8 @@ class LogState(NamedTuple):
     Fixed part, 72 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
     u64 last, u64 blocks, u64 bytes, then u32 counts of the lists that follow it: LNGs
     (u32 epoch, u64 lsn), ends (u32 epoch, u32 seal, u64 lng), closed and held (u32 epoch),
-    and produced (u32 epoch, u32 length, bytes of `layout.produced`).
+    and produced (u32 epoch, u32 length, bytes of `layout.produced`). Behind them u32 epoch,
+    u32 length and bytes of `layout.nodesets`.
 
     Attributes:
         seal: the epoch that sealed it, durably; 0 for none.
@@ -333,6 +335,7 @@ class LogState(NamedTuple):
         held: epochs above `clean` of which there are blocks.
         produced: of epochs that are over, what was known of producers then; of others, what
             they wrote.
+        nodesets: which nodes may hold what, and the epoch up to which that is complete.
     """
 
     seal: int = 0
@@ -348,6 +351,7 @@ class LogState(NamedTuple):
     closed: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     produced: tuple[tuple[int, Packed], ...] = ()
+    nodesets: tuple[int, Packed] = (0, b"")
 
 
 def state_key(log: int) -> bytes:
@@ -377,6 +381,8 @@ def pack_state(state: LogState) -> bytes:
     parts += [_EPOCH.pack(each) for each in (*state.closed, *state.held)]
     for epoch, packed in state.produced:
         parts += (_PRODUCED.pack(epoch, len(packed)), packed)
+    epoch, packed = state.nodesets
+    parts += (_NODES.pack(epoch, len(packed)), packed)
     return b"".join(parts)
 
 
@@ -404,13 +410,14 @@ def read_state(value: bytes) -> LogState:
         tuple(_END.iter_unpack(value[ends_at:epochs_at])),
         epochs[:closed],
         epochs[closed:],
-        _read_produced(value, produced_at, produced),
     )
-    return LogState._make((*fixed[:8], *lists))
+    return LogState._make((*fixed[:8], *lists, *_read_packed(value, produced_at, produced)))
 
 
-def _read_produced(value: bytes, at: int, count: int) -> tuple[tuple[int, bytes], ...]:
-    """The last list of a state, which fills the rest of it."""
+def _read_packed(
+    value: bytes, at: int, count: int
+) -> tuple[tuple[tuple[int, bytes], ...], tuple[int, bytes]]:
+    """What is told of producers, and the nodesets, which fill the rest of a state."""
     found: list[tuple[int, bytes]] = []
     for _ in range(count):
         if len(value) - at < _PRODUCED.size:
@@ -418,9 +425,13 @@ def _read_produced(value: bytes, at: int, count: int) -> tuple[tuple[int, bytes]
         epoch, length = _PRODUCED.unpack_from(value, at)
         at += _PRODUCED.size + length
         found.append((epoch, value[at - length : at]))
-    if at != len(value):
+    if len(value) - at < _NODES.size:
         raise Malformed(_UNFILLED)
-    return tuple(found)
+    epoch, length = _NODES.unpack_from(value, at)
+    at += _NODES.size
+    if at + length != len(value):
+        raise Malformed(_UNFILLED)
+    return tuple(found), (epoch, value[at:])
 
 
 def _read(layout: struct.Struct, value: bytes, what: str) -> tuple[Any, ...]:

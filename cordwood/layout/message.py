@@ -64,11 +64,7 @@ class EpochNodes(Struct, frozen=True):
 
     @property
     def replication(self) -> Replication:
-        """See `nodes.Replication`.
-
-        Raises:
-            BadSetting: there is no such property.
-        """
+        """See `nodes.Replication.across`, which may raise BadSetting."""
         return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
 
 
@@ -94,15 +90,6 @@ class LogReply(Struct, frozen=True, tag="log"):
     own: LogAttributes = LogAttributes()
     attributes: LogAttributes = DEFAULTS
     wider: dict[str, U32] = {}
-
-    @property
-    def replication(self) -> Replication:
-        """See `nodes.Replication`.
-
-        Raises:
-            BadSetting: there is no such property.
-        """
-        return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
 
 
 class MembersReply(Struct, frozen=True, tag="members"):
@@ -377,6 +364,28 @@ class EpochReply(Struct, frozen=True, tag="epoch"):
     produced: bytes = b""
 
 
+class TellNodesets(Struct, frozen=True, tag="tell_nodesets"):
+    """Keep which nodes may hold each epoch's records, complete up to `epoch`."""
+
+    log: U62
+    epoch: U32
+    history: list[EpochNodes]
+
+
+class AskNodesets(Struct, frozen=True, tag="ask_nodesets"):
+    """Which nodes may hold each epoch's records, as far as this node was told?"""
+
+    log: U62
+
+
+class NodesetsReply(Struct, frozen=True, tag="nodesets"):
+    """The answer, complete up to `epoch`, 0 where nothing was told; with where nodes are."""
+
+    epoch: U32
+    history: list[EpochNodes]
+    members: list[MemberInfo]
+
+
 class GroupReply(Struct, frozen=True, tag="group"):
     """A consumer; see `protocol.consumer_group.Group`.
 
@@ -476,17 +485,15 @@ GroupCall = AskGroups | JoinGroup | BeatGroup | LeaveGroup | SaveCursors
 
 Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
-    | Seal | Clean | AskReleased | Yield | AskGroups | JoinGroup | BeatGroup | LeaveGroup
-    | SaveCursors | AskStreams
-    | SetAttributes | AskDirectory | DeleteLog | RenameLog | AskEpochs
-    | StagingCall | PublishCall | RaiseToken
-    | Trim | AskTime | AskExtent | AskSize
+    | Seal | Clean | AskReleased | Yield | GroupCall | AskStreams | SetAttributes
+    | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
+    | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | GroupReply | GroupsReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
-    | TrimReply | TimeReply | ExtentReply | SizeReply
+    | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply
 )  # fmt: skip
 
 

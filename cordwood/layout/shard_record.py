@@ -9,6 +9,8 @@
     TRIM   u64 log, u64 lsn, u64 released: all of the log up to the LSN may go; all up to
            `released`, not below it and the end of a block, was released then
     STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
+    NODES  u64 log, u32 epoch, and to the record's end which nodes may hold the records of
+           every epoch up to that one, see `layout.nodesets`
 
 Little-endian. The WAL's own record header around it has the checksum.
 
@@ -22,6 +24,7 @@ import struct
 from typing import NamedTuple
 
 from cordwood.errors import Malformed
+from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.produced import read_produced
 from cordwood.layout.staged import (
     PinRecord,
@@ -36,6 +39,7 @@ from cordwood.layout.waves import StoredBlock, read_store
 _SEAL = struct.Struct("<BQI")
 _CLEAN = struct.Struct("<BQIIQ")
 _TRIM = struct.Struct("<BQQQ")
+_NODES = struct.Struct("<BQI")
 
 
 class RecordKind(enum.IntEnum):
@@ -48,6 +52,7 @@ class RecordKind(enum.IntEnum):
     STAGE = 5
     PIN = 6
     UNSTAGE = 7
+    NODES = 8
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -91,7 +96,17 @@ class TrimRecord(NamedTuple):
 
 
 StagingRecord = StageRecord | PinRecord | UnstageRecord
-ShardRecord = StoreRecord | SealRecord | CleanRecord | TrimRecord | StagingRecord
+
+
+class NodesetsRecord(NamedTuple):
+    """Which nodes may hold what, complete up to `epoch`."""
+
+    log: int
+    epoch: int
+    packed: bytes
+
+
+ShardRecord = StoreRecord | SealRecord | CleanRecord | TrimRecord | NodesetsRecord | StagingRecord
 
 
 def pack_seal(record: SealRecord) -> bytes:
@@ -107,6 +122,11 @@ def pack_clean(record: CleanRecord) -> bytes:
 def pack_trim(record: TrimRecord) -> bytes:
     """A TRIM record."""
     return _TRIM.pack(RecordKind.TRIM, *record)
+
+
+def pack_nodes(record: NodesetsRecord) -> bytes:
+    """A NODES record."""
+    return _NODES.pack(RecordKind.NODES, record.log, record.epoch) + record.packed
 
 
 def read_shard_record(body: memoryview) -> ShardRecord:
@@ -133,6 +153,11 @@ def read_shard_record(body: memoryview) -> ShardRecord:
         return read_pin(body[1:])
     if kind == RecordKind.UNSTAGE:
         return read_unstage(body[1:])
+    if kind == RecordKind.NODES and len(body) > _NODES.size:
+        packed = bytes(body[_NODES.size :])
+        read_nodesets(packed)
+        _, log, epoch = _NODES.unpack_from(body)
+        return NodesetsRecord(log, epoch, packed)
     raise Malformed(
         f"the WAL holds a record of kind {kind} with {len(body)} bytes, which this "
         "version does not know: was it written by a newer one?"

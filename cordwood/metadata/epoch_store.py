@@ -8,8 +8,8 @@ recovery finds it empty. (A nonce in the record could save such an epoch, at the
 of a second way to win one; epochs are plenty, so there is none.)
 
 A nodeset changes only with an epoch, and none is ever forgotten: what an epoch may
-have stored where is known for as long as the log lives. Moving that history to the
-log's metadata log comes later.
+have stored where is known for as long as the log lives. Storage nodes keep that history
+too, for readers: see `recovery.tell_nodesets`.
 
 Source: LogDevice digest 2.1; design.md §3, §6.
 """

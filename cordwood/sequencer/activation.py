@@ -26,6 +26,7 @@ from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery.recover_log import Recovered, RecoveryTools, recover_log, seal_log
+from cordwood.recovery.tell_nodesets import tell_nodesets
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 
 logger = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ class Activation:
         appender.token, appender.holder = record.token, record.holder
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
         if epoch == 1:
+            await tell_nodesets(log, epoch, record, members, self._recovery.peers)
             appender.on_recovered(Recovered(ProducerTable(), 0))
         return appender
 
@@ -169,6 +171,7 @@ class Activation:
         members = await self._located(log, record)
         begun, time_us = self._begins_us.get(log, (0, 0))
         assert begun == epoch, "an epoch begins before those below it are recovered"
+        await tell_nodesets(log, epoch, record, members, self._recovery.peers)
         return await recover_log(log, epoch, record, members, self._recovery, time_us)
 
     async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:

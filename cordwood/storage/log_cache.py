@@ -53,11 +53,13 @@ class CachedLog:
         trim: all up to this LSN was trimmed; 0 for none. It only rises.
         bytes: bytes of headers, envelopes and bodies held here.
         produced: what producers wrote into epochs that are not clean yet.
+        nodesets: which nodes may hold what (`layout.nodesets`), and the epoch up to which
+            that is complete.
     """
 
     __slots__ = (
         "_blocks", "_closed", "_held", "_lasts", "append_time_us", "bytes", "clean", "ends",
-        "lngs", "produced", "released", "trim",
+        "lngs", "nodesets", "produced", "released", "trim",
     )  # fmt: skip
 
     def __init__(self, state: LogState | None = None) -> None:
@@ -76,6 +78,7 @@ class CachedLog:
         }
         self.append_time_us = known.append_time_us
         self.trim = known.trim
+        self.nodesets = known.nodesets
         self.bytes = 0
         self.produced = ProducedIndex(
             {epoch: read_produced(packed) for epoch, packed in produced.items()}
@@ -97,7 +100,13 @@ class CachedLog:
                 *((epoch, end.produced) for epoch, end in self.ends.items() if end.produced),
                 *((epoch, pack_produced(found)) for epoch, found in self.produced.all()),
             ),
+            nodesets=self.nodesets,
         )
+
+    def tell_nodesets(self, epoch: int, packed: bytes) -> None:
+        """Which nodes may hold what, complete up to `epoch`; what is of later epochs stays."""
+        if epoch > self.nodesets[0]:
+            self.nodesets = epoch, packed
 
     def __len__(self) -> int:
         return len(self._blocks)

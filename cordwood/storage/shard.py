@@ -32,16 +32,19 @@ from cordwood.errors import (
     Retryable,
 )
 from cordwood.layout.logs_db import LogState
-from cordwood.layout.message import SealReply
+from cordwood.layout.message import EpochNodes, SealReply
+from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
 from cordwood.layout.produced import pack_produced
 from cordwood.layout.shard_record import (
     STORE_KIND,
     CleanRecord,
+    NodesetsRecord,
     SealRecord,
     StagingRecord,
     StoreRecord,
     TrimRecord,
     pack_clean,
+    pack_nodes,
     pack_seal,
     pack_trim,
     read_shard_record,
@@ -408,6 +411,27 @@ class Shard:
         held.trim_to(record.lsn)
         self._on_change(record.log)
 
+    async def tell_nodesets(self, log: int, epoch: int, history: Sequence[EpochNodes]) -> None:
+        """Keep which nodes may hold what, complete up to `epoch`; returns once that is durable.
+
+        Raises:
+            Overloaded: the WAL has no room even for this.
+            Retryable: it failed.
+        """
+        held = self.cache.log(log)
+        if epoch > held.nodesets[0]:
+            packed = pack_nodesets(untrimmed(history, held.trim))
+            mark = pack_nodes(NodesetsRecord(log, epoch, packed))
+            await self._write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
+
+    def nodesets(self, log: int) -> tuple[int, list[EpochNodes]]:
+        """What was told, up to which epoch, 0 for nothing; without what is trimmed."""
+        held = self.cache.get(log)
+        if held is None:
+            return 0, []
+        epoch, packed = held.nodesets
+        return epoch, untrimmed(read_nodesets(packed), held.trim)
+
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
         mark = pack_clean(CleanRecord(log, epoch, *(end or EpochEnd(0, 0))))
 
@@ -515,3 +539,6 @@ class Shard:
             case StageRecord() | PinRecord() | UnstageRecord() as record:
                 self._note(offset, [])
                 self._apply_staging(record)
+            case NodesetsRecord(log, epoch, packed):
+                self._note(offset, [log])
+                self.cache.log(log).tell_nodesets(epoch, packed)

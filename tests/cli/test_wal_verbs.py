@@ -40,13 +40,15 @@ def test_a_dump_shows_slots_and_every_record_with_what_it_holds(store: Path) -> 
     assert lines[0].startswith("slot 0: sequence 2, owner node 1,")
     assert "slot 1 (counts): sequence 3" in lines[1]
     assert lines[1].endswith("closed")
-    assert [line.split("data  ")[1] for line in lines[2:6]] == [
+    assert [line.split("data  ")[1] for line in lines[2:8]] == [
+        "log 1 is spread over nodes [1] as of epoch 1",
         "store of log 1 [e1n1, e1n1] wave 1",
         "store of log 1 [e1n2, e1n2] wave 1",
         "store of log 1 [e1n3, e1n3] wave 1",
+        "log 2 is spread over nodes [1] as of epoch 1",
         "store of log 2 [e1n1, e1n50] wave 1",
     ]
-    assert lines[6].startswith("4 records, ")
+    assert lines[8].startswith("6 records, ")
 
 
 def test_a_dump_for_programs_is_one_object_a_line(store: Path) -> None:
@@ -59,7 +61,9 @@ def test_a_dump_for_programs_is_one_object_a_line(store: Path) -> None:
     assert block["copyset"] == [1]
     assert last["position"] == RING_START + last["offset"]
     assert (last["kind"], last["live"], last["body"]) == ("data", True, "ok")
-    assert shown[-1]["records"] == 4
+    assert shown[-1]["records"] == 6
+    (nodesets,) = [e["nodesets"] for e in shown if e.get("nodesets", {}).get("log") == 2]
+    assert nodesets == {"log": 2, "epoch": 1, "history": [{"since": 1, "nodes": [1]}]}
 
 
 def test_a_dump_from_an_offset(store: Path) -> None:
@@ -77,9 +81,9 @@ def test_a_wal_in_use_can_be_looked_at(tmp_path: Path) -> None:
         outcome = run("verify", node)
         assert outcome.exit_code == 0
         assert "not closed: in use, or cut off" in outcome.stdout
-        assert "1 live records" in outcome.stdout
+        assert "2 live records" in outcome.stdout
         opened.append("log", b"y")
-        assert objects("dump", node)[-1]["records"] == 2
+        assert objects("dump", node)[-1]["records"] == 3
 
 
 def test_verify_tells_damage_by_its_exit_code_and_changes_nothing(store: Path) -> None:
@@ -98,7 +102,7 @@ def test_verify_tells_damage_by_its_exit_code_and_changes_nothing(store: Path) -
     (verdict,) = objects("verify", str(store))
     assert verdict["is_well"] is False
     assert verdict["damage"] == [[start, start + 4096]]
-    assert verdict["records"] == 3
+    assert verdict["records"] == 5
     assert "DAMAGED" in run("dump", str(store)).stdout
     assert (wal.read_bytes(), os.stat(wal).st_mtime_ns) == (before, stat.st_mtime_ns)
 

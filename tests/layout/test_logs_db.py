@@ -68,6 +68,7 @@ def test_body_keys_come_back(log: int, last: int, first: int) -> None:
         st.lists(U32, max_size=4).map(tuple),
         st.lists(U32, max_size=4).map(tuple),
         st.lists(st.tuples(U32, st.binary(max_size=9)), max_size=4).map(tuple),
+        st.tuples(U32, st.binary(max_size=9)),
     )
 )  # fmt: skip
 def test_states_come_back_and_are_refused_when_cut(state: LogState) -> None:

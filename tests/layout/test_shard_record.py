@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from cordwood.errors import Malformed
+from cordwood.layout.message import EpochNodes
+from cordwood.layout.nodesets import pack_nodesets
 from cordwood.layout.shard_record import (
     STORE_KIND,
     CleanRecord,
+    NodesetsRecord,
     SealRecord,
     TrimRecord,
     pack_clean,
+    pack_nodes,
     pack_seal,
     pack_trim,
     read_shard_record,
@@ -18,6 +22,7 @@ from cordwood.layout.shard_record import (
 from cordwood.layout.waves import store_head
 
 SEAL = SealRecord(log=0x0102, epoch=7)
+NODES = NodesetsRecord(0x0102, 7, pack_nodesets([EpochNodes(1, [1, 2, 3], 3, 2)]))
 CLEAN = CleanRecord(log=0x0102, epoch=6, seal=7, lng=(6 << 32) | 0x99)
 
 
@@ -29,6 +34,12 @@ def test_golden_bytes() -> None:
 def test_marks_come_back() -> None:
     assert read_shard_record(memoryview(pack_seal(SEAL))) == SEAL
     assert read_shard_record(memoryview(pack_clean(CLEAN))) == CLEAN
+    assert read_shard_record(memoryview(pack_nodes(NODES))) == NODES
+
+
+def test_nodesets_are_read_as_they_were_kept() -> None:
+    with pytest.raises(Malformed, match="nodesets cannot be read"):
+        read_shard_record(memoryview(pack_nodes(NODES)[:-1]))
 
 
 def test_a_store_is_checked_as_its_frame_was() -> None:
@@ -41,7 +52,7 @@ def test_a_store_is_checked_as_its_frame_was() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"\0", b"\4" + bytes(12),
+        b"", b"\0", b"\4" + bytes(12), pack_nodes(NODES)[:13],
         pack_seal(SEAL)[:-1], pack_seal(SEAL) + b"\0", pack_clean(CLEAN)[:-1],
     ],
 )  # fmt: skip

@@ -1,0 +1,47 @@
+"""A log's metadata log as storage nodes keep it: which nodes may hold which epoch's records.
+
+MessagePack of a list of `message.EpochNodes`, oldest first, as the sequencer of some epoch
+told it: complete for every epoch up to that one. What lies wholly below the trim point is
+left out; then the first entry stands for all that was before it.
+
+Source: LogDevice digest 2.8 (an entry covers until the next one's epoch less one, requests
+below the first get the first); design.md §6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cordwood.errors import Malformed
+from cordwood.layout.message import EpochNodes
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[EpochNodes])
+
+
+def pack_nodesets(history: Sequence[EpochNodes]) -> bytes:
+    """What a node keeps."""
+    return _encoder.encode(list(history))
+
+
+def read_nodesets(packed: bytes) -> list[EpochNodes]:
+    """What a node kept; empty for nothing.
+
+    Raises:
+        Malformed: it is none of ours.
+    """
+    if not packed:
+        return []
+    try:
+        return _decoder.decode(packed)
+    except msgspec.DecodeError as error:
+        raise Malformed(f"a log's nodesets cannot be read: {error}") from error
+
+
+def untrimmed(history: Sequence[EpochNodes], trim: int) -> list[EpochNodes]:
+    """The entries that cover something above the LSN `trim`."""
+    lasts = [each.since - 1 for each in history[1:]]
+    gone = sum(last < trim >> 32 for last in lasts)
+    return list(history[gone:])
