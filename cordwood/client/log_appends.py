@@ -57,6 +57,10 @@ SEEK_DIALS = 2
 SEEK_ONE_S = 1.0
 """How long a log's own node may be away before the next one is asked to activate."""
 
+REDIRECTS_MAX = 3
+"""Redirects followed in a row. One leads to a log's node, and another from a node that
+leaves just then to its heir; nodes that go on to send one elsewhere do not agree."""
+
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 """Pauses between tries: quick at first, since most refusals are a sequencer starting."""
@@ -113,6 +117,8 @@ class LogAppends:
         self._target: Connection | None = None
         self._activate_here = False
         self._hint = NodeId(0)
+        # Times in a row that one node sent us on to another.
+        self._redirects = 0
         self._pause_s = 0.0
         self._seeking: asyncio.Task[None] | None = None
         # A block came back: look for the sequencer anew, once all that was sent is answered.
@@ -381,7 +387,7 @@ class LogAppends:
                     )
                 except Unreachable:
                     continue
-                self._activate_here = node != order[0]
+                self._activate_here = node != order[0] or self._is_sent_in_circles
                 break
             else:
                 self._target = None
@@ -390,6 +396,15 @@ class LogAppends:
             self._seeking = None
         if self._target is not None:
             self._pump()
+
+    @property
+    def _is_sent_in_circles(self) -> bool:
+        """Whether nodes that see the cluster differently send us from one to the other.
+
+        Then whoever is asked next is told to sequence the log itself, and there is a pause
+        before it is; LogDevice's REACTIVATE flag.
+        """
+        return self._redirects >= REDIRECTS_MAX
 
     def _note_refusal(self, error: CordwoodError) -> None:
         self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
@@ -404,6 +419,7 @@ class LogAppends:
         found = self._sent.pop(token, None)
         if found is not None:
             self._pause_s = 0.0
+            self._redirects = 0
             # It sequences now. Should it stop to, the log's own node takes over; a
             # client that kept asking this one to start would fence that node for ever.
             self._activate_here = False
@@ -453,7 +469,8 @@ class LogAppends:
         self._owner.sent.pop(token, None)  # it gets another token when it is sent again
         self._requeue(batch, token)
         self._hint = node
-        if not (node or self._came_back):
+        self._redirects += bool(node) and not self._came_back
+        if not self._came_back and (not node or self._is_sent_in_circles):
             # Once for all that come back together.
             self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
         self._came_back = True
