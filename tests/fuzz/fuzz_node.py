@@ -88,7 +88,8 @@ class FuzzedNode:
         self._simulation = Simulation(1)
         self._cluster = ClusterAtHand(self._simulation, nodes=1, copies=1)
         self._loop = self._simulation.loop
-        self._loop.run_until_complete(self._start())
+        self._runner = asyncio.Runner(loop_factory=lambda: self._simulation.loop)
+        self._runner.run(self._start())
 
     async def _start(self) -> None:
         await self._cluster.start()
@@ -103,12 +104,12 @@ class FuzzedNode:
             Exception: what left a handler.
         """
         if self._runs == RUNS_A_NODE:
-            self._end()
+            self.close()
             self._begin()
             self._runs = 0
         self._runs += 1
         if data:
-            self._loop.run_until_complete(self._speak(data))
+            self._runner.run(self._speak(data))
 
     async def _speak(self, data: bytes) -> None:
         node = self._cluster.running[1]
@@ -126,7 +127,8 @@ class FuzzedNode:
         assert self._loop.unhandled == [], self._loop.unhandled
         assert not node._tasks._aborting, "a task of the node ended"  # type: ignore[attr-defined]
 
-    def _end(self) -> None:
-        self._cluster.kill(1)
-        self._loop.run_until_complete(asyncio.sleep(TURNS_S))
-        self._loop.close()
+    def close(self) -> None:
+        """End all tasks: one left to the garbage collector raises in whatever runs then."""
+        for machine in self._simulation.machines:
+            machine.kill()
+        self._runner.close()

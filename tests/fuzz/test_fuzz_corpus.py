@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 from fuzz_node import FuzzedNode, frames_of
 from fuzz_run import CANARY, CORPUS, NODE, corpus, names
@@ -38,31 +41,37 @@ def test_a_target_lets_through_what_is_not_ours(monkeypatch: pytest.MonkeyPatch)
         TARGETS["gossip"](b"")
 
 
+@pytest.fixture
+def node() -> Iterator[FuzzedNode]:
+    with closing(FuzzedNode()) as fuzzed:
+        yield fuzzed
+
+
 def run_corpus(node: FuzzedNode) -> None:
     for data in corpus(NODE):
         node.run(data)
 
 
-def test_a_node_outlives_every_run_of_its_corpus() -> None:
-    run_corpus(FuzzedNode())
+def test_a_node_outlives_every_run_of_its_corpus(node: FuzzedNode) -> None:
+    run_corpus(node)
     assert sum(len(list(frames_of(data[1:]))) for data in corpus(NODE)) >= 30
 
 
-def test_a_handler_that_raises_what_is_not_ours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_raises_what_is_not_ours_is_told(
+    node: FuzzedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(payload: object) -> None:
         raise KeyError("planted")
 
-    node = FuzzedNode()
     monkeypatch.setattr("cordwood.sequencer.role.read_append", broken)
     with pytest.raises(KeyError, match="planted"):
         run_corpus(node)
 
 
-def test_a_task_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_dies_is_told(node: FuzzedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(self: object, ask: object) -> None:
         raise KeyError("planted")
 
-    node = FuzzedNode()
     monkeypatch.setattr("cordwood.sequencer.role.SequencerRole.tail", broken)
     with pytest.raises(AssertionError, match="a task of the node ended"):
         run_corpus(node)
