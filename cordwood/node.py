@@ -150,6 +150,7 @@ class Node:
         self._incarnation = 0
         self._exit = AsyncExitStack()
         self._purging: dict[int, asyncio.Task[None]] = {}
+        self._purges = True
         # What `start` makes, in the order in which it does.
         self._shard: Shard
         self._flusher: Flusher
@@ -255,6 +256,7 @@ class Node:
         self._storage.tell_room()
 
     def _stop_purging(self) -> None:
+        self._purges = False  # a shard that is being closed may still find that it is behind
         for task in list(self._purging.values()):
             task.cancel()
 
@@ -445,7 +447,7 @@ class Node:
         self._streams.on_change(log)
         held = self._shard.cache.log(log)
         self._sequencer.on_released(log, held.released >> 32)
-        if held.is_behind and log not in self._purging:
+        if held.is_behind and self._purges and log not in self._purging:
             self._purging[log] = task = self._tasks.create_task(self._purge(log))
             task.add_done_callback(lambda _: self._purging.pop(log, None))
 

@@ -283,7 +283,7 @@ MUTATIONS: list[tuple[Mutation, str]] = [
     (corrupt_payload, "S3"),
     (forge_payload, "S3"),
     (gap_over_acked(GapKind.HOLE), "S7"),
-    (gap_over_acked(GapKind.TRIM), "S2"),
+    (gap_over_acked(GapKind.TRIM), "S7"),
     (gap_over_acked(GapKind.DATA_LOSS), "S7"),
     (gap_over_acked(GapKind.BRIDGE), "S2"),
     (wide_gap, "S6 S7"),
