@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from cordwood.block import Produced
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
@@ -220,6 +221,21 @@ class CachedLog:
         self.clean = max([self.clean, *reached])
         self._closed = {each for each in self._closed if each > self.clean}
         self._held = {each for each in self._held if each > self.clean}
+
+    def wrote_in(self, epoch: int) -> list[Produced]:
+        """What producers wrote in `epoch`, as far as this node knows.
+
+        Where a recovery said here how the epoch ended, and came no further, that is all there
+        is to tell the next one.
+        """
+        end = self.ends.get(epoch)
+        told = [] if end is None else read_produced(end.produced)
+        ended = [
+            replace(each, places=places)
+            for each in told
+            if (places := tuple(place for place in each.places if place.first >> 32 == epoch))
+        ]
+        return [*self.produced.of(epoch), *ended]
 
     def trim_to(self, lsn: int) -> None:
         """Let go of every block that ends at or below `lsn`, and take none any more."""

@@ -343,7 +343,7 @@ class Shard:
             )
         held = self.cache.log(log)
         lngs = {each: held.lngs.get(each, each << 32) for each in range(clean + 1, epoch)}
-        produced = {each: pack_produced(held.produced.of(each)) for each in lngs}
+        produced = {each: pack_produced(held.wrote_in(each)) for each in lngs}
         wrote = {each: packed for each, packed in produced.items() if packed}
         return SealReply(lngs, held.append_time_us, wrote)
 

@@ -10,9 +10,10 @@ import pytest
 from made_blocks import LOG, OWNER, PATH, Made, at, open_shard, packed, payload, run, turns
 from wal_memory_disk import MemoryDisk
 
-from cordwood.block import BlockKind
+from cordwood.block import BlockKind, Place, Produced
 from cordwood.errors import Corrupt, Fenced, Malformed, Overloaded, Rejected, Retryable
 from cordwood.layout.message import SealReply
+from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import Refusal, StoreRefusal
 from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.shard import RETRY_SHARE, SEAL_TIMEOUT_S, Shard
@@ -269,6 +270,25 @@ class TestClean:
                 await made.shard.clean(LOG, 3, 5, at(0, epoch=3))
             assert fenced.value.epoch == 6
             assert made.shard.cache.log(LOG).clean == 0
+
+        run(scenario)
+
+    def test_what_producers_wrote_is_told_to_the_recovery_after_one_that_came_no_further(
+        self,
+    ) -> None:
+        """Swarm seed 7169. A recovery told this node how epoch 1 ended, and died. The next one
+        began with epoch 1 again and asked this node alone what producers had written there."""
+
+        async def scenario() -> None:
+            made = await Made.new()
+            lower = Produced(7, 0, (Place(0, 4, 9),))
+            written = Produced(7, 0, (*lower.places, Place(4, 2, at(1, epoch=1))))
+            await made.shard.seal(LOG, 3, 0)
+            await made.shard.clean(LOG, 1, 3, at(2), pack_produced([written]))
+            told = (await made.shard.seal(LOG, 4, 0)).produced
+            assert read_produced(told[1]) == (Produced(7, 0, written.places[1:]),)
+            await made.crash(random.Random(1))
+            assert (await made.shard.seal(LOG, 5, 0)).produced == told
 
         run(scenario)
 
