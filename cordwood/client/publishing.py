@@ -201,8 +201,9 @@ class Publisher:
             commits = known.commits
             try:
                 spans = {share.name: await self._append(known, share) for share in known.shares}
-            except (ProducerFenced, StageExpired) as error:
-                # Somebody else may have brought it to its end, and gone on.
+            except (ProducerFenced, StageExpired, RecordTooLarge) as error:
+                # Somebody else may have brought it to its end, and gone on. (Too large it is
+                # for a sequencer with lower limits than the node has that was asked.)
                 again = await self._call(AskPublication(query))
                 if again.commits == commits and not again.is_done:
                     raise OutcomeUnknown(
