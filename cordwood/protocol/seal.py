@@ -68,12 +68,16 @@ class SealTally:
         """One of those that sealed holds these blocks of producers in `epoch`."""
         self._produced += ((epoch, each) for each in produced)
 
-    def note_produced(self, epoch: int, table: ProducerTable) -> None:
-        """Tell `table` of every producer's blocks up to the LNG of `epoch`, in LSN order.
+    def note_produced(self, epoch: int, lng: int, table: ProducerTable) -> None:
+        """Tell `table` of every producer's blocks of `epoch` up to `lng`, in LSN order.
 
         All of these are on full copysets, which those that sealed meet.
+
+        Args:
+            lng: above which the digest tells the rest. Those that were read may have heard of a
+                release since they sealed, so it may be higher than `lng(epoch)`; with that one
+                the blocks between the two were forgotten.
         """
-        lng = self.lng(epoch)
         found = {
             (place.first, each.producer, each.epoch): place
             for of, each in self._produced

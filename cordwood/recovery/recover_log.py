@@ -130,7 +130,7 @@ async def recover_log(
             log, epoch, found.lng, found.nodes, nodeset, replication, time_us, tools.run_bytes
         )
         mend = found.digest.mend()
-        tally.note_produced(unclean, producers)
+        tally.note_produced(unclean, found.lng, producers)
         for copy in mend.blocks:
             if copy.header.producer:
                 header = copy.header

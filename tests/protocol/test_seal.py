@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cordwood.block import Place, Produced
 from cordwood.lsn import make_lsn
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol.producers import ProducerTable, Turn
 from cordwood.protocol.seal import SealTable, SealTally
 
 NODESET = Nodeset(tuple(Member(NodeId(n), f"n{n}:1") for n in (1, 2, 3)))
@@ -60,3 +62,18 @@ def test_a_seal_holds_once_the_silent_cannot_hold_a_copyset(copies, sealed, enou
     for node in sealed:
         heard.on_sealed(NodeId(node), {}, 0)
     assert heard.verdict().reached is enough
+
+
+def test_what_was_released_since_the_seal_is_remembered_of_its_producer() -> None:
+    """Swarm seed 7011. Members heard of a release between their seal and the digest, which so
+    began above what the seal's answers knew as the LNG. What a producer had written in between
+    was in neither of the two, its next block was refused as out of sequence, with nothing wrong,
+    and a repeat would have been stored a second time."""
+    heard = tally()
+    heard.on_sealed(NodeId(1), {4: make_lsn(4, 2)}, 10)
+    places = tuple(Place(at - 1, 1, make_lsn(4, at)) for at in (1, 2, 3, 4, 5))
+    heard.on_produced(4, [Produced(7, 0, places)])
+    producers = ProducerTable()
+    heard.note_produced(4, make_lsn(4, 4), producers)
+    assert producers.look(7, 0, 3, 1) == (Turn.REPEAT, make_lsn(4, 4))
+    assert producers.look(7, 0, 4, 1) == (Turn.NEXT, 0), "what is above the LNG may be a hole yet"
