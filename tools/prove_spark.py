@@ -23,6 +23,10 @@ SCHEDULES = 20
 
 TIMEOUT_S = 5400.0
 
+TEST_TIMEOUT_S = 1200
+"""Of one schedule, which starts up to five sessions; half a minute each on a quiet machine,
+and a test of the suite has five minutes for all."""
+
 UNAVAILABLE = 3
 """What `spark_environments.py` exits with where an environment cannot be had."""
 
@@ -54,6 +58,7 @@ def run_spark42(minutes: float, say: Callable[[str], None]) -> bool:
 
 def _pytest(name: str, python: str, which: Sequence[str], say: Callable[[str], None]) -> bool:
     command = ["-m", "pytest", "-q", "-n", "0", *which, "tests/spark"]
+    command += ["-o", f"faulthandler_timeout={TEST_TIMEOUT_S}"]
     say(f"\n{name}: CORDWOOD_SCHEDULES={SCHEDULES} python {' '.join(command)}")
     try:
         done = subprocess.run(

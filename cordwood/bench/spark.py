@@ -44,6 +44,12 @@ TRIGGERS = 4
 TINY_ROWS = 2
 TINY_TRIGGERS = 20
 
+TINY_LOG_BYTES = 4096
+"""Far more than the one record and its envelope that each of many logs holds."""
+
+MAKING_AT_ONCE = 256
+"""Logs that are made side by side: a quarter of a sequencer's queue of activations."""
+
 QUERY_TIMEOUT_S = 600.0
 
 Say = Callable[[str], None]
@@ -55,7 +61,8 @@ class SparkBench:
 
     Attributes:
         records, size: of the log; bytes of a record.
-        logs: that one stream reads for the figure of many logs; 0 leaves it out.
+        logs: that one stream reads for the figure of many logs, which is then the only one;
+            0 measures all the others.
     """
 
     records: int
@@ -72,9 +79,9 @@ async def bench_spark(
     Raises:
         CordwoodError: the cluster did not start, or something failed in it.
     """
-    # The log, what the sink writes in each repeat, and the tiny one.
-    stored = bench.records * bench.size * (1 + bench.repeats)
-    blocks = max(1, stored // MIB) + bench.logs * 2
+    # The log, what the sink writes in each repeat, and a record or two of each tiny one.
+    stored = bench.records * bench.size * (1 + bench.repeats) + bench.logs * TINY_LOG_BYTES
+    blocks = max(1, stored // MIB)
     async with bench_place(url, directory, nodes=nodes, blocks=blocks, block_bytes=MIB) as place:
         # Spark blocks; nodes are processes of their own, and this loop only holds them.
         return await asyncio.to_thread(_measure, bench, place.url, place.directory, say)
@@ -82,8 +89,9 @@ async def bench_spark(
 
 def _measure(bench: SparkBench, url: str, directory: str, say: Say) -> list[Figure]:
     with blocking.connect(url) as store:
-        say(f"appending {bench.records:,} records of {bench.size} B")
-        fill(store, LOG, bench.records, bench.size)
+        if not bench.logs:
+            say(f"appending {bench.records:,} records of {bench.size} B")
+            fill(store, LOG, bench.records, bench.size)
         spark = local_session(
             "cordwood bench", CORES, quick_start=False, options={"spark.local.dir": directory}
         )
@@ -100,6 +108,17 @@ def fill(store: BlockingStore, log: str, records: int, size: int) -> None:
     values = [os.urandom(size) for _ in range(min(records, BATCH))]
     for at in range(0, records, BATCH):
         store.append_many(log, values[: records - at])
+
+
+def make_logs(store: BlockingStore, count: int, say: Say) -> None:
+    """Append a record to each of many logs."""
+    for first in range(0, count, MAKING_AT_ONCE):
+        numbers = range(first, min(count, first + MAKING_AT_ONCE))
+        made = [store.append_many_soon(f"/bench/many/{number}", [b"x"]) for number in numbers]
+        for one in made:
+            one.result(QUERY_TIMEOUT_S)
+        if first // MAKING_AT_ONCE % 10 == 9:
+            say(f"made {numbers.stop:,} of {count:,} logs")
 
 
 def _figures(runs: Runs, store: BlockingStore, say: Say) -> list[Figure]:
@@ -119,13 +138,13 @@ def _figures(runs: Runs, store: BlockingStore, say: Say) -> list[Figure]:
         ("spark_sink", "rows/s", runs.sink, runs.trivial_sink,
          "the same rows into a Python sink that forgets them"),
     ]  # fmt: skip
-    fill(store, runs.tiny_log, TINY_ROWS * TINY_TRIGGERS, bench.size)
-    if bench.logs:
+    if not bench.logs:
+        fill(store, runs.tiny_log, TINY_ROWS * TINY_TRIGGERS, bench.size)
+    else:
         say(f"making {bench.logs:,} logs")
-        for number in range(bench.logs):
-            store.append(f"/bench/many/{number}", b"x")
-        plan.append(("spark_many_logs", "ms", lambda: runs.many(store), lambda: runs.one(store),
-                     "a micro-batch of a stream over one log"))  # fmt: skip
+        make_logs(store, bench.logs, say)
+        plan = [("spark_many_logs", "ms", lambda: runs.many(store), lambda: runs.one(store),
+                 "a micro-batch of a stream over one log")]  # fmt: skip
     figures = []
     for name, unit, measure, refer, told in plan:
         refer(), measure()  # what starts, starts here

@@ -235,7 +235,10 @@ def spark(
     size: Annotated[int, typer.Option("--size", min=1, help="Bytes of a record.")] = 100,
     records: Annotated[int, typer.Option("--records", min=1000, help="Of the log.")] = 1_000_000,
     logs: Annotated[
-        int, typer.Option("--logs", min=0, help="Measure a stream over so many; 0 leaves it out.")
+        int,
+        typer.Option(
+            "--logs", min=0, help="Measure only a stream over so many; 0 measures all else."
+        ),
     ] = 0,
     nodes: NodesOption = 5,
     repeat: RepeatOption = 3,

@@ -5,8 +5,8 @@ logs below it; with a slash at its end it is the directory: `/orders/` is all th
 below, and `/` is all there is. Numbers come from a counter and are never used twice.
 
 Entries: `logs/<name>` leads to the log's number and decides that it is there;
-`log_ids/<number>` has its name and what was set on it; `next_log_id` is the counter;
-`directories` has what was set on directories, all in one value.
+`log_ids/<number>` has its name and what was set on it; `next_log_id` is the counter (see
+`log_numbers`); `directories` has what was set on directories, all in one value.
 Making writes counter, number, name, so that a maker that stops on the way leaves a number
 without a log. `log_changes/latest` is written after each change to a log that was there
 already: nodes watch it, and nothing else of the tree.
@@ -28,20 +28,18 @@ from cordwood.errors import (
     BadSetting,
     LogExists,
     OutcomeUnknown,
-    Rejected,
     UnknownLog,
 )
 from cordwood.layout.json_text import read_json
 from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
 from cordwood.lsn import LogId
 from cordwood.metadata.change import change, change_repeatably
+from cordwood.metadata.log_numbers import LOG_ID_MAX, LogNumbers
 from cordwood.metadata.store import MetadataStore, Versioned
 from cordwood.nodes import Replication
 
 NAME_BYTES_MAX = 255
 """As a file name may have, the leading slash counted."""
-
-LOG_ID_MAX = (1 << 62) - 1
 
 CHANGES_PREFIX = "log_changes/"
 """What to watch for changes to logs that are there."""
@@ -49,7 +47,6 @@ CHANGES_PREFIX = "log_changes/"
 _PATH = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _NAME = re.compile(rf"/?({_PATH})")
 _DIRECTORY = re.compile(rf"/?(?:({_PATH})/)?")
-_COUNTER = "next_log_id"
 _CHANGES = "log_changes/latest"
 _DIRECTORIES = "directories"
 
@@ -96,12 +93,6 @@ class _Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     created_us: int
     attributes: LogAttributes
-
-
-class _Counter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`next_log_id`."""
-
-    next_id: _Id
 
 
 class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +145,7 @@ class LogTree:
 
     def __init__(self, store: MetadataStore, defaults: LogAttributes = DEFAULTS) -> None:
         self._store = store
+        self._numbers = LogNumbers(store)
         self._defaults = defaults
 
     # Making and finding.
@@ -177,7 +169,7 @@ class LogTree:
         # Asked first, so that a name that is taken does not cost a number.
         if await self._store.get(_name_key(name)) is not None:
             raise _exists(name)
-        log_id = await self._take_id()
+        log_id = await self._numbers.take()
         await self._describe(log_id, _Log(name, created_us, own))
         await self._claim(name, log_id)
         return LogInfo(log_id, name, created_us, own, whole)
@@ -409,17 +401,6 @@ class LogTree:
             if path.startswith(directory):
                 whole = directories[directory].over(whole)
         return own.over(whole)
-
-    async def _take_id(self) -> LogId:
-        def decide(found: bytes | None) -> bytes:
-            next_id = _decode(found, _Counter, _COUNTER).next_id if found else 1
-            if next_id >= LOG_ID_MAX:
-                raise Rejected(f"all {LOG_ID_MAX} log numbers are used up")
-            return msgspec.json.encode(_Counter(next_id + 1))
-
-        stored = await change_repeatably(self._store, _COUNTER, decide)
-        assert stored is not None, "the counter is never left or deleted"
-        return LogId(_decode(stored, _Counter, _COUNTER).next_id - 1)
 
     async def _describe(self, log_id: LogId, log: _Log, *, is_new: bool = True) -> None:
         value = msgspec.json.encode(log)

@@ -21,9 +21,9 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.metadata.log_numbers import LOG_ID_MAX
 from cordwood.metadata.log_tree import (
     CHANGES_PREFIX,
-    LOG_ID_MAX,
     NAME_BYTES_MAX,
     LogInfo,
     LogTree,
@@ -122,6 +122,18 @@ class TestCreating:
             assert [log for log in found if log] == made
 
         play(act)
+
+    def test_a_thousand_made_at_once_do_not_race_with_each_other(self, memory):
+        async def main() -> None:
+            tree = LogTree(memory)
+            made = await asyncio.gather(*(tree.create(f"a{n}", THREE) for n in range(1000)))
+            assert {log.log_id for log in made} == set(range(1, 1001))
+            counter = await memory.get("next_log_id")
+            # One alone, and then one for all the others that waited.
+            assert counter is not None
+            assert counter.version == 2
+
+        run_patiently(main())
 
     def test_the_numbers_end(self, memory):
         async def main() -> None:
