@@ -1,8 +1,9 @@
 """What a storage node keeps in memory for a log, and for a partition, that nobody touches.
 
-LogsDB alone, in this process: blocks are flushed, once into many logs of one partition and
-once into many partitions of one log, and what the process has grown by is counted after all
-that is transient was let go of.
+LogsDB alone, in this process: blocks are flushed, once into many logs of one partition, once
+into many partitions of one log, and once into as many of both, each log in one partition; what
+the process has grown by is counted after all that is transient was let go of. The last of them
+is opened again, as a node's start does it.
 
 Source: design.md §5 (thousands of partitions and 100,000 logs stay cheap).
 """
@@ -15,7 +16,9 @@ import resource
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -37,14 +40,26 @@ BODY = bytes(100)
 LOGS_A_FLUSH = 10_000
 """So many that a flush is a few megabytes, as a real one is."""
 
+FILES_MAX = 10_000
+"""More than any of these has: one partition takes all."""
+
 LOGS = "idle_log"
 PARTITIONS = "idle_partition"
+BOTH = "idle_logs_and_partitions"
 
-Fill = Callable[[LogsStore, int], Awaitable[None]]
+Fill = Callable[[LogsStore], Awaitable[None]]
+
+
+class _Cost(NamedTuple):
+    """What a fill cost: bytes that the process grew by, seconds of it, and of a start after it."""
+
+    grown: int
+    seconds: float
+    start_s: float
 
 
 async def bench_idle(*, logs: int, partitions: int, directory: str, say: Say) -> list[Figure]:
-    """Measure both, each in a LogsDB of its own.
+    """Measure both, each in a LogsDB of its own, and then together.
 
     Args:
         logs: how many, of one block each.
@@ -54,33 +69,57 @@ async def bench_idle(*, logs: int, partitions: int, directory: str, say: Say) ->
         CordwoodError: LogsDB failed.
     """
     figures: list[Figure] = []
-    for name, count, fill in ((LOGS, logs, _fill_logs), (PARTITIONS, partitions, _fill_partitions)):
-        say(f"{name}: {count:,}")
-        grown, seconds = await _grown(directory, count, fill)
-        parameters: dict[str, int | float | str] = {"count": count}
-        for unit, value in (("bytes", grown / count), ("us_to_make", seconds / count * 1e6)):
-            figures.append(
-                make_figure(
-                    f"{name}_{unit}", "B" if unit == "bytes" else "us", [Sample(value, None)],
-                    reference_is="none: what the process grew by", parameters=parameters,
-                )
-            )  # fmt: skip
+
+    def add(name: str, value: float, unit: str, **parameters: int | float | str) -> None:
+        figures.append(
+            make_figure(
+                name, unit, [Sample(value, None)],
+                reference_is="none: what the process grew by, or took", parameters=parameters,
+            )
+        )  # fmt: skip
+
+    say(f"{logs:,} logs")
+    cost = await _cost(directory, partial(_fill_logs, count=logs), FILES_MAX)
+    add(f"{LOGS}_bytes", cost.grown / logs, "B", count=logs)
+    add(f"{LOGS}_us_to_make", cost.seconds / logs * 1e6, "us", count=logs)
+    say(f"{partitions:,} partitions")
+    cost = await _cost(directory, partial(_fill_partitions, count=partitions, logs=1))
+    add(f"{PARTITIONS}_bytes", cost.grown / partitions, "B", count=partitions)
+    add(f"{PARTITIONS}_us_to_make", cost.seconds / partitions * 1e6, "us", count=partitions)
+    say(f"{logs:,} logs in {partitions:,} partitions")
+    each = max(1, logs // partitions)
+    cost = await _cost(directory, partial(_fill_partitions, count=partitions, logs=each))
+    shape = {"logs": each * partitions, "partitions": partitions}
+    add(f"{BOTH}_bytes", cost.grown, "B", **shape)
+    add(f"{BOTH}_us_to_flush", cost.seconds / partitions * 1e6, "us", **shape)
+    add(f"{BOTH}_ms_to_open", cost.start_s * 1e3, "ms", **shape)
     return figures
 
 
-async def _grown(directory: str, count: int, fill: Fill) -> tuple[int, float]:
-    """Bytes that this process grew by, and the seconds that it took."""
-    settings = StorageSettings(partition_files=1 if fill is _fill_partitions else 10_000)
+async def _cost(directory: str, fill: Fill, files: int = 1) -> _Cost:
+    """
+    Args:
+        files: of a partition.
+    """
+    settings = StorageSettings(partition_files=files)
     below = tempfile.mkdtemp(prefix=".cordwood-bench-", dir=directory)
+    path = os.path.join(below, "logsdb")
     try:
         async with real_host() as host:
-            tables = rocks_tables(os.path.join(below, "logsdb"), settings, host)
+            tables = rocks_tables(path, settings, host)
             store, _ = await LogsStore.open(tables, settings, NodeId(1))
             try:
                 await store.flush([_block(1, 1)], {1: LogState()}, 1, 1)
                 before, began = _resident_bytes(), perf_counter()
-                await fill(store, count)
-                return _resident_bytes() - before, perf_counter() - began
+                await fill(store)
+                grown, seconds = _resident_bytes() - before, perf_counter() - began
+            finally:
+                await tables.close()
+            tables = rocks_tables(path, settings, host)
+            began = perf_counter()
+            try:
+                await LogsStore.open(tables, settings, NodeId(1))
+                return _Cost(grown, seconds, perf_counter() - began)
             finally:
                 await tables.close()
     finally:
@@ -88,17 +127,22 @@ async def _grown(directory: str, count: int, fill: Fill) -> tuple[int, float]:
 
 
 async def _fill_logs(store: LogsStore, count: int) -> None:
+    """All into one partition: that of the first flush."""
     for start in range(2, count + 2, LOGS_A_FLUSH):
         logs = range(start, min(count + 2, start + LOGS_A_FLUSH))
         blocks = [_block(log, 2) for log in logs]
         await store.flush(blocks, {log: LogState() for log in logs}, store.offset + 1, 1)
 
 
-async def _fill_partitions(store: LogsStore, count: int) -> None:
+async def _fill_partitions(store: LogsStore, count: int, logs: int) -> None:
+    """One flush each; where there are several logs, each has others."""
     for number in range(2, count + 2):
         time_us = number * 1_000_000
-        state = LogState(append_time_us=time_us)
-        await store.flush([_block(1, number)], {1: state}, store.offset + 1, time_us)
+        first = 1 if logs == 1 else number * logs
+        some = range(first, first + logs)
+        states = dict.fromkeys(some, LogState(append_time_us=time_us))
+        blocks = [_block(log, number) for log in some]
+        await store.flush(blocks, states, store.offset + 1, time_us)
 
 
 def _block(log: int, number: int) -> StoredBlock:

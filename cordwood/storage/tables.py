@@ -1,6 +1,6 @@
 """Tables: sorted keys and values in named tables, as LogsDB needs them of a store below.
 
-`rocks_logs` keeps them in RocksDB, a column family each; the simulator has a twin; one
+`rocks_logs` keeps them in RocksDB, most in a database each; the simulator has a twin; one
 contract suite holds both to the words below.
 
 Each table is durable up to some write of its own: what was written since its last flush
