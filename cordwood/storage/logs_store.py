@@ -181,7 +181,7 @@ class LogsStore:
         staged: Sequence[Row],
     ) -> None:
         assert offset > self.offset, "a flush goes on where the last one ended"
-        rolled = self._rolled(now_us)
+        rolled = self._rolled(blocks, now_us)
         if rolled is not None:
             await self._tables.create(rolled.table)
             self.partitions.append(rolled)
@@ -195,11 +195,20 @@ class LogsStore:
             await self.staged.flush(staged)
         await self._flush_metadata(shares, states, offset)
 
-    def _rolled(self, now_us: int) -> Partition | None:
-        """The next partition, if one that takes blocks has had enough."""
+    def _rolled(self, blocks: Sequence[StoredBlock], now_us: int) -> Partition | None:
+        """The next partition, if one that takes of these blocks has had enough.
+
+        One that is full and takes nothing asks for no other: while a log keeps it, it may stand
+        next to the newest for long, which is dropped and made anew as others are trimmed.
+        """
         takers = self.partitions[-OPEN_PARTITIONS:]
-        if takers and not any(self._is_due(each, now_us) for each in takers):
+        if not blocks:
             return None
+        if takers:
+            start_us = takers[-1].start_us
+            is_late = any(block.header.append_time_us < start_us for block in blocks)
+            if not any(self._is_due(each, now_us) for each in (takers if is_late else takers[-1:])):
+                return None
         start_us = max(takers[-1].start_us, self._last_us) + 1 if takers else 0
         return Partition(self._next_number, start_us, now_us)
 
@@ -217,6 +226,8 @@ class LogsStore:
         )
 
     def _shares(self, blocks: Sequence[StoredBlock]) -> list[Share]:
+        if not blocks:
+            return []
         newest, *older = reversed(self.partitions[-OPEN_PARTITIONS:])
         last = Share(newest)
         before = Share(older[0]) if older else last

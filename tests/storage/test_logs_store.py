@@ -302,3 +302,33 @@ def test_a_flush_that_failed_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> 
         assert wires(await read_all(store, 1)) == wires([made])
 
     run(scenario)
+
+
+def test_a_full_partition_that_a_log_keeps_does_not_make_each_flush_begin_another() -> None:
+    """A log that is trimmed as it goes, beside one whose old records stay."""
+
+    async def scenario() -> None:
+        store, _ = await opened(MemoryDisk())
+        made: list[str] = []
+        create = store.tables.create
+
+        async def counting(table: str) -> None:
+            made.append(table)
+            await create(table)
+
+        store.tables.create = counting  # type: ignore[method-assign]
+        for turn in range(2):
+            kept = block(at(turn + 1), bytes(3000), log=2, time_us=turn)
+            await store.flush([kept], {2: LogState()}, turn, turn)
+        before, minute_us = len(made), 60_000_000
+        for turn in range(2, 22):
+            now_us = turn * minute_us // 4
+            blocks = [block(at(turn), b"small", log=1, time_us=now_us)]
+            await store.flush(blocks, {1: LogState(append_time_us=now_us)}, turn, now_us)
+            await store.drop_trimmed({1: at(turn), 2: 0}.__getitem__, now_us)
+        # One for each two files, or for each minute, whichever comes first.
+        assert len(made) - before <= 11
+        await store.flush([], {1: LogState()}, 30, 30 * minute_us)
+        assert len(made) - before <= 11, "a flush without blocks needs no partition"
+
+    run(scenario)
