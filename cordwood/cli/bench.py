@@ -82,6 +82,9 @@ def append(
     nats: Annotated[
         bool, typer.Option("--nats", help="Beside NATS JetStream, if it is installed.")
     ] = False,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="How evenly one log's burst lies on the nodes.")
+    ] = False,
     cluster: BenchClusterOption = None,
     directory: DirOption = ".",
     as_json: JsonOption = False,
@@ -90,24 +93,29 @@ def append(
 
     Without options three profiles: 256 B records one by one with 2,048 in flight,
     64 KiB blocks with 16 in flight, and 256 B records in blocks of 128 KiB. The reference
-    is the same disk writing the same copies durably, with nothing around it. --nats and
-    --logs compare with another reference, and start a cluster of their own.
+    is the same disk writing the same copies durably, with nothing around it. --nats,
+    --logs and --spread compare with another reference, and start a cluster of their own.
     """
     from cordwood.bench.append import SINGLES, STANDARD, bench_append, custom_profile
     from cordwood.bench.append_beside import bench_beside_nats, bench_logs
+    from cordwood.bench.append_spread import bench_spread
     from cordwood.bench.nats import find_nats
 
     is_custom = any(option is not None for option in (size, in_flight, batch, records, seconds))
     custom = custom_profile(size, in_flight, batch, records, seconds) if is_custom else None
     profiles = (custom,) if custom else STANDARD
-    if cluster is not None and (nats or logs):
-        raise BadSetting("--nats and --logs start a cluster of their own: leave --cluster out")
+    if cluster is not None and (nats or logs or spread):
+        raise BadSetting(
+            "--nats, --logs and --spread start a cluster of their own: leave --cluster out"
+        )
     program = find_nats() if nats else None
     if nats and program is None:
         say("nats-server is not installed; without it")
 
     async def measure() -> list[Figure]:
         where: _Where = {"directory": directory, "nodes": nodes, "repeats": repeat, "say": say}
+        if spread:
+            return [await bench_spread(**where)]
         if logs is not None:
             return [await bench_logs(custom or SINGLES, logs, **where)]
         if program is not None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from cordwood.layout.message import DirectoryReply
     from cordwood.log_attributes import LogAttributes
 
+BAR_CELLS = 24
+"""Of the node that holds most of a log; all of the line stays within 80 columns."""
+
 app = typer.Typer(help="Create, list, show, change and trim logs.", no_args_is_help=True)
 
 NameArgument = Annotated[
@@ -107,6 +110,7 @@ def show(name: PathArgument, as_json: JsonOption = False, cluster: ClusterOption
     typer.echo(f"  {log.replication}")
     typer.echo(f"  readable up to {view.released or 'nothing yet'}; {_sequencer(view)}")
     typer.echo(f"  {bytes_words(view.stored_bytes)} on its nodes, every copy counted")
+    _show_spread(view)
     for each in log.history:
         nodes = ", ".join(str(node) for node in each.nodes)
         typer.echo(f"  from epoch {each.since} on: nodes {nodes}")
@@ -315,6 +319,17 @@ def show_logs(logs: Sequence[LogView]) -> None:
             for log in logs
         ],
     )
+
+
+def _show_spread(view: LogView) -> None:
+    """A bar for each node that holds some of it, as long as its share."""
+    most = max(view.bytes_by_node.values(), default=0)
+    if not most:
+        return
+    for node, stored in view.bytes_by_node.items():
+        bar = "█" * max(1, round(BAR_CELLS * stored / most)) if stored else ""
+        share = stored / view.stored_bytes
+        typer.echo(f"    node {node:<4} {bar:<{BAR_CELLS}} {bytes_words(stored):>10} {share:>5.0%}")
 
 
 def _log_json(log: LogInfo, view: LogView) -> str:

@@ -58,6 +58,7 @@ class LogView:
         released: the last LSN that readers may see, None while nodes know of none.
         stored_bytes, stored_blocks: on all nodes, so every copy counts.
         replicate_across: copies and domains by scope.
+        bytes_by_node: what each node holds of it, by its number.
     """
 
     name: str
@@ -71,6 +72,7 @@ class LogView:
     stored_bytes: int
     stored_blocks: int
     replicate_across: dict[str, int]
+    bytes_by_node: dict[int, int]
 
 
 def view_nodes(answers: Answers, addresses: Mapping[NodeId, str]) -> list[NodeView]:
@@ -141,4 +143,5 @@ def _view_log(log: LogInfo, states: Mapping[NodeId, LogState]) -> LogView:
         sum(state.bytes for state in states.values()),
         sum(state.blocks for state in states.values()),
         log.replication.by_scope,
+        {node: state.bytes for node, state in states.items()},
     )

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
+from cordwood.bench import append_spread
 from cordwood.bench.nats import NatsClient, find_nats
 from cordwood.cli.app import app
 from cordwood.errors import Unreachable
@@ -103,6 +104,13 @@ class TestVerb:
         assert figure["parameters"]["logs"] == 7
         assert figure["ratio"] > 0
         assert list(tmp_path.iterdir()) == []
+
+    def test_how_a_burst_lies_on_the_nodes(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.setattr(append_spread, "BURST_RECORDS", 640)
+        where = {"directory": str(tmp_path), "nodes": 3, "repeats": 1, "say": print}
+        figure = run(append_spread.bench_spread(**where))
+        # As many nodes as copies: each of them holds all of it.
+        assert figure.ratio == pytest.approx(1, abs=0.01)
 
     def test_a_cluster_that_runs_is_not_for_comparing(self) -> None:
         outcome = CliRunner().invoke(

@@ -48,6 +48,7 @@ class TestLogs:
         (log,) = view_logs([LOG], answers)
         assert (log.sequencer, log.epoch, log.released) == (2, 4, "e4n2")
         assert (log.stored_bytes, log.stored_blocks) == (200, 4)
+        assert log.bytes_by_node == {1: 100, 2: 100}
 
     def test_a_log_that_nobody_used_yet(self):
         (log,) = view_logs([LOG], {NodeId(1): answer(1)})
