@@ -26,18 +26,12 @@ from cordwood.local_cluster import ClusterShape, LocalCluster, local_cluster
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, ClientSettings
 from cordwood.sim.buggify import Buggify
+from cordwood.sim.cast import ASKER, producer_names, reader_names
 from cordwood.sim.crew import OpenCalls
 from cordwood.sim.history import AppendOk, Event, HistoryRecorder, to_jsonl
+from cordwood.sim.readers import follow
 from cordwood.sim.verdict import judge, violation_words
-from cordwood.sim.workload import (
-    Clients,
-    WorkloadOptions,
-    final_tails,
-    follow,
-    produce,
-    producer_names,
-    reader_names,
-)
+from cordwood.sim.workload import Clients, WorkloadOptions, final_tails, produce
 
 KILL, STOP = "kill", "stop"
 """kill -9 and SIGSTOP of the node that sequences."""
@@ -209,7 +203,7 @@ class _Run:
         """Let the readers come to the tail."""
         try:
             async with asyncio.timeout(DRAIN_S):
-                await final_tails(self._clients, self._host)
+                await final_tails(ASKER, self._clients, self._host)
                 await asyncio.gather(*map(asyncio.shield, readers))
         except TimeoutError:
             self._clients.giving_up = True

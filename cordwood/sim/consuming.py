@@ -100,8 +100,3 @@ class _Member:
         saved = {log: lsn for log, lsn in positions.items() if log in new & mine}
         if saved:
             self._clients.recorder.positions_saved(CONSUMER, self._name, saved, invoked_us=asked_us)
-
-
-def member_names(members: int) -> tuple[str, ...]:
-    """The members of a run."""
-    return tuple(f"member-{n}" for n in range(1, members + 1))

@@ -17,6 +17,7 @@ from cordwood.block import Buffer, GapKind
 from cordwood.sim.event import Crc, EpochValue, HistoryEvent, LsnValue, TimeUs
 from cordwood.sim.payload import identify
 from cordwood.sim.position_events import PositionEvent
+from cordwood.sim.token_events import TokenEvent
 
 FORMAT = 1
 """Version of the form; a reader of another version refuses."""
@@ -93,6 +94,8 @@ class AppendInvoked(HistoryEvent, frozen=True, gc=False, tag="append-invoked"):
         producer_epoch: the producer's epoch.
         expected_tail: where the log's last record had to stand, if the call said so.
         published: staged and published as a part of this batch; None for a plain append.
+        token: the fencing token that it came under, 0 for none.
+        keys: of each record its key, "" for none; () if none has one.
     """
 
     op: int
@@ -106,6 +109,8 @@ class AppendInvoked(HistoryEvent, frozen=True, gc=False, tag="append-invoked"):
     producer_epoch: int = 0
     expected_tail: LsnValue | None = None
     published: Batch | None = None
+    token: int = 0
+    keys: tuple[str, ...] = ()
 
 
 class AppendOk(HistoryEvent, frozen=True, gc=False, tag="append-ok"):
@@ -133,6 +138,10 @@ class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
     """A reader starts at `start`, to read up to and including `until` (None: for ever).
 
     One that reads as a member of a consumer says which.
+
+    Attributes:
+        keys: it asks for records with one of these keys only; () asks for all.
+        heads: it asks for no payloads, and what it is given says where records are, not which.
     """
 
     reader: str
@@ -140,6 +149,8 @@ class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
     start: LsnValue
     until: LsnValue | None = None
     consumer: str = ""
+    keys: tuple[str, ...] = ()
+    heads: bool = False
 
 
 class RecordDelivered(HistoryEvent, frozen=True, gc=False, tag="record"):
@@ -387,4 +398,5 @@ Event: TypeAlias = (
     | FaultsHealed
     | NodeDumped
     | PositionEvent
+    | TokenEvent
 )

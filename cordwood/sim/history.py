@@ -219,11 +219,14 @@ class HistoryRecorder:
         producer: tuple[int, int] = (0, 0),
         expected_tail: int | None = None,
         published: Batch | None = None,
+        token: int = 0,
+        keys: Sequence[str] = (),
     ) -> int:
         """Note a call before it is made; the number returned names it from now on.
 
         Args:
             producer: its id and epoch, zeros for none.
+            token, keys: see `AppendInvoked`.
         """
         op = next(self._ops)
         marks = tuple(mark_payload(payload) for payload in payloads)
@@ -242,6 +245,8 @@ class HistoryRecorder:
                 *producer,
                 expected,
                 published,
+                token,
+                tuple(keys),
             )
         )
         return op
@@ -259,11 +264,21 @@ class HistoryRecorder:
             self.add(AppendUnknown(self._now_us(), op, name))
 
     def read_started(
-        self, reader: str, log: int, start: int, until: int | None = None, consumer: str = ""
+        self,
+        reader: str,
+        log: int,
+        start: int,
+        until: int | None = None,
+        consumer: str = "",
+        *,
+        keys: Sequence[str] = (),
+        heads: bool = False,
     ) -> None:
         """Note a (re)start of a reader; `until` is included, None follows for ever."""
         ends = None if until is None else int(until)
-        self.add(ReadStarted(self._now_us(), reader, log, int(start), ends, consumer))
+        self.add(
+            ReadStarted(self._now_us(), reader, log, int(start), ends, consumer, tuple(keys), heads)
+        )
 
     def group_changed(
         self,

@@ -10,7 +10,7 @@ from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import make_lsn
-from cordwood.sim.position_events import TimeFound, TrimAnswered, TrimAsked
+from cordwood.sim.position_events import ReleasedTold, TimeFound, TrimAnswered, TrimAsked
 
 if TYPE_CHECKING:
     from cordwood.sim.workload import Clients
@@ -35,6 +35,15 @@ async def find_a_time(
     recorder.add(TimeFound(
         recorder.now_us, name, log_id, wanted_us, int(place.lsn), int(place.tail), is_exact
     ))  # fmt: skip
+
+
+async def poll_released(name: str, store: Store, clients: Clients) -> None:
+    """Ask up to where all logs can be read, as those do who poll many."""
+    logs = sorted(clients.log_ids)
+    recorder = clients.recorder
+    for log, lsn in zip(logs, await store.released(logs), strict=True):
+        told = ReleasedTold(recorder.now_us, name, clients.log_ids[log], int(lsn))
+        recorder.add(told)
 
 
 async def trim_logs(name: str, clients: Clients, host: Host) -> None:

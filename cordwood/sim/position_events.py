@@ -41,6 +41,14 @@ class TimeFound(HistoryEvent, frozen=True, gc=False, tag="time-found"):
     is_exact: bool
 
 
+class ReleasedTold(HistoryEvent, frozen=True, gc=False, tag="released-told"):
+    """A client that polls was told that a log can be read up to `lsn`, at least."""
+
+    client: str
+    log: int
+    lsn: LsnValue
+
+
 class RetentionTrims(HistoryEvent, frozen=True, gc=False, tag="retention-trims"):
     """A node is about to trim by itself, as the log's retention has it.
 
@@ -66,4 +74,6 @@ class NodeTrimmed(HistoryEvent, frozen=True, gc=False, tag="node-trimmed"):
     lsn: LsnValue
 
 
-PositionEvent: TypeAlias = TrimAsked | TrimAnswered | TimeFound | RetentionTrims | NodeTrimmed
+PositionEvent: TypeAlias = (
+    TrimAsked | TrimAnswered | TimeFound | ReleasedTold | RetentionTrims | NodeTrimmed
+)

@@ -18,10 +18,18 @@ from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.sim.buggify import Buggify
+from cordwood.sim.cast import (
+    ASKER,
+    LOOKER,
+    TRIMMER,
+    member_names,
+    reader_names,
+    start_clients,
+    writer_names,
+)
 from cordwood.sim.checkers import Violation, check_all, run_is_valid
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
-from cordwood.sim.consuming import consume, member_names
 from cordwood.sim.crew import Crew
 from cordwood.sim.fault_plan import Damage, Fault
 from cordwood.sim.history import (
@@ -37,19 +45,8 @@ from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
 from cordwood.sim.options import SETTLE_S, RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
-from cordwood.sim.publishers import publish_batches
 from cordwood.sim.swarm import swarm_options
-from cordwood.sim.workload import (
-    ASKER,
-    LOOKER,
-    TRIMMER,
-    Clients,
-    final_tails,
-    producer_names,
-    publisher_names,
-    reader_names,
-    start_clients,
-)
+from cordwood.sim.workload import Clients, final_tails
 
 __all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
 
@@ -239,9 +236,9 @@ class _Run:
             self._crew.calls,
             self.buggify,
         )
-        self._producers = (*producer_names(workload), *publisher_names(workload))
+        self._producers = writer_names(workload)
         self._readers = reader_names(workload)
-        self._members = member_names(workload.members)
+        self._members = member_names(workload)
         self.plan = options.drawn_plan(simulation.seed)
         self.simulated_s = 0.0
 
@@ -268,9 +265,7 @@ class _Run:
             self._cluster.start(number)
         async with asyncio.timeout(BOOT_S):
             await self._cluster.wait_running()
-        start_clients(self._crew, self.clients, publish_batches)
-        for name in self._members:
-            self._crew.start(name, partial(consume, name, self.clients))
+        start_clients(self._crew, self.clients)
         start_s = self._simulation.loop.time()
         await injector.run(self.plan)
         left_s = start_s + self._options.length_s - self._simulation.loop.time()
@@ -323,7 +318,7 @@ class _Run:
         try:
             async with asyncio.timeout(drain_s):
                 await self._crew.wait(*self._producers, *self._members)
-                self._crew.start(ASKER, partial(final_tails, self.clients))
+                self._crew.start(ASKER, partial(final_tails, ASKER, self.clients))
                 await self._crew.wait(ASKER, *self._readers)
         except TimeoutError:
             stuck = f"not at the tail {drain_s:g} s after the workload ended: {self._where()}"

@@ -98,6 +98,10 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             publishers=_publishers(stream(seed, "publishers"), cluster),
             publish_s=stream(seed, "publish").choice((1.0, 3.0)),
             trim_s=stream(seed, "trims").choice((0.0, 0.0, 2.0, 6.0)),
+            holders=stream(seed, "holders").choice((0, 0, 0, 2)),
+            keyed=(keyed := stream(seed, "keyed").choice((0.0, 0.5, 1.0))),
+            manners=_manners(stream(seed, "manners"), keyed),
+            browsers=stream(seed, "browsers").choice((0, 0, 0, 1)),
         ),
         faults=faults,
         link=_link(chance),
@@ -113,6 +117,11 @@ def _publishers(chance: random.Random, cluster: ClusterOptions) -> int:
     are but a test's."""
     publishers = chance.choice((0, 0, 1, 2))
     return publishers if cluster.sequencer.esns >= PUBLISH_ESNS_MIN else 0
+
+
+def _manners(chance: random.Random, keyed: float) -> float:
+    """Share of the reads that are no plain ones: keys are worth asking for where there are some."""
+    return chance.choice((0.0, 0.5, 0.9) if keyed else (0.0, 0.5))
 
 
 def _absent(chance: random.Random, faults: FaultOptions) -> tuple[NodeId, ...]:

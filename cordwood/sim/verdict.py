@@ -36,7 +36,7 @@ from cordwood.sim.history import (
     Released,
     TailAnswered,
 )
-from cordwood.sim.position_events import NodeTrimmed, TimeFound, TrimAsked
+from cordwood.sim.position_events import NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
 
 SHOWN_MAX = 4
 """Elements of a list shown in one line; the history has the rest."""
@@ -65,7 +65,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "reads": Evidence(
         (ReadStarted,), ("S2", "S4", "S5", "S6", "S7", "L2"), ("S1", "S3", "S8", "E1")
     ),
-    "answers about the tail": Evidence((TailAnswered,), ("S26",)),
+    "answers about the tail": Evidence((TailAnswered, ReleasedTold), ("S26",)),
     "events of the epoch store": Evidence(
         (EpochTaken, CleanEpochSet), ("S11", "S12", "L3"), ("S7", "S8", "S13")
     ),

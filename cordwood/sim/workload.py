@@ -10,26 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
-from typing import Any
 
-from cordwood.block import Gap
 from cordwood.client.buffered_writer import BufferedWriter, WriteMode, WriterOptions
 from cordwood.client.producer import Producer
-from cordwood.client.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, OutcomeUnknown
 from cordwood.host.seams import Host
-from cordwood.lsn import OLDEST
 from cordwood.settings import ClientSettings
 from cordwood.sim.buggify import Buggify
-from cordwood.sim.crew import Crew, OpenCalls
-from cordwood.sim.history import EndReason, HistoryRecorder
+from cordwood.sim.crew import OpenCalls
+from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
-from cordwood.sim.position_clients import find_a_time, trim_logs
+from cordwood.sim.position_clients import find_a_time, poll_released
 from cordwood.sim.streams import stream
 
 PAYLOAD_BYTES_MIN = 64
@@ -42,9 +38,6 @@ LOOK_S = 2.5
 """How long a reader waits for something before it looks whether it should stop: longer
 than a stream waits before it asks for the tail."""
 
-DAWDLE_S = 2.0
-"""Longest that a reader is busy with what it was given."""
-
 GIVE_UP_S = 0.4
 """Longest that an impatient caller waits before it cancels its call."""
 
@@ -53,8 +46,8 @@ PIPELINED = 0.3
 
 CALLS_AT_ONCE_MAX = 4
 
-CLOSE_S = 10.0
-"""Mean time after which a store is closed under its reader."""
+HELD = "/sim/held"
+"""The log that holders take in turn, see `sim.token_clients`; nobody else appends to it."""
 
 CODECS = ("none", "none", "zstd", "lz4")
 
@@ -85,6 +78,10 @@ class WorkloadOptions:
             their own, in one of its modes.
         publishers: queries that stage and publish batches; each is a client of its own.
         publish_s: mean time between two batches of one.
+        holders: clients that take a log of their own under fencing tokens, in turn.
+        keyed: share of the calls whose records have keys.
+        manners: share of the reads that ask for some keys, no payloads, or batches.
+        browsers: readers of all logs at once.
         client: settings of every client; deadline and codec are set for each.
     """
 
@@ -108,6 +105,10 @@ class WorkloadOptions:
     buffered: float = 0.0
     publishers: int = 0
     publish_s: float = 1.0
+    holders: int = 0
+    keyed: float = 0.0
+    manners: float = 0.0
+    browsers: int = 0
     client: ClientSettings = field(default_factory=ClientSettings)
 
 
@@ -123,6 +124,7 @@ class Clients:
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
+        token: the highest fencing token that anybody was given.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class Clients:
         self.batches: dict[str, int] = {}
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
+        self.token = 0
         self.log_ids: dict[str, int] = {}
         self.times: dict[int, list[int]] = {}
         self.tails: dict[int, int] = {}
@@ -170,6 +173,15 @@ class Clients:
     def lane_chance(self, client: str, session: int) -> random.Random:
         """The stream of chance for what a lane is, apart from what it does."""
         return stream(self._seed, "lane", client, str(session))
+
+    def manner_chance(self, client: str, life: int) -> random.Random:
+        """The stream of chance for how a reader reads, apart from where and when."""
+        return stream(self._seed, "manner", client, str(life))
+
+    def next_token(self) -> int:
+        """A fencing token higher than all before, as a lock service would give it out."""
+        self.token += 1
+        return self.token
 
     def settings(self, chance: random.Random) -> ClientSettings:
         """Settings of one connection."""
@@ -222,6 +234,11 @@ class _Manner:
     producer: Producer | None
     expected_tail: int | None
     atomic: bool
+    is_keyed: bool = False
+
+    def keys(self, payloads: list[bytes]) -> list[str]:
+        """The records' keys, none where they have none."""
+        return [key_of(payload) for payload in payloads] if self.is_keyed else []
 
 
 class _Lane:
@@ -235,6 +252,7 @@ class _Lane:
         self._store = store
         self._clients = clients
         self._chance = chance
+        self._keys = clients.manner_chance(name, session)
         self._producer: Producer | None = None
         self._last: dict[str, int] = {}
         self._writer: BufferedWriter | None = None
@@ -302,6 +320,7 @@ class _Lane:
             timeout_s=options.append_timeout_s, atomic=manner.atomic,
             producer=(producer.producer, producer.epoch) if producer is not None else (0, 0),
             expected_tail=manner.expected_tail,
+            keys=manner.keys(payloads),
         )  # fmt: skip
         clients.calls.began(self._name, op)
         try:
@@ -320,13 +339,14 @@ class _Lane:
     def _manner(self, log: str, records: int) -> _Manner:
         """What else the next call asks for."""
         options, chance = self._clients.options, self._chance
+        is_keyed = self._keys.random() < options.keyed
         if self._writer is not None:
-            return _Manner(None, None, False)  # it cuts blocks of its own
+            return _Manner(None, None, False, is_keyed)  # it cuts blocks of its own
         atomic = records > 1 and options.grouped > 0 and chance.random() < options.grouped
         expected = None
         if self._producer is None and records == 1 and chance.random() < options.conditional:
             expected = self._last.get(log)
-        return _Manner(self._producer, expected, atomic)
+        return _Manner(self._producer, expected, atomic, is_keyed)
 
     def _payloads(self) -> list[bytes]:
         options, chance = self._clients.options, self._chance
@@ -354,26 +374,30 @@ class _Lane:
 
     async def _ask(self, log: str, payloads: list[bytes], manner: _Manner) -> list[int]:
         if self._writer is not None:
-            return await self._gather(self._writer, log, payloads)
+            return await self._gather(self._writer, log, payloads, manner)
+        keys = [as_key(key) for key in manner.keys(payloads)]
         if len(payloads) > 1:
-            return list(
-                await self._store.append_many(
-                    log, payloads, producer=manner.producer, atomic=manner.atomic
-                )
+            told = await self._store.append_many(
+                log, payloads, keys=keys or None, producer=manner.producer, atomic=manner.atomic
             )
+            return list(told)
         lsn = await self._store.append(
-            log, payloads[0], producer=manner.producer, expected_tail=manner.expected_tail
-        )
+            log, payloads[0], key=keys[0] if keys else None, producer=manner.producer,
+            expected_tail=manner.expected_tail,
+        )  # fmt: skip
         return [lsn]
 
-    async def _gather(self, writer: BufferedWriter, log: str, payloads: list[bytes]) -> list[int]:
+    async def _gather(
+        self, writer: BufferedWriter, log: str, payloads: list[bytes], manner: _Manner
+    ) -> list[int]:
         """Append by the writer, and wait as long as for any other append."""
         try:
             async with asyncio.timeout(self._clients.options.append_timeout_s):
                 futures = []
-                for payload in payloads:
+                keys = manner.keys(payloads) or [""] * len(payloads)
+                for payload, key in zip(payloads, keys, strict=True):
                     await writer.wait_room()
-                    futures.append(writer.append_nowait(log, payload))
+                    futures.append(writer.append_nowait(log, payload, key=as_key(key)))
                 told = await asyncio.gather(*futures, return_exceptions=True)
         except TimeoutError:
             raise OutcomeUnknown("the writer has not told what became of it yet") from None
@@ -403,18 +427,17 @@ async def find_log(store: Store, log: str, clients: Clients) -> int:
     return found
 
 
-async def final_tails(clients: Clients, host: Host) -> None:
+async def final_tails(name: str, clients: Clients, host: Host) -> None:
     """Learn the last readable LSN of every log used; all producers have ended."""
-    _, chance = clients.next_life(ASKER)
+    _, chance = clients.next_life(name)
     found: dict[int, int] = {}
     while len(found) < len(clients.log_ids):
         try:
             async with connected(clients.addresses, host, clients.settings(chance)) as store:
-                for log in clients.options.logs:
-                    if log in clients.log_ids:
-                        found[clients.log_ids[log]] = await _ask_tail(ASKER, store, log, clients)
+                for log in list(clients.log_ids):
+                    found[clients.log_ids[log]] = await _ask_tail(name, store, log, clients)
         except CordwoodError as error:
-            clients.told(ASKER, "tail", error)
+            clients.told(name, "tail", error)
             await asyncio.sleep(RECONNECT_S)
     clients.tails.update(found)
 
@@ -431,6 +454,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
                     if log in clients.log_ids:
                         await _ask_tail(name, store, log, clients)
                         await find_a_time(name, store, log, clients, chance)
+                        await poll_released(name, store, clients)
         except CordwoodError as error:
             clients.told(name, "tail", error)
             await asyncio.sleep(RECONNECT_S)
@@ -441,143 +465,3 @@ async def _ask_tail(name: str, store: Store, log: str, clients: Clients) -> int:
     tail = await store.tail(log)
     clients.recorder.tail_answered(name, clients.log_ids[log], tail, invoked_us=asked_us)
     return tail
-
-
-async def follow(name: str, log: str, clients: Clients, host: Host) -> None:
-    """Read a log over and over, until a read from its start reaches the final tail."""
-    _, chance = clients.next_life(name)
-    reader = _Reader(name, log, clients, chance)
-    is_done = False
-    while not (is_done or clients.giving_up):
-        try:
-            async with (
-                connected(clients.addresses, host, clients.settings(chance)) as store,
-                asyncio.TaskGroup() as tasks,
-            ):
-                closing = tasks.create_task(_close_some_time(store, clients, chance))
-                while not (is_done or clients.giving_up):
-                    is_done = await reader.read_once(store)
-                closing.cancel()
-        except* CordwoodError as group:
-            clients.told(name, "read", group)
-            await asyncio.sleep(RECONNECT_S)
-
-
-async def _close_some_time(store: Store, clients: Clients, chance: random.Random) -> None:
-    """Close a store that is read from, as an application does that ends in disorder."""
-    if clients.buggify("store-closed"):
-        await asyncio.sleep(chance.expovariate(1 / CLOSE_S))
-        if clients.buggify.is_on:
-            await store.close()
-
-
-class _Reader:
-    """One reader of one log, from one connection to the next."""
-
-    def __init__(self, name: str, log: str, clients: Clients, chance: random.Random) -> None:
-        self._name = name
-        self._log = log
-        self._clients = clients
-        self._chance = chance
-        self._passed = OLDEST - 1
-
-    async def read_once(self, store: Store) -> bool:
-        """One read; True if it began at the start and reached the final tail."""
-        clients = self._clients
-        log_id = await find_log(store, self._log, clients)
-        start, until = await self._range(store)
-        stream = await store.read(self._log, start, until)
-        clients.recorder.read_started(self._name, log_id, start, until)
-        reason, failure = EndReason.ERROR, None
-        try:
-            reason = await self._follow(stream, log_id, until)
-        except CordwoodError as error:
-            failure = error
-        # Not in a `finally`: a reader that is killed has no last words.
-        clients.recorder.read_ended(self._name, reason, failure)
-        self._passed = stream.next_lsn - 1
-        stream.close()
-        if failure is not None:
-            await asyncio.sleep(RECONNECT_S)
-        return reason is EndReason.TAIL and start == OLDEST
-
-    async def _range(self, store: Store) -> tuple[int, int | None]:
-        """Where to read: mostly all and for ever, else from a place seen, or to the tail."""
-        if self._clients.tails:
-            return OLDEST, None
-        start: int = OLDEST
-        if self._chance.random() < 0.6 and self._passed > OLDEST:
-            start = self._passed + self._chance.choice((0, 1, 1, 5))
-        if self._chance.random() < 0.15:
-            return start, max(start, await store.tail(self._log))
-        return start, None
-
-    async def _follow(self, stream: ReadStream, log_id: int, until: int | None) -> EndReason:
-        """Read until the end, the final tail, or a restart for no reason."""
-        clients, loop = self._clients, asyncio.get_running_loop()
-        restart_at = loop.time() + self._chance.expovariate(1 / clients.options.restart_s)
-        while True:
-            tail = clients.tails.get(log_id)
-            if tail is not None and stream.next_lsn > tail:
-                return EndReason.TAIL
-            if until is not None and stream.next_lsn > until:
-                return EndReason.UNTIL
-            if clients.giving_up or (tail is None and loop.time() > restart_at):
-                return EndReason.STOPPED
-            await self._take(stream)
-            if clients.buggify("reader-dawdles"):
-                await asyncio.sleep(DAWDLE_S * self._chance.random())
-
-    async def _take(self, stream: ReadStream) -> None:
-        """Take what comes soon, if anything does."""
-        try:
-            async with asyncio.timeout(LOOK_S):
-                items = await stream.next_items()
-        except TimeoutError:
-            return
-        recorder = self._clients.recorder
-        for item in items:
-            if isinstance(item, Gap):
-                recorder.gap_delivered(self._name, item.first, item.last, item.kind)
-            else:
-                time_us = item.append_time_us
-                recorder.record_delivered(self._name, item.lsn, item.value, time_us)
-                self._clients.note_time(stream.info.log_id, time_us)
-
-
-def start_clients(crew: Crew, clients: Clients, publish: Publish) -> None:
-    """Start every client of the workload: producers, readers, who asks for tails, publishers."""
-    options = clients.options
-    for name in producer_names(options):
-        crew.start(name, partial(produce, name, clients))
-    for name in publisher_names(options):
-        crew.start(name, partial(publish, name, clients))
-    for at, name in enumerate(reader_names(options)):
-        crew.start(name, partial(follow, name, options.logs[at % len(options.logs)], clients))
-    if options.ask_s:
-        crew.start(LOOKER, partial(ask_tails, LOOKER, clients))
-    if options.trim_s:
-        crew.start(TRIMMER, partial(trim_logs, TRIMMER, clients))
-
-
-Publish = Callable[[str, Clients, Host], Coroutine[Any, Any, None]]
-"""What a publisher does; see `sim.publishers`."""
-
-LOOKER = "looker"
-TRIMMER = "trimmer"
-ASKER = "asker"
-
-
-def producer_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """The producers of a run."""
-    return tuple(f"producer-{n}" for n in range(1, options.producers + 1))
-
-
-def publisher_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """The publishers of a run, each the name of its query."""
-    return tuple(f"publisher-{n}" for n in range(1, options.publishers + 1))
-
-
-def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """The readers of a run."""
-    return tuple(f"reader-{n}" for n in range(1, options.readers + 1))

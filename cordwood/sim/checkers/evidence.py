@@ -271,6 +271,14 @@ class Evidence:
         append, index = origin
         return append.invoked.log == log and append.invoked.payloads[index] == payload
 
+    def key_of(self, payload: PayloadMark) -> str | None:
+        """The key that a record was appended with, "" for none; None if nobody appended it."""
+        origin = self.origins.get(payload.id) if payload.id is not None else None
+        if origin is None:
+            return None
+        append, index = origin
+        return append.invoked.keys[index] if append.invoked.keys else ""
+
     def trim_asked(self, log: int, at: int) -> int:
         """The highest LSN of a log that anybody asked to trim before `at`, 0 if nobody did."""
         trims = self.trims.get(log)
@@ -327,6 +335,8 @@ class Evidence:
         append = Append(event, at, len(self.events))
         self._by_op[event.op] = append
         self.appends.append(append)
+        if event.keys and len(event.keys) != len(event.payloads):
+            raise _malformed(at, f"{len(event.keys)} keys for {len(event.payloads)} records")
         for index, payload in enumerate(event.payloads):
             if payload.id is None:
                 raise _malformed(at, "a payload without an id cannot be followed")

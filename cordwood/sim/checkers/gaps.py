@@ -13,7 +13,7 @@ from cordwood.block import GapKind
 from cordwood.lsn import EPOCH_MAX, format_lsn, make_lsn
 from cordwood.sim.checkers.evidence import Evidence, Read
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.history import Event, GapDelivered
+from cordwood.sim.history import Event, GapDelivered, PayloadMark
 
 
 def check_gaps_are_true(evidence: Evidence) -> list[Violation]:
@@ -24,10 +24,13 @@ def check_gaps_are_true(evidence: Evidence) -> list[Violation]:
         GapKind.HOLE: _hole,
         GapKind.DATA_LOSS: _data_loss,
         GapKind.TRIM: _trim,
+        GapKind.FILTERED: _filtered,
     }
     for read in evidence.reads:
         for at, gap in read.gaps():
             found.extend(judges.get(gap.kind, _groundless)(evidence, read, at, gap))
+        if read.started.keys:
+            found.extend(_unwanted(evidence, read))
     return found
 
 
@@ -84,6 +87,49 @@ def _trim(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterato
         yield from _groundless(evidence, read, at, gap)
     elif gap.last > asked:
         yield _false(read, gap, f"nobody asked to trim more than up to {format_lsn(asked)}")
+
+
+def _filtered(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
+    """Nothing that was asked for is left out, and nothing is said of what is not released."""
+    if not read.started.keys:
+        yield from _groundless(evidence, read, at, gap)
+        return
+    releases, store = evidence.releases.get(read.log), evidence.stores.get(read.log)
+    clean = store.last_clean(at) if store is not None else 0
+    if releases is not None and gap.last > releases.highest(at) and gap.last >> 32 > clean:
+        yield _false(read, gap, "not all of it was released yet")
+    for lsn, payload, witness in _records_within(evidence, read.log, gap.first, gap.last):
+        key = evidence.key_of(payload)
+        if key in read.started.keys:
+            text = f"{payload.id}, which has key {key}, stands at {format_lsn(lsn)}"
+            yield _false(read, gap, text, witness)
+            return
+
+
+def _records_within(
+    evidence: Evidence, log: int, first: int, last: int
+) -> Iterator[tuple[int, PayloadMark, Event]]:
+    """What is known to stand in `[first, last]`: acknowledged, or held by some node."""
+    for ack in evidence.acks_within(log, first, last):
+        yield ack.lsn, ack.payload, ack.append.end or ack.append.invoked
+    disk = evidence.disks.get(log)
+    for piece in disk.within(first, last) if disk is not None else ():
+        if piece.holds_data:
+            copy = next(copy for copy in piece.copies if copy.is_data)
+            for lsn in range(max(piece.first, first), min(piece.last, last) + 1):
+                payload = copy.payload_at(lsn)
+                if payload is not None:
+                    yield lsn, payload, copy.dump
+
+
+def _unwanted(evidence: Evidence, read: Read) -> Iterator[Violation]:
+    """The first record that a reader was given though it had asked for other keys."""
+    for _, record in read.records():
+        key = evidence.key_of(record.payload)
+        if key is not None and key not in read.started.keys:
+            text = f"reader {read.reader} asked for {', '.join(read.started.keys)}, got key {key!r}"
+            yield Violation("S7", text, read.log, record.lsn, (read.started, record))
+            return
 
 
 def _held(evidence: Evidence, read: Read, gap: GapDelivered) -> Iterator[Violation]:

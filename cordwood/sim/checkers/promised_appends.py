@@ -12,55 +12,21 @@ import bisect
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 
 from cordwood.block import GapKind
 from cordwood.lsn import OLDEST, format_lsn
 from cordwood.sim.checkers.evidence import Append, Evidence
+from cordwood.sim.checkers.places import Placed, places_of
+from cordwood.sim.checkers.tokens import check_tokens
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.history import GIVEN_UP, AppendFailed, AppendUnknown, Event
+from cordwood.sim.history import GIVEN_UP, AppendFailed, AppendUnknown
 
 MOVED = "TailMoved"
 """The error of a conditional append whose condition did not hold."""
 
 SILENT = (GapKind.BRIDGE, GapKind.HOLE)
 """Gaps that say that there never was a record."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A record with its place in the log, and who says that it stands there."""
-
-    lsn: int
-    append: Append
-    index: int
-    witness: Event
-
-    @property
-    def turn(self) -> tuple[int, int, int]:
-        """Where it stands among its producer's records: epoch, call, place in the call."""
-        return (self.append.invoked.producer_epoch, self.append.invoked_at, self.index)
-
-    @property
-    def id(self) -> str:
-        return str(self.append.invoked.payloads[self.index].id)
-
-
-def _places(evidence: Evidence, log: int) -> list[_Placed]:
-    """Every record of a log whose place is known, once, by LSN."""
-    found: dict[tuple[int, str | None], _Placed] = {}
-    for ack in evidence.acks.get(log, ()):
-        append, index = evidence.origins[ack.payload.id or ""]
-        end = append.end or append.invoked
-        found[ack.lsn, ack.payload.id] = _Placed(ack.lsn, append, index, end)
-    for read in evidence.reads:
-        for _, record in read.records() if read.log == log else ():
-            if evidence.is_genuine(log, record.payload):
-                append, index = evidence.origins[record.payload.id or ""]
-                placed = _Placed(record.lsn, append, index, record)
-                found.setdefault((record.lsn, record.payload.id), placed)
-    return sorted(found.values(), key=attrgetter("lsn"))
 
 
 def check_producers(evidence: Evidence) -> list[Violation]:
@@ -72,8 +38,8 @@ def check_producers(evidence: Evidence) -> list[Violation]:
     """
     found: list[Violation] = []
     for log in sorted({a.invoked.log for a in evidence.appends if a.invoked.producer}):
-        producers: dict[int, list[_Placed]] = defaultdict(list)
-        for placed in _places(evidence, log):
+        producers: dict[int, list[Placed]] = defaultdict(list)
+        for placed in places_of(evidence, log):
             if placed.append.invoked.producer:
                 producers[placed.append.invoked.producer].append(placed)
         for producer in sorted(producers):
@@ -82,7 +48,7 @@ def check_producers(evidence: Evidence) -> list[Violation]:
     return found
 
 
-def _out_of_turn(log: int, records: list[_Placed]) -> Iterator[Violation]:
+def _out_of_turn(log: int, records: list[Placed]) -> Iterator[Violation]:
     """Records of one producer that stand behind one whose turn came after theirs."""
     for one, other in itertools.pairwise(records):
         if one.turn > other.turn:
@@ -90,9 +56,9 @@ def _out_of_turn(log: int, records: list[_Placed]) -> Iterator[Violation]:
             yield Violation("S21", text, log, other.lsn, (one.witness, other.witness))
 
 
-def _left_out(evidence: Evidence, log: int, records: list[_Placed]) -> Iterator[Violation]:
+def _left_out(evidence: Evidence, log: int, records: list[Placed]) -> Iterator[Violation]:
     """Calls without a place, though one of the same epoch that came after them has one."""
-    last: dict[int, _Placed] = {}
+    last: dict[int, Placed] = {}
     for record in records:
         last[record.append.invoked.producer_epoch] = record
     stand = {id(record.append) for record in records}
@@ -122,18 +88,18 @@ def _was_passed(evidence: Evidence, log: int, first: int, last: int) -> bool:
 
 
 def check_conditions(evidence: Evidence) -> list[Violation]:
-    """S25: a conditional append stands right behind the record it expected, or fails rightly.
+    """S25: a conditional append stands behind what it expected, one under a token below none.
 
     Between the two there is no record; and it is refused only if another append could
-    have moved the tail by then.
+    have moved the tail by then. For fencing tokens see `tokens`.
     """
-    found: list[Violation] = []
+    found = check_tokens(evidence)
     conditional: dict[int, list[Append]] = defaultdict(list)
     for append in evidence.appends:
         if append.invoked.expected_tail is not None:
             conditional[append.invoked.log].append(append)
     for log, appends in sorted(conditional.items()):
-        places = _places(evidence, log)
+        places = places_of(evidence, log)
         for placed in places:
             if placed.append.invoked.expected_tail is not None and not placed.index:
                 found.extend(_not_behind(log, placed, places))
@@ -143,7 +109,7 @@ def check_conditions(evidence: Evidence) -> list[Violation]:
     return found
 
 
-def _not_behind(log: int, placed: _Placed, places: list[_Placed]) -> Iterator[Violation]:
+def _not_behind(log: int, placed: Placed, places: list[Placed]) -> Iterator[Violation]:
     expected = placed.append.invoked.expected_tail or 0
     if placed.lsn <= expected:
         text = f"{placed.id} stands at or below {format_lsn(expected)}, which it expected"

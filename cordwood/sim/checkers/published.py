@@ -122,6 +122,7 @@ def _is_read_whole(evidence: Evidence, log: int) -> bool:
     return any(
         read.log == log
         and read.started.start <= OLDEST
+        and not read.started.heads
         and read.ended is not None
         and read.ended.reason is EndReason.TAIL
         and not any(gap.kind.value in ("trim", "data_loss", "filtered") for _, gap in read.gaps())

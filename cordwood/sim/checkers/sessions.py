@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from operator import attrgetter
 
-from cordwood.lsn import format_lsn
+from cordwood.lsn import ESN_MAX, format_lsn
 from cordwood.sim.checkers.evidence import Append, Evidence
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import TailAnswered
+from cordwood.sim.position_events import ReleasedTold
 
 
 def check_session_order(evidence: Evidence) -> list[Violation]:
@@ -78,17 +79,41 @@ def _out_of_order(invariant: str, earlier: Append, later: Append, how: str) -> V
 
 
 def check_tail(evidence: Evidence) -> list[Violation]:
-    """S26: a tail is at least all that was acknowledged before it was asked for.
+    """S26: a tail is at least all that was acknowledged before it was asked for, and released.
 
     And for one client it never falls. Where times are equal, the order is not
-    known, and nothing is claimed.
+    known, and nothing is claimed. What a client is told that polls may lie lower, and is
+    released as well.
     """
     found: list[Violation] = []
+    for at, event in enumerate(evidence.events):
+        if isinstance(event, TailAnswered | ReleasedTold):
+            found.extend(_unreleased(evidence, at, event))
     for log in sorted({answer.log for answer in evidence.tails}):
         answers = [answer for answer in evidence.tails if answer.log == log]
         found.extend(_below_acks(evidence, log, answers))
         found.extend(_falling(log, answers))
     return found
+
+
+def _unreleased(
+    evidence: Evidence, at: int, event: TailAnswered | ReleasedTold
+) -> Iterator[Violation]:
+    """An answer above all that its log's sequencers had released by then.
+
+    The beginning of an epoch, (E, 0), is there to be read as soon as the epoch is taken.
+    """
+    releases, store = evidence.releases.get(event.log), evidence.stores.get(event.log)
+    if releases is None or event.lsn <= releases.highest(at):
+        return
+    epoch = event.lsn >> 32
+    is_clean = store is not None and epoch <= store.last_clean(at)
+    is_begun = store is None or (not event.lsn & ESN_MAX and epoch <= store.highest_taken(at))
+    if not (is_clean or is_begun):
+        text = (
+            f"{event.client} was told that {format_lsn(event.lsn)} can be read; nobody released it"
+        )
+        yield Violation("S26", text, event.log, event.lsn, (event,))
 
 
 def _below_acks(evidence: Evidence, log: int, answers: list[TailAnswered]) -> Iterator[Violation]:

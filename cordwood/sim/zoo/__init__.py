@@ -14,6 +14,7 @@ from cordwood.errors import BadSetting
 from cordwood.sim.zoo import (
     client,
     publishing,
+    read_manners,
     read_path,
     recovery,
     storage_node,
@@ -30,6 +31,7 @@ ZOO: tuple[PlantedBug, ...] = (
     *wal.BUGS,
     *recovery.BUGS,
     *read_path.BUGS,
+    *read_manners.BUGS,
     *client.BUGS,
     *publishing.BUGS,
 )

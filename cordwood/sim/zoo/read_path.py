@@ -192,10 +192,6 @@ def _empty_is_full(right: Any) -> Any:
     return hear
 
 
-def _first_key_only(right: Any) -> Any:
-    return lambda keys: right(None if keys is None else list(keys)[:1])
-
-
 def _saved_before(right: Any) -> Any:
     async def read(self: Any, *given: Any, **named: Any) -> Any:
         portion = await right(self, *given, **named)
@@ -268,10 +264,6 @@ NEVER_GREYLISTED = PlantedBug(
     "never-greylisted", "a slow node is counted on for ever",
     changed({"protocol.slow_shards:SlowShards.decide": instead(lambda *_: Change())}),
 )  # fmt: skip
-FIRST_KEY_ONLY = PlantedBug(
-    "first-key-only", "a block's header knows its first record's key only",
-    changed({"client.batch:key_bits": _first_key_only}),
-)  # fmt: skip
 STALE_ORDER = PlantedBug(
     "stale-order", "what a node sent by an older order counts for the present one",
     changed({f"{_SENDERS}.on_blocks": _stale_order,
@@ -288,9 +280,9 @@ SAVED_BEFORE = PlantedBug(
 )  # fmt: skip
 
 SCENES = (
-    EMPTY_IS_FULL, EPOCH_GUESSED, BAD_COPY_IS_ABSENT, NEVER_GREYLISTED, FIRST_KEY_ONLY,
-    SAVED_BEFORE, STALE_ORDER, KNOWN_DOWN_NOT_TOLD,
+    EMPTY_IS_FULL, EPOCH_GUESSED, BAD_COPY_IS_ABSENT, NEVER_GREYLISTED, SAVED_BEFORE,
+    STALE_ORDER, KNOWN_DOWN_NOT_TOLD,
 )  # fmt: skip
 """Each needs what a seed does not do, or seldom: a status set by hand, a damaged copy on every
-node, keys, a consumer that dies, a reader that stays while a node is gone. Scenarios of their own
+node, a consumer that dies, a reader that stays while a node is gone. Scenarios of their own
 catch them (tests/client/test_read_bugs.py)."""

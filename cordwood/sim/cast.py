@@ -1,0 +1,81 @@
+"""Who takes part in a run: the names of its clients, and each one's program.
+
+Source: reliability digest §1 (Jepsen's Kafka workload).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from cordwood.sim.consuming import consume
+from cordwood.sim.crew import Crew
+from cordwood.sim.position_clients import trim_logs
+from cordwood.sim.publishers import publish_batches
+from cordwood.sim.readers import browse, follow
+from cordwood.sim.token_clients import hold
+from cordwood.sim.workload import HELD, Clients, WorkloadOptions, ask_tails, produce
+
+LOOKER = "looker"
+TRIMMER = "trimmer"
+ASKER = "asker"
+
+
+def _numbered(what: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{what}-{number}" for number in range(1, count + 1))
+
+
+def producer_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """The producers of a run."""
+    return _numbered("producer", options.producers)
+
+
+def publisher_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """The publishers of a run, each the name of its query."""
+    return _numbered("publisher", options.publishers)
+
+
+def holder_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """Those who take a log in turn."""
+    return _numbered("holder", options.holders)
+
+
+def writer_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """All who append."""
+    return (*producer_names(options), *publisher_names(options), *holder_names(options))
+
+
+def read_logs(options: WorkloadOptions) -> Sequence[str]:
+    """The log of each reader: the logs in turn, and one reader for that of the holders."""
+    logs = [options.logs[at % len(options.logs)] for at in range(options.readers)]
+    return [*logs, HELD] if options.holders else logs
+
+
+def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """The readers of a run, which read on to the tail."""
+    return _numbered("reader", len(read_logs(options)))
+
+
+def member_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """The members of a run's consumer, and the browsers: they stop when the writers do."""
+    return (*_numbered("member", options.members), *_numbered("browser", options.browsers))
+
+
+def start_clients(crew: Crew, clients: Clients) -> None:
+    """Start every client of the workload."""
+    options = clients.options
+    for name in producer_names(options):
+        crew.start(name, partial(produce, name, clients))
+    for name in publisher_names(options):
+        crew.start(name, partial(publish_batches, name, clients))
+    for name in holder_names(options):
+        crew.start(name, partial(hold, name, clients))
+    for name, log in zip(reader_names(options), read_logs(options), strict=True):
+        crew.start(name, partial(follow, name, log, clients))
+    if options.ask_s:
+        crew.start(LOOKER, partial(ask_tails, LOOKER, clients))
+    if options.trim_s:
+        crew.start(TRIMMER, partial(trim_logs, TRIMMER, clients))
+    for name in member_names(options):
+        takes_part = consume if name.startswith("member") else browse
+        crew.start(name, partial(takes_part, name, clients))

@@ -1,0 +1,270 @@
+"""What simulated readers do: they follow logs, start over anywhere, and read in every manner.
+
+Most of their reads are plain ones, which the checkers can hold against everything. The others
+ask for some keys, for no payloads, for Arrow batches, or for several logs at once.
+
+Source: reliability digest §1 (Jepsen's Kafka workload), §3 (S5: "whatever nodes, SCD mode,
+filters or restarts").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import random
+
+from cordwood.block import Gap, Record
+from cordwood.client.read_stream import ReadStream
+from cordwood.client.reader import Portion
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError
+from cordwood.host.seams import Host
+from cordwood.lsn import OLDEST
+from cordwood.sim.history import EndReason
+from cordwood.sim.keys import KEYS
+from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
+
+DAWDLE_S = 2.0
+"""Longest that a reader is busy with what it was given."""
+
+CLOSE_S = 10.0
+"""Mean time after which a store is closed under its reader."""
+
+SEEN_MAX = 1000
+"""Places that a reader remembers, to begin at one of them again."""
+
+ARROW_S = 20.0
+"""How long a reader takes batches before it does something else: with faults an epoch may
+stand unrecovered for as long."""
+
+BROWSE_S = 15.0
+"""Mean time after which a reader of several logs leaves them and begins elsewhere."""
+
+PORTION_RECORDS = 15
+"""Few, so that blocks are given out in pieces."""
+
+
+class Manner(enum.Enum):
+    """How one read asks."""
+
+    PLAIN = "plain"
+    KEYS = "keys"
+    HEADS = "heads"
+    ARROW = "arrow"
+
+
+async def follow(name: str, log: str, clients: Clients, host: Host) -> None:
+    """Read a log over and over, until a read from its start reaches the final tail."""
+    life, chance = clients.next_life(name)
+    reader = _Reader(name, log, clients, chance, clients.manner_chance(name, life))
+    is_done = False
+    while not (is_done or clients.giving_up):
+        try:
+            async with (
+                connected(clients.addresses, host, clients.settings(chance)) as store,
+                asyncio.TaskGroup() as tasks,
+            ):
+                closing = tasks.create_task(_close_some_time(store, clients, chance))
+                while not (is_done or clients.giving_up):
+                    is_done = await reader.read_once(store)
+                closing.cancel()
+        except* CordwoodError as group:
+            clients.told(name, "read", group)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def _close_some_time(store: Store, clients: Clients, chance: random.Random) -> None:
+    """Close a store that is read from, as an application does that ends in disorder."""
+    if clients.buggify("store-closed"):
+        await asyncio.sleep(chance.expovariate(1 / CLOSE_S))
+        if clients.buggify.is_on:
+            await store.close()
+
+
+class _Reader:
+    """One reader of one log, from one connection to the next."""
+
+    def __init__(
+        self,
+        name: str,
+        log: str,
+        clients: Clients,
+        chance: random.Random,
+        manners: random.Random,
+    ) -> None:
+        self._name = name
+        self._log = log
+        self._clients = clients
+        self._chance = chance
+        self._manners = manners
+        self._passed = OLDEST - 1
+        self._seen: list[int] = []
+
+    async def read_once(self, store: Store) -> bool:
+        """One read; True if it began at the start and reached the final tail."""
+        clients = self._clients
+        log_id = await find_log(store, self._log, clients)
+        manner = self._manner()
+        start, until = await self._range(store, manner)
+        keys = self._manners.sample(KEYS, 2) if manner is Manner.KEYS else []
+        stream = await store.read(
+            self._log, start, until, keys=[key.encode() for key in keys] or None,
+            payloads=manner is not Manner.HEADS,
+        )  # fmt: skip
+        clients.recorder.read_started(
+            self._name, log_id, start, until, keys=keys, heads=manner is Manner.HEADS
+        )
+        reason, failure = EndReason.ERROR, None
+        try:
+            if manner is Manner.ARROW:
+                reason = await self._take_batches(stream)
+            else:
+                reason = await self._follow(stream, log_id, until, manner)
+        except CordwoodError as error:
+            failure = error
+        # Not in a `finally`: a reader that is killed has no last words.
+        clients.recorder.read_ended(self._name, reason, failure)
+        self._passed = stream.next_lsn - 1
+        stream.close()
+        if failure is not None:
+            await asyncio.sleep(RECONNECT_S)
+        return reason is EndReason.TAIL and start == OLDEST
+
+    def _manner(self) -> Manner:
+        """How the next read asks; the last ones, which must see all there is, ask for it all."""
+        other = self._manners.random() < self._clients.options.manners
+        if self._clients.tails or not other:
+            return Manner.PLAIN
+        return self._manners.choice((Manner.KEYS, Manner.KEYS, Manner.HEADS, Manner.ARROW))
+
+    async def _range(self, store: Store, manner: Manner) -> tuple[int, int | None]:
+        """Where to read: mostly all and for ever, else from a place seen, or to the tail."""
+        if self._clients.tails:
+            return OLDEST, None
+        start: int = OLDEST
+        if self._chance.random() < 0.6 and self._passed > OLDEST:
+            start = self._passed + self._chance.choice((0, 1, 1, 5))
+        if self._seen and self._manners.random() < self._clients.options.manners / 2:
+            start = self._manners.choice(self._seen)  # mostly inside a block
+        if manner is Manner.ARROW or self._chance.random() < 0.15:
+            return start, max(start, await store.tail(self._log))
+        return start, None
+
+    async def _follow(
+        self, stream: ReadStream, log_id: int, until: int | None, manner: Manner
+    ) -> EndReason:
+        """Read until the end, the final tail, or a restart for no reason."""
+        clients, loop = self._clients, asyncio.get_running_loop()
+        restart_at = loop.time() + self._chance.expovariate(1 / clients.options.restart_s)
+        while True:
+            tail = clients.tails.get(log_id)
+            if tail is not None and manner is not Manner.PLAIN:
+                return EndReason.STOPPED
+            if tail is not None and stream.next_lsn > tail:
+                return EndReason.TAIL
+            if until is not None and stream.next_lsn > until:
+                return EndReason.UNTIL
+            if clients.giving_up or (tail is None and loop.time() > restart_at):
+                return EndReason.STOPPED
+            await self._take(stream)
+            if clients.buggify("reader-dawdles"):
+                await asyncio.sleep(DAWDLE_S * self._chance.random())
+
+    async def _take(self, stream: ReadStream) -> None:
+        """Take what comes soon, if anything does."""
+        try:
+            async with asyncio.timeout(LOOK_S):
+                items = await stream.next_items()
+        except TimeoutError:
+            return
+        for item in items:
+            self._given(item, stream.info.log_id)
+
+    def _given(self, item: Record | Gap, log_id: int) -> None:
+        recorder = self._clients.recorder
+        if isinstance(item, Gap):
+            recorder.gap_delivered(self._name, item.first, item.last, item.kind)
+            return
+        recorder.record_delivered(self._name, item.lsn, item.value, item.append_time_us)
+        self._clients.note_time(log_id, item.append_time_us)
+        self._note_place(item.lsn)
+
+    def _note_place(self, lsn: int) -> None:
+        if len(self._seen) < SEEN_MAX:
+            self._seen.append(int(lsn))
+        else:
+            self._seen[lsn % SEEN_MAX] = int(lsn)
+
+    async def _take_batches(self, stream: ReadStream) -> EndReason:
+        """Take what there is as Arrow batches, and give up on it if that takes too long."""
+        recorder = self._clients.recorder
+        try:
+            async with asyncio.timeout(ARROW_S):
+                async for batch in stream.arrow(("lsn", "value", "append_time"), gaps=True):
+                    if isinstance(batch, Gap):
+                        recorder.gap_delivered(self._name, batch.first, batch.last, batch.kind)
+                        continue
+                    times = batch.column("append_time").cast("int64").to_pylist()
+                    places, values = (batch.column(c).to_pylist() for c in ("lsn", "value"))
+                    for lsn, value, time_us in zip(places, values, times, strict=True):
+                        recorder.record_delivered(self._name, lsn, value, time_us)
+                        self._note_place(lsn)
+        except TimeoutError:
+            return EndReason.STOPPED
+        return EndReason.UNTIL
+
+
+async def browse(name: str, clients: Clients, host: Host) -> None:
+    """Read all logs by one reader, from the start or the tail of each, until told to stop."""
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    await _Browser(name, clients, chance).browse(store)
+        except CordwoodError as error:
+            clients.told(name, "reader", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+class _Browser:
+    """One reader of several logs; in the history each of its logs has a reader of its own."""
+
+    def __init__(self, name: str, clients: Clients, chance: random.Random) -> None:
+        self._name = name
+        self._clients = clients
+        self._chance = chance
+
+    async def browse(self, store: Store) -> None:
+        """Read for a while, or until there is no more to do."""
+        recorder, clients = self._clients.recorder, self._clients
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._chance.expovariate(1 / BROWSE_S)
+        reader = await store.reader()
+        async with reader:
+            for log in clients.options.logs:
+                log_id = await find_log(store, log, clients)
+                start = self._chance.choice(("oldest", "oldest", "tail"))
+                await reader.start(log, start)
+                recorder.read_started(self._reader(log), log_id, reader.position(log))
+            reason, failure = EndReason.STOPPED, None
+            try:
+                while not clients.stopping and loop.time() < until_s:
+                    self._given(await reader.read(PORTION_RECORDS, LOOK_S))
+            except CordwoodError as error:
+                reason, failure = EndReason.ERROR, error
+            for log in clients.options.logs:
+                recorder.read_ended(self._reader(log), reason, failure)
+        if failure is not None:
+            await asyncio.sleep(RECONNECT_S)
+
+    def _reader(self, log: str) -> str:
+        return f"{self._name}:{log}"
+
+    def _given(self, portion: Portion) -> None:
+        recorder, reader = self._clients.recorder, self._reader(portion.log)
+        for item in portion:
+            if isinstance(item, Gap):
+                recorder.gap_delivered(reader, item.first, item.last, item.kind)
+            else:
+                recorder.record_delivered(reader, item.lsn, item.value, item.append_time_us)

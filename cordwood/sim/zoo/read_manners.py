@@ -1,0 +1,112 @@
+"""Bugs of readers that do not read everything by themselves: of keys, Arrow, several logs, polling,
+and of what they learn about new epochs' nodes.
+
+Source: reliability digest §6; LogDevice digest 2.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cordwood.block import Record
+from cordwood.layout.message import EpochNodes, ReleasedReply
+from cordwood.layout.reading import NodeGap
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.sim.zoo.bug import PlantedBug, changed
+
+_STREAMS = "storage.read_streams:ReadStreams"
+
+
+def _one_more_filtered(right: Any) -> Any:
+    def tell(self: Any, stream: Any, reason: Any, ranges: Sequence[tuple[int, int]]) -> None:
+        more = 1 if reason is NodeGap.FILTERED else 0
+        right(self, stream, reason, [(first, last + more) for first, last in ranges])
+
+    return tell
+
+
+def _first_key_only(right: Any) -> Any:
+    return lambda keys: right(None if keys is None else list(keys)[:1])
+
+
+def _keyless_pass(right: Any) -> Any:
+    def with_keys(items: Any, keys: Any) -> Any:
+        return right(items, frozenset({*keys, None}))
+
+    return with_keys
+
+
+def _rest_dropped(right: Any) -> Any:
+    def portion(feed: Any, count: int) -> Any:
+        taken = right(feed, count)
+        while taken.records and feed.items and isinstance(feed.items[0], Record):
+            feed.items.popleft()
+        return taken
+
+    return portion
+
+
+def _whole_block(right: Any) -> Any:
+    def add(self: Any, name: str, delivery: Any) -> Any:
+        return right(
+            self, name, Delivery(delivery.block, delivery.block.header.first, delivery.last)
+        )
+
+    return add
+
+
+def _numbered_is_released(right: Any) -> Any:
+    def released(self: Any, ask: Any) -> Any:
+        told: ReleasedReply = right(self, ask)
+        for at, log in enumerate(ask.logs):
+            slot = self._slots.get(log)
+            if slot is not None and slot.appender is not None and told.released[at]:
+                told.released[at] = max(told.released[at], slot.appender._window.next - 1)
+        return told
+
+    return released
+
+
+def _newest_for_all(right: Any) -> Any:
+    def nodesets(self: Any, log: int) -> tuple[int, list[EpochNodes]]:
+        epoch, history = right(self, log)
+        newest = history[-1:]
+        return epoch, [
+            EpochNodes(1, each.nodes, each.copies, each.racks, each.wider) for each in newest
+        ]
+
+    return nodesets
+
+
+def _without_newest(right: Any) -> Any:
+    def nodesets(self: Any, log: int) -> tuple[int, list[EpochNodes]]:
+        epoch, history = right(self, log)
+        return epoch, history[:-1] or history
+
+    return nodesets
+
+
+FIRST_KEY_ONLY = PlantedBug(
+    "first-key-only", "a block's header knows its first record's key only",
+    changed({"client.batch:key_bits": _first_key_only}),
+)  # fmt: skip
+"""A scenario of its own is a proof of filters by key as well (tests/client/test_read_bugs.py)."""
+
+BUGS = (
+    PlantedBug("filters-one-more", "a node leaves out one record more than it tells of",
+               changed({f"{_STREAMS}._tell_gaps": _one_more_filtered})),
+    FIRST_KEY_ONLY,
+    PlantedBug("keyless-pass", "a reader of some keys is given the records without any",
+               changed({"client.read_stream:with_keys": _keyless_pass})),
+    PlantedBug("rest-dropped", "what of a block does not fit into a portion is dropped",
+               changed({"client.reader:_portion": _rest_dropped})),
+    PlantedBug("arrow-not-clipped", "batches of a read that begins inside a block have all of it",
+               changed({"client.batches:BatchGatherer.add": _whole_block})),
+    PlantedBug("numbered-is-released", "who polls is told of what is not acknowledged yet",
+               changed({"sequencer.role:SequencerRole.released": _numbered_is_released})),
+    PlantedBug("newest-for-all", "nodes tell the newest nodeset as that of every epoch",
+               changed({"storage.shard:Shard.nodesets": _newest_for_all})),
+    PlantedBug("nodesets-lag", "nodes tell of a new epoch, and not of its nodes",
+               changed({"storage.shard:Shard.nodesets": _without_newest})),
+)  # fmt: skip
