@@ -113,6 +113,8 @@ class SimCluster:
         self.exits = 0
         self._buggify = buggify or Buggify(simulation.seed, is_on=False)
         self._ran_once: set[NodeId] = set()
+        # Ended by an error that is no word of its own, its stores closed: nothing to look into.
+        self._broken: set[NodeId] = set()
         self._started = asyncio.Event()
         self._simulation = simulation
         self._recorder = recorder
@@ -134,6 +136,7 @@ class SimCluster:
 
     def start(self, number: NodeId) -> None:
         """Start a node's process; it keeps trying until it runs."""
+        self._broken.discard(number)
         machine = self.machine(number)
         task = machine.start(lambda host: self._run(number, host))
         task.add_done_callback(lambda done: self._on_ended(number, done))
@@ -154,6 +157,7 @@ class SimCluster:
     def _on_ended(self, number: NodeId, done: asyncio.Task[None]) -> None:
         error = None if done.cancelled() else done.exception()
         if error is not None:
+            self._broken.add(number)
             text = f"node {number} ended as no node may"
             self._simulation.loop.call_exception_handler({"message": text, "exception": error})
 
@@ -241,6 +245,8 @@ class SimCluster:
     async def dump(self) -> None:
         """Record what every running node holds of every log."""
         for number, node in sorted(self.running.items()):
+            if number in self._broken:
+                continue
             for log in sorted(node.shard.cache.logs):
                 slots = [_dumped(block) for block in await held_blocks(node.shard, log)]
                 trim, rack = node.shard.cache.log(log).trim, self.options.location(number)

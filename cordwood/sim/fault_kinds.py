@@ -263,6 +263,29 @@ def _bridge_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Rand
     return stage.network.cut_both(stage.names(nodes), rest)
 
 
+def _peer_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Clients still reach them, and one of the other nodes, so that they do not see nobody."""
+    others = [node for node in stage.cluster.numbers if node not in nodes]
+    if others:
+        others.remove(chance.choice(others))
+    return stage.network.cut_both(stage.names(nodes), stage.names(others))
+
+
+def _sequencers_only(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Whoever sequences then does not know what is sealed and recovered without them."""
+    cluster = stage.cluster
+    heard = stage.names([node for node in cluster.numbers if cluster.sequencing(node)])
+    rest = [host for host in stage.rest(nodes) if host not in heard]
+    return stage.network.cut_both(stage.names(nodes), rest)
+
+
+def _sequencers_cut(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """The other way round: those that sequence hear nothing of what these nodes decide."""
+    cluster = stage.cluster
+    heard = stage.names([node for node in cluster.numbers if cluster.sequencing(node)])
+    return stage.network.cut_both(stage.names(nodes), heard)
+
+
 def _link_cut(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
     """One cable, one direction or both."""
     pair = (stage.names(nodes)[0], chance.choice(stage.rest(nodes[:1])))
@@ -438,6 +461,9 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "one_way_partition": FaultKind("nodes that only send, or only hear", _one_way_partition),
     "client_partition": FaultKind("nodes cut off from the clients only", _client_partition),
     "bridge_partition": FaultKind("two halves joined by one host", _bridge_partition),
+    "peer_partition": FaultKind("nodes cut off from all other nodes but one", _peer_partition),
+    "sequencers_only": FaultKind("nodes that only sequencers reach", _sequencers_only),
+    "sequencers_cut": FaultKind("nodes that sequencers do not reach", _sequencers_cut),
     "link_cut": FaultKind("one cable pulled", _link_cut),
     "reset": FaultKind("connections reset", _reset, for_s=(0.0, 0.0)),
     "lossy_links": FaultKind("every link loses, delays, resets", _lossy_links, hits_nodes=False),

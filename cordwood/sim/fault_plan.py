@@ -356,6 +356,33 @@ def _behind_readers(nodes: tuple[int, ...], start_s: float, chance: random.Rando
     ]
 
 
+def _apart(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """The clients cannot reach the sequencer and start another, of which the old one hears
+    nothing; then they reach the old one again, and ask it."""
+    apart_s = chance.uniform(4.0, 8.0)
+    return [
+        Fault("client_partition", (SEQUENCER,), start_s, apart_s),
+        Fault("peer_partition", (SEQUENCER,), start_s, apart_s + chance.uniform(2.0, 5.0)),
+    ]
+
+
+def _left_behind(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
+    """A node that only the sequencer reaches misses a recovery, and hears of it on a disk that
+    stands still; the sequencer that was replaced wakes up just then, and sends it stores."""
+    behind = chance.choice(nodes)
+    # Its connections to the others are given up after one silent ping, six seconds at most.
+    stops_s = start_s + chance.uniform(6.0, 7.5)
+    back_s = stops_s + chance.uniform(3.6, 4.2)
+    others = tuple(node for node in nodes if node != behind)
+    return [
+        Fault("sequencers_only", (behind,), start_s, back_s - start_s),
+        Fault("pause", (SEQUENCER,), stops_s, back_s - stops_s + chance.uniform(0.5, 1.8)),
+        Fault("sequencers_cut", others, stops_s + 2.5, back_s + 4.0 - stops_s),
+        Fault("disk_stall", (behind,), back_s - 0.1, 0.0),
+        Fault("disk_stall", (behind,), back_s + chance.uniform(0.3, 1.0), 0.0),
+    ]
+
+
 SCENES: dict[str, Scene] = {
     "pause_kill": _pause_kill,
     "swizzle": _swizzle,
@@ -366,5 +393,7 @@ SCENES: dict[str, Scene] = {
     "blackout": _blackout,
     "slow_then_cut": _slow_then_cut,
     "behind_readers": _behind_readers,
+    "apart": _apart,
+    "left_behind": _left_behind,
 }
 """Every schedule by its name."""

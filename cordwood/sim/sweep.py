@@ -90,6 +90,8 @@ def options_of(task: SeedTask) -> RunOptions:
     else:
         damage = Damage.BEYOND if task.shape is Shape.BEYOND else None
         options = swarm_options(task.seed, damage)
+        if task.bug:
+            options = find_bug(task.bug).hunt(options)
     if task.faults is None:
         return options
     plan = options.drawn_plan(task.seed)

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from cordwood.sim.options import RunOptions
+from cordwood.sim.zoo.grounds import as_drawn
+
 Make = Callable[[Any], Any]
 """From the right function to the wrong one."""
 
@@ -29,11 +32,15 @@ class PlantedBug:
         name: as people ask for it.
         story: what it does, in words.
         plant: what to replace by what.
+        hunt: from a seed's draw to what makes the bug act, see `sim.zoo.grounds`.
+        scene: the test that catches it, where no seed does what it needs; "" for seeds.
     """
 
     name: str
     story: str
     plant: Plant
+    hunt: Callable[[RunOptions], RunOptions] = as_drawn
+    scene: str = ""
 
 
 def changed(changes: Mapping[str, Make]) -> Plant:

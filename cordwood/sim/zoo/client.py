@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from cordwood.errors import OutcomeUnknown
+from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _APPENDS = "client.log_appends:LogAppends"
@@ -91,13 +92,15 @@ def _one_more(right: Any) -> Any:
 
 BUGS = (
     PlantedBug("unknown-resent", "a client sends again what may have been stored",
-               changed({f"{_APPENDS}.on_down": _unknown_resent})),
+               changed({f"{_APPENDS}.on_down": _unknown_resent}), hunt=grounds.RECOVERIES),
     PlantedBug("deadline-ignored", "a client waits for ever",
                changed({f"{_APPENDS}.sweep": _deadline_ignored})),
     PlantedBug("frame-crc-ignored", "damaged frames are taken for good ones",
-               changed({"layout.frame:crc32c": instead(lambda data, crc=0: 0)})),
+               changed({"layout.frame:crc32c": instead(lambda data, crc=0: 0)}),
+               hunt=grounds.BAD_LINES),
     PlantedBug("damage-told", "a damaged frame's checksum error is what callers are told",
-               changed({"wire.connection:Connection._for_callers": _damage_told})),
+               changed({"wire.connection:Connection._for_callers": _damage_told}),
+               hunt=grounds.BAD_LINES),
     PlantedBug("pings-without-pause", "a node pings its peers hundreds of times a second",
                changed({"wire.peers:PING_EVERY_S": instead(0.005)})),
     PlantedBug("anybody-saves", "positions are saved by whoever has been a member once",
@@ -105,7 +108,8 @@ BUGS = (
     PlantedBug("saves-ahead", "a consumer saves a position past a record that it was not given",
                changed({"client.reader:Reader.position": _one_more})),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",
-               changed({"metadata.memory:MemoryData.compare_and_set": _no_compare})),
+               changed({"metadata.memory:MemoryData.compare_and_set": _no_compare}),
+               hunt=grounds.BAD_METADATA),
     PlantedBug("unknown-is-done", "a write of unknown outcome is taken for done",
-               changed({"metadata.change:change": _unknown_is_done})),
+               changed({"metadata.change:change": _unknown_is_done}), hunt=grounds.BAD_METADATA),
 )  # fmt: skip

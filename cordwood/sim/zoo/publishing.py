@@ -11,6 +11,7 @@ from typing import Any
 
 from cordwood.errors import StageExpired
 from cordwood.protocol.producers import QUERY_PRODUCERS
+from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
 _PUBLISHER = "client.publishing:Publisher"
@@ -73,14 +74,15 @@ def _one_log(right: Any) -> Any:
 
 BUGS = (
     PlantedBug("publish-as-nobody", "a commit that is finished again is appended again",
-               changed({"client.publishing:QueryProducer": _as_nobody})),
+               changed({"client.publishing:QueryProducer": _as_nobody}), hunt=grounds.PUBLISHING),
     PlantedBug("next-batch-first", "a batch is committed before the one ahead of it is in its logs",
                changed({"metadata.publications:begin": _never_waits,
                         "metadata.publications:commit": _never_waits,
                         f"{_PUBLISHER}._roll_forward": _leaves_the_last,
-                        f"{_PUBLISHER}._finish": _sees_to_its_own})),
+                        f"{_PUBLISHER}._finish": _sees_to_its_own}), hunt=grounds.PUBLISHING),
     PlantedBug("publish-expired", "what is staged may be published when its time is over",
-               changed({"storage.staging:Staging.pin": _pins_what_expired})),
+               changed({"storage.staging:Staging.pin": _pins_what_expired}),
+               hunt=grounds.PUBLISHING),
     PlantedBug("one-log-of-a-batch", "of a batch only the first log's part is appended",
-               changed({f"{_PUBLISHER}._append": _one_log})),
+               changed({f"{_PUBLISHER}._append": _one_log}), hunt=grounds.PUBLISHING),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from cordwood.lsn import ESN_MAX, Lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.slow_shards import Change
 from cordwood.quorum.authority import Authority, Hearing
+from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _BUFFER = "protocol.gap_detection:ReadBuffer"
@@ -209,9 +210,9 @@ BUGS = (
     PlantedBug("reader-skips", "a reader leaves out a block now and then",
                changed({f"{_BUFFER}.take": _skips})),
     PlantedBug("loss-without-all", "a reader concludes a loss from two nodes",
-               changed({f"{_BUFFER}._lost": _loss_without_all})),
+               changed({f"{_BUFFER}._lost": _loss_without_all}), hunt=grounds.READERS),
     PlantedBug("bridge-guessed", "a reader jumps to the next epoch without its bridge",
-               changed({f"{_BUFFER}.take": _bridge_guessed})),
+               changed({f"{_BUFFER}.take": _bridge_guessed}), hunt=grounds.READERS),
     PlantedBug("delivered-twice", "a reader delivers a large block twice",
                changed({f"{_BUFFER}.take": _delivered_twice})),
     PlantedBug("not-clipped", "a read that begins inside a block delivers all of it",
@@ -220,18 +221,20 @@ BUGS = (
                changed({f"{_SENDERS}.move_window": instead(lambda self: None)})),
     PlantedBug("loss-of-single-copies", "a reader takes what others send for lost",
                changed({f"{_STREAM}._may_conclude": instead(lambda self: True),
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+               hunt=grounds.READERS),
     PlantedBug("gap-at-one-less", "one node fewer than an f-majority is enough for a loss",
                changed({"quorum.authority:_meets": _one_copy_more,
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+               hunt=grounds.READERS),
     PlantedBug("rewind-goes-back", "a rewind begins before what was given out already",
-               changed({f"{_BUFFER}.rewind": _goes_back})),
+               changed({f"{_BUFFER}.rewind": _goes_back}), hunt=grounds.READERS),
     PlantedBug("marker-off-by-one", "a node counts as past the LSN that it comes to next",
-               changed({f"{_BUFFER}._knows_upto": _one_farther})),
+               changed({f"{_BUFFER}._knows_upto": _one_farther}), hunt=grounds.READERS),
     PlantedBug("bridge-swallows-first", "a bridge covers the first record of the next epoch too",
                changed({f"{_BUFFER}._deliver": _bridge_too_long})),
     PlantedBug("trim-is-loss", "a reader takes what was trimmed for lost",
-               changed({f"{_BUFFER}.on_trim": _trim_is_silence})),
+               changed({f"{_BUFFER}.on_trim": _trim_is_silence}), hunt=grounds.TRIMS),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
                changed({f"{_SENDERS}._grant": instead(lambda self, source: None)})),
     PlantedBug("window-update-lost", "a node never hears that a reader's window moved",
@@ -242,10 +245,11 @@ BUGS = (
                changed({"storage.log_reader:LogReader.read_cached": _batch_says_all})),
     PlantedBug("reorder-on-reconnect", "what comes from a node asked again is given out at once",
                changed({f"{_BUFFER}.on_connected": _asked_again,
-                        f"{_BUFFER}.take": _out_of_order})),
+                        f"{_BUFFER}.take": _out_of_order}), hunt=grounds.READERS),
     PlantedBug("filter-kept", "a node that is asked for all goes on to send its share only",
                changed({f"{_STREAMS}.start": _filter_kept,
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)})),
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+               hunt=grounds.READERS),
 )  # fmt: skip
 
 EMPTY_IS_FULL = PlantedBug(

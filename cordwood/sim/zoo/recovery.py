@@ -10,6 +10,7 @@ from typing import Any
 from cordwood.nodes import Replication
 from cordwood.protocol.digest import Mend
 from cordwood.quorum.f_majority import Verdict
+from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
 _DIGEST = "protocol.digest:Digest"
@@ -99,23 +100,26 @@ def _half_groups_kept(right: Any) -> Any:
 
 BUGS = (
     PlantedBug("lng-too-high", "recovery takes the LNG three records too high",
-               changed({"protocol.seal:SealTally.lng": _lng_too_high})),
+               changed({"protocol.seal:SealTally.lng": _lng_too_high}), hunt=grounds.RECOVERIES),
     PlantedBug("digest-drops-last", "recovery does not see each node's last block",
-               changed({f"{_DIGEST}.add": _drops_last})),
+               changed({f"{_DIGEST}.add": _drops_last}), hunt=grounds.RECOVERIES),
     PlantedBug("bridge-too-low", "the bridge is put over the last record",
-               changed({f"{_DIGEST}.mend": _bridge_too_low})),
+               changed({f"{_DIGEST}.mend": _bridge_too_low}), hunt=grounds.RECOVERIES),
     PlantedBug("hole-over-record", "recovery plugs the first record above the LNG",
-               changed({f"{_DIGEST}.mend": _hole_over_record})),
+               changed({f"{_DIGEST}.mend": _hole_over_record}), hunt=grounds.RECOVERIES),
     PlantedBug("one-too-few", "recovery hears one node less than an f-majority",
                changed({"recovery.seal_epoch:f_majority": _one_too_few,
                 "recovery.collect_digest:f_majority": _one_too_few,
-                "protocol.seal:f_majority": _one_too_few})),
+                "protocol.seal:f_majority": _one_too_few}), hunt=grounds.SINGLE_COPIES),
     PlantedBug("mends-one-less", "recovery stores one copy less than the log asks for",
-               changed({"recovery.mend_tail:choose_copyset": _mends_one_less})),
+               changed({"recovery.mend_tail:choose_copyset": _mends_one_less}),
+               hunt=grounds.RECOVERIES),
     PlantedBug("half-group-kept", "recovery keeps what it found of a group, whole or not",
-               changed({"protocol.digest:whole_groups": _half_groups_kept})),
+               changed({"protocol.digest:whole_groups": _half_groups_kept}),
+               hunt=grounds.GROUPS),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
                changed({"protocol.seal:SealTally.verdict": _waits_for_all})),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
-               changed({"recovery.recover_log:_finish_epoch": _clean_before_mend})),
+               changed({"recovery.recover_log:_finish_epoch": _clean_before_mend}),
+               hunt=grounds.RECOVERIES),
 )  # fmt: skip

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _SHARD = "storage.shard:Shard"
@@ -121,25 +122,29 @@ BUGS = (
     PlantedBug("ack-before-durable", "a node confirms a store before its WAL has it",
                changed({f"{_SHARD}._append_store": _ack_before_durable})),
     PlantedBug("seal-not-obeyed", "a sealed node goes on storing for the old epoch",
-               changed({"protocol.seal:SealTable.admits": instead(lambda self, *_: True)})),
+               changed({"protocol.seal:SealTable.admits": instead(lambda self, *_: True)}),
+               hunt=grounds.APART),
     PlantedBug("restart-forgets-seals", "a node forgets its seals when it restarts",
-               changed({f"{_SHARD}._replay": _restart_forgets_seals})),
+               changed({f"{_SHARD}._replay": _restart_forgets_seals}), hunt=grounds.SEALS_LOST),
     PlantedBug("empty-disk-taken", "a node that lost its disk goes on with an empty one",
-               changed({"node:Node._refuse_empty_disk": instead(_empty_disk_taken)})),
+               changed({"node:Node._refuse_empty_disk": instead(_empty_disk_taken)}),
+               hunt=grounds.AMNESIA),
     PlantedBug("released-too-far", "a node shows readers what is not released",
                changed({f"{_CACHED}.insert": _released_too_far})),
     PlantedBug("damage-is-silence", "what a node cannot read any more it takes for absent",
-               changed({f"{_SHARD}.open": _damage_is_silence})),
+               changed({f"{_SHARD}.open": _damage_is_silence}), hunt=grounds.BAD_DISKS),
     PlantedBug("refusal-settles-earlier", "a refused store confirms those under way before it",
-               changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier})),
+               changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier}),
+               hunt=grounds.FULL_WALS),
     PlantedBug("first-copy-stays", "a copy is never replaced by one that counts more",
                changed({f"{_CACHED}._replace": instead(lambda self, at, block: False)})),
     PlantedBug("trims-too-much", "a node trims all of the block that a trim point is in",
-               changed({f"{_SHARD}._on_trimmed": _trims_too_much})),
+               changed({f"{_SHARD}._on_trimmed": _trims_too_much}), hunt=grounds.TRIMS),
     PlantedBug("time-off-by-one", "find_time takes a partition's last block for an older one",
-               changed({"storage.logs_store:LogsStore.directory": _edge_is_older})),
+               changed({"storage.logs_store:LogsStore.directory": _edge_is_older}),
+               hunt=grounds.TIMES),
     PlantedBug("restart-forgets-trims", "a node forgets its trim points when it restarts",
-               changed({f"{_SHARD}._replay": _restart_forgets_trims})),
+               changed({f"{_SHARD}._replay": _restart_forgets_trims}), hunt=grounds.TRIMS),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
-               changed({f"{_CACHED}.readable": _never_purges})),
+               changed({f"{_CACHED}.readable": _never_purges}), hunt=grounds.PURGES),
 )  # fmt: skip

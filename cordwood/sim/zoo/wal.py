@@ -11,6 +11,7 @@ from typing import Any
 
 from cordwood.errors import Corrupt
 from cordwood.layout.wal_block import WAL_SLOTS, WAL_UNIT_BYTES, align_up, unpack_wal_header
+from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
 _WAL = "storage.wal:Wal"
@@ -111,17 +112,18 @@ def _wraps_over(right: Any) -> Any:
 
 BUGS = (
     PlantedBug("wal-acks-at-once", "the WAL confirms a record when its write begins",
-               changed({f"{_WAL}._write": _acks_at_once})),
+               changed({f"{_WAL}._write": _acks_at_once}), hunt=grounds.POWER),
     PlantedBug("wal-stops-at-hole", "a start stops reading at the first hole",
-               changed({f"{_SCAN}.is_over": _stops_at_hole})),
+               changed({f"{_SCAN}.is_over": _stops_at_hole}), hunt=grounds.POWER),
     PlantedBug("wal-window-unwritten", "the WAL's window grows in memory only",
-               changed({f"{_WAL}._grow": _window_unwritten})),
+               changed({f"{_WAL}._grow": _window_unwritten}), hunt=grounds.SMALL_WINDOWS),
     PlantedBug("wal-resume-unwritten", "where a start resumes writing is kept in memory only",
-               changed({f"{_WAL}._resume": _resume_unwritten})),
+               changed({f"{_WAL}._resume": _resume_unwritten}), hunt=grounds.POWER),
     PlantedBug("wal-error-ignored", "a write that failed counts as done",
-               changed({f"{_WAL}._on_written": _error_ignored})),
+               changed({f"{_WAL}._on_written": _error_ignored}), hunt=grounds.WRITE_ERRORS),
     PlantedBug("wal-header-older", "of two good headers the older one counts",
-               changed({"storage.wal_file:_read_header": _older_header})),
+               changed({"storage.wal_file:_read_header": _older_header}),
+               hunt=grounds.SMALL_WINDOWS),
     PlantedBug("wal-wraps-over", "a full ring is written over where it is still needed",
-               changed({f"{_SPACE}.place": _wraps_over})),
+               changed({f"{_SPACE}.place": _wraps_over}), hunt=grounds.FULL_WALS),
 )  # fmt: skip

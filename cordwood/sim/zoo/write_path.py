@@ -13,6 +13,7 @@ from cordwood.layout.waves import Refusal
 from cordwood.nodes import Replication
 from cordwood.protocol.producers import Turn
 from cordwood.quorum.copyset import choose_copyset
+from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _APPENDER = "sequencer.appender:LogAppender"
@@ -209,15 +210,17 @@ BUGS = (
     PlantedBug("one-rack", "copysets do not look at racks",
                changed({"sequencer.appender:choose_copyset": _one_rack})),
     PlantedBug("shrinks", "where too few nodes are up, copysets have a copy less",
-               changed({f"{_APPENDER}._choose": _shrinks})),
+               changed({f"{_APPENDER}._choose": _shrinks}), hunt=grounds.FEW_NODES),
     PlantedBug("lost-counts", "a store whose answer was lost with its connection counts",
-               changed({f"{_APPENDER}._on_settled": _lost_counts})),
+               changed({f"{_APPENDER}._on_settled": _lost_counts}), hunt=grounds.FAR_NODES),
     PlantedBug("one-region", "copysets look at racks and at no wider scope",
                changed({"sequencer.appender:choose_copyset": _one_region})),
     PlantedBug("epoch-kept", "a node that starts to sequence again takes its old epoch",
                changed({"sequencer.activation:Activation._begin": _epoch_kept})),
-    PlantedBug("fenced-goes-on", "a sequencer that meets a seal goes on as if a node were slow",
-               changed({f"{_APPENDER}._on_refused": _fenced_goes_on})),
+    PlantedBug("fenced-goes-on", "a sequencer that is fenced goes on as if nodes were slow",
+               changed({f"{_APPENDER}._on_refused": _fenced_goes_on,
+                        "sequencer.role:SequencerRole.on_released": instead(lambda *_: None)}),
+               hunt=grounds.STOPPED),
     PlantedBug("released-early", "an epoch is released before those below it are recovered",
                changed({"sequencer.activation:Activation._begin": _released_early})),
     PlantedBug("repeat-unseen", "a producer's block that comes again is stored again",
@@ -233,7 +236,8 @@ BUGS = (
     PlantedBug("token-without-epoch", "a fencing token is promised and takes no epoch",
                changed({"metadata.epoch_store:EpochStore.raise_token": _token_without_epoch})),
     PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",
-               changed({"sequencer.activation:Activation.is_newest": instead(_always_newest)})),
+               changed({"sequencer.activation:Activation.is_newest": instead(_always_newest)}),
+               hunt=grounds.APART),
 )  # fmt: skip
 
 NEWEST_NODESET = PlantedBug(

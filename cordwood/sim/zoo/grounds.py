@@ -1,0 +1,284 @@
+"""Where a planted bug is hunted: the swarm's draw, turned to what the bug needs.
+
+The swarm meets everything in the end, and a mistake in how a disk is read back no sooner than
+a power cut comes at the right millisecond. A hunt asks whether the checkers see a bug that
+acts, so each bug may say what makes it act: these faults and no others, closer together, in a
+shorter run. All else stays as the seed drew it.
+
+Source: Groce et al., "Swarm testing" (ISSTA 2012): what is left out is what finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cordwood.log_attributes import LogAttributes
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.settings import MIB, SequencerSettings, StorageSettings
+from cordwood.sim.fault_plan import OTHERS, SEQUENCER, Damage, Fault
+from cordwood.sim.knobs import Turns
+from cordwood.sim.links import LinkSettings
+from cordwood.sim.options import RunOptions
+
+Ground = Callable[[RunOptions], RunOptions]
+"""From a seed's draw to what the bug is hunted in."""
+
+LENGTH_S = 20.0
+"""Half a run of the swarm: what a bug needs comes as often in it."""
+
+RATE = 2.0
+"""Times the swarm's calls a second, so that something is in flight when a fault strikes."""
+
+
+AWAY = ((1, 2), (3, 4), (2, 5), (1, 4))
+"""Nodes of five that are away, in turn."""
+
+
+def as_drawn(options: RunOptions) -> RunOptions:
+    """The swarm as it is."""
+    return options
+
+
+def ground(
+    *kinds: str,
+    scenes: tuple[str, ...] = (),
+    every_s: float = 1.5,
+    length_s: float = LENGTH_S,
+    turns: Turns = (),
+    shape: Ground = as_drawn,
+    **workload: Any,
+) -> Ground:
+    """Faults of these kinds alone, one after the other, and a workload turned as said.
+
+    Args:
+        kinds: at least one.
+        scenes: schedules that are all played.
+        turns: knobs that are turned whatever the seed drew.
+        shape: what else is changed.
+        workload: fields of `WorkloadOptions`.
+    """
+
+    def turned(options: RunOptions) -> RunOptions:
+        names = {name for name, _ in turns}
+        drawn = options.workload
+        return shape(
+            replace(
+                options,
+                length_s=length_s,
+                faults=replace(
+                    options.faults,
+                    kinds=kinds,
+                    pause_s=every_s,
+                    scenes=scenes,
+                    scene_chance=1.0,
+                ),
+                workload=replace(drawn, **{"pause_s": drawn.pause_s / RATE, **workload}),
+                turns=(*(turn for turn in options.turns if turn[0] not in names), *turns),
+                absent=(),
+                must_count=False,
+            )
+        )
+
+    return turned
+
+
+def cluster_of(nodes: int, copies: int) -> Ground:
+    """So many nodes in one rack, and so many copies."""
+
+    def shaped(options: RunOptions) -> RunOptions:
+        replication = Replication(copies)
+        cluster = replace(options.cluster, nodes=nodes, racks=1, regions=0, replication=replication)
+        places = Nodeset(
+            tuple(Member(NodeId(n), "", cluster.location(NodeId(n))) for n in range(1, nodes + 1))
+        )
+        faults = replace(options.faults, nodeset=places, replication=replication)
+        return replace(options, cluster=cluster, faults=faults)
+
+    return shaped
+
+
+def planned(*faults: Fault) -> Ground:
+    """These faults and no drawn ones."""
+    return lambda options: replace(options, plan=faults)
+
+
+def both(*shapes: Ground) -> Ground:
+    """One change after the other."""
+
+    def shaped(options: RunOptions) -> RunOptions:
+        for shape in shapes:
+            options = shape(options)
+        return options
+
+    return shaped
+
+
+def _damaged(options: RunOptions) -> RunOptions:
+    """Two copies on four nodes, so that both others may be all that is heard."""
+    shaped = cluster_of(4, 2)(options)
+    return replace(shaped, faults=replace(shaped.faults, damage=Damage.WITHIN))
+
+
+def _kept_by_time(options: RunOptions) -> RunOptions:
+    """Everything is kept, in partitions so short that most times lie near an edge."""
+    storage = StorageSettings(
+        flush_age_s=0.5, partition_age_s=1.0, retention_every_s=1.0, disk_look_s=0.5
+    )
+    return replace(
+        options,
+        cluster=replace(options.cluster, storage=storage, attributes=LogAttributes()),
+    )
+
+
+def _small_wals(options: RunOptions) -> RunOptions:
+    return replace(options, fills=True, cluster=replace(options.cluster, wal_bytes=MIB))
+
+
+def _short_epochs(options: RunOptions) -> RunOptions:
+    sequencer = SequencerSettings(esns=500, store_timeout_s=0.1, store_timeout_max_s=1.0)
+    return replace(options, cluster=replace(options.cluster, sequencer=sequencer))
+
+
+LATE_RELEASES: Turns = (("sequencer.releases.RELEASE_DELAY_S", 2),)
+"""Nodes hear late of what is acknowledged."""
+
+RECOVERIES = ground(
+    "crash", scenes=("half_heard_then_kill", "stalls_then_kill"), turns=LATE_RELEASES
+)
+"""Sequencers die with stores in flight, again and again."""
+
+POWER = ground("power_cut", "slow_disk", scenes=("slow_then_cut", "blackout"))
+"""The power goes while disks are slow, so that writes are under way."""
+
+SMALL_WINDOWS = ground(
+    "power_cut", "slow_disk", scenes=("slow_then_cut", "blackout"),
+    turns=(("storage.wal.WalLimits", 0),),
+)  # fmt: skip
+"""The same, and a start has to read past one window after the other."""
+
+WRITE_ERRORS = ground("write_error", "power_cut", "slow_disk")
+
+FULL_WALS = ground(
+    "slow_disk", "disk_stall", shape=_small_wals, payload_bytes_max=8000, burst=20
+)  # fmt: skip
+"""Nodes refuse stores while others are under way."""
+
+TRIMS = ground("crash", every_s=3.0, trim_s=0.3, restart_s=3.0)
+
+TIMES = ground("crash", every_s=8.0, shape=_kept_by_time, ask_s=0.05, restart_s=4.0)
+
+AMNESIA = ground("amnesia", every_s=3.0)
+
+BAD_DISKS = ground("crash", "pause", shape=_damaged, restart_s=1.0)
+"""What one node has lost, others have and are away with, now and then."""
+
+FEW_NODES = ground("crash", "pause", shape=cluster_of(3, 3))
+"""As many nodes as copies: whoever is away is missed."""
+
+SINGLE_COPIES = ground(
+    "crash", shape=cluster_of(3, 1), turns=LATE_RELEASES
+)  # fmt: skip
+"""Recovery needs every node."""
+
+
+def _far(options: RunOptions) -> RunOptions:
+    return replace(
+        cluster_of(5, 3)(options), link=LinkSettings(delay_min_s=0.02, delay_jitter_s=0.05)
+    )
+
+
+FAR_NODES = ground("crash", "power_cut", every_s=0.7, shape=_far)
+"""Stores are long on their way to nodes that die."""
+
+
+def _small_runs(options: RunOptions) -> RunOptions:
+    sequencer = SequencerSettings(run_bytes=1024, store_timeout_s=0.5, store_timeout_max_s=1.0)
+    client = replace(options.workload.client, block_records=3, block_bytes=2048)
+    return replace(
+        options,
+        cluster=replace(options.cluster, sequencer=sequencer),
+        workload=replace(options.workload, client=client, payload_bytes_max=400),
+    )
+
+
+GROUPS = ground(
+    "crash", "slow_disk", scenes=("half_heard_then_kill", "stalls_then_kill"),
+    shape=_small_runs, turns=(("sequencer.appender.STICKY_BYTES", 0),),
+    grouped=1.0, burst=60, buffered=0.0, idempotent=0.5,
+)  # fmt: skip
+"""Groups are in flight to different nodes, a few blocks at a time, when a sequencer dies."""
+
+PURGES = ground(
+    "partition",
+    shape=both(
+        cluster_of(5, 2),
+        planned(
+            *(
+                fault
+                for turn in range(4)
+                for fault in (
+                    Fault("partition", AWAY[turn], 3.0 + 5.0 * turn, 2.0),
+                    Fault("crash", (SEQUENCER,), 3.15 + 5.0 * turn, 0.3),
+                    Fault("disk_stall", AWAY[turn], 4.95 + 5.0 * turn, 0.0),
+                )
+            )
+        ),
+    ),
+    length_s=24.0,
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+    restart_s=0.4,
+    readers=4,
+)
+"""Nodes miss how an epoch ended, hear of it on a disk that stands still, and readers begin."""
+
+STOPPED = ground(
+    "pause",
+    shape=planned(*(Fault("pause", (SEQUENCER,), 3.0 + 5.0 * turn, 4.5) for turn in range(4))),
+)
+"""The sequencer stands still until it is replaced, and goes on: it knows of nothing."""
+
+APART = ground(
+    "client_partition",
+    shape=both(
+        cluster_of(5, 2),
+        planned(
+            *(
+                Fault(kind, (SEQUENCER,), 3.0 + 13.0 * turn, for_s)
+                for turn in range(2)
+                for kind, for_s in (("client_partition", 5.0), ("peer_partition", 11.0))
+            )
+        ),
+    ),
+    length_s=29.0,
+    ask_s=0.1,
+)
+"""Clients have another sequencer begin, of which the old one hears nothing, and come back."""
+
+SEALS_LOST = ground(
+    "pause",
+    shape=planned(
+        *(
+            fault
+            for turn in range(3)
+            for fault in (
+                Fault("pause", (SEQUENCER,), 3.0 + 7.0 * turn, 5.0, turn + 1),
+                Fault("crash", (OTHERS,), 6.2 + (7.0 + 0.15) * turn, 0.2, turn + 1),
+            )
+        )
+    ),
+    length_s=26.0,
+    turns=(("recovery.ask.GRACE_S", 1),),
+)
+"""The sequencer stands still; its heirs restart between their seal and the end of recovery."""
+
+SHORT_EPOCHS = ground("crash", every_s=4.0, shape=_short_epochs)
+
+BAD_LINES = ground("corrupting_links", "reset", every_s=1.0)
+
+BAD_METADATA = ground("metadata_loss", "crash", "metadata_slow")
+
+PUBLISHING = ground("client_crash", "crash", publishers=2, publish_s=0.5)
+
+READERS = ground("crash", "slow_links", "link_cut", "pause", restart_s=2.0, readers=3)
