@@ -22,6 +22,7 @@ from time import perf_counter
 
 from cordwood.errors import BadSetting, CordwoodError
 from cordwood.host.real_disk import RealDisk
+from cordwood.layout.wal_batch import batch_bytes
 from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES, WAL_RING_START, align_up
 from cordwood.nodes import NodeId
 from cordwood.protocol.write_pace import UNLIMITED, WriteBudget
@@ -50,6 +51,7 @@ class WalProfile:
     Attributes:
         record_bytes: of a body.
         in_flight: records that are not durable yet.
+        batch: records of one `append_many`; 1 appends each alone.
         depth: writes in flight at the device.
         block_bytes: a block's soft limit.
         bytes_per_s: of bodies, to be appended at an even pace; None as fast as possible.
@@ -60,6 +62,7 @@ class WalProfile:
 
     record_bytes: int = 65_536
     in_flight: int = 64
+    batch: int = 1
     depth: int = 4
     block_bytes: int = 256 << 10
     bytes_per_s: float | None = None
@@ -68,11 +71,13 @@ class WalProfile:
     budget: WriteBudget = UNLIMITED
 
     def __post_init__(self) -> None:
-        for name in ("record_bytes", "in_flight", "depth", "block_bytes"):
+        for name in ("record_bytes", "in_flight", "batch", "depth", "block_bytes"):
             if getattr(self, name) < 1:
                 raise BadSetting(f"{name} is {getattr(self, name)}; it is at least 1")
         if self.seconds <= 0 or (self.bytes_per_s is not None and self.bytes_per_s <= 0):
             raise BadSetting("seconds and the throughput are above 0")
+        if self.in_flight < self.batch:
+            raise BadSetting(f"{self.in_flight} records in flight are less than one batch")
         if self.in_flight * (self.record_bytes + WAL_RECORD_HEADER_BYTES) > self.capacity_bytes / 4:
             raise BadSetting(
                 f"{self.in_flight} records of {self.record_bytes} bytes in flight want a WAL of "
@@ -82,16 +87,29 @@ class WalProfile:
     @property
     def write_bytes(self) -> int:
         """Bytes of one write: a full block or all there is or, at a pace, what is due at once."""
-        record = self.record_bytes + WAL_RECORD_HEADER_BYTES
-        fitting = min(self.block_bytes // record, self.in_flight // self.depth)
+        fitting = min(self.block_bytes // self._unit_bytes, self._units // self.depth)
         if self.bytes_per_s is not None:
-            fitting = min(fitting, int(self.bytes_per_s * TICK_S) // self.record_bytes)
-        return align_up(max(1, fitting) * record)
+            due = int(self.bytes_per_s * TICK_S) // (self.record_bytes * self.batch)
+            fitting = min(fitting, due)
+        together = max(1, fitting) * self._unit_bytes
+        return align_up(together if self.batch == 1 else min(together, self.block_bytes))
+
+    @property
+    def _unit_bytes(self) -> int:
+        """Bytes of what is appended at once."""
+        if self.batch == 1:
+            return self.record_bytes + WAL_RECORD_HEADER_BYTES
+        return WAL_RECORD_HEADER_BYTES + batch_bytes(self.batch, self.batch * self.record_bytes)
+
+    @property
+    def _units(self) -> int:
+        """How many of them are in flight."""
+        return self.in_flight // self.batch
 
     @property
     def writes(self) -> int:
         """Writes in flight that so many records make."""
-        return min(self.depth, self.in_flight)
+        return min(self.depth, self._units)
 
     @property
     def limits(self) -> WalLimits:
@@ -137,8 +155,8 @@ class Appender:
         self._wal = wal
         self._profile = profile
         self._loop = asyncio.get_running_loop()
-        self._body = [os.urandom(profile.record_bytes)]
-        # When each record in flight was due, and its offset: acks come in this order.
+        self._bodies = [os.urandom(profile.record_bytes)] * profile.batch
+        # When each record, or batch, in flight was due, and its last offset: acks come so.
         self._due: deque[float] = deque()
         self._offsets: deque[int] = deque()
         self._durable_offset = -1
@@ -178,12 +196,17 @@ class Appender:
         if now >= self._end or self._done.done():
             self._finish_if_idle()
             return
-        submit, parts, on_durable = self._wal.submit, self._body, self._on_durable
+        submit, bodies, on_durable = self._wal.submit, self._bodies, self._on_durable
+        batch = self._profile.batch
         try:
-            for _ in range(self._wanted(now)):
-                self._offsets.append(submit(parts, on_durable))
+            for _ in range(self._wanted(now) // batch):
+                if batch == 1:
+                    self._offsets.append(submit(bodies, on_durable))
+                else:
+                    offsets = self._wal.submit_many(bodies, on_durable)
+                    self._offsets.append(int(offsets[-1]))
                 self._due.append(self._due_time(now))
-                self._appended += 1
+                self._appended += batch
         except WalFull:
             pass  # the next trim makes room, and the next tick or ack tries again
         except CordwoodError as error:
@@ -194,7 +217,7 @@ class Appender:
 
     def _wanted(self, now: float) -> int:
         """How many records to append now."""
-        room = self._profile.in_flight - len(self._due)
+        room = self._profile.in_flight - len(self._due) * self._profile.batch
         rate = self._profile.bytes_per_s
         if rate is None:
             return room
@@ -246,13 +269,13 @@ class Appender:
             tell(number, self._sum(first, before, perf_counter() - began))
 
     def _counts(self) -> tuple[int, int]:
-        return self._wal.device_writes, self._wal.device_bytes
+        return self._wal.device_counts
 
     def _sum(self, first: int, before: tuple[int, int], seconds: float) -> WalRun:
         """What was reached since the latency numbered `first`."""
         latencies = sorted(self._latencies[first:]) or [0.0]
         writes, written = self._counts()
-        records = len(self._latencies) - first
+        records = (len(self._latencies) - first) * self._profile.batch
         last = len(latencies) - 1
         return WalRun(
             seconds,

@@ -50,8 +50,11 @@ STANDARD = (
     WalCase("wal_4KiB_one_at_a_time", WalProfile(
         record_bytes=_filling(4096), in_flight=1, depth=1, block_bytes=4096)),
     WalCase("wal_100B", WalProfile(record_bytes=100, in_flight=16_384)),
+    WalCase("wal_100B_in_batches", WalProfile(
+        record_bytes=100, in_flight=16 * 2500, batch=2500)),
 )  # fmt: skip
-"""Large writes, small ones, one alone (its latency), and records far below a block's size.
+"""Large writes, small ones, one alone (its latency), and records far below a block's size, one
+by one and by `append_many`, a block's worth at a time.
 More are in flight than at the device, so that the caller's queue is never empty."""
 
 
@@ -140,6 +143,7 @@ def _figure(
         reference_is=NO_FIO if program is None else job.describe(),
         parameters={
             "record_bytes": profile.record_bytes, "in_flight": profile.in_flight,
+            "batch": profile.batch,
             "depth": profile.depth, "block_bytes": profile.block_bytes,
             "seconds": profile.seconds, "cores": os.cpu_count() or 0,
         },
@@ -153,11 +157,13 @@ def custom_case(
     block_bytes: int | None,
     throughput_mib: float | None,
     *,
+    batch: int = 1,
     budget: str = "",
 ) -> WalCase:
     """A case from options; what is not given is as in `WalProfile`, or as the rest asks for.
 
     Args:
+        batch: records of one `append_many`; 1 appends each alone.
         throughput_mib: MiB a second of records; None as fast as it goes.
         budget: as `write_pace.parse_budget` takes it.
     Raises:
@@ -166,7 +172,8 @@ def custom_case(
     depth = 4 if depth is None else depth
     profile = WalProfile(
         record_bytes=_filling(64 << 10) if record_bytes is None else record_bytes,
-        in_flight=16 * depth if in_flight is None else in_flight,
+        in_flight=16 * depth * batch if in_flight is None else in_flight,
+        batch=batch,
         depth=depth,
         block_bytes=256 << 10 if block_bytes is None else block_bytes,
         bytes_per_s=None if throughput_mib is None else throughput_mib * (1 << 20),

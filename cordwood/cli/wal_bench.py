@@ -35,6 +35,10 @@ def bench(
         int | None,
         typer.Option("--in-flight", min=1, help="Records not yet durable.", show_default="64"),
     ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="Records of one append_many.", show_default="1"),
+    ] = None,
     depth: Annotated[
         int | None,
         typer.Option("--depth", min=1, help="Writes at the device at a time.", show_default="4"),
@@ -76,8 +80,9 @@ def bench(
     from cordwood.bench.wal_figures import STANDARD, custom_case, sized
 
     options = (record_size, in_flight, depth, block_size, throughput)
-    is_custom = bool(budget) or any(option is not None for option in options)
-    cases = [custom_case(*options, budget=budget)] if is_custom else list(STANDARD)
+    is_custom = bool(budget or batch) or any(option is not None for option in options)
+    custom = custom_case(*options, batch=batch or 1, budget=budget) if is_custom else None
+    cases = [custom] if custom else list(STANDARD)
     cases = sized(cases, seconds=duration, capacity_bytes=capacity * MIB)
     groups = run_measurement(
         _measure(path, cases, capacity * MIB, repeat, destroy, with_starts=not is_custom)

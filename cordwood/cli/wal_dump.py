@@ -25,10 +25,12 @@ from cordwood.layout.shard_record import (
     read_shard_record,
 )
 from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
+from cordwood.layout.wal_batch import read_batch
 from cordwood.layout.wal_block import WalHeader, WalKind, unpack_holes
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import format_lsn
-from cordwood.storage.wal_inspect import NothingThere, Seen, SeenRecord, WalView
+from cordwood.storage.wal_inspect import DATA_KINDS, NothingThere, Seen, SeenRecord, WalView
+from cordwood.storage.wal_recovery import records_of
 
 BLOCKS_SHOWN = 4
 """Blocks of one record that a line names; JSON has all of them."""
@@ -48,9 +50,14 @@ async def dump_wal(file: ReadOnlyFile, name: str, start: int | None, as_json: bo
     records = size = 0
     async for seen in view.records(start):
         write(_seen_json(seen) if as_json else _seen_line(seen))
-        if isinstance(seen, SeenRecord) and seen.record.kind is WalKind.DATA:
-            records += 1
-            size += seen.record.length
+        if isinstance(seen, SeenRecord):
+            held = records_of(seen.record, seen.body)
+            if held is not None:
+                records += len(held)
+                size += held.bytes
+            elif seen.record.kind is WalKind.DATA:  # damaged
+                records += 1
+                size += seen.record.length
     unreadable = len(file.unreadable)
     if as_json:
         total = {"records": records, "bytes": size, "unreadable_blocks": unreadable}
@@ -87,7 +94,7 @@ def _seen_line(seen: Seen) -> str:
     if isinstance(seen, NothingThere):
         return f"{seen.start:>14}  no record up to {seen.stop}\n"
     record = seen.record
-    state = " trimmed" if record.kind is WalKind.DATA and not seen.is_live else ""
+    state = " trimmed" if record.kind in DATA_KINDS and not seen.is_live else ""
     return (
         f"{record.offset:>14}  at {seen.position:<12} {record.length:>9} B  "
         f"{record.kind.name.lower()}{state}  {_held_words(seen)}\n"
@@ -119,6 +126,8 @@ def _held(seen: SeenRecord) -> ShardRecord | list[tuple[int, int]] | str:
     if seen.record.kind is WalKind.PADDING:
         return "the rest of this lap is skipped"
     try:
+        if seen.record.kind is WalKind.BATCH:
+            return f"a batch of {len(read_batch(seen.body, 0))} records"
         if seen.record.kind is WalKind.RESUME:
             return unpack_holes(seen.body)
         return read_shard_record(memoryview(seen.body))

@@ -54,7 +54,7 @@ for a block's zero tail. The durable offset tells a hole that a crash left (neve
 acknowledged) from damage to what was.
 
 Bodies of kind RESUME: pairs of u64 `start, stop`, the holes `[start, stop)` that
-a recovery found and went past.
+a recovery found and went past. Those of kind BATCH are in `layout.wal_batch`.
 
 Source: design.md §5; AutoMQ S3Stream digest (a), "Layout" and "Traps" 1, 3, 4, 9;
 seed "How to implement high-performance WAL based on raw devices".
@@ -115,6 +115,8 @@ class WalKind(enum.IntEnum):
     """The rest of this lap is skipped; its body was not written."""
     RESUME = 2
     """A recovery went past these holes: what they cover never happened."""
+    BATCH = 3
+    """Many data records under one header; see `layout.wal_batch`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ Source: AutoMQ S3Stream digest (a), "Blocks", "Window", "Recovery", and "Traps"
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -149,6 +150,11 @@ class RingSpace:
         self._limit_block()
         return placement
 
+    def takes(self, sizes: Sequence[int], *, use_reserve: bool = False) -> bool:
+        """Whether `place` would find room for all of these, one after the other."""
+        trial = copy.copy(self)
+        return all(trial.place(size, use_reserve=use_reserve) is not None for size in sizes)
+
     def _find(self, size: int) -> Placement:
         if self._block is not None:
             stop = self._next + size
@@ -242,6 +248,23 @@ class ScanVerdict:
     durable: int
 
 
+@dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """What records back to back must keep to, as of now.
+
+    Attributes:
+        resume: from here on only records of `least` or later count.
+        least: an incarnation.
+        seen: of the last record; it does not fall from one to the next.
+        end: nothing is looked at from here on; None where each record moves the end.
+    """
+
+    resume: int
+    least: int
+    seen: int
+    end: int | None
+
+
 class WalScan:
     """Walks a ring after a crash: `cursor` is where to look next, until `is_over`.
 
@@ -313,6 +336,25 @@ class WalScan:
         # No record knows of durable offsets past its own, so `durable` moves no end.
         if cursor + self._look_ahead > self.end:
             self.end = cursor + self._look_ahead
+
+    def on_run(self, cursor: int, durable: int, incarnation: int) -> None:
+        """What `on_record` comes to for records back to back, all admitted and good.
+
+        Args:
+            cursor: where the next record would stand.
+            durable: the highest that one of them knows.
+            incarnation: of the last.
+        """
+        self.on_record(cursor, durable, incarnation, False)
+
+    def limits(self) -> ScanLimits:
+        """What `admits` goes by, for whoever looks at many records at once."""
+        return ScanLimits(
+            self._resume,
+            self._incarnation_least,
+            self._incarnation_seen,
+            None if self._look_ahead else self.end,
+        )
 
     def on_bad_body(self, stop: int, durable: int, incarnation: int, is_last: bool) -> None:
         """An admitted header is good, its body is not."""

@@ -142,8 +142,8 @@ class Shard:
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
                 f"came up to {logs.offset}: bring back the LogsDB that belongs to it"
             )
-        async for offset, body in wal.recover():
-            if offset > logs.offset:
+        async for run in wal.recover_runs():
+            for offset, body in run.above(logs.offset):
                 shard._replay(offset, memoryview(body))
         found = wal.recovery
         assert found is not None, "the WAL was recovered to its end"

@@ -38,6 +38,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import numpy as np
+
 from cordwood.block import Buffer
 from cordwood.errors import (
     BadSetting,
@@ -53,7 +55,6 @@ from cordwood.host.seams import (
     Disk,
 )
 from cordwood.layout.wal_block import (
-    WAL_BODY_BYTES_MAX,
     WAL_RECORD_HEADER_BYTES,
     WAL_SLOTS,
     WAL_UNIT_BYTES,
@@ -64,12 +65,14 @@ from cordwood.layout.wal_block import (
     pack_holes,
     wal_position,
 )
+from cordwood.layout.wal_run import Numbers, RecordRun
 from cordwood.nodes import NodeId
 from cordwood.protocol import wal_ring
-from cordwood.protocol.wal_ring import RingSpace, ScanVerdict, WriteWindow
+from cordwood.protocol.wal_ring import ScanVerdict
+from cordwood.storage.wal_batches import BatchPlaces, plan_batches
 from cordwood.storage.wal_blocks import OnDurable, WalBlock, cut_writes
 from cordwood.storage.wal_device import WalDevice
-from cordwood.storage.wal_errors import WalFailed, WalFull, WalNoSpace, WalStalled
+from cordwood.storage.wal_errors import WalFailed, WalFull, WalNoSpace, WalStalled, wal_full
 from cordwood.storage.wal_file import WalBlank, format_wal, open_wal
 from cordwood.storage.wal_header import HeaderWriter
 from cordwood.storage.wal_limits import WalLimits
@@ -91,12 +94,16 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _DATA = int(WalKind.DATA)
+_BATCH = int(WalKind.BATCH)
 
 assert WAL_UNIT_BYTES == wal_ring.UNIT == DISK_BLOCK_BYTES
 
 
 class Wal:
-    """One open WAL. Made by `Wal.open`; used on the loop that opened it only."""
+    """One open WAL. Made by `Wal.open`; used on the loop that opened it only.
+
+    `record_bytes_max` is the largest body that it takes: half the ring at most.
+    """
 
     def __init__(self, file: DirectFile, path: str, header: WalHeader, limits: WalLimits) -> None:
         self._file = file
@@ -121,33 +128,18 @@ class Wal:
         self._drained: asyncio.Future[None] | None = None
         self._untold_holes: tuple[wal_ring.Range, ...] = ()
         self._last_offset = -1
+        self._batches = BatchPlaces()
         self._known_durable = header.durable
         self._open_ring(max(header.resume, align_up(header.scan)))
 
-    @classmethod
-    async def format(
-        cls,
-        disk: Disk,
-        path: str,
-        capacity_bytes: int,
-        *,
-        owner: NodeId,
-        epoch: int = 0,
-        salt: int | None = None,
-    ) -> None:
-        """Make one, once; see `wal_file.format_wal`."""
-        await format_wal(disk, path, capacity_bytes, owner=owner, epoch=epoch, salt=salt)
+    # Make one, once.
+    format = staticmethod(format_wal)
 
     @classmethod
     async def open(
-        cls,
-        disk: Disk,
-        path: str,
-        *,
-        owner: NodeId,
-        capacity_bytes: int | None = None,
+        cls, disk: Disk, path: str, *, owner: NodeId, capacity_bytes: int | None = None,
         limits: WalLimits | None = None,
-    ) -> Wal:
+    ) -> Wal:  # fmt: skip
         """Open one that `format` made; see `wal_file.open_wal`. `recover` comes next."""
         file, header = await open_wal(disk, path, owner=owner, capacity=capacity_bytes)
         return cls(file, path, header, limits or WalLimits())
@@ -175,11 +167,6 @@ class Wal:
         return self._headers.durable.trim
 
     @property
-    def record_bytes_max(self) -> int:
-        """Bytes of the largest body that `append` takes: half the ring at most."""
-        return self._record_bytes_max
-
-    @property
     def recovery(self) -> WalRecovery | None:
         """What `recover` found; None until it ended."""
         return self._recovery
@@ -195,14 +182,9 @@ class Wal:
         return self._device.trouble() if self._device.is_troubled else None
 
     @property
-    def device_writes(self) -> int:
-        """Writes handed to the disk since it was opened, headers included."""
-        return self._device.writes
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of them, padding included."""
-        return self._device.bytes
+    def device_counts(self) -> tuple[int, int]:
+        """Writes handed to the disk since it was opened, headers included, and their bytes."""
+        return self._device.writes, self._device.bytes
 
     # ---- recovery ----
 
@@ -222,14 +204,22 @@ class Wal:
             OSError: the disk could not be read; nothing was changed.
             WalFailed: the new incarnation could not be made durable.
         """
-        self._begin_recovery()
-        header = self._headers.durable
-        live = LiveRecords(self._file, self._path, header, on_progress)
-        async with contextlib.aclosing(live.batches()) as batches:
-            async for batch in batches:
-                for item in batch:
+        async with contextlib.aclosing(self.recover_runs(on_progress)) as runs:
+            async for run in runs:
+                for item in run:
                     yield item
+
+    async def recover_runs(
+        self, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[RecordRun, None]:
+        """As `recover`, many records at a time, and no object for any that is not asked for."""
+        self._begin_recovery()
+        live = LiveRecords(self._file, self._path, self._headers.durable, on_progress)
+        async with contextlib.aclosing(live.runs()) as runs:
+            async for run in runs:
+                yield run
         self._last_offset = live.last_offset
+        self._batches = BatchPlaces(live.batches)
         await self._resume(live.scan.verdict(), live.records, live.bytes)
 
     def _begin_recovery(self) -> None:
@@ -272,9 +262,8 @@ class Wal:
         if not self._recovery_begun:
             self._begin_recovery()
             header = self._headers.durable
-            start = wal_ring.reset_offset(
-                header.ring, max(header.scan, header.durable, header.resume)
-            )
+            known = max(header.scan, header.durable, header.resume)
+            start = wal_ring.reset_offset(header.ring, known)
             beyond = ScanVerdict(start, start, (), (), header.incarnation, start)
             await self._resume(beyond, 0, 0, trim=start - 1, durable=start)
             return start
@@ -286,24 +275,8 @@ class Wal:
         return stop
 
     def _open_ring(self, start: int) -> None:
-        header, limits = self._headers.durable, self._limits
-        self._space = RingSpace(
-            ring=header.ring,
-            start=start,
-            floor=header.scan,
-            reserve=limits.reserve(header),
-            block_soft=limits.block_bytes,
-        )
-        self._record_bytes_max = min(
-            WAL_BODY_BYTES_MAX, self._space.record_max - WAL_RECORD_HEADER_BYTES
-        )
-        block_max = align_up(self._record_bytes_max + WAL_RECORD_HEADER_BYTES)
-        self._window = WriteWindow(
-            start=start,
-            length=header.window,
-            step=limits.window_step_bytes,
-            limit=min(header.ring, align_up(max(limits.window_bytes_max, block_max))),
-        )
+        opened = self._limits.open_ring(self._headers.durable, start)
+        self._space, self._window, self.record_bytes_max = opened
 
     # ---- append ----
 
@@ -338,21 +311,59 @@ class Wal:
         For the hot path: no future, and all that one write made durable is called in
         one go.
         """
-        self._check_usable()
-        if self._device.is_troubled:
-            raise self._device.trouble()
         length = sum(map(len, parts))
-        if length > self._record_bytes_max:
-            raise RecordTooLarge(
-                f"{self._path}: a record of {length} bytes; a WAL of {self.capacity_bytes} "
-                f"bytes takes at most {self.record_bytes_max}"
-            )
-        if self._untold_holes:
-            self._tell_holes()
+        self._begin_append(length)
         self._last_offset = offset = self._put(_DATA, parts, length, reserve_ok)
         assert self._current is not None
         self._current.waiters.append(on_durable)
         return offset
+
+    def append_many(
+        self, bodies: Sequence[Buffer], *, reserve_ok: bool = False
+    ) -> tuple[Numbers, asyncio.Future[int]]:
+        """Add many records, for a small part of what `append` takes for each.
+
+        They stand in batches of up to `block_bytes`, each under one header and one checksum
+        (`layout.wal_batch`). Each has its offset, by which it is trimmed and comes back.
+
+        Returns their offsets, ascending, and one future as of `append`. It raises what `append`
+        does, and then none of them was taken.
+        """
+        done: asyncio.Future[int] = self._loop.create_future()
+        on_durable = functools.partial(self._settle, done)
+        return self.submit_many(bodies, on_durable, reserve_ok=reserve_ok), done
+
+    def submit_many(
+        self, bodies: Sequence[Buffer], on_durable: OnDurable, *, reserve_ok: bool = False
+    ) -> Numbers:
+        """As `append_many`, and `on_durable` as in `submit`: once, for all of them."""
+        batches = plan_batches(bodies, self._limits.block_bytes - WAL_RECORD_HEADER_BYTES)
+        self._begin_append(max((batch.size for batch in batches), default=0))
+        sizes = [WAL_RECORD_HEADER_BYTES + batch.size for batch in batches]
+        if not self._space.takes(sizes, use_reserve=reserve_ok):
+            raise wal_full(self._path, self.used_bytes, self.capacity_bytes)
+        offsets = np.empty(0, np.int64)
+        for batch in batches:
+            start = self._put(_BATCH, batch.parts(), batch.size, reserve_ok)
+            offsets = np.append(offsets, self._batches.add(start, batch))
+        if not batches or self._current is None:
+            on_durable(None)
+        else:
+            self._last_offset = int(offsets[-1])
+            self._current.waiters.append(on_durable)
+        return offsets
+
+    def _begin_append(self, length: int) -> None:
+        """See that a body of so many bytes may be appended now, and tell of holes before it."""
+        self._check_usable()
+        if self._device.is_troubled:
+            raise self._device.trouble()
+        if length > self.record_bytes_max:
+            raise RecordTooLarge(
+                f"{self._path}: a record of {length} bytes; it takes {self.record_bytes_max}"
+            )
+        if self._untold_holes:
+            self._tell_holes()
 
     def _tell_holes(self) -> None:
         """Put what recovery went past in front of what is appended now, in one order with it."""
@@ -377,10 +388,7 @@ class Wal:
         """Place a record that does not fit the current block as it is."""
         placement = self._space.place(size, use_reserve=reserve_ok)
         if placement is None:
-            raise WalFull(
-                f"{self._path} is full, {self.used_bytes} bytes of {self.capacity_bytes}: it is "
-                "written to faster than LogsDB takes it; a larger wal_bytes bears longer bursts"
-            )
+            raise wal_full(self._path, self.used_bytes, self.capacity_bytes)
         if placement.opens_block:
             self._take_current()
             if placement.padding is not None:
@@ -397,12 +405,8 @@ class Wal:
             self._current = None
 
     def _settle(self, done: asyncio.Future[int], error: CordwoodError | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(self.durable_offset)
-        else:
-            done.set_exception(error)
+        if not done.done():
+            done.set_result(self.durable_offset) if error is None else done.set_exception(error)
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -517,9 +521,8 @@ class Wal:
         logger.error("%s", self._failure)
         self._device.stop_waiting()
         self._take_current()
-        waiters = [
-            on_durable for block in (*self._writing, *self._pending) for on_durable in block.waiters
-        ]
+        left = (*self._writing, *self._pending)
+        waiters = [on_durable for block in left for on_durable in block.waiters]
         self._writing.clear()
         self._pending.clear()
         for on_durable in waiters:
@@ -550,7 +553,7 @@ class Wal:
             is_all = offset >= self._last_offset and self._window.start == self._space.next
             await self._write_header(
                 trim=offset,
-                scan=self._window.start if is_all else offset,
+                scan=self._window.start if is_all else self._batches.header_of(offset),
                 durable=self._known_durable,
             )
         elif offset > self._headers.durable.trim:
@@ -588,7 +591,6 @@ class Wal:
             raise self._failure from error
 
     def _on_header_durable(self, header: WalHeader) -> None:
-        if self._recovery is None:
-            return  # `_open_ring` takes it from there
-        self._window.length = header.window
-        self._space.on_trimmed(header.scan)
+        if self._recovery is not None:  # else `_open_ring` takes it from there
+            self._window.length = header.window
+            self._space.on_trimmed(header.scan)

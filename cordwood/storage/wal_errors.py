@@ -25,3 +25,11 @@ class WalFailed(CordwoodError):
 
     What was in flight may or may not be stored. What was acknowledged is.
     """
+
+
+def wal_full(path: str, used: int, capacity: int) -> WalFull:
+    """That a WAL has no room."""
+    return WalFull(
+        f"{path} is full, {used} bytes of {capacity}: it is written to faster than LogsDB "
+        "takes it; a larger wal_bytes bears longer bursts"
+    )

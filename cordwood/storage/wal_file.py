@@ -36,7 +36,7 @@ class WalBlank(Rejected):
 
 
 async def format_wal(
-    disk: Disk, path: str, capacity: int, *, owner: NodeId, epoch: int, salt: int | None
+    disk: Disk, path: str, capacity: int, *, owner: NodeId, epoch: int = 0, salt: int | None = None
 ) -> None:
     """Make a WAL of `capacity`, header slots included; that never changes.
 

@@ -17,9 +17,13 @@ from dataclasses import dataclass
 
 from cordwood.errors import CordwoodError
 from cordwood.layout.wal_block import WalHeader, WalKind, WalRecord, align_up, wal_position
+from cordwood.layout.wal_run import RecordRun
 from cordwood.protocol.wal_ring import Range, WalScan
 from cordwood.storage.wal_file import newest_header, read_slots
-from cordwood.storage.wal_recovery import ReadableFile, scan_records, start_scan
+from cordwood.storage.wal_recovery import ReadableFile, records_of, scan_records, start_scan
+
+DATA_KINDS = (WalKind.DATA, WalKind.BATCH)
+NO_RECORDS = RecordRun.of_one(0, b"").above(0)
 
 PASSES = 2
 """A third would tell of the same faults: what is durable and bad stays so."""
@@ -32,14 +36,16 @@ class SeenRecord:
     Attributes:
         record: its header.
         position: where it stands in the file.
-        is_live: not trimmed.
+        is_live: it holds data, not all of it trimmed.
         body: what it holds, None if that is damaged.
+        live: the data records in it that are not trimmed.
     """
 
     record: WalRecord
     position: int
     is_live: bool
     body: bytes | None
+    live: RecordRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +175,9 @@ class WalView:
         if not missing:
             async with contextlib.aclosing(self._scan(header, scan)) as seen:
                 async for each in seen:
-                    if each.is_live and each.body is not None:
-                        records += 1
-                        size += len(each.body)
+                    live = each.live
+                    records += len(live)
+                    size += live.bytes
         found = scan.verdict()
         bad = (
             (n, str(slot)) for n, slot in enumerate(self.slots) if isinstance(slot, CordwoodError)
@@ -189,9 +195,13 @@ class WalView:
         ) as scanning:
             async for found in scanning:
                 for record, body in found:
-                    is_live = record.kind is WalKind.DATA and record.offset > header.trim
                     position = wal_position(record.offset, header.ring)
-                    yield SeenRecord(record, position, is_live, body)
+                    held = records_of(record, body)
+                    live = NO_RECORDS if held is None else held.above(header.trim)
+                    is_live = len(live) > 0 or (
+                        body is None and record.offset > header.trim and record.kind in DATA_KINDS
+                    )
+                    yield SeenRecord(record, position, is_live, body, live)
                 if scan.cursor >= lap:
                     return
 

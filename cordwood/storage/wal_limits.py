@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cordwood.errors import BadSetting
-from cordwood.layout.wal_block import WAL_UNIT_BYTES, WalHeader
+from cordwood.layout.wal_block import (
+    WAL_BODY_BYTES_MAX,
+    WAL_RECORD_HEADER_BYTES,
+    WAL_UNIT_BYTES,
+    WalHeader,
+    align_up,
+)
+from cordwood.protocol.wal_ring import RingSpace, WriteWindow
 from cordwood.protocol.write_pace import UNLIMITED, WriteBudget
 
 
@@ -67,3 +74,22 @@ class WalLimits:
         if wanted is None:
             wanted = max(64 << 10, header.capacity // 64)
         return min(wanted, header.ring // 4)
+
+    def open_ring(self, header: WalHeader, start: int) -> tuple[RingSpace, WriteWindow, int]:
+        """The ring as it is written from `start` on, and bytes of the largest body it takes."""
+        space = RingSpace(
+            ring=header.ring,
+            start=start,
+            floor=header.scan,
+            reserve=self.reserve(header),
+            block_soft=self.block_bytes,
+        )
+        body_max = min(WAL_BODY_BYTES_MAX, space.record_max - WAL_RECORD_HEADER_BYTES)
+        block_max = align_up(body_max + WAL_RECORD_HEADER_BYTES)
+        window = WriteWindow(
+            start=start,
+            length=header.window,
+            step=self.window_step_bytes,
+            limit=min(header.ring, align_up(max(self.window_bytes_max, block_max))),
+        )
+        return space, window, body_max

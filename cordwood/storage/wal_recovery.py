@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
 from cordwood.errors import TornBlock
+from cordwood.layout.wal_batch import read_batch
 from cordwood.layout.wal_block import (
     WAL_RECORD_HEADER_BYTES,
     WalHeader,
@@ -31,12 +32,15 @@ from cordwood.layout.wal_block import (
     unpack_wal_record,
     wal_position,
 )
+from cordwood.layout.wal_run import RecordRun, RunReader, data_starts
 from cordwood.protocol.wal_ring import Range, ScanVerdict, WalScan
+from cordwood.storage.wal_runs import take_run
 
 logger = logging.getLogger(__name__)
 
-READ_BUFFER_BYTES = 1 << 20
-"""One read: a thread's hand-off costs 50 µs, as much as reading 64 KiB does."""
+READ_BUFFER_BYTES = 4 << 20
+"""One read, and what is looked at together: 1.1 GiB of 1 KiB records took 0.72 of the processor
+time that reads of 1 MiB take. The hand-off to a thread alone costs 50 µs."""
 
 READ_TIMEOUT_S = 60.0
 """A read takes a millisecond; disks that retry a bad sector take half a minute."""
@@ -44,6 +48,9 @@ READ_TIMEOUT_S = 60.0
 
 Found = tuple[WalRecord, bytes | None]
 """A record that belongs where it stands, and its body: None if that is damaged."""
+
+RUN_RECORDS_MIN = 16
+"""Fewer records back to back are quicker looked at one by one: numpy takes 100 µs for a run."""
 
 OnRead = Callable[[], None]
 """Told each time a piece of the ring was read."""
@@ -131,6 +138,7 @@ class LiveRecords:
         scan: asks and concludes; its verdict is due when all came out.
         records, bytes: live records so far, and the bytes of their bodies.
         last_offset: of the last live record so far, -1 before the first.
+        batches: offsets `[start, stop)` of each batch found.
     """
 
     def __init__(
@@ -146,24 +154,32 @@ class LiveRecords:
         self.records = 0
         self.bytes = 0
         self.last_offset = -1
+        self.batches: list[Range] = []
 
-    async def batches(self) -> AsyncGenerator[list[tuple[int, bytes]], None]:
-        """Lists of offset and body; for what it raises see `scan_records`."""
-        trim, data = self._header.trim, WalKind.DATA
+    async def runs(self) -> AsyncGenerator[RecordRun, None]:
+        """The live records in order; for what it raises see `scan_records`."""
+        trim = self._header.trim
         async with contextlib.aclosing(
-            scan_records(self._file, self._header, self.scan, self._on_read)
+            _scan(self._file, self._header, self.scan, self._on_read, in_runs=True)
         ) as scanning:
             async for found in scanning:
-                live = [
-                    (record.offset, body)
-                    for record, body in found
-                    if record.kind is data and body is not None and record.offset > trim
-                ]
-                if live:
-                    self.records += len(live)
-                    self.bytes += sum(len(body) for _, body in live)
-                    self.last_offset = live[-1][0]
-                    yield live
+                for each in found:
+                    run = self._run(each)
+                    if run is not None and len(run := run.above(trim)):
+                        self.records += len(run)
+                        self.bytes += run.bytes
+                        self.last_offset = int(run.offsets[-1])
+                        yield run
+
+    def _run(self, found: Found | RecordRun) -> RecordRun | None:
+        """What was found as a run; None where it holds no records."""
+        if isinstance(found, RecordRun):
+            return found
+        record, body = found
+        run = records_of(record, body)
+        if run is not None and record.kind is WalKind.BATCH:
+            self.batches.append((record.offset, record.offset + len(run)))
+        return run
 
     def _on_read(self) -> None:
         scan, start = self.scan, self._header.scan
@@ -173,6 +189,19 @@ class LiveRecords:
         if self._loop.time() - self._told_at >= PROGRESS_LOG_S:
             self._told_at = self._loop.time()
             logger.info("%s: recovering, %s", self._path, progress)
+
+
+def records_of(record: WalRecord, body: bytes | None) -> RecordRun | None:
+    """The data records under a header; None where it has none, or their bytes are damaged.
+
+    Raises:
+        Malformed: a batch that no writer of ours makes.
+    """
+    if body is None:
+        return None
+    if record.kind is WalKind.BATCH:
+        return read_batch(body, record.offset)
+    return RecordRun.of_one(record.offset, body) if record.kind is WalKind.DATA else None
 
 
 async def scan_records(
@@ -186,26 +215,66 @@ async def scan_records(
         OSError: the machine could not read some part.
         TornBlock: the file ends inside the ring.
     """
-    needed = WAL_RECORD_HEADER_BYTES
+    async with contextlib.aclosing(_scan(file, header, scan, on_read, in_runs=False)) as scanning:
+        async for found in scanning:
+            yield [each for each in found if not isinstance(each, RecordRun)]
+
+
+async def _scan(
+    file: ReadableFile, header: WalHeader, scan: WalScan, on_read: OnRead, *, in_runs: bool
+) -> AsyncGenerator[Sequence[Found | RecordRun], None]:
+    """As `scan_records`; `in_runs` gives good data records back to back as runs."""
+    needed, salt = WAL_RECORD_HEADER_BYTES, header.salt
+    runs = RunReader(salt) if in_runs else None
     async with contextlib.aclosing(RingReader(file, header.ring)) as reader:
         while not scan.is_over:
             piece = await reader.load(scan.cursor, needed, scan.end)
             on_read()
-            found: list[Found] = []
-            needed = _scan_piece(piece, scan, header.salt, found)
+            found: list[Found | RecordRun] = []
+            if runs is None:
+                needed = _scan_piece(piece, scan, salt, found, scan.cursor + header.ring)
+            else:
+                needed = _scan_runs(piece, scan, salt, runs, found)
             if found:
                 yield found
 
 
-def _scan_piece(piece: Piece, scan: WalScan, salt: int, found: list[Found]) -> int:
+def _scan_runs(
+    piece: Piece, scan: WalScan, salt: int, runs: RunReader, found: list[Found | RecordRun]
+) -> int:
+    """As `_scan_piece`, but many at a time as long as all is well with them.
+
+    What is not well is looked at one by one, up to where the records seemed to end: a piece
+    full of damage is not looked at anew for each bad record.
+    """
+    while (cursor := scan.cursor) < scan.end:
+        starts = data_starts(piece.data, cursor - piece.start, piece.start)
+        if len(starts) >= RUN_RECORDS_MIN:
+            run = take_run(piece.data, piece.start, starts, scan, runs)
+            if run is not None:
+                found.append(run)
+                continue
+        until = piece.start + starts[-1] + 1 if starts else cursor + 1
+        needed = _scan_piece(piece, scan, salt, found, until)
+        if scan.cursor < min(until, scan.end):
+            return needed
+    return WAL_RECORD_HEADER_BYTES
+
+
+def _scan_piece(
+    piece: Piece, scan: WalScan, salt: int, found: list[Found | RecordRun], until: int
+) -> int:
     """Scan what is in memory; bytes that the next step needs from the cursor on.
 
-    One plain loop, because a start runs it once for each record: 1.8 µs where calls for
-    each step took 2.8, so a second less for each GiB of 1 KiB records.
+    One plain loop, because a start runs it once for each record that stands alone: 1.8 µs
+    where calls for each step took 2.8.
+
+    Args:
+        until: it also ends when the cursor has come so far.
     """
     start, data, lap_stop = piece
     stop = start + len(data)
-    while (cursor := scan.cursor) < scan.end:
+    while (cursor := scan.cursor) < scan.end and cursor < until:
         body_at = cursor + WAL_RECORD_HEADER_BYTES
         if body_at > stop:
             if not cursor < lap_stop < body_at:

@@ -111,6 +111,7 @@ class TestProfiles:
             "wal_4KiB": (4096, 4),
             "wal_4KiB_one_at_a_time": (4096, 1),
             "wal_100B": (256 << 10, 4),
+            "wal_100B_in_batches": (256 << 10, 4),
         }
 
     def test_at_a_pace_a_write_is_what_is_due_at_once(self):
@@ -125,7 +126,13 @@ class TestProfiles:
     def test_what_cannot_be_is_refused(self):
         with pytest.raises(BadSetting, match="four times"):
             sized(STANDARD, seconds=1, capacity_bytes=MIB)
-        for wrong in ({"record_bytes": 0}, {"depth": 0}, {"seconds": 0}, {"bytes_per_s": 0.0}):
+        for wrong in (
+            {"batch": 65},
+            {"record_bytes": 0},
+            {"depth": 0},
+            {"seconds": 0},
+            {"bytes_per_s": 0.0},
+        ):
             with pytest.raises(BadSetting):
                 WalProfile(**wrong)
 
@@ -146,6 +153,13 @@ class TestRuns:
         assert 0 < result.p50_us <= result.p99_us <= result.max_us
         assert result.mean_us <= result.max_us
         assert list(tmp_path.iterdir()) == []
+
+    def test_many_at_a_time(self, tmp_path):
+        profile = WalProfile(100, 400, batch=100, seconds=0.1, capacity_bytes=MIB)
+        result = self.run_on(tmp_path, profile)
+        assert result.records % 100 == 0
+        assert result.body_bytes == result.records * 100
+        assert result.written_bytes > result.body_bytes > 0
 
     def test_at_a_pace_it_appends_no_more_than_is_due(self, tmp_path):
         result = self.run_on(

@@ -200,10 +200,10 @@ class Moving:
 
 def test_what_a_writer_changes_meanwhile_is_neither_hole_nor_damage() -> None:
     async def scenario() -> None:
-        disk, wal = await make(4 * MIB)
-        await append_each(wal, [bytes(60_000)] * 10)
+        disk, wal = await make(16 * MIB)
+        await append_each(wal, [bytes(240_000)] * 10)
         for_first_pass = bytearray(disk.file.stable)
-        await append_each(wal, [bytes(60_000)] * 30)
+        await append_each(wal, [bytes(240_000)] * 30)
         # The first piece is read before the later writes, the next after them.
         view = await WalView.open(Moving(disk, bytes(for_first_pass), 2), PATH)
         assert (await view._pass()).damage != ()

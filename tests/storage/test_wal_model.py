@@ -27,6 +27,10 @@ class WalMachine(RuleBasedStateMachine):
         size = min(size, self.driver.wal.record_bytes_max)
         self.driver.append(size, reserve_ok=reserve_ok, nested=nested)
 
+    @rule(sizes=st.lists(st.integers(0, 2000), max_size=40), reserve_ok=st.booleans())
+    def append_many(self, sizes: list[int], reserve_ok: bool) -> None:
+        self.driver.append_many(sizes, reserve_ok=reserve_ok)
+
     @rule()
     def turn(self) -> None:
         self.driver.turn()
@@ -84,10 +88,13 @@ def one_life(seed: int, steps: int) -> int:
     driver = WalDriver(chance.choice(RING_UNITS) * 4096, seed)
     for _ in range(steps):
         draw = chance.random()
-        if draw < 0.45:
+        if draw < 0.1:
+            sizes = [chance.choice((0, 30, 300)) for _ in range(chance.choice((1, 3, 40)))]
+            driver.append_many(sizes, reserve_ok=draw < 0.02)
+        elif draw < 0.45:
             size = chance.choice((0, 30, 300, 4000, 4056, 9000, 20_000))
             size = min(size, driver.wal.record_bytes_max)
-            fits = driver.append(size, nested=draw < 0.05, reserve_ok=draw < 0.1)
+            fits = driver.append(size, nested=draw < 0.15, reserve_ok=draw < 0.2)
             if not fits:
                 driver.trim(chance.random())
         elif draw < 0.6:

@@ -107,6 +107,27 @@ class WalDriver:
         self.in_doubt.append((offset, body))
         return True
 
+    def append_many(self, sizes: list[int], *, reserve_ok: bool = False) -> bool:
+        """Append records together; False, and none of them taken, if the WAL is full."""
+        bodies = [self.chance.randbytes(min(size, 64)) + bytes(max(0, size - 64)) for size in sizes]
+        life = self.life
+        items: list[Item] = []
+
+        def on_durable(error: CordwoodError | None) -> None:
+            if life == self.life:
+                assert error is None
+                assert self.in_doubt[: len(items)] == items
+                self.kept += items
+                del self.in_doubt[: len(items)]
+
+        try:
+            offsets = self.wal.submit_many(bodies, on_durable, reserve_ok=reserve_ok)
+        except WalFull:
+            return False
+        items += zip(offsets.tolist(), bodies, strict=True)
+        self.in_doubt += items
+        return True
+
     def end_write(self, index: int) -> None:
         """Let one write end, whichever `index` names."""
         pending = self.disk.file.pending

@@ -30,7 +30,7 @@ from cordwood.sim.crash_states.shard_subject import ShardSubject
 from cordwood.sim.crash_states.wal_subject import WalSubject
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.zoo import PlantedBug, planted
-from cordwood.storage import wal_file, wal_recovery
+from cordwood.storage import wal_file, wal_recovery, wal_runs
 from cordwood.storage.flusher import Flusher
 from cordwood.storage.log_cache import Batch
 from cordwood.storage.logs_store import LogsStore
@@ -38,6 +38,7 @@ from cordwood.storage.partition import Partition
 from cordwood.storage.partition_drops import PartitionDrops
 from cordwood.storage.shard import Shard
 from cordwood.storage.wal import Wal
+from cordwood.storage.wal_batches import BatchPlaces
 from cordwood.storage.wal_blocks import WalBlock
 
 Plant = Sequence[tuple[Any, str, Any]]
@@ -324,6 +325,14 @@ def _half_a_start_is_refused() -> Plant:
     return [(Node, "_make_wal", make_wal)]
 
 
+def _runs_are_not_summed() -> Plant:
+    return [(wal_runs, "intact_bodies", lambda _data, starts, *_: len(starts))]
+
+
+def _batch_trimmed_as_a_record() -> Plant:
+    return [(BatchPlaces, "header_of", lambda _, offset: offset)]
+
+
 # ---- a disk ----
 
 
@@ -359,6 +368,10 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
          _header_by_clock),
     _bug(WAL, "bodies-not-summed", "recovery trusts a record whose header is good",
          _bodies_are_not_summed),
+    _bug(WAL, "runs-not-summed", "recovery sums records that stand alone, and no runs of them",
+         _runs_are_not_summed),
+    _bug(WAL, "batch-header-lost", "a trim inside a batch lets recovery start at that record",
+         _batch_trimmed_as_a_record),
     _bug(WAL, "resumes-in-hole", "writing resumes in the first hole, over what lies behind it",
          _resumes_in_the_hole),
     _bug(WAL, "holes-not-told", "a second recovery calls the first one's holes damage",

@@ -51,6 +51,13 @@ LIMITS = (
 SIZES = (0, 30, 300, 3000, 4056, 9000, 20_000)
 """Bodies: many in one block, one that fills a block to the byte, ones of several blocks."""
 
+SMALL_SIZES = (0, 30, 300)
+TOGETHER = (1, 3, 40)
+"""Records appended together: trims end inside their batch."""
+
+BURST = 20
+"""Records appended one by one in a turn: so many are recovered as a run."""
+
 REST_S = 0.000_4
 """A rest is up to this: a few writes end meanwhile."""
 
@@ -300,16 +307,22 @@ class _Script:
         """Do so many things, then wait for the trims; appends may still be in flight."""
         for _ in range(steps):
             draw = self._chance.random()
-            if draw < 0.6:
+            if draw < 0.48:
                 self._append()
+            elif draw < 0.52:
+                for _ in range(BURST):
+                    self._append(self._chance.choice(SMALL_SIZES))
+            elif draw < 0.6:
+                self._append_many()
             elif draw < 0.7:
                 self._trim(self._chance.random())
             else:
                 await asyncio.sleep(REST_S * self._chance.random())
         await asyncio.gather(*self._trims)
 
-    def _append(self) -> None:
-        size = min(self._chance.choice(SIZES), self._wal.record_bytes_max)
+    def _append(self, size: int | None = None) -> None:
+        if size is None:
+            size = min(self._chance.choice(SIZES), self._wal.record_bytes_max)
         body = self._chance.randbytes(size)
 
         def on_durable(error: CordwoodError | None) -> None:
@@ -324,6 +337,27 @@ class _Script:
             self._trim(1.0)
             return
         self._log.news(Appended(offset, body))
+
+    def _append_many(self) -> None:
+        sizes = [self._chance.choice(SMALL_SIZES) for _ in range(self._chance.choice(TOGETHER))]
+        bodies = [self._chance.randbytes(size) for size in sizes]
+        items: list[Item] = []
+
+        def on_durable(error: CordwoodError | None) -> None:
+            assert error is None, error
+            for offset, _ in items:
+                self._durable.append(offset)
+                self._log.promise(Acknowledged(offset))
+
+        try:
+            offsets = self._wal.submit_many(bodies, on_durable)
+        except WalFull:
+            self._probes["the ring was full for a batch"] += 1
+            self._trim(1.0)
+            return
+        items += zip(offsets.tolist(), bodies, strict=True)
+        for offset, body in items:
+            self._log.news(Appended(offset, body))
 
     def _trim(self, share: float) -> None:
         """Let go of that share of what is durable."""

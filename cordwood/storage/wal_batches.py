@@ -1,0 +1,64 @@
+"""Batches of a WAL: records cut into them, and where they stand.
+
+Recovery starts where a record's header stands; a record of a batch has an offset of its own
+and no header, so that a trim inside one has to know where that is.
+
+Source: `layout.wal_batch`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cordwood.block import Buffer
+from cordwood.layout.wal_batch import batch_bytes, cut_batches, pack_batch
+from cordwood.layout.wal_run import Numbers
+from cordwood.protocol.wal_ring import Range
+
+
+class Batch(NamedTuple):
+    """Records under one header; `size` is of its body."""
+
+    bodies: Sequence[Buffer]
+    lengths: Numbers
+    size: int
+
+    def parts(self) -> list[Buffer]:
+        """Its body."""
+        return pack_batch(self.bodies, self.lengths)
+
+
+def plan_batches(bodies: Sequence[Buffer], bytes_max: int) -> list[Batch]:
+    """Cut records into batches whose bodies have at most `bytes_max` bytes, or one record."""
+    lengths = np.fromiter(map(len, bodies), np.int64, len(bodies))
+    return [
+        Batch(bodies[a:b], lengths[a:b], batch_bytes(b - a, int(lengths[a:b].sum())))
+        for a, b in cut_batches(lengths, bytes_max)
+    ]
+
+
+class BatchPlaces:
+    """Offsets `[start, stop)` of the records of each batch that is not trimmed, ascending.
+
+    Bounded by the ring: a batch takes 4 KiB of it or shares a block with others.
+    """
+
+    def __init__(self, places: Iterable[Range] = ()) -> None:
+        self._places = deque(places)
+
+    def add(self, start: int, batch: Batch) -> Numbers:
+        """A batch was put behind all others; the offsets of its records."""
+        stop = start + len(batch.lengths)
+        self._places.append((start, stop))
+        return np.arange(start, stop)
+
+    def header_of(self, offset: int) -> int:
+        """Where the header of the record at `offset` stands; what is before it is forgotten."""
+        places = self._places
+        while places and places[0][1] <= offset:
+            places.popleft()
+        return min(offset, places[0][0]) if places else offset
