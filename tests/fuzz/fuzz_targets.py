@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from crc32c import crc32c
 
 from cordwood.block import Codec
 from cordwood.errors import CordwoodError
-from cordwood.layout import logs_db, message, reading, shard_record, wal_block, waves
+from cordwood.layout import logs_db, message, reading, shard_record, wal_batch, wal_block, waves
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.body import open_body, parse_body
 from cordwood.layout.compression import inflate
@@ -272,6 +273,14 @@ def wal_records(data: bytes) -> None:
 def wal_holes(data: bytes) -> None:
     """The body of a WAL's RESUME record."""
     assert wal_block.pack_holes(wal_block.unpack_holes(data)) == data
+
+
+@target
+def wal_batches(data: bytes) -> None:
+    """The body of a WAL's BATCH record."""
+    bodies = [body for _, body in wal_batch.read_batch(data, 80)]
+    lengths = np.array([len(body) for body in bodies], np.int64)
+    assert b"".join(wal_batch.pack_batch(bodies, lengths)) == data
 
 
 @target

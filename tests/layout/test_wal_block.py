@@ -170,7 +170,7 @@ def test_records_that_no_writer_makes(change: dict[str, int]) -> None:
     assert unpack_wal_record(pack_wal_record(record, SALT), 0, SALT) is None
 
 
-@pytest.mark.parametrize(("at", "value"), [(4, 3), (5, 2), (6, 1)])
+@pytest.mark.parametrize(("at", "value"), [(4, 4), (5, 2), (6, 1)])
 def test_unknown_kinds_and_flags_are_no_record(at: int, value: int) -> None:
     packed = bytearray(pack_wal_record(RECORD, SALT))
     packed[at] = value
