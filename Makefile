@@ -10,7 +10,7 @@ MINUTES ?= 5
 INPUT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test prove lint format bench lock clean
+.PHONY: help setup setup-test demo test prove lint format bench figures lock clean
 
 help:
 	@echo "make demo    start a cluster, feed it real data, kill a node, query it with Spark"
@@ -19,6 +19,7 @@ help:
 	@echo "make prove   try to break every promise, in simulation, for MINUTES=$(MINUTES)"
 	@echo "make lint    ruff, mypy --strict and the import contract"
 	@echo "make bench   measure the WAL, and appends and reads on a local cluster"
+	@echo "make figures measure everything and write docs/figures.md, on a quiet machine"
 	@echo "make setup   only install: .venv, the locked packages, a Java if there is none"
 	@echo "make format  let ruff rewrite the code"
 	@echo "make lock    choose new versions for the lock files (needs uv on PATH)"
@@ -49,6 +50,9 @@ lint: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+figures: setup
+	$(BIN)/python tools/figures.py
 
 bench: setup
 	$(BIN)/cordwood wal bench --json
