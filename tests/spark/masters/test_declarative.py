@@ -55,7 +55,7 @@ def test_source_and_sink_in_a_pipeline(cluster, store, tmp_path, connect_python)
     env = environment(connect_python)
     script = Path(env["SPARK_HOME"]) / "bin" / "spark-pipelines"
     done = subprocess.run(
-        [str(script), "--master", "local[2]", "run"],
+        [str(script), "--remote", "local[2]", "run"],
         cwd=tmp_path, env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
