@@ -148,13 +148,16 @@ def zoo(
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, help="Seeds within which it must be caught.")
     ] = 200,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table of docs/simulator.md.")
+    ] = False,
     jobs: JobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plant known bugs, and demand that the checkers catch each."""
     from cordwood.sim import command
 
-    raise typer.Exit(command.zoo(bug, seeds, jobs or os.cpu_count() or 1, as_json))
+    raise typer.Exit(command.zoo(bug, seeds, jobs or os.cpu_count() or 1, as_json, as_markdown))
 
 
 def _task(

@@ -30,7 +30,7 @@ from cordwood.sim.history import to_jsonl
 from cordwood.sim.knobs import value_text
 from cordwood.sim.probes import PROBES
 from cordwood.sim.replay import quiet_run, telling
-from cordwood.sim.run import CODE, Outcome
+from cordwood.sim.run import Outcome
 from cordwood.sim.shrink import shrink as smaller_plans
 from cordwood.sim.story import parse_trace, tell, timeline
 from cordwood.sim.sweep import (
@@ -45,7 +45,8 @@ from cordwood.sim.sweep import (
 )
 from cordwood.sim.task_pool import Lost, TaskPool
 from cordwood.sim.verdict import violation_words
-from cordwood.sim.zoo import ZOO, PlantedBug, find_bug
+from cordwood.sim.zoo import ZOO, find_bug
+from cordwood.sim.zoo.hunt import Hunt, next_hunt, zoo_markdown, zoo_table
 
 MINUTES = 1.0
 """Of real time, where neither seeds nor minutes were asked for."""
@@ -199,35 +200,40 @@ def shrink(task: SeedTask, invariant: str = "", *, as_json: bool = False) -> int
     return 0
 
 
-def zoo(bug: str, seeds: int, jobs: int, as_json: bool) -> int:
+def zoo(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = False) -> int:
     """Plant bugs, all or one, and demand that each is caught; 1 if one is not.
+
+    Those that a scene of their own catches are hunted only by their name.
 
     Args:
         bug: a name, "" for all.
         seeds: seeds within which it must be caught, from 1.
+        as_markdown: print the table of docs/simulator.md.
     Raises:
         BadSetting: there is no such bug.
     """
     wanted = (find_bug(bug),) if bug else ZOO
     say = _Say(as_json)
-    hunts = {each.name: _Hunt(each, seeds) for each in wanted}
+    hunts = {each.name: Hunt(each, seeds, by_scene=bool(each.scene and not bug)) for each in wanted}
     started = time.monotonic()
     with (
         TaskPool(report_task, jobs=jobs, timeout_s=SEED_TIMEOUT_S) as pool,
-        say.live(lambda: _zoo_table(hunts.values())),
+        say.live(lambda: zoo_table(hunts.values())),
     ):
-        for ended in pool.run(lambda: _next_hunt(hunts.values())):
+        for ended in pool.run(lambda: next_hunt(hunts.values())):
             if ended is not None:
                 task, result = ended
                 hunt = hunts[task.bug]
                 hunt.on_report(None if isinstance(result, Lost) else result)
                 if hunt.is_over and not say.is_live:
                     say.plain(hunt.words)
-    missed = [hunt for hunt in hunts.values() if hunt.caught is None]
+    missed = [hunt for hunt in hunts.values() if not hunt.is_caught]
     if as_json:
         say.json([hunt.plain() for hunt in hunts.values()])
+    elif as_markdown:
+        say.plain(zoo_markdown(hunt.plain() for hunt in hunts.values()))
     else:
-        say.console.print(_zoo_table(hunts.values()))
+        say.console.print(zoo_table(hunts.values()))
     say(
         f"{len(hunts) - len(missed)} of {len(hunts)} bugs caught within {seeds} seeds, "
         f"{time.monotonic() - started:.0f} s"
@@ -405,85 +411,6 @@ def _plain_outcome(outcome: Outcome, task: SeedTask) -> dict[str, Any]:
         "plan": [str(fault) for fault in outcome.plan],
         "trace": outcome.trace_hash,
     }
-
-
-# ---- the zoo ----
-
-
-class _Hunt:
-    """One bug, and how far its seeds have come."""
-
-    def __init__(self, bug: PlantedBug, seeds: int) -> None:
-        self.bug = bug
-        self.caught: SeedReport | None = None
-        self.tried = 0
-        self.is_running = False
-        self._seeds = seeds
-
-    def next_task(self) -> SeedTask | None:
-        """Its next seed: one at a time, so that the first to catch it is told."""
-        if self.is_running or self.caught is not None or self.tried >= self._seeds:
-            return None
-        self.is_running = True
-        return SeedTask(self.tried + 1, bug=self.bug.name)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was caught, or has had all its seeds."""
-        return self.caught is not None or self.tried >= self._seeds
-
-    @property
-    def words(self) -> str:
-        """Its end, in a line."""
-        if self.caught is None:
-            return f"{self.bug.name}: NOT CAUGHT in {self.tried} seeds"
-        return f"{self.bug.name}: seed {self.tried}, by {', '.join(self.caught.invariants)}"
-
-    def on_report(self, report: SeedReport | None) -> None:
-        """A seed ended; None if its run was lost, as on a busy machine: that proves nothing.
-
-        Nor does a run that only failed as no code may: a bug that no longer fits the function
-        it is planted in would be "caught" by the first call.
-        """
-        self.is_running = False
-        self.tried += 1
-        if report is not None and set(report.invariants) - {CODE}:
-            self.caught = report
-
-    def plain(self) -> dict[str, Any]:
-        caught = self.caught
-        return {
-            "bug": self.bug.name,
-            "story": self.bug.story,
-            "caught": caught is not None,
-            "seed": caught.task.seed if caught else None,
-            "invariants": list(caught.invariants) if caught else [],
-            "tried": self.tried,
-        }
-
-
-def _next_hunt(hunts: Iterable[_Hunt]) -> SeedTask | None:
-    for hunt in hunts:
-        task = hunt.next_task()
-        if task is not None:
-            return task
-    return None
-
-
-def _zoo_table(hunts: Iterable[_Hunt]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column, justify in (("bug", "left"), ("seed", "right"), ("caught by", "left")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    table.add_column("what it does")
-    for hunt in hunts:
-        if hunt.caught is not None:
-            seed, by = str(hunt.caught.task.seed), ", ".join(hunt.caught.invariants)
-        elif hunt.is_running or not hunt.tried:
-            seed, by = f"{hunt.tried}…", ""
-        else:
-            seed, by = "-", f"NOT CAUGHT in {hunt.tried} seeds"
-        table.add_row(hunt.bug.name, seed, Text(by), hunt.bug.story)
-    return table
 
 
 # ---- saying it ----

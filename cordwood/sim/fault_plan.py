@@ -359,7 +359,7 @@ def _behind_readers(nodes: tuple[int, ...], start_s: float, chance: random.Rando
 def _apart(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
     """The clients cannot reach the sequencer and start another, of which the old one hears
     nothing; then they reach the old one again, and ask it."""
-    apart_s = chance.uniform(4.0, 8.0)
+    apart_s = chance.uniform(7.0, 12.0)  # a client notices a silent node after 3 to 6 s
     return [
         Fault("client_partition", (SEQUENCER,), start_s, apart_s),
         Fault("peer_partition", (SEQUENCER,), start_s, apart_s + chance.uniform(2.0, 5.0)),

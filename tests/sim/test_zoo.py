@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections import Counter
 
 import pytest
@@ -25,6 +26,29 @@ def test_a_bug_is_in_the_code_for_as_long_as_it_is_planted(bug):
     with planted(bug):
         assert all(owner.__dict__[name] is not right for owner, name, right in before)
     assert all(owner.__dict__[name] is right for owner, name, right in before)
+
+
+def plain_function(found):
+    """The function in a property, a class method or itself; None for a value."""
+    found = getattr(found, "fget", None) or getattr(found, "__func__", found)
+    return found if inspect.isfunction(found) else None
+
+
+@pytest.mark.parametrize("bug", ZOO, ids=lambda bug: bug.name)
+def test_a_bug_takes_what_the_right_function_takes(bug):
+    """One that does not fails by its first call and proves nothing: `wal-resume-unwritten` did."""
+    for owner, name, wrong in bug.plant():
+        right, wrong = plain_function(owner.__dict__[name]), plain_function(wrong)
+        if right is None or wrong is None:
+            continue
+        taken = inspect.signature(right).parameters.values()
+        named = {each.name: None for each in taken if each.kind is each.KEYWORD_ONLY}
+        given = [
+            None
+            for each in taken
+            if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        ]
+        inspect.signature(wrong).bind(*given, **named)
 
 
 def test_bugs_have_names_of_their_own():

@@ -149,23 +149,65 @@ RECOVERIES = ground(
 )
 """Sequencers die with stores in flight, again and again."""
 
-POWER = ground("power_cut", "slow_disk", scenes=("slow_then_cut", "blackout"))
-"""The power goes while disks are slow, so that writes are under way."""
 
-SMALL_WINDOWS = ground(
-    "power_cut", "slow_disk", scenes=("slow_then_cut", "blackout"),
-    turns=(("storage.wal.WalLimits", 0),),
-)  # fmt: skip
+def _slow_disks(*faults: Fault) -> Ground:
+    """All of five disks are slow all the time, so that writes are under way whatever strikes."""
+    slow = Fault("slow_disk", (1, 2, 3, 4, 5), 2.0, LENGTH_S - 2.0)
+    return both(cluster_of(5, 3), planned(slow, *faults))
+
+
+POWER = ground(
+    "power_cut",
+    shape=_slow_disks(
+        *(
+            Fault("power_cut", (turn % 5 + 1,), 3.0 + 1.6 * turn + after_s, 0.1)
+            for turn in range(10)
+            for after_s in (0.0, 0.9)
+        )
+    ),
+)
+"""The power goes with writes under way, and again while a node is new from the first time."""
+
+
+def _with_turn(found: Ground, *turns: tuple[str, int]) -> Ground:
+    def turned(options: RunOptions) -> RunOptions:
+        drawn = found(options)
+        names = {name for name, _ in turns}
+        kept = tuple(turn for turn in drawn.turns if turn[0] not in names)
+        return replace(drawn, turns=(*kept, *turns))
+
+    return turned
+
+
+SMALL_WINDOWS = _with_turn(POWER, ("storage.wal.WalLimits", 0))
 """The same, and a start has to read past one window after the other."""
 
-WRITE_ERRORS = ground("write_error", "power_cut", "slow_disk")
+WRITE_ERRORS = ground(
+    "write_error",
+    shape=_slow_disks(
+        *(
+            Fault(kind, (turn % 5 + 1,), 3.0 + 1.6 * turn + after_s, 0.1)
+            for turn in range(10)
+            for kind, after_s in (("write_error", 0.0), ("power_cut", 0.6))
+        )
+    ),
+)
+"""Writes fail, and soon the node has to start from what they left."""
 
 FULL_WALS = ground(
-    "slow_disk", "disk_stall", shape=_small_wals, payload_bytes_max=8000, burst=20
+    "slow_disk", "disk_stall", "crash", shape=_small_wals, payload_bytes_max=8000, burst=20
 )  # fmt: skip
 """Nodes refuse stores while others are under way."""
 
-TRIMS = ground("crash", every_s=3.0, trim_s=0.3, restart_s=3.0)
+
+def _seldom_flushed(options: RunOptions) -> RunOptions:
+    storage = StorageSettings(flush_age_s=60.0, disk_look_s=0.5)
+    cluster = replace(options.cluster, storage=storage, attributes=LogAttributes())
+    return replace(options, cluster=cluster)
+
+
+TRIMS = ground("crash", every_s=1.0, shape=_seldom_flushed, trim_s=0.7, restart_s=3.0)
+"""Trim points are in the WAL alone when nodes die."""
 
 TIMES = ground("crash", every_s=8.0, shape=_kept_by_time, ask_s=0.05, restart_s=4.0)
 
@@ -189,8 +231,15 @@ def _far(options: RunOptions) -> RunOptions:
     )
 
 
-FAR_NODES = ground("crash", "power_cut", every_s=0.7, shape=_far)
-"""Stores are long on their way to nodes that die."""
+FAR_NODES = ground(
+    "crash",
+    shape=both(
+        _far,
+        planned(*(Fault("crash", (at % 5 + 1,), 3.0 + 1.4 * at, 0.3) for at in range(12))),
+    ),
+    lull_s=0.0,
+)
+"""Stores are long on their way to nodes that die, one after the other."""
 
 
 def _small_runs(options: RunOptions) -> RunOptions:
@@ -233,25 +282,50 @@ PURGES = ground(
 )
 """Nodes miss how an epoch ended, hear of it on a disk that stands still, and readers begin."""
 
-STOPPED = ground(
+REPLACED = ground(
     "pause",
-    shape=planned(*(Fault("pause", (SEQUENCER,), 3.0 + 5.0 * turn, 4.5) for turn in range(4))),
+    shape=planned(
+        Fault("pause", (SEQUENCER,), 3.0, 4.5),
+        *(Fault("client_crash", (), 8.5 + at, 0.3) for at in range(4)),
+    ),
+    length_s=13.0,
+    ask_s=0.0,
+    trim_s=0.0,
 )
-"""The sequencer stands still until it is replaced, and goes on: it knows of nothing."""
+"""The sequencer stands still until it is replaced, and goes on: it knows of nothing. Clients that
+begin anew look for the log where it was."""
+
+BEHIND = ground(
+    "pause",
+    shape=both(
+        cluster_of(5, 3),
+        planned(
+            *(
+                fault
+                for turn in range(4)
+                for fault in (
+                    Fault("pause", AWAY[turn], 3.0 + 4.0 * turn, 2.5),
+                    Fault("crash", (SEQUENCER,), 3.05 + 4.0 * turn, 0.3),
+                )
+            )
+        ),
+    ),
+    turns=LATE_RELEASES,
+    readers=3,
+    lull_s=0.0,
+)
+"""Nodes stand still with the last of an epoch unsent to readers, and the next one begins."""
 
 APART = ground(
     "client_partition",
     shape=both(
         cluster_of(5, 2),
         planned(
-            *(
-                Fault(kind, (SEQUENCER,), 3.0 + 13.0 * turn, for_s)
-                for turn in range(2)
-                for kind, for_s in (("client_partition", 5.0), ("peer_partition", 11.0))
-            )
+            Fault("client_partition", (SEQUENCER,), 3.0, 9.0),
+            Fault("peer_partition", (SEQUENCER,), 3.0, 17.0),
         ),
     ),
-    length_s=29.0,
+    length_s=22.0,
     ask_s=0.1,
 )
 """Clients have another sequencer begin, of which the old one hears nothing, and come back."""
@@ -275,10 +349,15 @@ SEALS_LOST = ground(
 
 SHORT_EPOCHS = ground("crash", every_s=4.0, shape=_short_epochs)
 
-BAD_LINES = ground("corrupting_links", "reset", every_s=1.0)
+BAD_LINES = ground("corrupting_links", "reset", every_s=1.0, ask_s=0.05, trim_s=0.2)
 
 BAD_METADATA = ground("metadata_loss", "crash", "metadata_slow")
 
-PUBLISHING = ground("client_crash", "crash", publishers=2, publish_s=0.5)
+PUBLISHING = ground(
+    "client_crash", "crash", publishers=2, publish_s=0.5, logs=("/sim/a", "/sim/b"), readers=2
+)  # fmt: skip
 
-READERS = ground("crash", "slow_links", "link_cut", "pause", restart_s=2.0, readers=3)
+READERS = ground(
+    "crash", "slow_links", "link_cut", "pause", scenes=("behind_readers",),
+    restart_s=2.0, readers=3,
+)  # fmt: skip

@@ -212,7 +212,7 @@ BUGS = (
     PlantedBug("loss-without-all", "a reader concludes a loss from two nodes",
                changed({f"{_BUFFER}._lost": _loss_without_all}), hunt=grounds.READERS),
     PlantedBug("bridge-guessed", "a reader jumps to the next epoch without its bridge",
-               changed({f"{_BUFFER}.take": _bridge_guessed}), hunt=grounds.READERS),
+               changed({f"{_BUFFER}.take": _bridge_guessed}), hunt=grounds.BEHIND),
     PlantedBug("delivered-twice", "a reader delivers a large block twice",
                changed({f"{_BUFFER}.take": _delivered_twice})),
     PlantedBug("not-clipped", "a read that begins inside a block delivers all of it",

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from cordwood.errors import Corrupt
-from cordwood.layout.wal_block import WAL_SLOTS, WAL_UNIT_BYTES, align_up, unpack_wal_header
+from cordwood.layout.wal_block import WAL_SLOTS, WAL_UNIT_BYTES, unpack_wal_header
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
@@ -56,17 +56,17 @@ def _window_unwritten(right: Any) -> Any:
 
 
 def _resume_unwritten(right: Any) -> Any:
-    async def resume(self: Any, verdict: Any) -> None:
+    async def resume(self: Any, verdict: Any, records: int, size: int, **more: Any) -> None:
         headers = self._headers
-        headers.durable = headers.wanted = dataclasses.replace(
-            headers.durable,
-            graceful=False,
-            incarnation=verdict.incarnation + 1,
-            resume=verdict.resume,
-            window=min(align_up(self._limits.window_bytes), headers.durable.ring),
-        )
-        self._known_durable = verdict.resume
-        self._open_ring(verdict.resume)
+
+        async def kept_in_memory(**changes: Any) -> None:
+            headers.durable = headers.wanted = dataclasses.replace(headers.durable, **changes)
+
+        self._write_header = kept_in_memory
+        try:
+            await right(self, verdict, records, size, **more)
+        finally:
+            del self._write_header
 
     return resume
 

@@ -220,7 +220,7 @@ BUGS = (
     PlantedBug("fenced-goes-on", "a sequencer that is fenced goes on as if nodes were slow",
                changed({f"{_APPENDER}._on_refused": _fenced_goes_on,
                         "sequencer.role:SequencerRole.on_released": instead(lambda *_: None)}),
-               hunt=grounds.STOPPED),
+               hunt=grounds.REPLACED),
     PlantedBug("released-early", "an epoch is released before those below it are recovered",
                changed({"sequencer.activation:Activation._begin": _released_early})),
     PlantedBug("repeat-unseen", "a producer's block that comes again is stored again",
