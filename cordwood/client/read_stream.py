@@ -59,6 +59,17 @@ f-majority without it means that one of these nodes has lost it and does not kno
 so rare that the wait costs nothing, a loss is told for good, and a node restarts in seconds.
 """
 
+LOOK_S = 0.05
+"""How long after a node has come past a record that is not here its absence is looked into.
+
+At the tail all nodes of a log say at once how far they have come, and one of them sends what
+there is. A reader that woke for each of them did so five times for a block, four in vain.
+"""
+
+SLOW_LOOK_S = 0.05
+"""How often it is looked who is slow: a probation lasts seconds, a wait at the tail less than one
+millisecond."""
+
 HEALTH_S = 10.0
 """How long a reader may stand still before that is told: twice what it takes to ask all nodes
 for all they hold, and the bound within which readers reach the tail once nothing fails."""
@@ -131,10 +142,13 @@ class ReadStream:
         )  # fmt: skip
         self._choice = self.senders.choice
         self._news = asyncio.Event()
+        self._look_due: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._error: CordwoodError | None = None
         self._closed = False
         self._tail_seen = 0
+        self._slow_look_at = 0.0
         self._overdue_since: float | None = None
         self._stands_since: float | None = None
         self._trouble = ""
@@ -185,6 +199,9 @@ class ReadStream:
         self._closed = True
         self.senders.close()
         self._news.set()
+        for timer in (self._look_due, self._alarm):
+            if timer is not None:
+                timer.cancel()
 
     def fail(self, error: CordwoodError) -> None:
         """End the stream with an error."""
@@ -214,13 +231,24 @@ class ReadStream:
         self, node: NodeId, connection: Connection, head: BlocksHead, blocks: list[StoredBlock]
     ) -> None:
         """A node sent blocks, or only how far it has come."""
-        if not self._closed and self.senders.on_blocks(node, connection, head, blocks):
-            self._grace_misses.pop(node, None)
+        if self._closed or not self.senders.on_blocks(node, connection, head, blocks):
+            return
+        self._grace_misses.pop(node, None)
+        if self._buffer.is_ready or not self._choice.is_single:
             self._news.set()
+        elif self._look_due is None:
+            # Of single copies what is missing here is most often on its way from another.
+            self._look_due = self._loop.call_later(LOOK_S, self._look)
 
     def on_gaps(self, node: NodeId, connection: Connection, gaps: Sequence[GapRange]) -> None:
         """A node sends nothing of some ranges, and says why."""
         if not self._closed and self.senders.on_gaps(node, connection, gaps):
+            self._news.set()
+
+    def _look(self) -> None:
+        """What a node has come past may be missing: the reader has to see to it."""
+        self._look_due = None
+        if not self._closed and self._buffer.is_overdue:
             self._news.set()
 
     # What the reader does.
@@ -282,8 +310,10 @@ class ReadStream:
             and (self._buffer.is_passed_by(self._senders_now()))
         ):
             self._choice.on_suspicion()
-        if self._settings.reader_slow_shards_detection:
-            self._look_for_slow()
+        now = self._loop.time()
+        if self._settings.reader_slow_shards_detection and now >= self._slow_look_at:
+            self._slow_look_at = now + SLOW_LOOK_S
+            self._look_for_slow(now)
         if self._overdue_since is None and self._is_overdue():
             self._overdue_since = self._loop.time()
             if self._stands_since is None:
@@ -302,11 +332,11 @@ class ReadStream:
             self._tail_seen >= self._buffer.next and not self._buffer.is_done
         )
 
-    def _look_for_slow(self) -> None:
+    def _look_for_slow(self, now: float) -> None:
         """Greylist the nodes that are far slower than the others, while that cannot hurt."""
         nodes = self.info.nodes_of(self._buffer.next >> 32)
         others = [n for n in nodes if self._choice.doubt(n) not in (None, Doubt.SLOW)]
-        change = self.senders.slow.decide(nodes, others, self._loop.time())
+        change = self.senders.slow.decide(nodes, others, now)
         for node in change.slow:
             logger.info("log %d: node %d is slow, others send for it", self.info.log_id, node)
             self._choice.on_doubt(node, Doubt.SLOW)
@@ -339,24 +369,32 @@ class ReadStream:
             taken = self.take()
             if taken is not None or self._buffer.is_done:
                 return taken
-            if await self._wait_news(nudge_at):
-                continue
             now = self._loop.time()
             if self._overdue_since is not None and now >= self._overdue_since + STUCK_S:
                 self._on_stuck(now)
-            if now >= nudge_at:
-                await self._ask_tail_until_news()
-                patience_s = min(NUDGE_MAX_S, patience_s * 2)
-                nudge_at = self._loop.time() + patience_s
+            if now < nudge_at:
+                await self._wait_news(nudge_at)
+                continue
+            await self._ask_tail_until_news()
+            patience_s = min(NUDGE_MAX_S, patience_s * 2)
+            nudge_at = self._loop.time() + patience_s
 
-    async def _wait_news(self, until: float) -> bool:
-        """Wait for something to arrive, at most until there is something else to do."""
-        try:
-            async with asyncio.timeout_at(self._due_by(until)):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def _wait_news(self, until: float) -> None:
+        """Wait for something to arrive, at most until there is something else to do.
+
+        A reader at the tail waits thousands of times a second, and mostly for nothing to do
+        within one: a timer for each wait cost as much as the block that it waited for.
+        """
+        due = self._due_by(until)
+        if self._alarm is None or self._alarm.when() > due:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._loop.call_at(due, self._ring)
+        await self._news.wait()
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._news.set()
 
     def _due_by(self, until: float) -> float:
         """When there is something to do if nothing arrives, `until` at the latest."""

@@ -49,6 +49,17 @@ CREDIT_BYTES_MIN = 64 << 10
 """What each node may send ahead however many streams there are: a few dozen records of a
 kilobyte, so that a stream makes progress with each round trip."""
 
+CREDIT_BYTES_FIRST = 512 << 10
+"""What a stream asks for at first, and at the tail: a hundred streams of five nodes fit into the
+budget with it. One whose window moves sooner than WINDOW_QUICK_S asks for twice as much, up to
+`read_bytes`, and for half where it took longer than WINDOW_SLOW_S. When each asked for all at once the first few had it, and
+those behind them four blocks: no two of a hundred readers stood at one place any more, and
+each block went to each of them by itself."""
+
+WINDOW_QUICK_S = 0.05
+WINDOW_SLOW_S = 0.2
+"""A round trip on a busy machine takes some milliseconds, and a window should last for many."""
+
 SHUFFLES = {
     "none": Shuffle.NONE,
     "hash-shuffle": Shuffle.FIXED,
@@ -152,9 +163,11 @@ class Senders:
         self._keys = keys
         self._is_local = settings.local_scd_enabled or bool(info.attributes.local_scd_enabled)
         self._budget = budget
+        self._wanted = min(settings.read_bytes, CREDIT_BYTES_FIRST)
         self._reserved = 0
-        self._credit = self._reserve()
         self._loop = asyncio.get_running_loop()
+        self._moved_at = self._loop.time() - WINDOW_QUICK_S
+        self._credit = self._reserve(self._loop.time())
         self._window = WINDOW_LSNS_MIN
         self._low = buffer.next
         self._high = self._window_high()
@@ -202,11 +215,17 @@ class Senders:
         self._ask_those_up(new)
         self.rewind_soon()
 
-    def _reserve(self) -> int:
+    def _reserve(self, now: float) -> int:
         """What each node may send ahead of the reader, reserved anew."""
+        took_s, self._moved_at = now - self._moved_at, now
+        if took_s < WINDOW_QUICK_S:
+            self._wanted = min(self._settings.read_bytes, self._wanted * 2)
+        elif took_s > WINDOW_SLOW_S:
+            first = min(self._settings.read_bytes, CREDIT_BYTES_FIRST)
+            self._wanted = max(first, self._wanted // 2)
         self._budget.give_back(self._reserved)
         nodes = len(self.choice.nodes)
-        wanted = self._settings.read_bytes * nodes
+        wanted = self._wanted * nodes
         self._reserved = self._budget.take(wanted, min(wanted, CREDIT_BYTES_MIN * nodes))
         return self._reserved // nodes
 
@@ -429,14 +448,15 @@ class Senders:
         threshold = self._settings.client_read_flow_control_threshold
         if self._buffer.next - self._low < (self._high - self._low) * threshold:
             return
-        self._credit = self._reserve()
+        now = self._loop.time()
+        self._credit = self._reserve(now)
         fitting = int(2 * self._credit / max(1.0, self._mean_bytes))
         self._window = max(WINDOW_LSNS_MIN, min(WINDOW_LSNS_MAX, fitting))
         high = self._window_high()
         if high <= self._high:
             return
         self._low, self._high = self._buffer.next, high
-        self.slow.on_window(high, self._loop.time())
+        self.slow.on_window(high, now)
         self.choice.on_slide()
         for source in self.sources.values():
             window = pack_window(self._number, self._high_of(source), source.granted)

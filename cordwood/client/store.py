@@ -63,6 +63,7 @@ from cordwood.layout.reading import (
     read_gaps,
     read_heads_frame,
     read_reading,
+    read_shared_frame,
 )
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn
@@ -529,13 +530,19 @@ class Store(Stages, PositionCalls):
             stream.on_node_down(node, connection)
 
     def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
-        """Blocks go to the stream that they belong to."""
+        """Blocks go to the streams that they belong to."""
         if frame.kind in (Kind.BLOCKS, Kind.HEADS):
             read = read_blocks_frame if frame.kind == Kind.BLOCKS else read_heads_frame
             head, blocks = read(frame.payload)
             stream = self._streams.get(head.stream)
             if stream is not None:
                 stream.on_blocks(node, connection, head, blocks)
+        elif frame.kind == Kind.SHARED:
+            numbers, head, blocks = read_shared_frame(frame.payload)
+            for number in numbers:
+                stream = self._streams.get(number)
+                if stream is not None:
+                    stream.on_blocks(node, connection, head, blocks)
         elif frame.kind == Kind.GAPS:
             number, gaps = read_gaps(frame.payload)
             stream = self._streams.get(number)

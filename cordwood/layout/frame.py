@@ -63,6 +63,7 @@ class Kind(enum.IntEnum):
     STOP = 52
     HEADS = 53
     GAPS = 54
+    SHARED = 55
     CALL = 64
     REPLY = 65
     FAULT = 66
@@ -70,7 +71,7 @@ class Kind(enum.IntEnum):
 
 
 _GREETINGS = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSAL})
-_DATA = frozenset({Kind.APPEND, Kind.STORE, Kind.BLOCKS, Kind.HEADS})
+_DATA = frozenset({Kind.APPEND, Kind.STORE, Kind.BLOCKS, Kind.HEADS, Kind.SHARED})
 _LIMITS: dict[int, int] = {
     kind: HELLO_BYTES_MAX
     if kind in _GREETINGS
@@ -90,9 +91,8 @@ class Frame:
     payload: memoryview
 
 
-def checksum(parts: Sequence[Buffer]) -> int:
-    """CRC32C of `parts` back to back."""
-    crc = 0
+def checksum(parts: Sequence[Buffer], crc: int = 0) -> int:
+    """CRC32C of `parts` back to back, behind bytes that have the CRC32C `crc`."""
     for part in parts:
         crc = crc32c(part, crc)
     return crc

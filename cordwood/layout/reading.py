@@ -1,4 +1,4 @@
-"""Payloads of the read path: READ, READING, BLOCKS, HEADS, GAPS, WINDOW, STOP.
+"""Payloads of the read path: READ, READING, BLOCKS, HEADS, SHARED, GAPS, WINDOW, STOP.
 
 All little-endian. A stream is one reader's pull on one log at one node; its
 number is the client's and belongs to the connection.
@@ -41,6 +41,10 @@ window and what is released.
 
 HEADS: as BLOCKS, but no block has its body with it: the reader wants no payloads.
 
+SHARED: as BLOCKS, for several streams of a client that stand at one place; the first field is
+how many, and their numbers (`u32` each) follow behind the blocks. So what is the same for all
+clients comes first, and is summed once.
+
 GAPS: `u32 stream, u32 gaps`, then per gap 24 bytes: `u64 first, u64 last, u32 reason, u32
 reserved 0`; see NodeGap. It goes ahead of the BLOCKS frame that moves `next` past them.
 
@@ -72,6 +76,9 @@ _WINDOW = struct.Struct("<IIQQ")
 _STOP = struct.Struct("<II")
 _GAPS = struct.Struct("<II")
 _GAP = struct.Struct("<QQII")
+
+SHARERS_MAX = 4096
+"""Streams that one frame is for: with more of them there is another frame."""
 
 GAPS_MAX = 65_536
 """Gaps in one frame: more than blocks are looked at for one."""
@@ -309,6 +316,33 @@ def read_heads_frame(payload: memoryview) -> tuple[BlocksHead, list[StoredBlock]
     """
     head, at = _blocks_head(payload)
     return head, read_blocks(payload, at, head.blocks, heads_only=True)
+
+
+def shared_head(streams: int, head: BlocksHead) -> bytes:
+    """What goes before the blocks of a SHARED payload; `head.stream` is not looked at."""
+    return _BLOCKS.pack(streams, head.blocks, head.next, head.released, head.trim)
+
+
+def shared_streams(streams: Sequence[int]) -> bytes:
+    """What goes behind the blocks of a SHARED payload."""
+    return struct.pack(f"<{len(streams)}I", *streams)
+
+
+def read_shared_frame(
+    payload: memoryview,
+) -> tuple[tuple[int, ...], BlocksHead, list[StoredBlock]]:
+    """A SHARED payload: the streams it is for, and what each of them is sent.
+
+    Raises:
+        Malformed, ChecksumMismatch: see `waves.read_blocks`; or no stream, or too many.
+    """
+    head, at = _blocks_head(payload)
+    streams = head.stream
+    end = len(payload) - 4 * streams
+    if not 1 <= streams <= SHARERS_MAX or end < at:
+        raise Malformed(f"a SHARED frame of {len(payload)} bytes is for {streams} streams")
+    numbers = struct.unpack_from(f"<{streams}I", payload, end)
+    return numbers, head, read_blocks(payload[:end], at, head.blocks)
 
 
 def pack_gaps(stream: int, gaps: Sequence[GapRange]) -> bytes:

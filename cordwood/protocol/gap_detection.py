@@ -110,6 +110,16 @@ class ReadBuffer(Generic[Item]):
         """Whether anything above `next` is here."""
         return bool(self._heap)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has something to give whatever the nodes have come past."""
+        return (
+            self._is_here()
+            or 0 < self._trim >= self.next
+            or self._over is not None
+            or (self.next & ESN_MAX == 0 or self.next >> 32 == 0)
+        )
+
     def on_connected(self, node: NodeId) -> None:
         """`node` starts to send from `next`; what it said before counts no more."""
         self._markers.pop(node, None)

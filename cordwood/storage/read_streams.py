@@ -14,6 +14,9 @@ out costs a look at its envelope and no read of its body. The same is true of bl
 have none of the keys a reader wants (`layout.key_bits`), and of all bodies where it wants no
 payloads.
 
+Streams of one log that stand at one place and want the same are sent it together, see
+`shared_push`.
+
 Clients take turns: one with many streams gets no more than one with few. A turn of the loop
 ends after some megabytes and batches, and what is left goes on in the next.
 
@@ -50,6 +53,7 @@ from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter, Shuffle, ships
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.partition import Part, Run, Wanted
+from cordwood.storage.shared_push import Push, Pushes
 from cordwood.storage.turn_queue import TurnQueue
 from cordwood.wire.connection import Connection
 
@@ -96,10 +100,15 @@ class _Share:
             asked.seed,
             frozenset(asked.known_down),
             asked.copies,
-            nodes_in(asked.region) if asked.region else frozenset(),
+            frozenset(nodes_in(asked.region)) if asked.region else frozenset(),
             asked.quiet,
         )
         self._mine: dict[tuple[int, ...], Part] = {}
+
+    @property
+    def rule(self) -> CopyFilter:
+        """Who sends what: streams with one rule are sent the same."""
+        return self._rule
 
     @property
     def known_down(self) -> list[int]:
@@ -149,6 +158,11 @@ class _Stream:
         self.sent = 0
         self.ready = False
         self.fetching = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is sent whole blocks, as other streams at its place are."""
+        return not (self.digest or self.heads_only or self.keys is not None)
 
     def _part(self, block: StoredBlock) -> Part:
         """How much of a block is sent where a reader wants only some keys, or no payloads."""
@@ -300,6 +314,7 @@ class ReadStreams:
         self._pumping = False
         waiting: dict[Connection, deque[_Stream]] = {}
         batches, sent_before = 0, self.sent_bytes
+        pushes = Pushes()
         for _ in range(len(self._ready)):
             if batches >= TURN_BATCHES or self.sent_bytes - sent_before >= TURN_BYTES:
                 break
@@ -307,13 +322,14 @@ class ReadStreams:
             connection = stream.connection
             if not connection.is_writable:
                 self._parked.setdefault(connection, []).append(stream)
-            elif connection.backlog_bytes >= BATCH_BYTES:
+            elif connection.backlog_bytes + pushes.due_bytes(connection) >= BATCH_BYTES:
                 waiting.setdefault(connection, deque()).append(stream)
             else:
                 batches += 1
                 stream.ready = False
-                if self._send_batch(stream):
+                if self._send_batch(stream, pushes):
                     self._wake(stream)
+        pushes.send()
         for connection, streams in waiting.items():
             self._ready.push_back(connection, streams)
         if self._ready:
@@ -340,7 +356,7 @@ class ReadStreams:
         held = self._reader.get(stream.log)
         return min(bound, held.readable if held is not None else 0)
 
-    def _send_batch(self, stream: _Stream) -> bool:
+    def _send_batch(self, stream: _Stream, pushes: Pushes) -> bool:
         """Send what may be sent, at most a batch; True if there is more at once."""
         self._pass_trimmed(stream)
         bound = self._bound(stream)
@@ -348,6 +364,8 @@ class ReadStreams:
             return False
         credit = stream.limit - stream.sent
         if self._reader.is_at_hand(stream.log, stream.next):
+            if stream.is_plain:
+                return self._push(stream, bound, credit, pushes)
             run = self._reader.read_cached(
                 stream.log,
                 stream.next,
@@ -362,6 +380,28 @@ class ReadStreams:
             self._to_fetch.push(stream.connection, stream)
             self._fetchable.put_nowait(None)
         return False
+
+    def _push(self, stream: _Stream, bound: int, credit: int, pushes: Pushes) -> bool:
+        """Send from memory, with all others who want the same; True if there is more at once."""
+        rule = None if stream.share is None else stream.share.rule
+        key = (stream.log, stream.next, rule)
+        push = pushes.find(key)
+        if push is None or push.sent_bytes > credit or push.run.next > bound + 1:
+            run = self._reader.read_cached(
+                stream.log, stream.next, bound, stream.wanted,
+                bytes_max=min(BATCH_BYTES, credit), blocks_max=BATCH_BLOCKS,
+            )  # fmt: skip
+            if run.next == stream.next and not run.blocks:
+                return False
+            push = Push(run, self._released(stream.log), self._trim(stream.log))
+            pushes.keep(key, push)
+        if pushes.add(push, stream):
+            self.sent_bytes += push.sent_bytes
+        self.sent_blocks += len(push.run.blocks)
+        self.filtered_blocks += push.run.passed
+        stream.next = push.run.next
+        stream.sent += push.sent_bytes
+        return push.run.next <= bound and stream.sent < stream.limit
 
     def _pass_trimmed(self, stream: _Stream) -> None:
         """Say at once that nothing comes up to the trim point, whatever the window."""

@@ -166,8 +166,13 @@ def blocks(data: bytes) -> None:
 
 @target
 def raw_frames(data: bytes) -> None:
-    """The same two and a HEADS payload, their CRCs as they come."""
-    for read in (waves.read_store, reading.read_blocks_frame, reading.read_heads_frame):
+    """The same two, a HEADS and a SHARED payload, their CRCs as they come."""
+    for read in (
+        waves.read_store,
+        reading.read_blocks_frame,
+        reading.read_heads_frame,
+        reading.read_shared_frame,
+    ):
         with suppress(CordwoodError):
             read(memoryview(data))
 

@@ -33,8 +33,11 @@ from cordwood.layout.reading import (
     read_heads_frame,
     read_read,
     read_reading,
+    read_shared_frame,
     read_stop,
     read_window,
+    shared_head,
+    shared_streams,
 )
 from cordwood.lsn import LSN_MAX, make_lsn
 
@@ -93,6 +96,7 @@ BLOCK = (
     + b"body"
 )  # fmt: skip
 BLOCKS = GOLDEN_HEAD + BLOCK
+SHARED = b"\2\0\0\0" + GOLDEN_HEAD[4:] + BLOCK + b"\7\0\0\0\x09\0\0\0"
 
 lsns = st.integers(0, LSN_MAX)
 numbers = st.integers(0, 2**32 - 1)
@@ -170,6 +174,15 @@ def test_blocks_come_back_as_they_travelled() -> None:
     assert read_blocks_frame(memoryview(blocks_head(empty))) == (empty, [])
 
 
+def test_one_frame_for_several_streams() -> None:
+    head = BlocksHead(0, 1, make_lsn(3, 4), make_lsn(1, 2), make_lsn(1, 3))
+    assert shared_head(2, head) + BLOCK + shared_streams((7, 9)) == SHARED
+    numbers, found, (block,) = read_shared_frame(memoryview(SHARED))
+    assert numbers == (7, 9)
+    assert (found.blocks, found.next) == (1, make_lsn(3, 4))
+    assert bytes(block.wire) + bytes(block.body) == BLOCK
+
+
 DECODERS = [
     (read_read, GOLDEN_READ),
     (read_read, GOLDEN_ONE),
@@ -180,6 +193,7 @@ DECODERS = [
     (read_read, GOLDEN_PICKED),
     (read_heads_frame, BLOCKS[: -len(b"body")]),
     (read_gaps, GOLDEN_GAPS),
+    (read_shared_frame, SHARED),
 ]
 
 
@@ -225,6 +239,10 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_gaps, GOLDEN_GAPS, 24, "<I", 3),
         (read_gaps, GOLDEN_GAPS, 28, "<I", 1),  # reserved
         (read_blocks_frame, BLOCKS, 4, "<I", 0),  # blocks
+        (read_shared_frame, SHARED, 0, "<I", 0),  # streams
+        (read_shared_frame, SHARED, 0, "<I", 1),
+        (read_shared_frame, SHARED, 0, "<I", 3),
+        (read_shared_frame, SHARED, 0, "<I", 2**32 - 1),
         (read_blocks_frame, BLOCKS, 4, "<I", 2),
         (read_blocks_frame, BLOCKS, 4, "<I", 2**32 - 1),
         (read_blocks_frame, BLOCKS, 8, "<Q", LSN_MAX + 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cordwood.block import Buffer
 from cordwood.errors import CordwoodError
@@ -16,6 +17,7 @@ from cordwood.layout.reading import (
     read_gaps,
     read_heads_frame,
     read_reading,
+    read_shared_frame,
 )
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import ESN_MAX
@@ -92,10 +94,15 @@ class ReaderEnd:
         return [each for each in parser.feed(b"".join(new)) if each.kind != Kind.WELCOME]
 
     def blocks(self) -> list[tuple[BlocksHead, list[StoredBlock]]]:
-        """The BLOCKS frames written since the last call."""
-        return [
-            read_blocks_frame(each.payload) for each in self.frames() if each.kind == Kind.BLOCKS
-        ]
+        """The BLOCKS frames written since the last call; a SHARED one counts for each stream."""
+        found: list[tuple[BlocksHead, list[StoredBlock]]] = []
+        for each in self.frames():
+            if each.kind == Kind.BLOCKS:
+                found.append(read_blocks_frame(each.payload))
+            elif each.kind == Kind.SHARED:
+                numbers, head, blocks = read_shared_frame(each.payload)
+                found += [(replace(head, stream=number), blocks) for number in numbers]
+        return found
 
     def told(self) -> list[str]:
         """All frames written since the last call, in words, in their order."""

@@ -12,7 +12,14 @@ from stream_ends import ReaderEnd, pumped
 from cordwood.block import BlockKind, EnvelopeFlag
 from cordwood.errors import Overloaded
 from cordwood.layout.frame import Kind
-from cordwood.layout.reading import BlocksHead, OneCopy, ReadRequest, ReadStatus, read_reading
+from cordwood.layout.reading import (
+    BlocksHead,
+    OneCopy,
+    ReadRequest,
+    ReadStatus,
+    read_reading,
+    read_shared_frame,
+)
 from cordwood.lsn import ESN_MAX, LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import Shuffle
@@ -421,11 +428,15 @@ class TestBatches:
         monkeypatch.setattr(read_streams, "BATCH_BYTES", batch)
 
         async def scenario() -> None:
-            cache, end = cache_of(1, 2, body=bytes(batch)), ReaderEnd()
+            cache, end = LogCache(), ReaderEnd()
             streams = ReadStreams(LogReader(cache))
             end.transport.is_slow = True
             for number in range(30):
-                streams.start(end.connection, replace(ALL, stream=number))
+                log = cache.log(100 + number)
+                for esn in (1, 2):
+                    log.insert(block(at(esn), bytes(batch), log=100 + number))
+                log.release(at(2))
+                streams.start(end.connection, replace(ALL, stream=number, log=100 + number))
             for _ in range(10):
                 await pumped()
                 assert 0 < end.transport.waiting_bytes < 2 * batch
@@ -435,6 +446,81 @@ class TestBatches:
             await pumped(300)
             sent = [head.stream for head, blocks in end.blocks() for _ in blocks]
             assert sent == [*range(30), *range(30)]
+
+        run(scenario)
+
+
+class TestShared:
+    """Streams that stand at one place are sent the same frame."""
+
+    def test_streams_of_one_client_share_a_frame(self) -> None:
+        async def scenario() -> None:
+            cache, end = cache_of(1, 2), ReaderEnd()
+            streams = ReadStreams(LogReader(cache))
+            for number in (1, 2, 7):
+                streams.start(end.connection, replace(ALL, stream=number))
+            await pumped()
+            (shared,) = [each for each in end.frames() if each.kind == Kind.SHARED]
+            numbers, head, blocks = read_shared_frame(shared.payload)
+            assert numbers == (1, 2, 7)
+            assert (head.next, head.released, len(blocks)) == (at(3), at(2), 2)
+            assert streams.sent_blocks == 6
+            assert streams.sent_bytes == sum(each.wire_bytes for each in blocks)
+
+        run(scenario)
+
+    def test_clients_get_a_frame_each_with_a_right_checksum(self) -> None:
+        async def scenario() -> None:
+            cache, ends = cache_of(1, 2), [ReaderEnd(), ReaderEnd(), ReaderEnd()]
+            streams = ReadStreams(LogReader(cache))
+            for number, end in enumerate(ends):
+                streams.start(end.connection, replace(ALL, stream=number))
+            streams.start(ends[0].connection, replace(ALL, stream=9))
+            await pumped()
+            found = [sorted(head.stream for head, _ in end.blocks()) for end in ends]
+            assert found == [[0, 9], [1], [2]]
+
+        run(scenario)
+
+    def test_what_differs_is_sent_apart(self) -> None:
+        """Another place, another window's end, another rule: none of them joins the first."""
+
+        async def scenario() -> None:
+            cache, end = cache_of(1, 2, 3), ReaderEnd()
+            streams = ReadStreams(LogReader(cache), me=NodeId(1))
+            others = (
+                replace(ALL, stream=2, start=at(2)),
+                replace(ALL, stream=3, window_high=at(1)),
+                replace(ALL, stream=4, one_copy=OneCopy(known_down=(2, 3))),
+                replace(ALL, stream=5, heads_only=True),
+                replace(ALL, stream=6, bytes_limit=1),
+            )
+            for request in (ALL, *others):
+                streams.start(end.connection, request)
+            await pumped()
+            frames = end.frames()
+            assert Kind.SHARED not in [each.kind for each in frames]
+            end._taken = 0
+            sent = {head.stream: [b.header.first for b in blocks] for head, blocks in end.blocks()}
+            assert sent == {
+                1: [at(1), at(2), at(3)], 2: [at(2), at(3)], 3: [at(1)],
+                4: [at(1), at(2), at(3)], 6: [at(1)],
+            }  # fmt: skip
+
+        run(scenario)
+
+    def test_one_with_little_credit_holds_up_nobody(self) -> None:
+        async def scenario() -> None:
+            cache, end = cache_of(1, 2, 3), ReaderEnd()
+            streams = ReadStreams(LogReader(cache))
+            streams.start(end.connection, replace(ALL, stream=2, bytes_limit=1))
+            streams.start(end.connection, replace(ALL, stream=1))
+            streams.start(end.connection, replace(ALL, stream=3))
+            await pumped()
+            sent: dict[int, list[int]] = {}
+            for head, blocks in end.blocks():
+                sent.setdefault(head.stream, []).extend(b.header.first for b in blocks)
+            assert sent == {2: [at(1)], 1: [at(1), at(2), at(3)], 3: [at(1), at(2), at(3)]}
 
         run(scenario)
 
