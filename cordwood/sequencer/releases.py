@@ -1,7 +1,8 @@
 """Releases on their way to storage nodes: how far readers may see, told, and told again.
 
 The LNG also travels with every store, to the nodes that it goes to. The others, and all of
-them once stores cease, hear it here: RELEASE_DELAY_S after it moved, again every
+them once stores cease, hear it here: as soon as it moved where none was told for
+RELEASE_SPACING_S, else RELEASE_DELAY_S later; again every
 RELEASE_REPEAT_S while it was told fewer than RELEASE_REPEATS times, and whenever a node
 connects. So under load a reader is behind by milliseconds, and one behind a lost message by
 a second; idle logs cost nothing, because a lost message means a lost connection.
@@ -25,6 +26,11 @@ from cordwood.wire.peers import Peers
 RELEASE_DELAY_S = 0.002
 """How long a release waits for others. The next wave carries the LNG anyway, to the nodes
 that it goes to; a frame to every node for each wave doubled the time of a lone append."""
+
+RELEASE_SPACING_S = 0.004
+"""So long without one, and a release waits for nobody: a reader at the tail of a log that is
+appended to a few hundred times a second gets each block as soon as that is possible, and a
+lone client that appends one by one still has most of its waves to itself."""
 
 RELEASE_REPEAT_S = 1.0
 """How often a release is said again; a reader behind a lost one waits this long."""
@@ -52,6 +58,8 @@ class Releases:
         self._logs: dict[int, _Told] = {}
         self._due: dict[NodeId, dict[int, int]] = {}
         self._send_due = False
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time() - RELEASE_SPACING_S
         self._since_repeat_s = 0.0
 
     @property
@@ -91,6 +99,7 @@ class Releases:
     def send(self) -> None:
         """Tell nodes what was released since the last time, a frame to each."""
         self._send_due = False
+        self._sent_at = self._loop.time()
         due, self._due = self._due, {}
         for node in sorted(due):
             peer = self._peers.get(node)
@@ -110,4 +119,7 @@ class Releases:
             self._due.setdefault(node, {})[log] = lsn
         if not self._send_due:
             self._send_due = True
-            asyncio.get_running_loop().call_later(RELEASE_DELAY_S, self.send)
+            if self._loop.time() >= self._sent_at + RELEASE_SPACING_S:
+                self._loop.call_soon(self.send)
+            else:
+                self._loop.call_later(RELEASE_DELAY_S, self.send)
