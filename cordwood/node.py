@@ -236,7 +236,7 @@ class Node:
         tables = self._make_tables(directory, settings, self.host)
         self._exit.push_async_callback(tables.close)
         logs, states = await LogsStore.open(tables, settings, self.settings.node)
-        self._shard = await Shard.open(wal, logs, states, settings.cache_bytes, self._on_change)
+        self._shard = await Shard.open(wal, logs, states, settings, self._on_change)
         self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room)
         self._retention = Retention(
             self._shard, self._logs, self.host.clock, settings, lambda: len(self._members)

@@ -77,6 +77,8 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         gossip_s=stream(seed, "gossip").choice((0.05, 0.1, 0.2, 0.2)),
         **_retention(stream(seed, "retention")),
     )
+    kept = stream(seed, "recent").choice((0, 0, 10_000, 128 * MIB))
+    cluster = replace(cluster, storage=replace(cluster.storage, recent_bytes=kept))
     cluster = _in_regions(stream(seed, "regions"), cluster)
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)

@@ -15,7 +15,7 @@ be WAL order).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -284,6 +284,11 @@ class CachedLog:
     def index_from(self, lsn: int) -> int:
         """Index of the first block that ends at or after `lsn`."""
         return bisect_left(self._lasts, lsn)
+
+    def from_lsn(self, lsn: int) -> Iterator[StoredBlock]:
+        """Blocks that end at or after `lsn`, by last LSN."""
+        for index in range(self.index_from(lsn), len(self._blocks)):
+            yield self._blocks[index]
 
     def at(self, index: int) -> StoredBlock | None:
         """The block at an index, None past the end."""

@@ -1,8 +1,8 @@
 """Reads a log where its blocks are: in the cache, in LogsDB, or some here and some there.
 
-What is only in the cache is read at once (`is_at_hand`, `read_cached`); everything else
-takes the disk and is awaited (`read`). Both give a `Run`: the blocks in `[start, next)`,
-each range once, and where to read on.
+What is only in the cache, or in LogsDB and in memory still, is read at once (`is_at_hand`,
+`read_cached`); everything else takes the disk and is awaited (`read`). Both give a `Run`: the
+blocks in `[start, next)`, each range once, and where to read on.
 
 A block leaves the cache when it is durable in LogsDB, so a read that looks into the cache
 first and into LogsDB second finds it in one of them at least.
@@ -12,26 +12,38 @@ Source: design.md §5 ("cache first, then LogsDB"); LogDevice digest 2.10.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.log_cache import CachedLog, LogCache
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.partition import Part, Run, Wanted
+from cordwood.storage.recent_blocks import RecentBlocks
 
 
 class LogReader:
     """See the module; without LogsDB the cache is all there is."""
 
-    def __init__(self, cache: LogCache, logs: LogsStore | None = None) -> None:
+    def __init__(
+        self,
+        cache: LogCache,
+        logs: LogsStore | None = None,
+        recent: RecentBlocks | None = None,
+    ) -> None:
         self._cache = cache
         self._logs = logs
+        self._recent = recent or RecentBlocks(0)
 
     def get(self, log: int) -> CachedLog | None:
         """What is known of a log (what is released, readable, …), None for nothing."""
         return self._cache.get(log)
 
     def is_at_hand(self, log: int, start: int) -> bool:
-        """Whether nothing from `start` on is in LogsDB, so that `read_cached` has it all."""
-        return self._logs is None or start > self._logs.last(log)
+        """Whether all from `start` on is in memory, so that `read_cached` has it."""
+        if self._logs is None or start > self._logs.last(log):
+            return True
+        kept_from = self._recent.complete_from(log)
+        return kept_from is not None and start >= kept_from
 
     def read_cached(
         self,
@@ -43,28 +55,23 @@ class LogReader:
         bytes_max: int,
         blocks_max: int,
     ) -> Run:
-        """What the cache holds of [start, bound]; arguments as in `read`, but it may give
-        no block at all where `bytes_max` is 0 or less."""
+        """What is in memory of [start, bound], where that is all; arguments as in `read`, but
+        it may give no block at all where `bytes_max` is 0 or less."""
         held = self._cache.get(log)
         if held is None:
             return Run([], bound + 1)
-        blocks: list[StoredBlock] = []
-        size = seen = 0
-        next_lsn = start
-        index = held.index_from(start)
-        while (block := held.at(index)) is not None and block.header.first <= bound:
-            is_full = size >= bytes_max or seen >= blocks_max
-            # What overlaps what is sent belongs to it, or the reader would take it for absent.
-            if is_full and (not seen or block.header.first >= next_lsn):
-                return Run(blocks, next_lsn, seen - len(blocks))
-            seen += 1
-            part = Part.WHOLE if wanted is None else wanted(block)
-            if part:
-                blocks.append(block)
-                size += block.wire_bytes if part is Part.WHOLE else len(block.wire)
-            next_lsn = max(next_lsn, block.header.last + 1)
-            index += 1
-        return Run(blocks, max(next_lsn, bound + 1), seen - len(blocks))
+        gathered = _gathered(
+            held.from_lsn(start), start, bound, wanted, bytes_max, blocks_max
+        )  # fmt: skip
+        if self._logs is None or start > self._logs.last(log):
+            return gathered
+        kept = (
+            block
+            for block in self._recent.from_lsn(log, max(start, held.trim + 1))
+            if held.counts(block.header.last, block.envelope.seal_epoch)
+        )
+        recent = _gathered(kept, start, bound, wanted, bytes_max, blocks_max)
+        return _merged(held, recent, gathered, bound)
 
     async def read(
         self,
@@ -86,12 +93,12 @@ class LogReader:
             TablesFailed: the store below does not answer.
             Corrupt: the metadata cannot be read: what is held is not known.
         """
-        cached = self.read_cached(
-            log, start, bound, wanted, bytes_max=bytes_max, blocks_max=blocks_max
-        )
+        held = self._cache.log(log)
+        cached = _gathered(
+            held.from_lsn(start), start, bound, wanted, bytes_max, blocks_max
+        )  # fmt: skip
         if self._logs is None:
             return cached
-        held = self._cache.log(log)
         stored = await self._logs.read(
             log,
             max(start, held.trim + 1),
@@ -102,6 +109,34 @@ class LogReader:
             blocks_max=blocks_max,
         )
         return _merged(held, stored, cached, bound)
+
+
+def _gathered(
+    blocks: Iterable[StoredBlock],
+    start: int,
+    bound: int,
+    wanted: Wanted | None,
+    bytes_max: int,
+    blocks_max: int,
+) -> Run:
+    """A run of blocks that end at or after `start`, by last LSN."""
+    taken: list[StoredBlock] = []
+    size = seen = 0
+    next_lsn = start
+    for block in blocks:
+        if block.header.first > bound:
+            break
+        is_full = size >= bytes_max or seen >= blocks_max
+        # What overlaps what is sent belongs to it, or the reader would take it for absent.
+        if is_full and (not seen or block.header.first >= next_lsn):
+            return Run(taken, next_lsn, seen - len(taken))
+        seen += 1
+        part = Part.WHOLE if wanted is None else wanted(block)
+        if part:
+            taken.append(block)
+            size += block.wire_bytes if part is Part.WHOLE else len(block.wire)
+        next_lsn = max(next_lsn, block.header.last + 1)
+    return Run(taken, max(next_lsn, bound + 1), seen - len(taken))
 
 
 def _merged(held: CachedLog, stored: Run, cached: Run, bound: int) -> Run:

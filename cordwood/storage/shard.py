@@ -53,9 +53,11 @@ from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal, read_store, store_head
 from cordwood.lsn import format_lsn
 from cordwood.protocol.seal import SealTable
+from cordwood.settings import StorageSettings
 from cordwood.storage.log_cache import Batch, EpochEnd, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.recent_blocks import RecentBlocks
 from cordwood.storage.staged_index import StagedIndex
 from cordwood.storage.wal import Wal
 
@@ -90,21 +92,22 @@ class Shard:
         wal: Wal,
         logs: LogsStore,
         states: Mapping[int, LogState],
-        cache_bytes: int,
+        settings: StorageSettings,
         on_change: Callable[[int], None],
         staged: StagedIndex | None = None,
     ) -> None:
         self.cache = LogCache(states)
         self.staged = staged or StagedIndex()
         self.logs = logs
-        self.reader = LogReader(self.cache, logs)
+        self._recent = RecentBlocks(settings.recent_bytes)
+        self.reader = LogReader(self.cache, logs, self._recent)
         self.failed = ""
         self.damage = ""
         self.stored_blocks = 0
         self.is_out_of_space = False
         self.low_space = ""
         self._wal = wal
-        self._cache_bytes = cache_bytes
+        self._cache_bytes = settings.cache_bytes
         # In the WAL and not durable yet, so not in the cache.
         self._bytes_on_way = 0
         self._seals = SealTable()
@@ -122,21 +125,21 @@ class Shard:
         wal: Wal,
         logs: LogsStore,
         states: Mapping[int, LogState],
-        cache_bytes: int,
+        settings: StorageSettings,
         on_change: Callable[[int], None],
     ) -> Shard:
         """Replay what the WAL has and LogsDB has not.
 
         Args:
             logs, states: as `LogsStore.open` gave them.
-            cache_bytes: in the cache, at which no more first waves are taken.
+            settings: how much the cache takes, and how much of it stays for readers.
             on_change: told the log whenever its blocks or its release moved.
         Raises:
             Corrupt: a record passes its checksum and is not one of ours.
             NotOurCluster: WAL and LogsDB are not of one time: something is missing.
         """
         staged = StagedIndex(await logs.staged.heads())
-        shard = cls(wal, logs, states, cache_bytes, on_change, staged)
+        shard = cls(wal, logs, states, settings, on_change, staged)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -166,10 +169,12 @@ class Shard:
         batch = self.cache.cut(self._sealed_durably)
         if batch is not None:
             batch.staged = self.staged.cut()
+            self._recent.begin((log, self.logs.last(log)) for log in batch.logs)
         return batch
 
     def evict(self, batch: Batch) -> None:
         """LogsDB has a batch durably: let go of it here."""
+        self._recent.add(batch.blocks, batch.logs)
         self.cache.evict(batch)
         self.staged.evict(batch.staged)
 

@@ -31,7 +31,7 @@ LOG = 5
 OWNER = NodeId(3)
 PATH = "wal"
 RING = 1 << 20
-STORAGE = StorageSettings()
+STORAGE = StorageSettings(recent_bytes=0)
 """Nothing is flushed unless a test asks for it: no `Flusher` runs."""
 LIMITS = WalLimits(block_bytes=16 << 10, window_bytes=64 << 10)
 
@@ -104,7 +104,7 @@ async def open_shard(
     """A shard over a WAL that was opened, with the LogsDB that lies beside it."""
     tables = memory_tables("logsdb", STORAGE, made_host(disk))
     logs, states = await LogsStore.open(tables, STORAGE, OWNER)
-    return await Shard.open(wal, logs, states, STORAGE.cache_bytes, on_change)
+    return await Shard.open(wal, logs, states, STORAGE, on_change)
 
 
 class Settled(list[tuple[StoreRefusal, ...]]):

@@ -513,7 +513,7 @@ class ShardSubject:
         settings = life.chance.choice(STORAGE)
         tables = memory_tables(DIRECTORY, settings, host)
         logs, states = await LogsStore.open(tables, settings, NodeId(1))
-        shard = await Shard.open(wal, logs, states, settings.cache_bytes, lambda log: None)
+        shard = await Shard.open(wal, logs, states, settings, lambda log: None)
         await compare(life, shard, promised)
         flusher = Flusher(shard, settings, host.clock, lambda: None)
         flushing = asyncio.create_task(flusher.run())

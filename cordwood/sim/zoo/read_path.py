@@ -123,6 +123,22 @@ def _stale_order(right: Any) -> Any:
     return on_blocks
 
 
+def _place_unseen(right: Any) -> Any:
+    def find(self: Any, key: Any) -> Any:
+        log, _, rule = key
+        alike = (push for (of, _, by), push in self._by_key.items() if (of, by) == (log, rule))
+        return next(alike, None)
+
+    return find
+
+
+def _kept_says_all(right: Any) -> Any:
+    def complete_from(self: Any, log: int) -> int | None:
+        return None if right(self, log) is None else 1
+
+    return complete_from
+
+
 def _filter_kept(right: Any) -> Any:
     def start(self: Any, connection: Any, request: Any, *rest: Any) -> None:
         before = self._by_connection.get(connection, {}).get(request.stream)
@@ -246,6 +262,11 @@ BUGS = (
     PlantedBug("reorder-on-reconnect", "what comes from a node asked again is given out at once",
                changed({f"{_BUFFER}.on_connected": _asked_again,
                         f"{_BUFFER}.take": _out_of_order}), hunt=grounds.READERS),
+    PlantedBug("place-unseen", "a stream is sent what another one of its log is, wherever it is",
+               changed({"storage.shared_push:Pushes.find": _place_unseen}),
+               hunt=grounds.READERS),
+    PlantedBug("kept-says-all", "what stayed in memory after a flush counts as all there is",
+               changed({"storage.recent_blocks:RecentBlocks.complete_from": _kept_says_all})),
     PlantedBug("filter-kept", "a node that is asked for all goes on to send its share only",
                changed({f"{_STREAMS}.start": _filter_kept,
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
