@@ -16,6 +16,7 @@ from cordwood.cli.ending import FAILED, tell_error
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.times import time_of
 from cordwood.cli.wording import Json, gap_json, gap_words, record_json
+from cordwood.errors import BadSetting
 from cordwood.lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ def tail(
             typer.echo("Nothing comes after the tail yet; --follow waits for it.", err=True)
         if (time_us := time_of(start)) is not None:
             start = str(store.find_time(log, time_us).lsn)
+        elif start not in ("oldest", "tail"):
+            start = _lsn_of(start)
         with store.read(log, start, _last(store, log, follow, until)) as reader:
             printer = Printer(sys.stdout.buffer, Form.JSON if as_json else form, gaps=gaps)
             try:
@@ -158,6 +161,22 @@ def _last(store: BlockingStore, log: str, follow: bool, until: str | None) -> Po
         return None if follow else "tail"
     last = parse_lsn(until)
     return last if follow else min(last, store.tail(log))
+
+
+def _lsn_of(start: str) -> str:
+    """What --from names, if it is an LSN.
+
+    Raises:
+        BadSetting: it is nothing that --from takes.
+    """
+    try:
+        parse_lsn(start)
+    except BadSetting:
+        raise BadSetting(
+            f"--from {start}: it takes oldest, tail, an LSN as e7n123, a time as "
+            "2026-01-31T12:00Z, or 90min for so long ago"
+        ) from None
+    return start
 
 
 def _portions(reader: BlockingReader) -> Iterator[Sequence[Record | Gap]]:

@@ -35,6 +35,8 @@ from cordwood.wire.connection import Connection
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from cordwood.client.batches import BatchGatherer
+
 logger = logging.getLogger(__name__)
 
 NUDGE_FIRST_S = 1.0
@@ -470,12 +472,11 @@ class ReadStream:
             BadSetting: there is no such column.
             CordwoodError: the stream failed or was closed.
         """
-        from cordwood.client.batches import BatchGatherer
         from cordwood.layout.arrow import COLUMNS, batch_schema
 
         wanted = tuple(columns or COLUMNS)
         batch_schema(wanted)
-        gatherer = BatchGatherer(wanted, self._keys)
+        gatherer = self.gatherer(wanted)
         while many := await self.next_many(ARROW_BYTES):
             for taken in many:
                 if isinstance(taken, Delivery):
@@ -487,6 +488,12 @@ class ReadStream:
                     yield taken
             for batch in gatherer.finish():
                 yield batch
+
+    def gatherer(self, columns: Sequence[str]) -> BatchGatherer:
+        """What makes batches with these columns of what was taken."""
+        from cordwood.client.batches import BatchGatherer
+
+        return BatchGatherer(columns, self._keys)
 
     async def next_items(self) -> list[Record | Gap]:
         """The next gap, or the records of the next block; empty once all was given out.

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read_stream import ReadStream
@@ -22,7 +23,16 @@ from cordwood.errors import BadSetting, Closed, CordwoodError
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 logger = logging.getLogger(__name__)
+
+ARROW_BYTES = 4 << 20
+"""Bodies of one log before the next has its turn: a batch or a few."""
+
+ARROW_ROWS = 8192
+"""Rows of a batch of records that `read` had opened already; see `client.batches`."""
 
 REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
@@ -63,7 +73,8 @@ class _Feed:
     """One log of a reader.
 
     Attributes:
-        items: taken and not given out.
+        raw: blocks and gaps that were taken and are not opened yet.
+        items: opened and not given out; they go before what is raw.
         waiting: the task that waits for more.
         error: why the stream ended.
         refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
@@ -72,6 +83,7 @@ class _Feed:
     log: str
     stream: ReadStream
     until: Position | None
+    raw: deque[Delivery[HeldBlock] | Gap] = field(default_factory=deque)
     items: deque[Record | Gap] = field(default_factory=deque)
     waiting: asyncio.Task[None] | None = None
     is_over: bool = False
@@ -81,10 +93,10 @@ class _Feed:
 
     @property
     def next_lsn(self) -> Lsn:
-        if not self.items:
-            return Lsn(self.stream.next_lsn)
-        first = self.items[0]
-        return first.first if isinstance(first, Gap) else first.lsn
+        if self.items:
+            first = self.items[0]
+            return first.first if isinstance(first, Gap) else first.lsn
+        return Lsn(self.raw[0].first if self.raw else self.stream.next_lsn)
 
 
 class Reader:
@@ -214,6 +226,60 @@ class Reader:
             for item in portion:
                 yield portion.log, item
 
+    async def arrow(
+        self, columns: Sequence[str] | None = None
+    ) -> AsyncIterator[tuple[str, pa.RecordBatch | Gap]]:
+        """Batches of columns of one log each, and gaps, each with its log's name.
+
+        Logs take turns, some megabytes each; within a log it is as `ReadStream.arrow`.
+
+        Args:
+            columns: see `layout.arrow`; None takes its default.
+        Raises:
+            BadSetting: there is no such column.
+            CordwoodError: the stream of a log failed; the others can be read on.
+        """
+        from cordwood.layout.arrow import COLUMNS, batch_schema
+
+        wanted = tuple(columns or COLUMNS)
+        batch_schema(wanted)
+        while True:
+            self._news.clear()
+            feed = self._next_ready(raw=True)
+            if feed is not None:
+                for taken in self._batches(feed, wanted):
+                    yield feed.log, taken
+                continue
+            if self._closed:
+                raise Closed("this reader was closed")
+            if all(each.is_over for each in self._feeds):
+                return
+            await self._wait(None)
+
+    def _batches(self, feed: _Feed, columns: Sequence[str]) -> Iterator[pa.RecordBatch | Gap]:
+        """What one log has now, up to a turn's worth."""
+        from cordwood.layout.arrow import records_to_batch
+
+        info, gatherer = feed.stream.info, feed.stream.gatherer(columns)
+        while feed.items:  # what `read` opened and did not give out
+            portion = _portion(feed, ARROW_ROWS)
+            if portion.gap is not None:
+                yield portion.gap
+            else:
+                yield records_to_batch(info.log_id, info.name, portion.records, columns=columns)
+        size = 0
+        while feed.raw and size < ARROW_BYTES:
+            taken = feed.raw.popleft()
+            if isinstance(taken, Delivery):
+                size += taken.block.header.stored_bytes
+                yield from gatherer.add(info.name, taken)
+            elif self._gaps or _is_told(taken):
+                yield from gatherer.finish()
+                yield taken
+            if not feed.raw and not feed.is_over and feed.waiting is None:
+                self._take(feed)
+        yield from gatherer.finish()
+
     async def deliver(self, accept: Accept) -> None:
         """Give everything to a callback, until every log was read to its `until`.
 
@@ -251,18 +317,28 @@ class Reader:
                 return feed
         raise BadSetting(f"{log} is not read by this reader: `start` it first")
 
-    def _next_ready(self) -> _Feed | None:
-        """The next log in turn that has something; it goes to the end of the queue."""
+    def _next_ready(self, *, raw: bool = False) -> _Feed | None:
+        """The next log in turn that has something; it goes to the end of the queue.
+
+        Args:
+            raw: blocks are left as they are; else they are opened.
+        """
         now = self._loop.time()
         for _ in range(len(self._feeds)):
             feed = self._feeds[0]
             self._feeds.rotate(-1)
-            while not feed.items and not feed.is_over and feed.waiting is None:
-                self._take(feed)
-            if feed.error is not None and not feed.items:
+            while not feed.items and not (raw and feed.raw):
+                if feed.raw:
+                    self._open_block(feed)
+                elif feed.is_over or feed.waiting is not None:
+                    break
+                else:
+                    self._take(feed)
+            has_some = bool(feed.items or feed.raw)
+            if feed.error is not None and not has_some:
                 error, feed.error = feed.error, None
                 raise error
-            if feed.items and feed.retry_at <= now:
+            if has_some and feed.retry_at <= now:
                 return feed
         return None
 
@@ -271,7 +347,7 @@ class Reader:
         try:
             taken = feed.stream.take()
             if taken is not None:
-                self._fill(feed, taken)
+                feed.raw.append(taken)
             elif feed.stream.is_done:
                 feed.is_over = True
             else:
@@ -286,15 +362,20 @@ class Reader:
             if taken is None:
                 feed.is_over = True
             else:
-                self._fill(feed, taken)
+                feed.raw.append(taken)
         except CordwoodError as error:
             feed.error, feed.is_over = error, True
         finally:
             feed.waiting = None
             self._news.set()
 
-    def _fill(self, feed: _Feed, taken: Delivery[HeldBlock] | Gap) -> None:
-        items = feed.stream.items_of(taken)
+    def _open_block(self, feed: _Feed) -> None:
+        """Make records of the next block."""
+        try:
+            items = feed.stream.items_of(feed.raw.popleft())
+        except CordwoodError as error:
+            feed.error, feed.is_over = error, True
+            return
         if not self._gaps:
             items = [each for each in items if _is_told(each)]
         feed.items.extend(items)

@@ -362,3 +362,52 @@ class TestHealth:
                 assert reader.unhealthy == {}
 
         simulate(scenario)
+
+
+class TestArrowOfManyLogs:
+    def test_batches_of_each_log_come_in_order_with_its_name(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 100, 50)
+                await fill(store, "b", 60)
+                async with await store.reader("a", "b", until="tail") as reader:
+                    found: dict[str, list[int]] = {"a": [], "b": []}
+                    async for log, batch in reader.arrow(["value", "log"]):
+                        assert not isinstance(batch, Gap)
+                        assert set(batch.column("log").to_pylist()) == {f"/{log}"}
+                        found[log] += map(int, batch.column("value").to_pylist())
+                assert found == {"a": [*range(1, 151)], "b": [*range(1, 61)]}
+
+        simulate(scenario)
+
+    def test_it_goes_on_where_read_stopped_and_read_where_it_stopped(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 40, 40, 40)
+                async with await store.reader("log", until=at(120)) as reader:
+                    assert numbers(await reader.read(3)) == [1, 2, 3]
+                    batches = reader.arrow(["value"])
+                    _, batch = await anext(batches)
+                    assert not isinstance(batch, Gap)
+                    values = [int(each) for each in batch.column("value").to_pylist()]
+                    assert values == [*range(4, 41)]
+                    await batches.aclose()
+                    assert reader.position("log") == at(41)
+                    assert numbers(await reader.read(2)) == [41, 42]
+
+        simulate(scenario)
+
+    def test_gaps_come_alone_and_a_wrong_column_is_refused(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 4, 4)
+                await store.trim("log", at(4))
+                async with await store.reader("log", start="e1n1", until=at(8)) as reader:
+                    with pytest.raises(BadSetting, match="no column"):
+                        await anext(reader.arrow(["price"]))
+                    (first, second) = [taken async for _, taken in reader.arrow()]
+                    assert first == Gap(at(1), at(4), GapKind.TRIM)
+                    assert not isinstance(second, Gap)
+                    assert second.num_rows == 4
+
+        simulate(scenario)

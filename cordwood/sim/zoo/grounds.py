@@ -124,7 +124,11 @@ def _damaged(options: RunOptions) -> RunOptions:
 def _kept_by_time(options: RunOptions) -> RunOptions:
     """Everything is kept, in partitions so short that most times lie near an edge."""
     storage = StorageSettings(
-        flush_age_s=0.5, partition_age_s=1.0, retention_every_s=1.0, disk_look_s=0.5
+        flush_age_s=0.5,
+        partition_age_s=1.0,
+        retention_every_s=1.0,
+        disk_look_s=0.5,
+        recent_bytes=0,
     )
     return replace(
         options,
