@@ -123,11 +123,10 @@ def _stale_order(right: Any) -> Any:
     return on_blocks
 
 
-def _place_unseen(right: Any) -> Any:
+def _share_unseen(right: Any) -> Any:
     def find(self: Any, key: Any) -> Any:
-        log, _, rule = key
-        alike = (push for (of, _, by), push in self._by_key.items() if (of, by) == (log, rule))
-        return next(alike, None)
+        place = key[:2]
+        return next((push for of, push in self._by_key.items() if of[:2] == place), None)
 
     return find
 
@@ -262,8 +261,9 @@ BUGS = (
     PlantedBug("reorder-on-reconnect", "what comes from a node asked again is given out at once",
                changed({f"{_BUFFER}.on_connected": _asked_again,
                         f"{_BUFFER}.take": _out_of_order}), hunt=grounds.READERS),
-    PlantedBug("place-unseen", "a stream is sent what another one of its log is, wherever it is",
-               changed({"storage.shared_push:Pushes.find": _place_unseen}),
+    PlantedBug("share-unseen", "a stream that asks for all is sent the share of one beside it",
+               changed({"storage.shared_push:Pushes.find": _share_unseen,
+                        f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
                hunt=grounds.READERS),
     PlantedBug("kept-says-all", "what stayed in memory after a flush counts as all there is",
                changed({"storage.recent_blocks:RecentBlocks.complete_from": _kept_says_all})),
