@@ -286,9 +286,10 @@ class Shard:
             logs = dict.fromkeys(block.header.log for block in taken) or (0,)
             settled((*refused, *(StoreRefusal(wave, log, reason) for log in logs)))
 
-        def on_durable(done: asyncio.Future[int]) -> None:
+        def on_durable(error: CordwoodError | None) -> None:
             self._bytes_on_way -= size
-            if self._has_failed(done):
+            if error is not None:
+                self.fail(error)
                 give_up(Refusal.FAILED)
                 return
             self._insert(offset, taken)
@@ -297,7 +298,7 @@ class Shard:
 
         size = sum(block.wire_bytes for block in taken)
         try:
-            offset, durable = self._wal.append(parts, reserve_ok=by_recovery)
+            offset = self._wal.submit(parts, on_durable, reserve_ok=by_recovery)
         except (Overloaded, RecordTooLarge) as error:
             # Too large is a matter of settings, as full is, and no fault of the disk: to
             # fail for it let one frame end every node that it was sent to.
@@ -308,7 +309,6 @@ class Shard:
             give_up(Refusal.FAILED)
         else:
             self._bytes_on_way += size
-            durable.add_done_callback(on_durable)
 
     def _insert(self, offset: int, blocks: Sequence[StoredBlock]) -> None:
         self.stored_blocks += len(blocks)
@@ -483,39 +483,39 @@ class Shard:
         *,
         reserve_ok: bool,
     ) -> None:
-        def on_durable(done: asyncio.Future[int]) -> None:
-            if not self._has_failed(done):
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_durable(error: CordwoodError | None) -> None:
+            if error is None:
                 self._note(offset, logs)
                 apply()
                 self._on_gathered()
+            else:
+                self.fail(error)
+            if durable.done():
+                return  # whoever asked waits no longer; it holds all the same
+            if error is None:
+                durable.set_result(None)
+            else:
+                durable.set_exception(error)
 
         if self.failed:
             raise Retryable(f"this node's WAL failed: {self.failed}")
         try:
-            offset, durable = self._wal.append(parts, reserve_ok=reserve_ok)
+            offset = self._wal.submit(parts, on_durable, reserve_ok=reserve_ok)
         except (Overloaded, RecordTooLarge):
             raise
         except CordwoodError as error:
             self.fail(error)
             raise Retryable(f"this node's WAL failed: {error}") from error
-        durable.add_done_callback(on_durable)
         try:
             async with asyncio.timeout(SEAL_TIMEOUT_S):
-                await asyncio.shield(durable)
+                await durable
         except TimeoutError:
             raise Overloaded(f"the WAL did not take a mark within {SEAL_TIMEOUT_S:g} s") from None
         except CordwoodError as error:
             self.fail(error)
             raise Retryable(f"this node's WAL failed: {error}") from error
-
-    def _has_failed(self, done: asyncio.Future[int]) -> bool:
-        if done.cancelled():
-            return True
-        error = done.exception()
-        if error is None:
-            return False
-        self.fail(error)
-        return True
 
     def fail(self, error: BaseException) -> None:
         """Something underneath failed for good: store nothing any more."""
