@@ -1,4 +1,4 @@
-"""`cordwood bench append | read | node | idle | import | sim | spark`."""
+"""`cordwood bench append | read | node | logsdb | cold | idle | import | sim | spark`."""
 
 from __future__ import annotations
 
@@ -200,6 +200,40 @@ def node(
         ]  # fmt: skip
 
     show_figures(run_measurement(measure()), as_json)
+
+
+@app.command()
+def logsdb(
+    repeat: RepeatOption = 5, directory: DirOption = ".", as_json: JsonOption = False
+) -> None:
+    """Read back what LogsDB holds: 64 KiB blocks, and blocks of 1 KiB, one log, one reader.
+
+    The reference is fio reading as sequentially from the same disk, if it is installed.
+    """
+    from cordwood.bench.fio import find_fio
+    from cordwood.bench.logsdb import STANDARD, bench_logsdb
+
+    program = find_fio()
+
+    async def measure() -> list[Figure]:
+        return [
+            await bench_logsdb(each, program, directory=directory, repeats=repeat, say=say)
+            for each in STANDARD
+        ]
+
+    show_figures(run_measurement(measure()), as_json)
+
+
+@app.command()
+def cold(repeat: RepeatOption = 5, directory: DirOption = ".", as_json: JsonOption = False) -> None:
+    """What a reader of cold data does to appends, and to a reader at the tail, of one node.
+
+    The reference is the same latency a moment before, without that reader.
+    """
+    from cordwood.bench.cold_reader import ColdProfile, bench_cold_reader
+
+    work = bench_cold_reader(ColdProfile(), directory=directory, repeats=repeat, say=say)
+    show_figures(run_measurement(work), as_json)
 
 
 @app.command()

@@ -19,15 +19,12 @@ from cordwood.layout.logs_db import DirectoryEntry, IndexKey
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.storage.partition import Part, Partition, Run, Wanted
-from cordwood.storage.tables import SCAN_ROWS_MAX, Tables, scan_all
+from cordwood.storage.tables import SCAN_ROWS_MAX, Tables
 
 logger = logging.getLogger(__name__)
 
 SCAN_ROWS_MIN = 16
 """At least so many: the copies of one block and a few more."""
-
-BODIES_BYTES = 4 << 20
-"""Bytes of bodies read in one call: more than a reader is sent at once."""
 
 Counts = Callable[[int, int], bool]
 """Whether a copy counts, from its last LSN and its seal epoch."""
@@ -83,7 +80,7 @@ async def read_blocks(tables: Tables, directory: Directory, wish: Wish) -> Run:
             chosen.append((block, partition))
             size += block.header.stored_bytes
     passed = seen - len(blocks)
-    failed = await _read_bodies(tables, wish.log, chosen, is_sparse=seen > 2 * len(chosen))
+    failed = await _read_bodies(tables, wish.log, chosen)
     if failed:
         damaged += [(block.header.first, block.header.last) for block in failed]
         blocks = [block for block in blocks if not any(block is each for each in failed)]
@@ -149,14 +146,14 @@ async def _index_rows(
 
 
 async def _read_bodies(
-    tables: Tables, log: int, chosen: Sequence[tuple[StoredBlock, Partition]], *, is_sparse: bool
+    tables: Tables, log: int, chosen: Sequence[tuple[StoredBlock, Partition]]
 ) -> list[StoredBlock]:
     """Read the bodies of blocks; gives those whose body cannot be read."""
     failed: list[StoredBlock] = []
     for partition in {each.number: each for _, each in chosen}.values():
         here = [block for block, place in chosen if place is partition]
         keys = [logs_db.body_key(log, b.header.last, b.header.first) for b in here]
-        bodies = await _bodies(tables, partition.table, keys, is_sparse=is_sparse)
+        bodies = await _bodies(tables, partition.table, keys)
         for key, block in zip(keys, here, strict=True):
             block.body = bodies.get(key) or b""
             if len(block.body) != block.header.stored_bytes:
@@ -168,15 +165,13 @@ async def _read_bodies(
     return failed
 
 
-async def _bodies(
-    tables: Tables, table: str, keys: Sequence[bytes], *, is_sparse: bool
-) -> dict[bytes, bytes | None]:
-    """Bodies by key; None, or nothing, where one cannot be read."""
+async def _bodies(tables: Tables, table: str, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+    """Bodies by key; None, or nothing, where one cannot be read.
+
+    Asked for by key even where they stand in a row: see `rocks_logs` on what a scan holds up.
+    """
     try:
-        if is_sparse:
-            return dict(zip(keys, await tables.get(table, keys), strict=True))
-        rows = await scan_all(tables, table, keys[0], keys[-1] + b"\0", bytes_max=BODIES_BYTES)
-        return dict(rows)
+        return dict(zip(keys, await tables.get(table, keys), strict=True))
     except Corrupt as error:
         logger.error("bodies of table %s: %s", table, error)
     bodies: dict[bytes, bytes | None] = {}

@@ -19,6 +19,12 @@ and flushed, and no sorted file is written apart and ingested as design.md §5 h
 the memtable was written and 10 ms in its flush, 34 ms while a file was written, and 228 ms,
 all of it, in `ingest_external_file`.
 
+It also holds the GIL through each step of an iterator, which may wait for the disk, and lets
+it go in a `get` of many keys. So bodies are read by `get`, and the machine reads ahead in the
+files (RocksDB tells it not to, unless told otherwise): of 64 KiB bodies, cold, 690 MB/s came so
+and 320 to 470 by iterators, and the loop of the process was held up by 0.1 ms in the mean and not
+by 0.5 to 1. `cordwood bench logsdb` and `cold` show what it comes to.
+
 Source: research digest of the hot path, §2 (rocksdict's traps: only a column family's own
 handle flushes it; the lower bound of a read sets the upper one; every handle must be closed).
 """
@@ -133,6 +139,7 @@ class RocksTables:
             options.set_level_zero_file_num_compaction_trigger(META_FILES)
         else:
             options.set_disable_auto_compactions(True)
+            options.set_advise_random_on_open(False)
         options.set_compression_type(rocksdict.DBCompressionType.none())
         # A memtable has all of a flush: RocksDB's own flush would only make more files.
         options.set_write_buffer_size(2 * self._cache_bytes)

@@ -1,0 +1,234 @@
+"""What a reader of cold data does to those who append, and to readers at the tail.
+
+One node, on which a log lies that was flushed to LogsDB long ago and is in no cache. Records
+are appended to another log at a fixed rate and read at its tail, first alone and then while a
+reader in a process of its own goes through the cold log, again and again, as fast as it can.
+The reference of each latency is the same latency alone, a moment before.
+
+As a program it is that reader: `python -m cordwood.bench.cold_reader URL` reads until its
+standard input ends, and prints how many bytes a second it got.
+
+Source: design.md §5 ("a catch-up reader does not disturb tailing"); S3Stream digest (e), the
+row on catch-up reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from cordwood import aio
+from cordwood.bench.append import Say
+from cordwood.bench.append_loops import Limit, append_batches, client_settings
+from cordwood.bench.figure import Figure, Sample, make_figure, percentile_ms
+from cordwood.bench.logsdb import drop_from_cache
+from cordwood.bench.place import bench_place
+from cordwood.block import Record
+from cordwood.client.store import Store
+from cordwood.errors import Unreachable
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.settings import MIB
+
+COLD = "bench/cold"
+HOT = "bench/hot"
+
+TICK_S = 0.002
+"""A record each so long: 500 a second ask little of anybody, and so show what stands in the way."""
+
+SIZE = 1024
+FILL_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 30.0
+LOOK_S = 0.1
+FILL_IN_FLIGHT = 8
+FILL_BATCH = 64
+FLUSHED_SHARE = 0.75
+"""Of the cold log must be in LogsDB: what gathered last may stay in the cache for a minute."""
+
+_TIME = struct.Struct("<d")
+
+
+@dataclass(frozen=True, slots=True)
+class ColdProfile:
+    """How much.
+
+    Attributes:
+        cold_bytes: of the log that is read cold: more than all caches of the node.
+        seconds: of each half of a repeat.
+    """
+
+    cold_bytes: int = 320 * MIB
+    seconds: float = 3.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Seconds that appends took, and that records took to a reader at the tail."""
+
+    appends: list[float] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)
+
+
+async def bench_cold_reader(
+    profile: ColdProfile, *, directory: str, repeats: int, say: Say
+) -> list[Figure]:
+    """Measure on a fresh node.
+
+    Raises:
+        CordwoodError: it did not start, or an append or a read failed.
+    """
+    blocks = profile.cold_bytes // (SIZE * FILL_BATCH)
+    hot = round(2 * repeats * (profile.seconds + 1) / TICK_S)
+    say("cold_reader: filling")
+    pairs: list[tuple[_Seen, _Seen]] = []
+    rates: list[float] = []
+    async with bench_place(
+        None, directory, nodes=1, blocks=blocks + hot // 8, block_bytes=SIZE * FILL_BATCH
+    ) as place, await aio.connect(place.url) as store:  # fmt: skip
+        await _fill(place.url, blocks)
+        logsdb = os.path.join(place.directory, "node-1", "logsdb")
+        await _wait_until_flushed(logsdb, profile.cold_bytes * FLUSHED_SHARE)
+        await store.append(HOT, bytes(_TIME.size))
+        for repeat in range(repeats):
+            alone = await _offered(store, profile.seconds)
+            drop_from_cache(logsdb)
+            async with _cold_reader(place.url, rates):
+                pairs.append((alone, await _offered(store, profile.seconds)))
+            say(f"cold_reader: {repeat + 1} of {repeats}")
+    return _figures(profile, pairs, rates)
+
+
+def _figures(
+    profile: ColdProfile, pairs: list[tuple[_Seen, _Seen]], rates: list[float]
+) -> list[Figure]:
+    parameters: dict[str, int | float | str] = {
+        "cold_bytes": profile.cold_bytes, "tick_ms": TICK_S * 1000, "size": SIZE,
+        "seconds": profile.seconds, "cores": os.cpu_count() or 0,
+    }  # fmt: skip
+    figures = []
+    for name in ("appends", "lags"):
+        of = {"appends": "append", "lags": "tail_lag"}[name]
+        for share, end in ((0.5, "p50"), (0.99, "p99")):
+            samples = [
+                Sample(
+                    percentile_ms(sorted(getattr(beside, name)), share),
+                    percentile_ms(sorted(getattr(alone, name)), share),
+                )
+                for alone, beside in pairs
+            ]
+            figures.append(
+                make_figure(
+                    f"{of}_{end}_beside_cold_reader", "ms", samples,
+                    reference_is="the same without the cold reader", parameters=parameters,
+                )
+            )  # fmt: skip
+    read = [Sample(rate, None) for rate in rates]
+    figures.append(
+        make_figure("cold_reader", "MB/s", read, reference_is="none", parameters=parameters)
+    )
+    return figures
+
+
+async def _fill(url: str, blocks: int) -> None:
+    values = [os.urandom(SIZE) for _ in range(FILL_BATCH)]
+    settings = client_settings(SIZE, FILL_IN_FLIGHT, FILL_BATCH)
+    async with await aio.connect(url, settings) as store:
+        limit = Limit(blocks * FILL_BATCH, FILL_TIMEOUT_S)
+        await append_batches(store, COLD, values, FILL_IN_FLIGHT, limit)
+
+
+async def _wait_until_flushed(logsdb: str, size: float) -> None:
+    async with asyncio.timeout(FILL_TIMEOUT_S):
+        while _bytes_below(logsdb) < size:  # noqa: ASYNC110 - another process writes them
+            await asyncio.sleep(LOOK_S)
+
+
+def _bytes_below(directory: str) -> int:
+    return sum(
+        os.stat(os.path.join(at, name)).st_size
+        for at, _, names in os.walk(directory)
+        for name in names
+        if name.endswith(".sst")
+    )
+
+
+async def _offered(store: Store, seconds: float) -> _Seen:
+    """Append a record each TICK_S by the clock, with a reader at the tail; how long both took."""
+    seen = _Seen()
+    ticks = round(seconds / TICK_S)
+    stream = await store.read(HOT, "tail", None)
+
+    async def follow() -> None:
+        left = ticks
+        while left > 0:
+            items = await stream.next_items()
+            now = perf_counter()
+            for item in items:
+                if isinstance(item, Record):
+                    left -= 1
+                    seen.lags.append(now - _TIME.unpack_from(item.value)[0])
+
+    async def append(due: float) -> None:
+        await store.append(HOT, _TIME.pack(due) + bytes(SIZE - _TIME.size))
+        seen.appends.append(perf_counter() - due)
+
+    async with asyncio.timeout(seconds + END_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow())
+        began = perf_counter()
+        for tick in range(ticks):
+            due = began + tick * TICK_S
+            if (wait_s := due - perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            tasks.create_task(append(due))
+    stream.close()
+    return seen
+
+
+@asynccontextmanager
+async def _cold_reader(url: str, rates: list[float]) -> AsyncIterator[None]:
+    """A process that reads the cold log for the length of the block; its MB/s at the end."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cordwood.bench.cold_reader", url,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(END_TIMEOUT_S):
+            await process.stdout.readline()  # it reads now
+        yield
+        async with asyncio.timeout(END_TIMEOUT_S):
+            printed, _ = await process.communicate(b"")  # which ends its input
+        rates.append(float(printed))
+    except (TimeoutError, ValueError) as error:
+        raise Unreachable("the cold reader did not come to its end") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _read_cold(url: str) -> None:
+    loop = asyncio.get_running_loop()
+    over = loop.run_in_executor(None, sys.stdin.buffer.read)
+    size, began = 0, perf_counter()
+    async with await aio.connect(url) as store:
+        while not over.done():
+            stream = await store.read(COLD, "oldest", "tail")
+            while not over.done() and (taken := await stream.next()) is not None:
+                if size == 0:
+                    began = perf_counter()
+                    sys.stdout.write("reading\n")
+                    sys.stdout.flush()
+                if isinstance(taken, Delivery):
+                    size += (taken.last - taken.first + 1) * SIZE
+            stream.close()
+    sys.stdout.write(f"{size / (perf_counter() - began) / 1e6}\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(_read_cold(sys.argv[1]))
