@@ -22,12 +22,14 @@ def test_a_tiny_run_has_a_figure_for_each_profile(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_idle_has_four_figures(tmp_path: Path) -> None:
+def test_what_is_idle_is_measured_apart_and_together(tmp_path: Path) -> None:
     command = ["bench", "idle", "--logs", "300", "--partitions", "3", "--dir", str(tmp_path)]
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     assert [each["name"] for each in json.loads(done.stdout)] == [
         "idle_log_bytes", "idle_log_us_to_make",
         "idle_partition_bytes", "idle_partition_us_to_make",
+        "idle_logs_and_partitions_bytes", "idle_logs_and_partitions_us_to_flush",
+        "idle_logs_and_partitions_ms_to_open",
     ]  # fmt: skip
     assert not list(tmp_path.iterdir())
