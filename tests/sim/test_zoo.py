@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,10 @@ def test_every_probe_is_watched_for():
         "second-wave-held",
     }  # fmt: skip
     assert found | told_by_history == set(PROBES)
+
+
+@pytest.mark.parametrize("bug", [each for each in ZOO if each.scene], ids=lambda bug: bug.name)
+def test_a_scene_plants_the_bug_that_is_left_to_it(bug):
+    scene = Path(__file__).parents[2] / bug.scene
+    planting = {scene, scene.parents[2] / "cordwood/sim/crash_states/planted.py"}
+    assert any(f'"{bug.name}"' in path.read_text() for path in planting)

@@ -154,18 +154,24 @@ RECOVERIES = ground(
 """Sequencers die with stores in flight, again and again."""
 
 
+def _seldom_flushed(options: RunOptions) -> RunOptions:
+    storage = StorageSettings(flush_age_s=60.0, disk_look_s=0.5)
+    cluster = replace(options.cluster, storage=storage, attributes=LogAttributes())
+    return replace(options, cluster=cluster)
+
+
 def _slow_disks(*faults: Fault) -> Ground:
     """All of five disks are slow all the time, so that writes are under way whatever strikes."""
     slow = Fault("slow_disk", (1, 2, 3, 4, 5), 2.0, LENGTH_S - 2.0)
-    return both(cluster_of(5, 3), planned(slow, *faults))
+    return both(cluster_of(5, 3), _seldom_flushed, planned(slow, *faults))
 
 
 POWER = ground(
     "power_cut",
     shape=_slow_disks(
         *(
-            Fault("power_cut", (turn % 5 + 1,), 3.0 + 1.6 * turn + after_s, 0.1)
-            for turn in range(10)
+            Fault("power_cut", (turn % 5 + 1,), 3.0 + 3.2 * turn + after_s, 0.1)
+            for turn in range(5)
             for after_s in (0.0, 0.9)
         )
     ),
@@ -190,8 +196,8 @@ WRITE_ERRORS = ground(
     "write_error",
     shape=_slow_disks(
         *(
-            Fault(kind, (turn % 5 + 1,), 3.0 + 1.6 * turn + after_s, 0.1)
-            for turn in range(10)
+            Fault(kind, (turn % 5 + 1,), 3.0 + 3.2 * turn + after_s, 0.1)
+            for turn in range(5)
             for kind, after_s in (("write_error", 0.0), ("power_cut", 0.6))
         )
     ),
@@ -199,15 +205,16 @@ WRITE_ERRORS = ground(
 """Writes fail, and soon the node has to start from what they left."""
 
 FULL_WALS = ground(
-    "slow_disk", "disk_stall", "crash", shape=_small_wals, payload_bytes_max=8000, burst=20
-)  # fmt: skip
+    "crash",
+    shape=both(
+        _slow_disks(*(Fault("crash", (at % 5 + 1,), 5.0 + 2.5 * at, 0.3) for at in range(6))),
+        _small_wals,
+    ),
+    payload_bytes_max=8000,
+    burst=20,
+    lull_s=0.0,
+)
 """Nodes refuse stores while others are under way."""
-
-
-def _seldom_flushed(options: RunOptions) -> RunOptions:
-    storage = StorageSettings(flush_age_s=60.0, disk_look_s=0.5)
-    cluster = replace(options.cluster, storage=storage, attributes=LogAttributes())
-    return replace(options, cluster=cluster)
 
 
 TRIMS = ground("crash", every_s=1.0, shape=_seldom_flushed, trim_s=0.7, restart_s=3.0)
@@ -266,38 +273,68 @@ GROUPS = ground(
 PURGES = ground(
     "partition",
     shape=both(
-        cluster_of(5, 2),
+        cluster_of(5, 3),
         planned(
             *(
-                fault
-                for turn in range(4)
-                for fault in (
-                    Fault("partition", AWAY[turn], 3.0 + 5.0 * turn, 2.0),
-                    Fault("crash", (SEQUENCER,), 3.15 + 5.0 * turn, 0.3),
-                    Fault("disk_stall", AWAY[turn], 4.95 + 5.0 * turn, 0.0),
+                Fault(kind, nodes, at_s + 9.0 * turn, for_s)
+                for turn in range(3)
+                for kind, nodes, at_s, for_s in (
+                    ("sequencers_only", (3,), 3.0, 5.0),
+                    ("sequencers_cut", (1, 2, 4, 5), 3.0, 5.0),
+                    ("disk_stall", (3,), 7.9, 0.0),
                 )
             )
         ),
     ),
-    length_s=24.0,
-    turns=(("sequencer.appender.STICKY_BYTES", 0),),
-    restart_s=0.4,
-    readers=4,
+    length_s=30.0,
+    restart_s=0.7,
+    readers=2,
+    lull_s=0.0,
 )
-"""Nodes miss how an epoch ended, hear of it on a disk that stands still, and readers begin."""
+"""The sequencer and one more node are alone with what they store, and are replaced. That node
+hears how its epoch ended on a disk that stands still, and readers begin just then."""
+
+
+def _long_epochs(options: RunOptions) -> RunOptions:
+    return replace(options, cluster=replace(options.cluster, sequencer=SequencerSettings()))
+
 
 REPLACED = ground(
-    "pause",
-    shape=planned(
-        Fault("pause", (SEQUENCER,), 3.0, 4.5),
-        *(Fault("client_crash", (), 8.5 + at, 0.3) for at in range(4)),
+    "client_crash",
+    shape=both(
+        cluster_of(5, 3),
+        _long_epochs,
+        planned(
+            Fault("client_partition", (SEQUENCER,), 3.0, 9.0),
+            Fault("peer_partition", (SEQUENCER,), 3.0, 15.0),
+            *(Fault("client_crash", (), 13.0 + at, 0.3) for at in range(5)),
+        ),
     ),
-    length_s=13.0,
+    length_s=19.0,
     ask_s=0.0,
     trim_s=0.0,
 )
-"""The sequencer stands still until it is replaced, and goes on: it knows of nothing. Clients that
-begin anew look for the log where it was."""
+"""The sequencer is replaced and nobody can tell it. Clients that begin anew look for the log
+where it was."""
+
+HANGING = ground(
+    "pause",
+    shape=both(
+        cluster_of(5, 3),
+        planned(*(Fault("pause", (1, 2, 3, 4, 5), at_s, 7.0) for at_s in (4.0, 13.0))),
+    ),
+    append_timeout_s=3.0,
+    lull_s=0.0,
+)
+"""Every node stands still, for longer than a call may take."""
+
+
+def _large_blocks(options: RunOptions) -> RunOptions:
+    client = replace(options.workload.client, block_records=16_384, block_bytes=MIB)
+    return replace(options, workload=replace(options.workload, client=client))
+
+
+LARGE_BLOCKS = ground("crash", every_s=4.0, shape=_large_blocks, burst=60)
 
 BEHIND = ground(
     "pause",

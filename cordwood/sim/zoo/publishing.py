@@ -79,10 +79,11 @@ BUGS = (
                changed({"metadata.publications:begin": _never_waits,
                         "metadata.publications:commit": _never_waits,
                         f"{_PUBLISHER}._roll_forward": _leaves_the_last,
-                        f"{_PUBLISHER}._finish": _sees_to_its_own}), hunt=grounds.PUBLISHING),
+                        f"{_PUBLISHER}._finish": _sees_to_its_own}),
+               hunt=grounds.PUBLISHING, scene="tests/client/test_published_planted.py"),
     PlantedBug("publish-expired", "what is staged may be published when its time is over",
                changed({"storage.staging:Staging.pin": _pins_what_expired}),
-               hunt=grounds.PUBLISHING),
+               hunt=grounds.PUBLISHING, scene="tests/client/test_published_planted.py"),
     PlantedBug("one-log-of-a-batch", "of a batch only the first log's part is appended",
                changed({f"{_PUBLISHER}._append": _one_log}), hunt=grounds.PUBLISHING),
 )  # fmt: skip

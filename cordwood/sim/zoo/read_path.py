@@ -229,7 +229,8 @@ BUGS = (
     PlantedBug("bridge-guessed", "a reader jumps to the next epoch without its bridge",
                changed({f"{_BUFFER}.take": _bridge_guessed}), hunt=grounds.BEHIND),
     PlantedBug("delivered-twice", "a reader delivers a large block twice",
-               changed({f"{_BUFFER}.take": _delivered_twice})),
+               changed({f"{_BUFFER}.take": _delivered_twice}),
+               hunt=grounds.LARGE_BLOCKS),
     PlantedBug("not-clipped", "a read that begins inside a block delivers all of it",
                changed({f"{_BUFFER}._deliver": _not_clipped})),
     PlantedBug("window-stands-still", "a reader never moves its window",
@@ -270,7 +271,7 @@ BUGS = (
     PlantedBug("filter-kept", "a node that is asked for all goes on to send its share only",
                changed({f"{_STREAMS}.start": _filter_kept,
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
-               hunt=grounds.READERS),
+               hunt=grounds.BEHIND),
 )  # fmt: skip
 
 EMPTY_IS_FULL = PlantedBug(

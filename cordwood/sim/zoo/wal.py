@@ -99,15 +99,15 @@ def _older_header(right: Any) -> Any:
     return read_header
 
 
-def _wraps_over(right: Any) -> Any:
-    def place(self: Any, size: int, *, use_reserve: bool = False) -> Any:
-        placement = right(self, size, use_reserve=use_reserve)
-        if placement is None:
-            self._floor += self.ring // 4
-            placement = right(self, size, use_reserve=use_reserve)
-        return placement
+def _half_used(right: Any) -> Any:
+    return property(lambda self: right.fget(self) // 2)
 
-    return place
+
+def _a_lap_more(right: Any) -> Any:
+    def room_stop(self: Any, use_reserve: bool) -> int:
+        return int(right(self, use_reserve)) + int(self.ring)
+
+    return room_stop
 
 
 BUGS = (
@@ -125,5 +125,6 @@ BUGS = (
                changed({"storage.wal_file:_read_header": _older_header}),
                hunt=grounds.SMALL_WINDOWS),
     PlantedBug("wal-wraps-over", "a full ring is written over where it is still needed",
-               changed({f"{_SPACE}.place": _wraps_over}), hunt=grounds.FULL_WALS),
+               changed({f"{_SPACE}.used": _half_used, f"{_SPACE}._room_stop": _a_lap_more}),
+               hunt=grounds.FULL_WALS),
 )  # fmt: skip
