@@ -204,6 +204,16 @@ WRITE_ERRORS = ground(
 )
 """Writes fail, and soon the node has to start from what they left."""
 
+FULL_DISKS = ground(
+    "full_disk",
+    shape=_slow_disks(
+        *(Fault("full_disk", (at % 5 + 1,), 3.0 + 1.1 * at, 0.8) for at in range(14))
+    ),
+    lull_s=0.0,
+)
+"""Nodes refuse stores while others are under way, whoever sent them."""
+
+
 FULL_WALS = ground(
     "crash",
     shape=both(
@@ -393,6 +403,9 @@ SHORT_EPOCHS = ground("crash", every_s=4.0, shape=_short_epochs)
 BAD_LINES = ground("corrupting_links", "reset", every_s=1.0, ask_s=0.05, trim_s=0.2)
 
 BAD_METADATA = ground("metadata_loss", "crash", "metadata_slow")
+
+TOKENS = ground("crash", "pause", every_s=3.0, holders=2)
+"""Clients take a log from one another."""
 
 PUBLISHING = ground(
     "client_crash", "crash", publishers=2, publish_s=0.5, logs=("/sim/a", "/sim/b"), readers=2

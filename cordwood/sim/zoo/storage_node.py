@@ -136,7 +136,7 @@ BUGS = (
                changed({f"{_SHARD}.open": _damage_is_silence}), hunt=grounds.BAD_DISKS),
     PlantedBug("refusal-settles-earlier", "a refused store confirms those under way before it",
                changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier}),
-               hunt=grounds.FULL_WALS),
+               hunt=grounds.FULL_DISKS),
     PlantedBug("first-copy-stays", "a copy is never replaced by one that counts more",
                changed({f"{_CACHED}._replace": instead(lambda self, at, block: False)})),
     PlantedBug("trims-too-much", "a node trims all of the block that a trim point is in",
