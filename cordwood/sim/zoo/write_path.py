@@ -187,6 +187,10 @@ def _token_without_epoch(right: Any) -> Any:
     return raise_token
 
 
+async def _gives_nothing_up(self: Any, log: int, epoch: int, heir: int) -> None:
+    return
+
+
 async def _always_newest(self: Any, log: int, epoch: int) -> bool:
     return True
 
@@ -217,9 +221,11 @@ BUGS = (
                changed({"sequencer.appender:choose_copyset": _one_region})),
     PlantedBug("epoch-kept", "a node that starts to sequence again takes its old epoch",
                changed({"sequencer.activation:Activation._begin": _epoch_kept})),
-    PlantedBug("fenced-goes-on", "a sequencer that is fenced goes on as if nodes were slow",
+    PlantedBug("fenced-goes-on", "a sequencer that is fenced goes on, whoever tells it",
                changed({f"{_APPENDER}._on_refused": _fenced_goes_on,
-                        "sequencer.role:SequencerRole.on_released": instead(lambda *_: None)}),
+                        "sequencer.role:SequencerRole.on_released": instead(lambda *_: None),
+                        "sequencer.role:SequencerRole.give_up": instead(_gives_nothing_up),
+                        "sequencer.activation:Activation.is_newest": instead(_always_newest)}),
                hunt=grounds.REPLACED),
     PlantedBug("released-early", "an epoch is released before those below it are recovered",
                changed({"sequencer.activation:Activation._begin": _released_early})),
