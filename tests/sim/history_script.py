@@ -38,7 +38,7 @@ One event a line; each line comes one millisecond after the one before::
                                     since generation 1, and stands at e1n3
     m1 of g asks | m1 of g saved a=e1n3   a member's question to save, and that it is saved
     m1:a of g from e1n1             a member's read; what it is given as for r1
-    fault crash | ease crash | start n1 [rack1] | heal | wait 2.5
+    fault crash [n1 n2] | ease crash | start n1 [rack1] | heal | wait 2.5
     disk n1 own|other               a machine is given a disk
     idle nodes=3 for=2 steps=100    steps of all nodes together, in seconds that nobody wants them
 
@@ -200,8 +200,8 @@ class _Stage:
     def do_clean(self, epoch: str, tail: str) -> None:
         self.add(CleanEpochSet(self.time_us, self.log, int(epoch[1:]), parse_lsn(tail)))
 
-    def do_fault(self, kind: str) -> None:
-        self.add(FaultStruck(self.time_us, kind))
+    def do_fault(self, kind: str, *nodes: str) -> None:
+        self.add(FaultStruck(self.time_us, kind, tuple(int(node[1:]) for node in nodes)))
 
     def do_ease(self, kind: str) -> None:
         self.add(FaultEased(self.time_us, kind))

@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.history import Event, FaultStruck, NodeDumped
+from cordwood.sim.history import Event, FaultStruck, NodeDumped, NodeStarted
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims, TrimAnswered
+
+DAMAGE = frozenset({"rot", "zeroed", "lost_write", "misdirected_write"})
+"""Faults that destroy what a node had durably, trim points in its WAL among it: its next start
+may be from an earlier one. The other nodes still tell readers of it."""
 
 CLOCKS = frozenset({"clock_step", "clock_drift"})
 """Faults after which the run's clock is not that of the nodes."""
@@ -27,6 +31,7 @@ def check_trims(evidence: Evidence) -> list[Violation]:
     By retention nothing goes that is younger than its log keeps it.
     """
     points: dict[tuple[int, int], tuple[int, Event]] = {}
+    damaged: set[int] = set()
     clocks_move = any(e.kind in CLOCKS for e in evidence.events if isinstance(e, FaultStruck))
     found: list[Violation] = []
     for at, event in enumerate(evidence.events):
@@ -35,6 +40,11 @@ def check_trims(evidence: Evidence) -> list[Violation]:
                 found += _moved(evidence, points, at, event, (node, log), lsn)
             case NodeDumped(_, node, _, log, _, trim):
                 found += _moved(evidence, points, at, event, (node, log), trim)
+            case FaultStruck(_, kind, nodes) if kind in DAMAGE:
+                damaged.update(nodes)
+            case NodeStarted(_, node) if node in damaged:
+                damaged.discard(node)
+                points = {place: known for place, known in points.items() if place[0] != node}
             case RetentionTrims(_, _, _, _, "time") if not clocks_move:
                 found += _too_young(evidence, event)
             case TrimAnswered(_, _, log, lsn, nodes):
