@@ -174,7 +174,7 @@ def node(
     waves: Annotated[
         int | None, typer.Option("--waves", min=1, help="Of each repeat.", show_default="by size")
     ] = None,
-    repeat: RepeatOption = 3,
+    repeat: RepeatOption = 5,
     directory: DirOption = ".",
     as_json: JsonOption = False,
 ) -> None:
