@@ -19,6 +19,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -98,21 +99,35 @@ class LocalNode:
         return self.process is not None and self.process.returncode is None
 
 
+class Housing(Protocol):
+    """Where nodes run if not beside one another on loopback."""
+
+    def host(self, node: NodeId) -> str:
+        """The address that a node listens on."""
+
+    def command(self, node: NodeId) -> list[str]:
+        """What goes before its command; it becomes the command, so that signals reach that."""
+
+
 class LocalCluster:
     """See the module. Made by `local_cluster`."""
 
-    def __init__(self, directory: str, shape: ClusterShape) -> None:
+    def __init__(self, directory: str, shape: ClusterShape, housing: Housing | None = None) -> None:
         self.directory = directory
         self.shape = shape
+        self._housing = housing
         self.nodes = {
             NodeId(number): LocalNode(
                 NodeId(number),
-                f"127.0.0.1:{shape.ports[number - 1]}",
+                f"{self._host(NodeId(number))}:{shape.ports[number - 1]}",
                 f"rack{(number - 1) % shape.racks + 1}",
                 os.path.join(directory, f"node-{number}"),
             )
             for number in range(1, shape.nodes + 1)
         }
+
+    def _host(self, node: NodeId) -> str:
+        return "127.0.0.1" if self._housing is None else self._housing.host(node)
 
     @property
     def url(self) -> str:
@@ -139,9 +154,10 @@ class LocalCluster:
         node = self.nodes[number]
         assert not node.is_running, f"node {number} runs already"
         path, log = self._prepare_node(node)
+        before = [] if self._housing is None else self._housing.command(number)
         try:
             node.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "cordwood.node_process", path,
+                *before, sys.executable, "-m", "cordwood.node_process", path,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
@@ -232,7 +248,11 @@ class LocalCluster:
 
 @asynccontextmanager
 async def local_cluster(
-    directory: str, shape: ClusterShape | None = None, *, port: int = 0
+    directory: str,
+    shape: ClusterShape | None = None,
+    *,
+    port: int = 0,
+    housing: Housing | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """A running cluster for the length of the block.
 
@@ -240,13 +260,14 @@ async def local_cluster(
         directory: made if it is not there; a cluster that is there is started again.
         shape: of a new cluster; None takes what is there, or the defaults.
         port: where the ports of a new cluster begin, if they are free; 0 takes any.
+        housing: where its nodes run; None has them all on loopback.
     Raises:
         StoreInUse: it is running already; the text says where.
         BadSetting: the directory holds another shape, or something else.
         Unreachable: a node did not start.
     """
     path, lock, shape = _prepare(directory, shape, port)
-    cluster = LocalCluster(path, shape)
+    cluster = LocalCluster(path, shape, housing)
     try:
         try:
             await cluster.start()

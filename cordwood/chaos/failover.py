@@ -1,23 +1,36 @@
-"""Kill and stop nodes of a real cluster, the sequencer's or another, again and again, under load.
+"""Strike nodes of a real cluster, the sequencer's or another, again and again, under load.
 
 The clients are the simulator's (`sim.workload`), on this machine's host: producers append,
 readers follow, and what they see becomes a history that the same checkers judge. Between two
 rounds the cluster is whole again. Each round's figure is the longest time without any
-acknowledgement from the strike on.
+acknowledgement from the strike on. What strikes there are: `chaos.strikes`.
 
-Source: issue text of the write path ("kill -9 and SIGSTOP under load, the same checkers");
-LogDevice digest 2.12.
+Source: issue texts of the write path and of the read path ("kill -9 and SIGSTOP under load, the
+same checkers"); LogDevice digest 2.12.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from cordwood.chaos.namespaces import Namespaces, namespaces, why_not
+from cordwood.chaos.strikes import (
+    CUT,
+    CUT_STORAGE,
+    KILL,
+    KILL_STORAGE,
+    OF_SEQUENCERS,
+    SLOW_DISK,
+    STOP,
+    STOP_STORAGE,
+    Strikes,
+    why_no_strace,
+)
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError, Unreachable
 from cordwood.host.real import real_host
@@ -33,14 +46,6 @@ from cordwood.sim.readers import follow
 from cordwood.sim.verdict import judge, violation_words
 from cordwood.sim.workload import Clients, WorkloadOptions, final_tails, produce
 
-KILL, STOP = "kill", "stop"
-"""kill -9 and SIGSTOP of the node that sequences."""
-
-KILL_STORAGE, STOP_STORAGE = "kill-storage", "stop-storage"
-"""The same of one that does not, and holds copies."""
-
-KINDS = (KILL, STOP, KILL_STORAGE, STOP_STORAGE)
-
 DRAWN = (KILL, KILL, STOP, KILL_STORAGE, KILL_STORAGE, STOP_STORAGE)
 """A stop takes many times as long as a kill, so there are half as many."""
 
@@ -49,9 +54,13 @@ BOUNDS_S = {
     STOP: (10.0, 10.0),
     KILL_STORAGE: (1.0, 2.0),
     STOP_STORAGE: (2.0, 10.0),
+    CUT: (10.0, 10.0),
+    CUT_STORAGE: (2.0, 10.0),
+    SLOW_DISK: (2.0, 10.0),
 }
 """What a round may cost: the median, and the 99th percentile (the promise of the write path).
-A storage node that is killed costs one more wave, and one that is stopped the wait for one."""
+A storage node that is killed costs one more wave, and one that is stopped the wait for one. A
+node that is cut off is as silent as one that is stopped."""
 
 STOPPED_S = (0.5, 5.0)
 """How long a storage node is stopped: appends go on without it, and it has to catch up."""
@@ -140,18 +149,50 @@ async def run_failover(
         Unreachable: the cluster did not start, or a node did not come back.
     """
     shape = ClusterShape(wal_bytes=WAL_BYTES)
-    async with local_cluster(directory, shape) as cluster, real_host(seed) as host:
-        run = _Run(cluster, host, seed, say)
-        return await run.play(rounds, time.monotonic() + budget_s, kinds)
+    numbers = [NodeId(number) for number in range(1, shape.nodes + 1)]
+    networks: AbstractContextManager[Namespaces | None] = nullcontext()
+    if {CUT, CUT_STORAGE} & {*kinds}:
+        networks = namespaces(numbers)
+    with networks as housing:
+        async with (
+            local_cluster(directory, shape, housing=housing) as cluster,
+            real_host(seed) as host,
+        ):
+            strikes = Strikes(cluster, housing)
+            try:
+                run = _Run(cluster, strikes, host, seed, say)
+                return await run.play(rounds, time.monotonic() + budget_s, kinds)
+            finally:
+                await strikes.close()
+
+
+def drawn_here(say: Callable[[str], None]) -> tuple[str, ...]:
+    """The kinds to draw from on this machine; what it has no means for is said and left out."""
+    drawn = DRAWN
+    if reason := why_not():
+        say(f"no node is cut off: {reason}")
+    else:
+        drawn = (*drawn, CUT, CUT_STORAGE)
+    if reason := why_no_strace():
+        say(f"no disk is slowed down: {reason}")
+    else:
+        drawn = (*drawn, SLOW_DISK)
+    return drawn
 
 
 class _Run:
     """The clients of one run, and what is done to their cluster."""
 
     def __init__(
-        self, cluster: LocalCluster, host: Host, seed: int, say: Callable[[str], None]
+        self,
+        cluster: LocalCluster,
+        strikes: Strikes,
+        host: Host,
+        seed: int,
+        say: Callable[[str], None],
     ) -> None:
         self._cluster = cluster
+        self._strikes = strikes
         self._host = host
         self._seed = seed
         self._say = say
@@ -213,16 +254,14 @@ class _Run:
     async def _round(self, kind: str) -> Round:
         """Strike the node that sequences now, or another; return when all is whole again."""
         node = await self._sequencer()
-        is_sequencer = kind in (KILL, STOP)
+        is_sequencer = kind in OF_SEQUENCERS
         if not is_sequencer:
             node = self._chance.choice([n for n in self._cluster.nodes if n != node])
-        is_kill = kind in (KILL, KILL_STORAGE)
         recorder = self._recorder
         struck_at = len(recorder.events)
         recorder.fault_struck(kind, [node])
         struck_us = recorder.events[-1].time_us
-        what = signal.SIGKILL if is_kill else signal.SIGSTOP
-        self._cluster.send_signal(node, what)
+        await self._strikes.strike(kind, node)
         # The last acknowledgements may be on their way; so the outage is the longest gap.
         await asyncio.sleep(LATE_ACKS_S)
         await self._wait_acked(BACK_S)
@@ -230,19 +269,11 @@ class _Run:
             await asyncio.sleep(self._chance.uniform(*STOPPED_S))
             await self._wait_acked(BACK_S)
         outage_s = _longest_gap_s(recorder.events[struck_at:], struck_us)
-        if is_kill:
-            await self._restart(node)
-        else:
-            self._cluster.send_signal(node, signal.SIGCONT)
+        await self._strikes.ease(kind, node)
+        if kind in (KILL, KILL_STORAGE):
+            recorder.node_started(node)
         recorder.fault_eased(kind, [node])
         return Round(kind, node, outage_s)
-
-    async def _restart(self, node: NodeId) -> None:
-        process = self._cluster.nodes[node].process
-        assert process is not None, "it was killed and not forgotten"
-        await process.wait()
-        await self._cluster.start_node(node)
-        self._recorder.node_started(node)
 
     async def _sequencer(self) -> NodeId:
         """The node that sequences the log in its highest epoch."""

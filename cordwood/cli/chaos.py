@@ -27,14 +27,26 @@ def chaos(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Kill -9 and SIGSTOP nodes, the sequencer's or another, again and again; check what
-    clients saw.
+    """Strike nodes, the sequencer's or another, again and again; check what clients saw.
+
+    Nodes are killed with -9, stopped with SIGSTOP, cut off from all others (this takes root and
+    network namespaces), and have slow disks (this takes strace).
 
     Exit code 1 if a promise was broken or appends stood still for too long; the history is
     then left beside the cluster's directory for `cordwood verify`.
     """
-    from cordwood.chaos.failover import BOUNDS_S, Report, median_and_p99, run_failover
+    from cordwood.chaos.failover import (
+        BOUNDS_S,
+        Report,
+        drawn_here,
+        median_and_p99,
+        run_failover,
+    )
 
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    kinds = drawn_here(say)
     below = tempfile.mkdtemp(prefix=".cordwood-chaos-", dir=directory)
 
     async def play() -> Report:
@@ -43,7 +55,8 @@ def chaos(
             seed=seed,
             rounds=rounds,
             budget_s=float("inf") if minutes is None else 60 * minutes,
-            say=lambda text: typer.echo(text, err=True),
+            kinds=kinds,
+            say=say,
         )
 
     try:

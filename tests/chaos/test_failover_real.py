@@ -7,15 +7,14 @@ import asyncio
 import pytest
 
 from cordwood.chaos.failover import (
-    KILL,
-    KILL_STORAGE,
-    STOP,
     Round,
     _longest_gap_s,
     _missed_bounds,
     median_and_p99,
     run_failover,
 )
+from cordwood.chaos.namespaces import why_not
+from cordwood.chaos.strikes import CUT_STORAGE, KILL, KILL_STORAGE, SLOW_DISK, STOP, why_no_strace
 from cordwood.sim.history import HistoryRecorder
 
 
@@ -42,5 +41,17 @@ def test_a_killed_and_a_stopped_sequencer_break_no_promise(tmp_path):
     for kinds in ((KILL, KILL_STORAGE), (STOP,)):
         where = str(tmp_path / kinds[0])
         report = asyncio.run(run_failover(where, seed=1, rounds=len(kinds), kinds=kinds))
+        assert report.problems == ()
+        assert report.acked > 50
+
+
+@pytest.mark.real
+def test_a_node_that_is_cut_off_and_one_with_a_slow_disk_break_no_promise(tmp_path, require):
+    if reason := why_not():
+        require("namespaces", reason)
+    if reason := why_no_strace():
+        require("strace", reason)
+    for kind in (CUT_STORAGE, SLOW_DISK):
+        report = asyncio.run(run_failover(str(tmp_path / kind), seed=1, rounds=1, kinds=(kind,)))
         assert report.problems == ()
         assert report.acked > 50

@@ -1,0 +1,138 @@
+"""Each node of a local cluster on a network of its own, so that it can be cut off from all others.
+
+A network namespace a node, joined by a bridge: the nodes have addresses of their own and the
+machine's is on the bridge, from where clients reach them. To cut a node off its end of the
+bridge is taken down: what is sent is lost, in both directions, and nobody is told, as when a
+switch fails. It takes root, `ip` and a kernel that lets namespaces be made.
+
+Source: ip-netns(8), veth(4).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from cordwood.errors import Unreachable
+from cordwood.nodes import NodeId
+
+COMMAND_TIMEOUT_S = 10.0
+"""A call of `ip` takes milliseconds."""
+
+NODES_MAX = 200
+"""Addresses of one bridge: a /24 with room for the machine's own."""
+
+
+class Namespaces:
+    """See the module. Made by `namespaces`.
+
+    Attributes:
+        id: makes names and addresses that no other cluster on this machine has.
+    """
+
+    def __init__(self, identity: int) -> None:
+        self.id = identity
+        self._bridge = f"cwb{identity}"
+        self._made: list[NodeId] = []
+
+    def host(self, node: NodeId) -> str:
+        """The node's address."""
+        return f"10.213.{self.id % 250}.{10 + node}"
+
+    def command(self, node: NodeId) -> list[str]:
+        """What goes before a command that is to run on the node's network."""
+        return ["ip", "netns", "exec", self._namespace(node)]
+
+    def cut(self, node: NodeId) -> None:
+        """From now on nothing reaches the node, and nothing that it sends arrives."""
+        _ip("link", "set", self._port(node), "down")
+
+    def mend(self, node: NodeId) -> None:
+        """Undo `cut`."""
+        _ip("link", "set", self._port(node), "up")
+
+    def make(self, nodes: Iterable[NodeId]) -> None:
+        """Make the bridge and each node's network.
+
+        Raises:
+            Unreachable: this machine does not let one be made.
+        """
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("address", "add", f"10.213.{self.id % 250}.1/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        for node in nodes:
+            assert node <= NODES_MAX, "a bridge has so many addresses"
+            name, port = self._namespace(node), self._port(node)
+            self._made.append(node)
+            _ip("netns", "add", name)
+            _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", port, "master", self._bridge, "up")
+            for words in (
+                ("address", "add", f"{self.host(node)}/24", "dev", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                _ip("-n", name, *words)
+
+    def remove(self) -> None:
+        """Take everything away again; what is not there is fine."""
+        for node in self._made:
+            with suppress(Unreachable):
+                _ip("link", "delete", self._port(node))
+            with suppress(Unreachable):
+                _ip("netns", "delete", self._namespace(node))
+        with suppress(Unreachable):
+            _ip("link", "delete", self._bridge)
+
+    def _namespace(self, node: NodeId) -> str:
+        return f"cordwood-{self.id}-{node}"
+
+    def _port(self, node: NodeId) -> str:
+        return f"cw{self.id}n{node}"
+
+
+@contextmanager
+def namespaces(nodes: Sequence[NodeId]) -> Iterator[Namespaces]:
+    """Networks for these nodes, for the length of the block.
+
+    Raises:
+        Unreachable: this machine does not let one be made; see `why_not`.
+    """
+    made = Namespaces(os.getpid())
+    try:
+        made.make(nodes)
+        yield made
+    finally:
+        made.remove()
+
+
+def why_not() -> str:
+    """Why no namespaces can be made here; "" if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces take root"
+    if shutil.which("ip") is None:
+        return "`ip` (iproute2) is not installed"
+    try:
+        with namespaces([NodeId(1)]):
+            return ""
+    except Unreachable as error:
+        return str(error)
+
+
+def _ip(*words: str) -> None:
+    """Run `ip`.
+
+    Raises:
+        Unreachable: it failed; the text quotes it.
+    """
+    try:
+        done = subprocess.run(
+            ["ip", *words], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unreachable(f"ip {' '.join(words)}: {error}") from error
+    if done.returncode:
+        raise Unreachable(f"ip {' '.join(words)}: {done.stderr.strip()}")
