@@ -134,6 +134,12 @@ def read(
     ] = None,
     records: RecordsOption = None,
     tail: Annotated[bool, typer.Option("--tail", help="Only readers at the tail.")] = False,
+    slow: Annotated[
+        bool, typer.Option("--slow-node", help="Only beside a node 100 times slower.")
+    ] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Only from the disk, beside from memory.")
+    ] = False,
     nodes: NodesOption = 5,
     repeat: RepeatOption = 3,
     cluster: BenchClusterOption = None,
@@ -145,15 +151,27 @@ def read(
     Without options four profiles: 256 B records as objects and into Arrow, and 64 KiB blocks
     unopened, sent by one node each and by all that hold them. The reference is one loopback
     TCP connection with the same bytes. Then the lag of a reader at the tail at 10,000 records a
-    second, and appends beside a hundred readers; --tail measures only these two.
+    second, and appends beside a hundred readers; --tail measures only these two. --slow-node and
+    --cold measure only that, in a fresh cluster: a read beside a node that is a hundred times
+    slower, and one from the disk.
     """
     from cordwood.bench.read import STANDARD, bench_read, custom_profile
+    from cordwood.bench.read_cold import bench_cold
+    from cordwood.bench.read_slow import SlowProfile, bench_slow
     from cordwood.bench.read_tail import TAIL, bench_tail
 
     is_custom = any(option is not None for option in (size, batch, records))
     custom = custom_profile(size, batch, records) if is_custom else None
 
     async def measure() -> list[Figure]:
+        if cold:
+            return [await bench_cold(directory=directory, nodes=nodes, repeats=repeat, say=say)]
+        if slow:
+            return [
+                await bench_slow(
+                    SlowProfile(), directory=directory, nodes=nodes, repeats=repeat, say=say
+                )
+            ]
         figures = [
             await bench_read(
                 profile, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say
