@@ -168,7 +168,7 @@ async def run_failover(
 
 def drawn_here(say: Callable[[str], None]) -> tuple[str, ...]:
     """The kinds to draw from on this machine; what it has no means for is said and left out."""
-    drawn = DRAWN
+    drawn: tuple[str, ...] = DRAWN
     if reason := why_not():
         say(f"no node is cut off: {reason}")
     else:

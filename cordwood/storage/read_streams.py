@@ -68,6 +68,10 @@ FETCH_RETRY_S = 1.0
 BATCH_BYTES = 1 << 20
 """Bytes a stream sends before the next one has its turn (LogDevice's 1 MB)."""
 
+FETCH_BYTES = 4 << 20
+"""Bytes read from LogsDB at a time: each read is some calls of threads, which on a busy machine
+wait longer for a core than they work for one megabyte."""
+
 BATCH_BLOCKS = 4096
 """Blocks likewise, sent or left out, so that tiny blocks do not hold the loop for long."""
 
@@ -481,7 +485,7 @@ class ReadStreams:
                     stream.next,
                     bound,
                     stream.wanted,
-                    bytes_max=min(BATCH_BYTES, stream.limit - stream.sent),
+                    bytes_max=min(FETCH_BYTES, stream.limit - stream.sent),
                     blocks_max=BATCH_BLOCKS,
                 )
             except CordwoodError as error:
