@@ -105,7 +105,7 @@ BUGS = (
     PlantedBug("pings-without-pause", "a node pings its peers hundreds of times a second",
                changed({"wire.peers:PING_EVERY_S": instead(0.005)})),
     PlantedBug("anybody-saves", "positions are saved by whoever has been a member once",
-               changed({"metadata.consumer_calls:save": _anybody_saves})),
+               changed({"metadata.consumer_calls:save": _anybody_saves}), hunt=grounds.CONSUMERS),
     PlantedBug("saves-ahead", "a consumer saves a position past a record that it was not given",
                changed({"client.reader:Reader.position": _one_more})),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",

@@ -404,6 +404,12 @@ BAD_LINES = ground("corrupting_links", "reset", every_s=1.0, ask_s=0.05, trim_s=
 
 BAD_METADATA = ground("metadata_loss", "crash", "metadata_slow")
 
+CONSUMERS = ground(
+    "client_pause", "client_crash", members=3, logs=("/sim/a", "/sim/b", "/sim/c"), readers=3,
+    turns=(("client.consumer.MEMBER_TTL_S", 0),),
+)  # fmt: skip
+"""Members of a consumer stand still until their logs are others', and go on."""
+
 TOKENS = ground("crash", "pause", every_s=3.0, holders=2)
 """Clients take a log from one another."""
 
