@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import math
 import os
 import shlex
 import subprocess
@@ -141,12 +142,19 @@ def run_part(command: str, part: Part, seed: int, minutes: float, workers: int) 
     return not problem
 
 
-def run_crash_states(seed: int, minutes: float, workers: int) -> bool:
-    """Start from crash states until the time is over; whether no promise broke."""
-    say(f"\ncrash states: from seed {seed}, {minutes:g} min on {workers} cores")
+def run_crash_states(seed: int, minutes: float, workers: int, states: int | None = None) -> bool:
+    """Start from crash states until the time is over; whether no promise broke.
+
+    Args:
+        states: go on until there were so many, over all cores, however long that takes.
+    """
+    goal = f"{minutes:g} min" if states is None else f"{states:,} states"
+    say(f"\ncrash states: from seed {seed}, {goal} on {workers} cores")
     firsts = [seed + CRASH_SEEDS_APART * worker for worker in range(workers)]
+    seconds = 60 * minutes if states is None else math.inf
+    share = None if states is None else math.ceil(states / workers)
     with ProcessPoolExecutor(workers) as pool:
-        swept = list(pool.map(_sweep_crash_states, firsts, [60 * minutes] * workers))
+        swept = list(pool.map(_sweep_crash_states, firsts, [seconds] * workers, [share] * workers))
     for report, failed in swept:
         say(report)
         if failed is not None:
@@ -202,12 +210,12 @@ def run_program(name: str, arguments: Sequence[str], minutes: float) -> bool:
     return done.returncode == 0
 
 
-def _sweep_crash_states(first: int, seconds: float) -> tuple[str, int | None]:
+def _sweep_crash_states(first: int, seconds: float, states: int | None) -> tuple[str, int | None]:
     """One core's sweep: its report, and the seed that failed."""
     from cordwood.sim.crash_states import prove
 
     quiet()
-    swept = prove.sweep(seconds, first)
+    swept = prove.sweep(seconds, first, states_max=states)
     return swept.report(), swept.failed
 
 
@@ -257,6 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--command", default=COMMAND, help="what stands for `cordwood`")
     parser.add_argument("--crash-seed", type=int, help="only this seed of the crash states")
     parser.add_argument(
+        "--crash-states", type=int, metavar="N", help="only crash states, until there were N"
+    )
+    parser.add_argument(
         "--parts", default=",".join(DEFAULT_PARTS), help=f"some of {','.join(PARTS)}"
     )
     options = parser.parse_args(arguments)
@@ -267,6 +278,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--parts takes some of {','.join(PARTS)}")
     parts = [PARTS[name] for name in names]
     first = seed_of_commit() if options.first_seed is None else options.first_seed
+    if options.crash_states is not None:
+        clean = run_crash_states(first, 0, options.workers, options.crash_states)
+        return 0 if clean else 1
     say(f"prove: seeds from {first}, {options.workers} at a time, {options.minutes:g} min")
     began = time.monotonic()
     failed = []

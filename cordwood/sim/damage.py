@@ -45,15 +45,15 @@ BITS_MAX = 2
 """Bits flipped in each: what error correction in disks lets through."""
 
 
-def damage_wal(disk: SimDisk, chance: random.Random) -> int:
+def damage_wal(disk: SimDisk, chance: random.Random, path: str = WAL_PATH) -> int:
     """Flip bits in records of a stopped node's WAL that were durable for sure.
 
     Returns:
         How many records were hit; 0 if there are none to hit.
     """
-    hit = _durable_places(disk, chance)
+    hit = _durable_places(disk, chance, path)
     for start, stop in hit:
-        disk.rot(WAL_PATH, start, stop, bits=chance.randint(1, BITS_MAX))
+        disk.rot(path, start, stop, bits=chance.randint(1, BITS_MAX))
     return len(hit)
 
 
@@ -63,17 +63,17 @@ def zero_wal(disk: SimDisk, chance: random.Random) -> int:
     Returns:
         How many records were hit; 0 if there are none to hit.
     """
-    hit = _durable_places(disk, chance)
+    hit = _durable_places(disk, chance, WAL_PATH)
     for start, stop in hit:
         first = align_down(start)
         disk.tree.file(WAL_PATH).write(first, bytes(align_up(stop) - first))
     return len(hit)
 
 
-def _durable_places(disk: SimDisk, chance: random.Random) -> list[tuple[int, int]]:
+def _durable_places(disk: SimDisk, chance: random.Random, path: str) -> list[tuple[int, int]]:
     """Where a few records stand that were durable for sure: bytes [start, stop) of the WAL."""
     try:
-        file = disk.tree.file(WAL_PATH)
+        file = disk.tree.file(path)
     except OSError:
         return []
     header = _header(file)

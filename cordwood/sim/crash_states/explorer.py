@@ -63,6 +63,7 @@ class Life:
         steps: how many things to do after the start.
         simulation: for a subject that needs more of a machine than its disk.
         probes: counts rare things that happened, by name: what never happens is not tested.
+        has_rot: bits flipped in what was durable: it may be missed, if that is told.
     """
 
     disk: Disk
@@ -71,6 +72,7 @@ class Life:
     steps: int
     simulation: Simulation
     probes: Counter[str]
+    has_rot: bool = False
 
 
 class Subject(Protocol[Promises]):
@@ -101,12 +103,15 @@ class Effort:
         share: of the lives that start at a state, those that are crashed in turn. The
             others only start.
         tearing: how writes are torn.
+        rot: of the states, those that a subject which knows rot starts from once more, with bits
+            flipped in what was durable for sure.
     """
 
     steps: tuple[int, ...] = (40, 4, 3)
     per_point: tuple[int, ...] = (8, 6, 4)
     share: tuple[float, ...] = (0.03, 0.02, 0.0)
     tearing: Tearing = field(default_factory=Tearing)
+    rot: float = 0.25
 
 
 @dataclass(slots=True)
@@ -116,21 +121,24 @@ class Found:
     Attributes:
         counts: by depth: of the first life's log, of the logs of lives after a crash, ….
         probes: rare things that happened, by name.
+        rotten: states that were started from once more with bits flipped.
     """
 
     counts: list[CrashCount] = field(default_factory=list)
     probes: Counter[str] = field(default_factory=Counter)
+    rotten: int = 0
 
     @property
     def states(self) -> int:
-        """States that were started from, over all depths."""
-        return sum(count.states for count in self.counts)
+        """States that were started from, over all depths, those with flipped bits too."""
+        return sum(count.states for count in self.counts) + self.rotten
 
     def add(self, other: Found) -> None:
         """Sum up."""
         for depth, count in enumerate(other.counts):
             self.at(depth).add(count)
         self.probes.update(other.probes)
+        self.rotten += other.rotten
 
     def at(self, depth: int) -> CrashCount:
         """The count of one depth, from 0."""
@@ -159,6 +167,7 @@ class Explorer(Generic[Promises]):
         self._effort = effort
         self._seed = seed
         self._chance = random.Random(seed)
+        self._rot_chance = random.Random(f"rot {seed}")
 
     async def run(self, simulation: Simulation) -> None:
         """Live once, then crash it."""
@@ -191,9 +200,26 @@ class Explorer(Generic[Promises]):
             steps = effort.steps[depth + 1] if goes_on else 0
             disk = self._disk(simulation, state)
             await self._live(simulation, disk, again, promised, steps, told)
+            await self._rot(simulation, state, promised, told)
             if goes_on:
                 await self._crash(simulation, again, promised, depth + 1, told)
         self.found.at(depth).add(states.count)
+
+    async def _rot(
+        self, simulation: Simulation, state: CrashState, promised: Promises, told: str
+    ) -> None:
+        """Start from a state once more, now and then, with bits flipped on its disk."""
+        rot = getattr(self._subject, "rot", None)
+        if rot is None or self._rot_chance.random() >= self._effort.rot:
+            return
+        chance = random.Random(self._rot_chance.getrandbits(64))
+        disk = SimDisk(simulation.loop, chance)
+        disk.tree = state.tree()
+        if rot(disk, chance):
+            self.found.rotten += 1
+            story = f"{told}; and bits flipped in what was durable"
+            log = DiskLog(state.content)
+            await self._live(simulation, disk, log, promised, 0, story, rot_chance=chance)
 
     async def _live(
         self,
@@ -203,9 +229,12 @@ class Explorer(Generic[Promises]):
         promised: Promises,
         steps: int,
         story: str,
+        rot_chance: random.Random | None = None,
     ) -> None:
         recording = RecordingDisk(disk.host(Process("life")), log)
-        life = Life(recording, log, self._draw(), steps, simulation, self.found.probes)
+        chance = rot_chance or self._draw()
+        has_rot = rot_chance is not None
+        life = Life(recording, log, chance, steps, simulation, self.found.probes, has_rot)
         try:
             async with asyncio.timeout(LIFE_S_MAX):
                 await self._subject.live(life, promised)

@@ -27,6 +27,7 @@ from cordwood.sim.crash_states.explorer import PromiseBroken, Subject, explore
 from cordwood.sim.crash_states.node_subject import NodeSubject
 from cordwood.sim.crash_states.recorder import RecordingDisk, RecordingFile
 from cordwood.sim.crash_states.shard_subject import ShardSubject
+from cordwood.sim.crash_states.staging_subject import StagingSubject
 from cordwood.sim.crash_states.wal_subject import WalSubject
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.zoo import PlantedBug, planted
@@ -37,6 +38,8 @@ from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.partition import Partition
 from cordwood.storage.partition_drops import PartitionDrops
 from cordwood.storage.shard import Shard
+from cordwood.storage.staged_index import StagedIndex
+from cordwood.storage.staged_table import StagedTable
 from cordwood.storage.wal import Wal
 from cordwood.storage.wal_batches import BatchPlaces
 from cordwood.storage.wal_blocks import WalBlock
@@ -179,6 +182,17 @@ def _window_and_runs_forgotten() -> Plant:
     return [*_window_grows_in_memory(), (WalScan, "admits", admits)]
 
 
+def _damage_is_not_told() -> Plant:
+    """A record that fails its sum is passed over as one that was never there."""
+    original = WalScan.verdict
+
+    def verdict(self: WalScan) -> ScanVerdict:
+        right = original(self)
+        return replace(right, damage=(), holes=(*right.holes, *right.damage))
+
+    return [(WalScan, "verdict", verdict)]
+
+
 # ---- the shard ----
 
 
@@ -279,6 +293,20 @@ def _flush_forgets_states() -> Plant:
     return [(LogsStore, "flush", forgetting)]
 
 
+def _flush_takes_the_largest_log() -> Plant:
+    """A flush takes the log that has most, and its offset says that it took a prefix of all."""
+    flush = LogsStore.flush
+
+    async def taking(self: LogsStore, blocks: Sequence[StoredBlock], *rest: Any) -> None:
+        sizes: dict[int, int] = {}
+        for block in blocks:
+            sizes[block.header.log] = sizes.get(block.header.log, 0) + block.wire_bytes
+        largest = max(sizes, key=sizes.__getitem__, default=0)
+        await flush(self, [each for each in blocks if each.header.log == largest], *rest)
+
+    return [(LogsStore, "flush", taking)]
+
+
 def _trim_not_written() -> Plant:
     async def trim(self: Shard, log: int, lsn: int, released: int) -> int:
         self.cache.log(log).trim_to(lsn)
@@ -296,6 +324,55 @@ def _table_dropped_before_metadata() -> Plant:
         await original(self, partition, parts)
 
     return [(PartitionDrops, "_drop", drop)]
+
+
+# ---- staged blocks ----
+
+
+def _pins_are_not_flushed() -> Plant:
+    original = StagedIndex.cut
+
+    def cut(self: StagedIndex) -> Any:
+        held = dict(self.blocks)
+        self.blocks = {stage: replace(each, pin=None) for stage, each in held.items()}
+        try:
+            return original(self)
+        finally:
+            self.blocks = held
+
+    return [(StagedIndex, "cut", cut)]
+
+
+def _staged_table_is_not_flushed() -> Plant:
+    original = StagedTable.flush
+
+    async def flush(self: StagedTable, rows: Any) -> None:
+        tables, self._tables = self._tables, _Unflushed(self._tables)  # type: ignore[assignment]
+        try:
+            await original(self, rows)
+        finally:
+            self._tables = tables
+
+    return [(StagedTable, "flush", flush)]
+
+
+class _Unflushed:
+    """Tables that take all and flush nothing."""
+
+    def __init__(self, tables: Any) -> None:
+        self.create, self.write = tables.create, tables.write
+
+    async def flush(self, table: str) -> None:
+        """Nothing."""
+
+
+def _what_went_comes_back() -> Plant:
+    original = StagedIndex.cut
+
+    def cut(self: StagedIndex) -> Any:
+        return [row for row in original(self) if row[1] is not None]
+
+    return [(StagedIndex, "cut", cut)]
 
 
 # ---- a node's first start ----
@@ -345,6 +422,7 @@ def _direct_writes_in_cache() -> Plant:
 
 
 WAL, SHARD, NODE = WalSubject(), ShardSubject(), NodeSubject()
+STAGING = StagingSubject()
 
 
 def _bug(subject: Subject[Any], name: str, story: str, plant: Callable[[], Plant]) -> CrashBug:
@@ -379,6 +457,8 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
     _bug(WAL, "window-in-memory", "the window grows before its header is durable, and runs mix",
          _window_and_runs_forgotten),
     _bug(WAL, "writes-in-cache", "direct writes end in the drive's cache", _direct_writes_in_cache),
+    _bug(WAL, "damage-not-told", "what fails its checksum is taken for never written",
+         _damage_is_not_told),
     _bug(SHARD, "store-settled-at-once", "a store is settled before the WAL has it",
          _store_settled_at_once),
     _bug(SHARD, "seal-answered-at-once", "a seal is answered before the WAL has it",
@@ -394,10 +474,18 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
          _metadata_before_blocks),
     _bug(SHARD, "flush-forgets-states", "a flush takes blocks and leaves seals and ends behind",
          _flush_forgets_states),
+    _bug(SHARD, "flush-takes-largest", "a flush takes the log that has most, not a prefix of all",
+         _flush_takes_the_largest_log),
     _bug(SHARD, "trim-not-written", "a trim point lives in memory until the next flush",
          _trim_not_written),
     _bug(SHARD, "table-before-metadata", "a partition's table goes before what names it",
          _table_dropped_before_metadata),
+    _bug(STAGING, "pins-not-flushed", "a flush takes staged blocks without who pinned them",
+         _pins_are_not_flushed),
+    _bug(STAGING, "staged-not-flushed", "the WAL is trimmed before the staged table is durable",
+         _staged_table_is_not_flushed),
+    _bug(STAGING, "unstaged-comes-back", "a flush leaves what was let go in its table",
+         _what_went_comes_back),
     _bug(NODE, "identity-before-wal", "a node writes its identity, then formats its WAL",
          _identity_before_wal),
     _bug(NODE, "half-start-refused", "a WAL without an identity is refused for ever",

@@ -15,9 +15,12 @@ from typing import Any
 from cordwood.sim.crash_states.explorer import Effort, Found, PromiseBroken, Subject, explore
 from cordwood.sim.crash_states.node_subject import NodeSubject
 from cordwood.sim.crash_states.shard_subject import ShardSubject
+from cordwood.sim.crash_states.staging_subject import StagingSubject
 from cordwood.sim.crash_states.wal_subject import WalSubject
 
-SUBJECTS: tuple[Subject[Any], ...] = (WalSubject(), ShardSubject(), NodeSubject())
+SUBJECTS: tuple[Subject[Any], ...] = (
+    WalSubject(), ShardSubject(), NodeSubject(), StagingSubject(),
+)  # fmt: skip
 
 WIDE = Effort()
 DEEP = Effort(steps=(6, 3, 2), per_point=(400, 8, 4), share=(0.02, 0.02, 0.0))
@@ -52,6 +55,11 @@ PROBES = (
     "the WAL held what LogsDB had",
     "a trim was answered",
     "a partition was dropped",
+    "rot was told",
+    "a staged block came back",
+    "a pin came back",
+    "LogsDB held staged blocks",
+    "an operation on a staged block was in doubt",
 )
 """What a sweep of some length must have met, or it proves less than it says."""
 
@@ -91,9 +99,10 @@ class Swept:
             depths = ", ".join(f"{count.states:,}" for count in found.counts)
             points = sum(count.points for count in found.counts)
             whole = sum(count.whole_points for count in found.counts)
+            rotten = f", {found.rotten:,} with flipped bits" if found.rotten else ""
             lines.append(
-                f"  {name}: {depths} states by depth; {points:,} crash points, {whole:,} with "
-                "every combination"
+                f"  {name}: {depths} states by depth{rotten}; {points:,} crash points, "
+                f"{whole:,} with every combination"
             )
         lines += [f"  never happened: {name}" for name in self.missed()]
         return "\n".join(lines + ([self.problem] if self.problem else []))

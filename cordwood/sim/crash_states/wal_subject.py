@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,8 @@ from cordwood.layout.wal_block import WAL_RING_START, WAL_UNIT_BYTES, unpack_wal
 from cordwood.nodes import NodeId
 from cordwood.sim.crash_states.disk_log import Begin, Bytes
 from cordwood.sim.crash_states.explorer import Life, PromiseBroken
+from cordwood.sim.damage import damage_wal
+from cordwood.sim.disk import SimDisk
 from cordwood.storage.wal import Wal, WalBlank, WalFull, WalLimits, WalRecovery
 
 OWNER = NodeId(3)
@@ -179,10 +182,21 @@ class WalPromises:
             case _:
                 raise AssertionError(f"{fact} is no fact of a WAL")
 
-    def judge(self, found: Sequence[Item], recovery: WalRecovery) -> str:
-        """What is wrong with what a recovery found; "" for nothing."""
+    def judge(self, found: Sequence[Item], recovery: WalRecovery, *, has_rot: bool = False) -> str:
+        """What is wrong with what a recovery found; "" for nothing.
+
+        Args:
+            has_rot: bits flipped: records may be missed where that is told as damage.
+        """
         back = dict(found)
-        lost = [o for o, body in self.kept.items() if o > self.trim_asked and back.get(o) != body]
+        told = recovery.damage if has_rot else ()
+        lost = [
+            offset
+            for offset, body in self.kept.items()
+            if offset > self.trim_asked
+            and back.get(offset) != body
+            and (offset in back or not any(start <= offset < stop for start, stop in told))
+        ]
         phantom = [o for o, body in found if body not in (self.kept.get(o), self.in_doubt.get(o))]
         trimmed = [offset for offset, _ in found if offset <= self.trim_done]
         wrongs = {
@@ -191,7 +205,7 @@ class WalPromises:
             f"trimmed, and back: {trimmed}": trimmed,
             f"out of order: {[offset for offset, _ in found]}": sorted(back)
             != [o for o, _ in found],
-            f"damage where there is none: {recovery.damage}": recovery.damage,
+            f"damage where there is none: {recovery.damage}": recovery.damage and not has_rot,
             f"{recovery.records} counted, {len(found)} given": recovery.records != len(found),
             "closed well, found otherwise": self.is_closed and not recovery.was_graceful,
         }
@@ -206,6 +220,10 @@ class WalSubject:
     def nothing_promised(self) -> WalPromises:
         """See `Subject`."""
         return WalPromises()
+
+    def rot(self, disk: SimDisk, chance: random.Random) -> int:
+        """Flip bits in records that were durable for sure; how many were hit."""
+        return damage_wal(disk, chance, PATH)
 
     async def live(self, life: Life, promised: WalPromises) -> None:
         """See `Subject`. A long life closes its WAL and opens it again now and then."""
@@ -251,7 +269,7 @@ async def _started(life: Life, promised: WalPromises) -> Wal:
         found.append((offset, body))
         life.log.promise(Back(offset, body))
     assert wal.recovery is not None
-    wrong = promised.judge(found, wal.recovery)
+    wrong = promised.judge(found, wal.recovery, has_rot=life.has_rot)
     if wrong:
         raise PromiseBroken(wrong)
     life.log.promise(Recovered(wal.trim_offset))
@@ -274,6 +292,7 @@ def _probe(life: Life, promised: WalPromises, found: Sequence[Item], wal: Wal) -
         "a trim not answered was kept": promised.trim_done < wal.trim_offset,
         "a trim not answered was lost": wal.trim_offset < promised.trim_asked,
         "closed well": recovery.was_graceful,
+        "rot was told": life.has_rot and recovery.damage,
         "cut off": not recovery.was_graceful,
     }
     life.probes.update(name for name, is_so in seen.items() if is_so)

@@ -1,0 +1,244 @@
+"""What a node keeps staged as a subject of crashes: blocks staged, pinned, let go and flushed.
+
+What it promises (`storage.staging`): a block that was told staged is there with its body until
+it is told gone, a pin that was told holds, and what was told gone stays away. An operation that
+was not answered was done or was not; one block has one at a time.
+
+Source: `storage.staging`; design.md §9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from crc32c import crc32c
+
+from cordwood.errors import Overloaded, Retryable
+from cordwood.host.seams import Host
+from cordwood.layout.message_staging import AskStaged, PinStaged, StageBlock, Unstage
+from cordwood.nodes import NodeId
+from cordwood.settings import StorageSettings
+from cordwood.sim.crash_states.explorer import Life, PromiseBroken
+from cordwood.sim.crash_states.shard_subject import (
+    BODY_SIZES,
+    DIRECTORY,
+    REST_S,
+    RING_UNITS,
+    STORAGE,
+)
+from cordwood.sim.crash_states.wal_subject import Formatted, Opening, opened
+from cordwood.sim.host import SimClock, SimRunBlocking
+from cordwood.sim.memory_logs import memory_tables
+from cordwood.sim.process import Process
+from cordwood.storage.flusher import Flusher
+from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.shard import Shard
+from cordwood.storage.staging import Staging
+
+QUERY = "query"
+TTL_MS = 1 << 30
+"""Nothing expires by itself in a life."""
+
+State = tuple[bytes, int] | None
+"""A block's body and the attempt that pinned it, 0 for none; None where it is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An operation on a block was asked for; `then` is what it makes of it."""
+
+    stage: bytes
+    then: State
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """It was answered."""
+
+    stage: bytes
+    then: State
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStaged:
+    """What a start found."""
+
+    states: tuple[tuple[bytes, State], ...]
+
+
+@dataclass(slots=True)
+class StagingPromises:
+    """What a disk must and may hold staged.
+
+    Attributes:
+        is_formatted: it must be a WAL.
+        may: by id, the states that a block may be in; one where nothing is under way.
+    """
+
+    is_formatted: bool = False
+    may: dict[bytes, tuple[State, ...]] = field(default_factory=dict)
+
+    def after(self, facts: Sequence[object]) -> StagingPromises:
+        """See `Promised`."""
+        then = replace(self, may=dict(self.may))
+        for fact in facts:
+            match fact:
+                case Formatted():
+                    then.is_formatted = True
+                case Asked(stage, state):
+                    then.may[stage] = (*then.may.get(stage, (None,)), state)
+                case Answered(stage, state):
+                    then.may[stage] = (state,)
+                case FoundStaged(states):
+                    then.may = {stage: (state,) for stage, state in states}
+                case _:
+                    assert isinstance(fact, Opening), f"{fact} is no fact of staged blocks"
+        return then
+
+    def judge(self, found: Mapping[bytes, State]) -> str:
+        """What is wrong with what a start found; "" for nothing."""
+        wrong = []
+        for stage in sorted({*self.may, *found}):
+            may, state = self.may.get(stage, (None,)), found.get(stage)
+            if state not in may:
+                wrong.append(f"{stage.hex()} is {_words(state)}, not {[*map(_words, may)]}")
+        return "; ".join(wrong)
+
+
+def _words(state: State) -> str:
+    if state is None:
+        return "not there"
+    body, attempt = state
+    return f"{len(body)} B {crc32c(body):08x}, " + (f"pinned by {attempt}" if attempt else "free")
+
+
+class StagingSubject:
+    """See the module; a `Subject`."""
+
+    name = "staging"
+
+    def nothing_promised(self) -> StagingPromises:
+        """See `Subject`."""
+        return StagingPromises()
+
+    async def live(self, life: Life, promised: StagingPromises) -> None:
+        """See `Subject`."""
+        wal = await opened(life, is_formatted=promised.is_formatted, units=RING_UNITS)
+        host = Host(
+            clock=SimClock(life.simulation.loop),
+            network=life.simulation.network.host("node-1", Process("node")),
+            disk=life.disk,
+            random=life.chance,
+            run_blocking=SimRunBlocking(life.chance),
+        )
+        settings: StorageSettings = life.chance.choice(STORAGE)
+        tables = memory_tables(DIRECTORY, settings, host)
+        logs, states = await LogsStore.open(tables, settings, NodeId(1))
+        shard = await Shard.open(wal, logs, states, settings.cache_bytes, lambda log: None)
+        staging = Staging(shard, host.clock.now_us)
+        await self._compare(life, staging, promised)
+        flusher = Flusher(shard, settings, host.clock, lambda: None)
+        flushing = asyncio.create_task(flusher.run())
+        try:
+            await _Script(life, staging, flusher).run(life.steps)
+        finally:
+            await flusher.close()
+            await flushing
+
+    async def _compare(self, life: Life, staging: Staging, promised: StagingPromises) -> None:
+        found: dict[bytes, State] = {}
+        in_tables = 0
+        for stage, held in staging.index.blocks.items():
+            in_tables += held.body is None
+            reply = await staging.read(AskStaged(stage))
+            found[stage] = (reply.body, held.pin.attempt if held.pin is not None else 0)
+        if wrong := promised.judge(found):
+            raise PromiseBroken(wrong)
+        seen = {
+            "a staged block came back": found,
+            "a pin came back": any(state and state[1] for state in found.values()),
+            "LogsDB held staged blocks": in_tables,
+            "an operation on a staged block was in doubt": any(
+                len(states) > 1 for states in promised.may.values()
+            ),
+        }
+        life.probes.update(name for name, is_so in seen.items() if is_so)
+        life.log.promise(FoundStaged(tuple(found.items())))
+
+
+class _Script:
+    """Blocks are staged, pinned, let go and flushed, as chance draws it."""
+
+    def __init__(self, life: Life, staging: Staging, flusher: Flusher) -> None:
+        self._log = life.log
+        self._probes = life.probes
+        self._chance = life.chance
+        self._staging = staging
+        self._flusher = flusher
+        self._calls: list[asyncio.Task[None]] = []
+        # Blocks on which nothing is under way.
+        self._free: dict[bytes, tuple[bytes, int]] = {
+            stage: (b"", held.pin.attempt if held.pin is not None else 0)
+            for stage, held in staging.index.blocks.items()
+        }
+
+    async def run(self, steps: int) -> None:
+        """Do so many things, then wait for what was begun."""
+        for stage in self._free:
+            reply = await self._staging.read(AskStaged(stage))
+            self._free[stage] = (reply.body, self._free[stage][1])
+        for _ in range(steps):
+            draw = self._chance.random()
+            if draw < 0.4 or (draw < 0.75 and not self._free):
+                await self._begin(self._stage())
+            elif draw < 0.6:
+                await self._begin(self._pin())
+            elif draw < 0.75:
+                await self._begin(self._unstage())
+            elif draw < 0.85:
+                await self._begin(self._flush())
+            else:
+                await asyncio.sleep(REST_S * self._chance.random())
+        await asyncio.gather(*self._calls)
+
+    async def _begin(self, call: Coroutine[Any, Any, None]) -> None:
+        self._calls.append(asyncio.create_task(call))
+        await asyncio.sleep(0)
+
+    async def _stage(self) -> None:
+        stage = self._chance.randbytes(16)
+        body = self._chance.randbytes(self._chance.choice(BODY_SIZES[1:]))
+        crc = crc32c(body)
+        block = StageBlock(stage, 1, TTL_MS, 1, 0, len(body), crc, crc, body)
+        await self._do(stage, (body, 0), self._staging.stage(block))
+
+    async def _pin(self) -> None:
+        stage = self._chance.choice(sorted(self._free))
+        body, attempt = self._free.pop(stage)
+        call = PinStaged(QUERY, attempt + 1, [stage])
+        await self._do(stage, (body, attempt + 1), self._staging.pin(call))
+
+    async def _unstage(self) -> None:
+        stage = self._chance.choice(sorted(self._free))
+        _, attempt = self._free.pop(stage)
+        call = Unstage(QUERY, max(attempt, 1), [stage])
+        await self._do(stage, None, self._staging.unstage(call))
+
+    async def _do(self, stage: bytes, then: State, call: Coroutine[Any, Any, None]) -> None:
+        self._log.waive(Asked(stage, then))
+        try:
+            await call
+        except Overloaded:
+            self._probes["no room to stage"] += 1
+            return
+        self._log.promise(Answered(stage, then))
+        if then is not None:
+            self._free[stage] = then
+
+    async def _flush(self) -> None:
+        with contextlib.suppress(Retryable):  # where the WAL failed
+            await self._flusher.flush()
