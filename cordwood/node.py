@@ -40,7 +40,6 @@ from cordwood.layout.message import (
     Clean,
     DoneReply,
     GroupCall,
-    LogState,
     MemberInfo,
     MembersReply,
     NodesetsReply,
@@ -75,11 +74,12 @@ from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
 from cordwood.storage.flusher import Flusher
+from cordwood.storage.log_states import log_states
 from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.partition import StoredLog
 from cordwood.storage.read_streams import ReadStreams
 from cordwood.storage.retention import Retention
 from cordwood.storage.role import StorageRole
+from cordwood.storage.scrub import Scrub
 from cordwood.storage.shard import Shard
 from cordwood.storage.space_watch import SpaceWatch
 from cordwood.storage.staging import Staging
@@ -156,6 +156,7 @@ class Node:
         self._flusher: Flusher
         self._retention: Retention
         self._space: SpaceWatch
+        self._scrub: Scrub
         self._streams: ReadStreams
         self._storage: StorageRole
         self._staging: Staging
@@ -177,6 +178,11 @@ class Node:
     def shard(self) -> Shard:
         """The store, for dumps and status pages; set once `start` replayed the WAL."""
         return self._shard
+
+    @property
+    def scrub(self) -> Scrub:
+        """The scrubbing of its store."""
+        return self._scrub
 
     @property
     def sequencing(self) -> tuple[int, ...]:
@@ -219,6 +225,7 @@ class Node:
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
+            self._scrub.run(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
@@ -244,6 +251,10 @@ class Node:
         self._space = SpaceWatch(
             self._shard, self.host.disk, self.settings.directory, settings, self._on_room
         )
+        self._scrub = Scrub(
+            self._shard, self.host.clock, settings,
+            lambda: self._shard.stored_blocks + self._streams.sent_blocks,
+        )  # fmt: skip
         self._tasks.create_task(self._flusher.run())
         self._exit.push_async_callback(self._flusher.close)
 
@@ -548,29 +559,9 @@ class Node:
             filtered_blocks=self._streams.filtered_blocks,
             failed=shard.failed or shard.damage or shard.low_space,
             members=self._member_infos(),
-            logs=self._log_states(),
+            logs=log_states(shard, self._sequencer.sequencing()),
+            scrub=self._scrub.state(),
         )
-
-    def _log_states(self) -> list[LogState]:
-        active = self._sequencer.sequencing()
-        states: list[LogState] = []
-        for log in sorted(set(self._shard.cache.logs) | set(active)):
-            held = self._shard.cache.log(log)
-            stored = self._shard.logs.logs.get(log) or StoredLog()
-            appender = active.get(log)
-            states.append(
-                LogState(
-                    log=log,
-                    sequencing=appender is not None,
-                    epoch=appender.epoch if appender else held.released >> 32,
-                    lng=appender.lng if appender else 0,
-                    released=held.released,
-                    blocks=len(held) + stored.blocks,
-                    bytes=held.bytes + stored.bytes,
-                    sealed=self._shard.sealed(log),
-                )
-            )
-        return states
 
 
 @asynccontextmanager

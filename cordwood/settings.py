@@ -110,6 +110,11 @@ class StorageSettings:
             counted for each beside its bytes; 0 for none. Four flushes: most readers are
             seconds behind. Memory is taken only for what is there.
         block_cache_bytes: what RocksDB keeps of index entries and blocks it has read.
+        scrub_bytes_s: what is read of LogsDB in the background to find what has rotted; 0 for
+            no scrubbing. 1 MiB/s, as HDFS's scanner: a per cent of a disk and of a core, and a
+            terabyte in 12 days.
+        scrub_every_s: a pass over all of it begins no sooner than so long after the last one
+            did. A day: what rotted is found before a second copy is likely to.
     """
 
     wal_bytes: int = 2048 * MIB
@@ -127,6 +132,8 @@ class StorageSettings:
     disk_look_s: float = 2.0
     recent_bytes: int = 128 * MIB
     block_cache_bytes: int = 32 * MIB
+    scrub_bytes_s: int = MIB
+    scrub_every_s: float = 86_400.0
 
     def __post_init__(self) -> None:
         _check("storage.wal_bytes", self.wal_bytes, MIB, 1 << 44)
@@ -144,6 +151,8 @@ class StorageSettings:
         _check("storage.disk_look_s", self.disk_look_s, 0.01, 3600)
         _check("storage.recent_bytes", self.recent_bytes, 0, 1 << 40)
         _check("storage.block_cache_bytes", self.block_cache_bytes, 0, 1 << 40)
+        _check("storage.scrub_bytes_s", self.scrub_bytes_s, 0, 1 << 40)
+        _check("storage.scrub_every_s", self.scrub_every_s, 0.01, 365 * 86_400)
         if self.cache_bytes < 2 * self.flush_bytes:
             raise BadSetting("storage.cache_bytes is below twice storage.flush_bytes")
 

@@ -1,4 +1,4 @@
-"""`cordwood nodes list | show`: the nodes of a cluster, and what each does."""
+"""`cordwood nodes list | show | scrub`: the nodes of a cluster, and what each does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cordwood.cli.overview import view_nodes
+from cordwood.cli.scrub import scrub
 from cordwood.cli.status import show_nodes
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
@@ -17,6 +18,7 @@ from cordwood.errors import BadSetting, CordwoodError
 from cordwood.lsn import format_lsn
 
 app = typer.Typer(help="List and show nodes.", no_args_is_help=True)
+app.command()(scrub)
 
 
 @app.command(name="list")

@@ -23,6 +23,7 @@ The metadata table holds::
         u64 blocks, u64 bytes, i64 first and i64 last append time
     "e" u64 partition, u64 log ► u64 last: the same from the partition's side, for its drop
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
+    "s", "x" ► of scrubbing, see `scrub_rows`
 
 Source: design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
 partitions); LogDevice digest 2.13.
@@ -127,6 +128,19 @@ def read_body_key(key: bytes) -> tuple[int, int]:
     """
     _, _, last, first = _read(_BODY, key, "the key of a body")
     return last, first
+
+
+def read_place(key: bytes) -> tuple[int, int, int]:
+    """Log, last and first LSN of the block that a key of a partition, of either kind, is of.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if key[:1] == b"i":
+        named = read_index_key(key)
+        return named.log, named.last, named.first
+    _, log, last, first = _read(_BODY, key, "the key of a body")
+    return int(log), int(last), int(first)
 
 
 def read_head(wire: bytes) -> StoredBlock:

@@ -34,6 +34,7 @@ from cordwood.layout.message_staging import (
     StagedReply,
     StagingCall,
 )
+from cordwood.layout.scrub_state import ScrubState
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import Replication
 
@@ -129,13 +130,11 @@ class StatusReply(Struct, frozen=True, tag="status"):
     Attributes:
         uptime_s: seconds since it started.
         wal_used_bytes, wal_capacity_bytes: the ring, as of now.
-        cache_bytes: bytes in the log cache, not in LogsDB yet.
-        logs_bytes, partitions: what LogsDB holds.
-        connections: open connections.
-        appended_records, stored_blocks: since it started.
+        cache_bytes, logs_bytes, partitions: what is not in LogsDB yet, and what is.
+        scrub: how far scrubbing has come.
+        appended_records, stored_blocks, sent_blocks, sent_bytes: since it started.
         failed: why the node cannot store, "" if it can.
-        sent_blocks, sent_bytes: what read streams were sent since it started.
-        filtered_blocks: what they were not sent because another node sends it.
+        filtered_blocks: what readers were not sent because another node sends it.
     """
 
     node: U32
@@ -156,6 +155,7 @@ class StatusReply(Struct, frozen=True, tag="status"):
     sent_blocks: int = 0
     sent_bytes: int = 0
     filtered_blocks: int = 0
+    scrub: ScrubState = ScrubState()
 
 
 class TailReply(Struct, frozen=True, tag="tail"):

@@ -25,7 +25,7 @@ from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSetti
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.buggy_host import buggy_host
 from cordwood.sim.history import DumpedSlots, HistoryRecorder, PayloadMark, SlotKind
-from cordwood.sim.holdings import held_blocks
+from cordwood.sim.holdings import held_blocks, rotten_ranges
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
@@ -63,7 +63,8 @@ class ClusterOptions:
             and a location is a rack alone.
         replication: of every log.
         wal_bytes: of each node.
-        storage: of each node, but for its WAL's size. Flushes come by the second here.
+        storage: of each node, but for its WAL's size. Flushes come by the second here, and
+            nothing is scrubbed unless something may rot.
         refresh_s: how often nodes read the member list.
         gossip_s: a tick of their failure detectors.
         sequencer: settings of every node's sequencer.
@@ -76,7 +77,7 @@ class ClusterOptions:
     replication: Replication = field(default_factory=lambda: Replication(3, 2))
     wal_bytes: int = 16 * MIB
     storage: StorageSettings = field(
-        default_factory=lambda: StorageSettings(flush_age_s=3.0, disk_look_s=0.5)
+        default_factory=lambda: StorageSettings(flush_age_s=3.0, disk_look_s=0.5, scrub_bytes_s=0)
     )
     refresh_s: float = 2.0
     gossip_s: float = 0.1
@@ -251,6 +252,11 @@ class SimCluster:
                 slots = [_dumped(block) for block in await held_blocks(node.shard, log)]
                 trim, rack = node.shard.cache.log(log).trim, self.options.location(number)
                 self._recorder.node_dumped(number, rack, log, slots, trim)
+            rotten = await rotten_ranges(node.shard)
+            for log in sorted(node.shard.cache.logs):
+                damaged = [(each.first, each.last) for each in node.shard.logs.damages.of_log(log)]
+                passes = node.scrub.whole_passes
+                self._recorder.node_scrubbed(number, log, passes, rotten.get(log, ()), damaged)
 
 
 def _dumped(block: StoredBlock) -> DumpedSlots:

@@ -1,4 +1,4 @@
-"""Rot in a WAL at rest: where bits may flip so that the damage can be told from a torn end.
+"""Rot in LogsDB and in a WAL at rest: there, where damage can be told from a torn end.
 
 A WAL knows that a record was durable from what was written after it. The last few
 records have nothing after them yet: rot there looks like a write that a crash cut
@@ -33,13 +33,17 @@ from cordwood.layout.wal_block import (
     wal_position,
 )
 from cordwood.sim.disk import SimDisk
+from cordwood.sim.memory_logs import read_file
 from cordwood.sim.stored_file import StoredFile
 
 WAL_PATH = "/node/wal"
 """Where simulated nodes keep their WAL."""
 
+TABLES_PATH = "/node/logsdb"
+"""Where they keep LogsDB."""
+
 RECORDS_MAX = 3
-"""Records that one rot hits."""
+"""Records or rows that one rot hits."""
 
 BITS_MAX = 2
 """Bits flipped in each: what error correction in disks lets through."""
@@ -67,6 +71,29 @@ def zero_wal(disk: SimDisk, chance: random.Random) -> int:
     for start, stop in hit:
         first = align_down(start)
         disk.tree.file(WAL_PATH).write(first, bytes(align_up(stop) - first))
+    return len(hit)
+
+
+def damage_tables(disk: SimDisk, chance: random.Random) -> int:
+    """Flip bits in rows of a stopped node's LogsDB: index entries and bodies of partitions.
+
+    Returns:
+        How many rows were hit; 0 if there are none to hit.
+    """
+    places: list[tuple[str, int, int]] = []
+    for name in disk.tree.names(TABLES_PATH):
+        path = f"{TABLES_PATH}/{name}"
+        data = disk.tree.content(path)
+        if name.startswith("p") and data:
+            rows = read_file(data, path)
+            places += [
+                (path, each.start, each.stop)
+                for each in rows
+                if each.start is not None and each.stop > each.start
+            ]
+    hit = chance.sample(places, min(len(places), chance.randint(1, RECORDS_MAX)))
+    for path, start, stop in hit:
+        disk.rot(path, start, stop, bits=chance.randint(1, BITS_MAX))
     return len(hit)
 
 

@@ -17,6 +17,7 @@ from cordwood.block import Buffer, GapKind
 from cordwood.sim.event import Crc, EpochValue, HistoryEvent, LsnValue, TimeUs
 from cordwood.sim.payload import identify
 from cordwood.sim.position_events import PositionEvent
+from cordwood.sim.scrub_events import NodeScrubbed
 from cordwood.sim.token_events import TokenEvent
 
 FORMAT = 1
@@ -399,4 +400,5 @@ Event: TypeAlias = (
     | NodeDumped
     | PositionEvent
     | TokenEvent
+    | NodeScrubbed
 )

@@ -24,7 +24,7 @@ from cordwood.metadata.memory import DELAY_S
 from cordwood.nodes import NodeId
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
-from cordwood.sim.damage import damage_wal
+from cordwood.sim.damage import damage_tables, damage_wal
 from cordwood.sim.disk_faults import file_error, full_disk, read_error, truncated_wal, zeroed_wal
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.sim.links import LinkSettings
@@ -371,6 +371,14 @@ def _rot(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
     return lambda: _start_down(stage, nodes)
 
 
+def _rotten_tables(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Bits flip in the LogsDB of a stopped node."""
+    for node in nodes:
+        stage.cluster.kill(node)
+        damage_tables(stage.cluster.machine(node).disk, chance)
+    return lambda: _start_down(stage, nodes)
+
+
 def _lost_write(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
     for machine in stage.machines(nodes):
         machine.disk.lose_writes()
@@ -495,6 +503,7 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "clock_step": FaultKind("a clock jumps up to an hour", _clock_step, for_s=(0.0, 0.0)),
     "clock_drift": FaultKind("a clock 5 % fast or slow", _clock_drift),
     "rot": FaultKind("bits flip on a disk at rest", _rot, damages=True),
+    "rotten_tables": FaultKind("bits flip in a LogsDB at rest", _rotten_tables, damages=True),
     "zeroed": FaultKind("blocks of a WAL at rest turn to zeros", zeroed_wal, damages=True),
     "lost_write": FaultKind(
         "a write told done that never was, seen at the next start", _lost_write, damages=True

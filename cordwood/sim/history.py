@@ -70,6 +70,7 @@ from cordwood.sim.events import (
     mark_payload,
 )
 from cordwood.sim.payload import identify, make_payload
+from cordwood.sim.scrub_events import NodeScrubbed
 
 __all__ = [
     "GIVEN_UP",
@@ -360,6 +361,17 @@ class HistoryRecorder:
     def faults_healed(self) -> None:
         """Note that there are no faults from here on."""
         self.add(FaultsHealed(self._now_us()))
+
+    def node_scrubbed(
+        self,
+        node: int,
+        log: int,
+        passes: int,
+        rotten: Iterable[tuple[int, int]],
+        damaged: Iterable[tuple[int, int]],
+    ) -> None:
+        """Note what has rotted of a log on a node, and what it knows of that."""
+        self.add(NodeScrubbed(self._now_us(), node, log, passes, tuple(rotten), tuple(damaged)))
 
     def node_dumped(
         self, node: int, rack: str, log: int, slots: Iterable[DumpedSlots], trim: int = 0

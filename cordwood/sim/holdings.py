@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from cordwood.layout import logs_db
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
+from cordwood.sim.memory_logs import MemoryTables
 from cordwood.storage.shard import Shard
 
 BATCH_BYTES = 1 << 20
@@ -21,3 +23,22 @@ async def held_blocks(shard: Shard, log: int) -> list[StoredBlock]:
         blocks += run.blocks
         start = run.next
     return blocks
+
+
+async def rotten_ranges(shard: Shard) -> dict[int, list[tuple[int, int]]]:
+    """By log, the blocks in LogsDB that have rotted and are not trimmed.
+
+    Rows that the directory does not name, of a flush that came to no end, are nobody's.
+    """
+    tables = shard.logs.tables
+    assert isinstance(tables, MemoryTables), "the simulator has the simulator's tables"
+    partitions = {partition.table: partition for partition in shard.logs.partitions}
+    found: dict[int, list[tuple[int, int]]] = {}
+    for table, key in tables.rotten():
+        if table not in partitions:
+            continue
+        log, last, first = logs_db.read_place(key)
+        part = (await shard.logs.parts(partitions[table])).get(log)
+        if part is not None and shard.trim_of(log) < last <= part.last:
+            found.setdefault(log, []).append((first, last))
+    return found

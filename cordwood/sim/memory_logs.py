@@ -5,6 +5,9 @@ takes it, table by table. A flush is one file, replaced atomically and durably, 
 crash may leave of it follows from the disk underneath, and crash states are enumerated
 over it like over the WAL. Now and then a table is flushed by itself, as RocksDB may do.
 
+Each row has a checksum, and one whose value has rotted on the disk is told so when it is read, as
+RocksDB does it by blocks: a start does not fail for it, and nobody is told that it is absent.
+
 Files are `{table}.{number}`; the first of a table makes it, and `{table}.{number}.dropped`
 ends it with all that is below. Nothing leaves the directory: the seam has no removal.
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -35,6 +39,7 @@ CALL_S = 0.001
 DROPPED = ".dropped"
 
 _Stored = list[tuple[bytes, bytes | None]]
+_Head = list[tuple[bytes, int | None, int]]
 
 
 class _Table:
@@ -42,6 +47,7 @@ class _Table:
 
     def __init__(self, first: int) -> None:
         self.rows: dict[bytes, bytes] = {}
+        self.rotten: set[bytes] = set()
         self.unflushed: _Stored = []
         self.files = first
         self.bytes = 0
@@ -53,12 +59,55 @@ class _Table:
                 self.rows.pop(key, None)
             else:
                 self.rows[key] = value
+            self.rotten.discard(key)
         self._keys = None
+
+    def check(self, key: bytes) -> None:
+        if key in self.rotten:
+            raise ChecksumMismatch(f"the value of {key.hex()} has rotted")
 
     def keys(self) -> list[bytes]:
         if self._keys is None:
             self._keys = sorted(self.rows)
         return self._keys
+
+
+class FileRow(NamedTuple):
+    """A row of a file: where its value stands, None where the key is taken away."""
+
+    key: bytes
+    start: int | None
+    stop: int
+    is_rotten: bool
+
+
+def pack_file(rows: Sequence[Row]) -> bytes:
+    """A file: u32 CRC32C of the head, u32 its length; the head, in msgpack: key, length of the
+    value (None for no value) and CRC32C of it for each row; the values back to back."""
+    head = msgspec.msgpack.encode(
+        [(k, None, 0) if v is None else (k, len(v), crc32c(v)) for k, v in rows]
+    )
+    fixed = crc32c(head).to_bytes(4, "little") + len(head).to_bytes(4, "little")
+    return b"".join([fixed, head, *(value for _, value in rows if value is not None)])
+
+
+def read_file(data: bytes, path: str) -> list[FileRow]:
+    """The rows of a file.
+
+    Raises:
+        ChecksumMismatch: its head is damaged.
+    """
+    at = 8 + int.from_bytes(data[4:8], "little")
+    if crc32c(data[8:at]) != int.from_bytes(data[:4], "little"):
+        raise ChecksumMismatch(f"{path}: its checksum is wrong")
+    rows: list[FileRow] = []
+    for key, length, crc in msgspec.msgpack.decode(data[8:at], type=_Head):
+        if length is None:
+            rows.append(FileRow(key, None, at, False))
+        else:
+            rows.append(FileRow(key, at, at + length, crc32c(data[at : at + length]) != crc))
+            at += length
+    return rows
 
 
 class MemoryTables:
@@ -95,10 +144,11 @@ class MemoryTables:
         path = f"{self._path}/{name}"
         data = await self._host.disk.read_file(path)
         assert data is not None, f"{path} was listed"
-        if crc32c(data[4:]) != int.from_bytes(data[:4], "little"):
-            raise ChecksumMismatch(f"{path}: its checksum is wrong")
         held = self._tables.setdefault(table, _Table(self._dropped.get(table, 0)))
-        held.put(msgspec.msgpack.decode(data[4:], type=_Stored))
+        for row in read_file(data, path):
+            held.put([(row.key, None if row.start is None else data[row.start : row.stop])])
+            if row.is_rotten:
+                held.rotten.add(row.key)
         held.files += 1
         held.bytes += len(data)
 
@@ -132,8 +182,7 @@ class MemoryTables:
 
     async def flush(self, table: str) -> None:
         held = self._held(table)
-        body = msgspec.msgpack.encode(held.unflushed)
-        data = crc32c(body).to_bytes(4, "little") + body
+        data = pack_file(held.unflushed)
         held.unflushed = []
         await self._write_file(f"{table}.{held.files:08}", data)
         held.files += 1
@@ -146,7 +195,14 @@ class MemoryTables:
             raise TablesFailed(f"{self._path}: {error}") from error
 
     async def scan(
-        self, table: str, start: bytes, stop: bytes, *, rows_max: int, bytes_max: int
+        self,
+        table: str,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        is_once: bool = False,
     ) -> Rows:
         held = self._held(table)
         await self._pass_time()
@@ -156,6 +212,7 @@ class MemoryTables:
         for key in keys[bisect_left(keys, start) : bisect_left(keys, stop)]:
             if rows and (len(rows) >= rows_max or size >= bytes_max):
                 return Rows(rows, False)
+            held.check(key)
             rows.append((key, held.rows[key]))
             size += len(held.rows[key])
         return Rows(rows, True)
@@ -163,7 +220,14 @@ class MemoryTables:
     async def get(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         held = self._held(table)
         await self._pass_time()
+        for key in keys:
+            held.check(key)
         return [held.rows.get(key) for key in keys]
+
+    def rotten(self) -> list[tuple[str, bytes]]:
+        """Table and key of every row whose value has rotted."""
+        tables = sorted(self._tables.items())
+        return [(table, key) for table, held in tables for key in sorted(held.rotten)]
 
     async def disk_bytes(self) -> int:
         return sum(table.bytes for table in self._tables.values())

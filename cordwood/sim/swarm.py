@@ -78,7 +78,13 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         **_retention(stream(seed, "retention")),
     )
     kept = stream(seed, "recent").choice((0, 0, 10_000, 128 * MIB))
-    cluster = replace(cluster, storage=replace(cluster.storage, recent_bytes=kept))
+    storage = replace(
+        cluster.storage,
+        recent_bytes=kept,
+        scrub_bytes_s=0 if damage is Damage.NONE else MIB,
+        scrub_every_s=5.0,
+    )
+    cluster = replace(cluster, storage=storage)
     cluster = _in_regions(stream(seed, "regions"), cluster)
     client = _client(chance)
     length_s = chance.uniform(35.0, 55.0)

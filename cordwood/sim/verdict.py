@@ -37,6 +37,7 @@ from cordwood.sim.history import (
     TailAnswered,
 )
 from cordwood.sim.position_events import NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
+from cordwood.sim.scrub_events import NodeScrubbed
 
 SHOWN_MAX = 4
 """Elements of a list shown in one line; the history has the rest."""
@@ -75,6 +76,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "stores of the nodes": Evidence((BlockStored,), ("S14",)),
     "work of idle nodes": Evidence((Idled,), ("L8",)),
     "answers of find_time": Evidence((TimeFound,), ("S20",)),
+    "scrubs of the nodes": Evidence((NodeScrubbed,), ("S16",)),
     "trims": Evidence((TrimAsked, NodeTrimmed), ("S18",)),
     "dumps of the nodes": Evidence((NodeDumped,), ("S15",), ("S1", "S3", "S7", "S13")),
 }

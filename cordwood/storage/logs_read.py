@@ -16,6 +16,7 @@ from cordwood.errors import Corrupt
 from cordwood.layout import logs_db
 from cordwood.layout.block_header import peek_stored_bytes
 from cordwood.layout.logs_db import DirectoryEntry, IndexKey
+from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.storage.partition import Part, Partition, Run, Wanted
@@ -48,13 +49,20 @@ class Wish(NamedTuple):
     blocks_max: int
 
 
-async def read_blocks(tables: Tables, directory: Directory, wish: Wish) -> Run:
+async def read_blocks(
+    tables: Tables, directory: Directory, wish: Wish, known: Sequence[DamagedRange] = ()
+) -> Run:
     """Read what is wished for; see `LogsStore.read`.
 
+    Args:
+        known: of this log's ranges, those known to be damaged.
     Raises:
         TablesFailed: the store below does not answer.
     """
     found, limit, damaged = await _find(tables, directory, wish)
+    if known:
+        found, bad = _without_damaged(found, known, wish)
+        damaged += bad
     blocks: list[StoredBlock] = []
     chosen: list[tuple[StoredBlock, Partition]] = []
     size = seen = last = 0
@@ -119,6 +127,30 @@ async def _find(
             limit = min(limit, max(key.last for key, _, _ in found))
     found.sort(key=lambda each: each[0])
     return [each for each in found if each[0].last <= limit], limit, damaged
+
+
+def _without_damaged(
+    found: Sequence[Found], known: Sequence[DamagedRange], wish: Wish
+) -> tuple[list[Found], list[tuple[int, int]]]:
+    """What is left without copies known to be damaged, and the ranges that none other fills."""
+
+    def is_bad(each: Found) -> bool:
+        key, _, partition = each
+        return any(
+            bad.partition == partition.number and bad.first <= key.last and key.first <= bad.last
+            for bad in known
+        )
+
+    left = [each for each in found if not is_bad(each)]
+    whole = {(key.first, key.last) for key, _, _ in left if wish.counts(key.last, key.seal_epoch)}
+    bad = [
+        (max(each.first, wish.start), each.last)
+        for each in known
+        if each.last >= wish.start
+        and each.first <= wish.bound
+        and (each.first, each.last) not in whole  # a repair stored it again, elsewhere
+    ]
+    return left, bad
 
 
 async def _index_rows(

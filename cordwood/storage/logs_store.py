@@ -23,17 +23,26 @@ that runs ahead of one flush loses data).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
 from cordwood.layout.logs_db import DirectoryEntry, LogState, PartitionRow
+from cordwood.layout.scrub_rows import (
+    PROGRESS_KEY,
+    DamagedRange,
+    Progress,
+    pack_progress,
+    read_progress,
+)
 from cordwood.layout.staged import STAGED_TABLE
 from cordwood.layout.waves import StoredBlock
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
+from cordwood.storage.damage_book import DamageBook
 from cordwood.storage.logs_read import Counts, Wish, read_blocks
 from cordwood.storage.partition import Partition, Run, Share, StoredLog, Wanted
 from cordwood.storage.partition_drops import PartitionDrops, TrimOf
@@ -69,6 +78,7 @@ class LogsStore:
         drops: partitions dropped since the start.
         forgotten: how often something was taken out that was trimmed.
         staged: the table of staged blocks.
+        damages: what is known to be damaged.
     """
 
     def __init__(self, tables: Tables, settings: StorageSettings) -> None:
@@ -85,6 +95,7 @@ class LogsStore:
         self._next_number = 1
         self._last_us = 0
         self.staged = StagedTable(tables)
+        self.damages = DamageBook(tables)
         # Entries of open partitions as they are now, for the flushes that add to them.
         self._entries: dict[tuple[int, int], DirectoryEntry] = {}
         self._directories: OrderedDict[int, list[tuple[Partition, DirectoryEntry]]] = OrderedDict()
@@ -107,6 +118,7 @@ class LogsStore:
             await tables.create(META)
         await store._check_origin(node)
         await store._read_partitions(names)
+        await store.damages.open()
         (offset,) = await tables.get(META, [logs_db.OFFSET_KEY])
         if offset is not None:
             store.offset = logs_db.read_offset(offset)
@@ -355,6 +367,41 @@ class LogsStore:
         async with self._writing:
             return await self._drops.cut_trimmed(trim_of)
 
+    async def note_damage(self, damaged: DamagedRange, why: str) -> bool:
+        """Answer that nothing is known of a range from now on; False if it was so before.
+
+        Raises:
+            TablesFailed, TablesNoSpace: it is so until the next start only.
+        """
+        async with self._writing:
+            return await self.damages.note(damaged, why)
+
+    async def note_progress(self, progress: Progress) -> None:
+        """Remember over a restart how far scrubbing has come.
+
+        Raises:
+            TablesFailed, TablesNoSpace: it is not remembered.
+        """
+        async with self._writing:
+            row = (PROGRESS_KEY, pack_progress(progress))
+            await self._tables.write(META, [row])
+            await self._tables.flush(META)
+
+    async def progress(self) -> Progress:
+        """How far scrubbing had come.
+
+        Raises:
+            TablesFailed, Corrupt: the metadata cannot be read.
+        """
+        (value,) = await self._tables.get(META, [PROGRESS_KEY])
+        return Progress() if value is None else read_progress(value)
+
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """No flush, drop or cut is under way for the length of the block."""
+        async with self._writing:
+            yield
+
     async def parts(self, partition: Partition) -> dict[int, DirectoryEntry]:
         """See `PartitionDrops.parts`."""
         return await self._drops.parts(partition)
@@ -448,7 +495,8 @@ class LogsStore:
         while True:
             forgotten = self.forgotten
             try:
-                run = await read_blocks(self._tables, await self.directory(log), wish)
+                directory = await self.directory(log)
+                run = await read_blocks(self._tables, directory, wish, self.damages.of_log(log))
             except TablesFailed:
                 if forgotten == self.forgotten:
                     raise

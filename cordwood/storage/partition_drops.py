@@ -97,6 +97,8 @@ class PartitionDrops:
         size = sum(entry.bytes for entry in gone.values())
         if not gone or len(gone) == len(parts) or size < partition.bytes * CUT_SHARE:
             return None
+        if store.damages.holds(partition.number):
+            return None  # to write it anew would lose what a repair may still find there
         left = partition.bytes - size
         row = logs_db.pack_partition(partition.row()._replace(bytes=left))
         await self._forget(partition, gone, row)
@@ -124,6 +126,8 @@ class PartitionDrops:
         number, logs = partition.number, sorted(parts)
         states = await self._tables.get(META, [logs_db.state_key(log) for log in logs])
         rows: list[Row] = [(logs_db.partition_key(number), row)]
+        if row is None:
+            rows += self._store.damages.forget(number)
         left: dict[int, StoredLog] = {}
         for log, state in zip(logs, states, strict=True):
             rows += [(logs_db.directory_key(log, number), None)]

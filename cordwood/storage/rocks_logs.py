@@ -244,9 +244,22 @@ class RocksTables:
             database.holds_unflushed = False
 
     async def scan(
-        self, table: str, start: bytes, stop: bytes, *, rows_max: int, bytes_max: int
+        self,
+        table: str,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        is_once: bool = False,
     ) -> Rows:
-        return await self._on(table, lambda handle: _scan(handle, start, stop, rows_max, bytes_max))
+        options: Any = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(stop)
+        options.set_readahead_size(min(bytes_max, BATCH_BYTES))
+        options.fill_cache(not is_once)
+        return await self._on(
+            table, lambda handle: _scan(handle, options, start, rows_max, bytes_max)
+        )
 
     async def get(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._on(table, lambda handle: list(handle.get(list(keys))))
@@ -280,10 +293,7 @@ class RocksTables:
             db.close()
 
 
-def _scan(handle: Any, start: bytes, stop: bytes, rows_max: int, bytes_max: int) -> Rows:
-    options = rocksdict.ReadOptions()
-    options.set_iterate_upper_bound(stop)
-    options.set_readahead_size(min(bytes_max, BATCH_BYTES))
+def _scan(handle: Any, options: Any, start: bytes, rows_max: int, bytes_max: int) -> Rows:
     iterator = handle.iter(options)
     iterator.seek(start)
     rows: list[tuple[bytes, bytes]] = []

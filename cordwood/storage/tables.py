@@ -91,12 +91,20 @@ class Tables(Protocol):
         """
 
     async def scan(
-        self, table: str, start: bytes, stop: bytes, *, rows_max: int, bytes_max: int
+        self,
+        table: str,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        is_once: bool = False,
     ) -> Rows:
         """Rows from `start` on and below `stop`, at least one if there is any.
 
         Args:
             rows_max, bytes_max: it ends once either is reached; bytes are of values.
+            is_once: nobody reads them again soon: they take nobody's place in a cache.
         Raises:
             TablesFailed: see the module.
             Corrupt: a part of it fails its checksum.

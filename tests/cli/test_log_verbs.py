@@ -100,6 +100,10 @@ def test_nodes(run):
     assert [log["log"] for log in shown["logs"]] == ["/orders/eu", "/other", "/trimmed"]
     assert "/orders/eu" in run("nodes", "show", "1")
     assert "there are 1" in run("nodes", "show", "9", exit_code=1)
+    (scrubbed,) = json.loads(run("nodes", "scrub", "--json"))
+    assert (scrubbed["node"], scrubbed["bytes_s"], scrubbed["damaged"]) == (1, 1 << 20, 0)
+    assert "1.0 MiB/s" in run("nodes", "scrub", "1")
+    assert "there are 1" in run("nodes", "scrub", "9", exit_code=1)
 
 
 def test_nodesets_tile_the_epochs():

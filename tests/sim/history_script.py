@@ -15,6 +15,7 @@ One event a line; each line comes one millisecond after the one before::
     w1 trims e1n4                   a client is about to trim
     w1 trimmed e1n4 n1 n2           … and is told that these nodes have
     n1 trims e1n4                   a node has, durably
+    n1 scrubbed 1 rotten e1n2 found e1n1-e1n3   passes over its store; what rotted, what it found
     n1 retains e1n4 5               … is about to, as its log keeps records for 5 s
     w1 finds 7 e1n4 upto e1n9 [early]   find_time of append time 7 µs; it may lie too early
     w1 told Overloaded              another call of it ended with this error
@@ -97,6 +98,7 @@ from cordwood.sim.position_events import (
     TrimAnswered,
     TrimAsked,
 )
+from cordwood.sim.scrub_events import NodeScrubbed
 from cordwood.sim.token_events import FenceAnswered, FenceAsked
 
 STEP_US = 1000
@@ -172,6 +174,11 @@ class _Stage:
         elif re.match(r"n\d", words[0]) and words[1:2] == ["retains"]:
             node, lsn, kept_us = int(words[0][1:]), parse_lsn(words[2]), int(words[3]) * 10**6
             self.add(RetentionTrims(self.time_us, node, self.log, lsn, "time", kept_us))
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["scrubbed"]:
+            at = words.index("found")
+            rotten, damaged = (tuple(map(_span, some)) for some in (words[4:at], words[at + 1 :]))
+            node, passes = int(words[0][1:]), int(words[2])
+            self.add(NodeScrubbed(self.time_us, node, self.log, passes, rotten, damaged))
         elif re.match(r"n\d", words[0]) and words[1:2] == ["trims"]:
             node, lsn = int(words[0][1:]), parse_lsn(words[2])
             self.add(NodeTrimmed(self.time_us, node, self.log, lsn))

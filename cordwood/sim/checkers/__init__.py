@@ -44,6 +44,7 @@ from cordwood.sim.checkers.reading import (
     check_tiling,
 )
 from cordwood.sim.checkers.releases import check_release_is_replicated
+from cordwood.sim.checkers.scrubbed import check_scrubbed
 from cordwood.sim.checkers.sessions import (
     check_pipelined_order,
     check_session_order,
@@ -84,6 +85,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S13": check_recovery_keeps_acks,
         "S14": check_release_is_replicated,
         "S15": check_copies,
+        "S16": check_scrubbed,
         "S17": check_own_disk,
         "S18": check_trims,
         "S20": check_find_time,
@@ -105,7 +107,6 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
 
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "S16": "repair of corrupt copies; that damage is never told as absence, S2, S3 and S7 say",
         "S19": "the object tier",
         "S23": "transactions, if they are ever shipped",
         "S27": "cluster configuration that changes while the cluster runs",

@@ -129,6 +129,7 @@ def _kept_by_time(options: RunOptions) -> RunOptions:
         retention_every_s=1.0,
         disk_look_s=0.5,
         recent_bytes=0,
+        scrub_bytes_s=0,
     )
     return replace(
         options,
@@ -155,7 +156,7 @@ RECOVERIES = ground(
 
 
 def _seldom_flushed(options: RunOptions) -> RunOptions:
-    storage = StorageSettings(flush_age_s=60.0, disk_look_s=0.5)
+    storage = StorageSettings(flush_age_s=60.0, disk_look_s=0.5, scrub_bytes_s=0)
     cluster = replace(options.cluster, storage=storage, attributes=LogAttributes())
     return replace(options, cluster=cluster)
 
@@ -236,6 +237,27 @@ AMNESIA = ground("amnesia", every_s=3.0)
 
 BAD_DISKS = ground("crash", "pause", shape=_damaged, restart_s=1.0)
 """What one node has lost, others have and are away with, now and then."""
+
+
+def _scrubbed(options: RunOptions) -> RunOptions:
+    """Everything is kept, soon in LogsDB, and looked at every few seconds."""
+    storage = StorageSettings(
+        flush_age_s=0.5, disk_look_s=0.5, recent_bytes=0, scrub_bytes_s=MIB, scrub_every_s=2.0
+    )
+    cluster = replace(options.cluster, storage=storage, attributes=LogAttributes())
+    return replace(options, cluster=cluster)
+
+
+ROT = ground(
+    "rotten_tables",
+    shape=both(
+        _damaged, _scrubbed,
+        planned(*(Fault("rotten_tables", (1,), 6.0 + 3.0 * turn, 0.3) for turn in range(3))),
+    ),
+    length_s=16.0,
+    trim_s=0.0,
+)  # fmt: skip
+"""Rows rot on the disk of one node while it does not run."""
 
 FEW_NODES = ground("crash", "pause", shape=cluster_of(3, 3))
 """As many nodes as copies: whoever is away is missed."""

@@ -114,6 +114,21 @@ def _edge_is_older(right: Any) -> Any:
     return directory
 
 
+def _scrub_trusts_index(right: Any) -> Any:
+    async def check_bodies(self: Any, *_: Any) -> None:
+        return
+
+    return check_bodies
+
+
+def _scrub_goes_on_with_next(right: Any) -> Any:
+    async def report(self: Any, partition: Any, log: int, first: int, last: int, why: str) -> None:
+        # Off by a block: what follows the bad one is told.
+        await right(self, partition, log, last + 1, last + 1, why)
+
+    return report
+
+
 async def _empty_disk_taken(self: Any) -> None:
     return
 
@@ -146,6 +161,10 @@ BUGS = (
                hunt=grounds.TIMES),
     PlantedBug("restart-forgets-trims", "a node forgets its trim points when it restarts",
                changed({f"{_SHARD}._replay": _restart_forgets_trims}), hunt=grounds.TRIMS),
+    PlantedBug("scrub-trusts-index", "scrubbing reads what the index says and no body",
+               changed({"storage.scrub:Scrub._check_bodies": _scrub_trusts_index}), hunt=grounds.ROT),
+    PlantedBug("scrub-tells-neighbour", "scrubbing tells the block behind the bad one",
+               changed({"storage.scrub:Scrub._report": _scrub_goes_on_with_next}), hunt=grounds.ROT),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
                changed({f"{_CACHED}.readable": _never_purges}), hunt=grounds.PURGES),
 )  # fmt: skip

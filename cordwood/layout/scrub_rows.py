@@ -1,0 +1,89 @@
+"""What scrubbing keeps in LogsDB's table of metadata: how far it has come, and what it found.
+
+Little-endian but for keys, whose order is that of what they name::
+
+    "s" ► u64 passes ended, i64 the present one began (µs, wall clock), u64 partition, u64 log:
+        the first part that it has not looked at, u64 bytes it has read
+    "x" u64 partition, u64 log, u64 first, u64 last ► why, in UTF-8: this copy of that range
+        is damaged
+
+Source: design.md §5; `storage.scrub`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from cordwood.errors import Malformed
+
+PROGRESS_KEY = b"s"
+DAMAGES = (b"x", b"y")
+"""From and below: the keys of all damage."""
+
+WHY_BYTES_MAX = 200
+"""Of a reason: what RocksDB says of a bad block names its file and place in less."""
+
+_PROGRESS = struct.Struct("<QqQQQ")
+_DAMAGE = struct.Struct(">cQQQQ")
+
+
+class Progress(NamedTuple):
+    """How far scrubbing has come; see the layout above."""
+
+    passes: int = 0
+    began_us: int = 0
+    partition: int = 0
+    log: int = 0
+    bytes: int = 0
+
+
+class DamagedRange(NamedTuple):
+    """A range `[first, last]` of a log whose copies in one partition are not to be trusted."""
+
+    partition: int
+    log: int
+    first: int
+    last: int
+
+
+def pack_progress(progress: Progress) -> bytes:
+    """The value under PROGRESS_KEY."""
+    return _PROGRESS.pack(*progress)
+
+
+def read_progress(value: bytes) -> Progress:
+    """The value under PROGRESS_KEY.
+
+    Raises:
+        Malformed: of another length.
+    """
+    if len(value) != _PROGRESS.size:
+        raise Malformed(f"LogsDB holds {len(value)} bytes where a scrub's progress stands")
+    return Progress(*_PROGRESS.unpack(value))
+
+
+def damage_key(damaged: DamagedRange) -> bytes:
+    """The key of a damaged range."""
+    return _DAMAGE.pack(b"x", *damaged)
+
+
+def read_damage_key(key: bytes) -> DamagedRange:
+    """The damaged range that a key names.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if len(key) != _DAMAGE.size:
+        raise Malformed(f"LogsDB holds {key!r} where the key of damage stands")
+    return DamagedRange(*_DAMAGE.unpack(key)[1:])
+
+
+def pack_why(why: str) -> bytes:
+    """A reason, cut to what is kept of one."""
+    return why.encode()[:WHY_BYTES_MAX]
+
+
+def read_why(value: bytes) -> str:
+    """A reason."""
+    return value.decode(errors="replace")

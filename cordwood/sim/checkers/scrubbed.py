@@ -1,0 +1,45 @@
+"""S16: what rots at rest is found by scrubbing, and nothing that is well is called damaged.
+
+That a damaged copy is never told as absent, S2, S3 and S7 say; repair of damaged copies is
+still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cordwood.lsn import format_lsn
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import FaultStruck
+from cordwood.sim.scrub_events import NodeScrubbed, Range
+
+OTHER_DAMAGE = frozenset({"lost_write", "misdirected_write"})
+"""Faults that spoil what is on a disk otherwise than by rot: what they hit is not told here."""
+
+
+def check_scrubbed(evidence: Evidence) -> list[Violation]:
+    """S16: a pass finds every rotten block, and what is called damaged has rotted."""
+    spoiled = {
+        node
+        for event in evidence.events
+        if isinstance(event, FaultStruck) and event.kind in OTHER_DAMAGE
+        for node in event.nodes
+    }
+    found: list[Violation] = []
+    for event in evidence.events:
+        if not isinstance(event, NodeScrubbed):
+            continue
+        for rotten in event.rotten:
+            if event.passes and not _meets(rotten, event.damaged):
+                text = f"node {event.node} scrubbed over rot up to {format_lsn(rotten[1])}"
+                found.append(Violation("S16", text, event.log, rotten[0], (event,)))
+        for damaged in event.damaged:
+            if event.node not in spoiled and not _meets(damaged, event.rotten):
+                text = f"node {event.node} calls damaged what is well"
+                found.append(Violation("S16", text, event.log, damaged[0], (event,)))
+    return found
+
+
+def _meets(one: Range, others: Sequence[Range]) -> bool:
+    return any(one[0] <= last and first <= one[1] for first, last in others)

@@ -1,0 +1,48 @@
+"""What a storage node says of its logs on status pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cordwood.layout.message import LogState
+from cordwood.storage.partition import StoredLog
+from cordwood.storage.shard import Shard
+
+
+class Sequencing(Protocol):
+    """A sequencer of a log, as far as its state is shown."""
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+
+    @property
+    def lng(self) -> int:
+        """Its last known good."""
+
+
+def log_states(shard: Shard, active: Mapping[int, Sequencing]) -> list[LogState]:
+    """Every log that a node holds something of or sequences, by number.
+
+    Args:
+        active: the logs that it sequences.
+    """
+    states: list[LogState] = []
+    for log in sorted(set(shard.cache.logs) | set(active)):
+        held = shard.cache.log(log)
+        stored = shard.logs.logs.get(log) or StoredLog()
+        appender = active.get(log)
+        states.append(
+            LogState(
+                log=log,
+                sequencing=appender is not None,
+                epoch=appender.epoch if appender else held.released >> 32,
+                lng=appender.lng if appender else 0,
+                released=held.released,
+                blocks=len(held) + stored.blocks,
+                bytes=held.bytes + stored.bytes,
+                sealed=shard.sealed(log),
+            )
+        )
+    return states
