@@ -13,7 +13,7 @@ Source: reliability digest §0 (3), §5.1 (bit rot); Alagappan et al., FAST 2018
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from crc32c import crc32c
 
@@ -110,11 +110,26 @@ def _durable_places(disk: SimDisk, chance: random.Random, path: str) -> list[tup
     durable = max([header.durable, *(record.durable for record in records)])
     data = [r for r in records if r.kind is WalKind.DATA and r.stop <= durable]
     hit = chance.sample(data, min(len(data), chance.randint(1, RECORDS_MAX)))
+    intact = [record for record in records if record not in hit]
     places = []
     for record in hit:
+        if not _can_be_told(record, header, intact):
+            continue
         start = wal_position(record.offset, header.ring)
         places.append((start, start + record.stop - record.offset))
     return places
+
+
+def _can_be_told(record: WalRecord, header: WalHeader, intact: Sequence[WalRecord]) -> bool:
+    """Whether a start that reads one window past a bad record meets who vouches for it.
+
+    It does not where one block was as long as the window and the next, the last one, begins where
+    the window ends: that is as if a crash had cut the block short.
+    """
+    limit = align_down(record.offset) + header.window
+    return header.durable >= record.stop or any(
+        record.offset < other.offset < limit and other.durable >= record.stop for other in intact
+    )
 
 
 def _header(file: StoredFile) -> WalHeader | None:

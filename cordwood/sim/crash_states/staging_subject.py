@@ -138,7 +138,7 @@ class StagingSubject:
         settings: StorageSettings = life.chance.choice(STORAGE)
         tables = memory_tables(DIRECTORY, settings, host)
         logs, states = await LogsStore.open(tables, settings, NodeId(1))
-        shard = await Shard.open(wal, logs, states, settings.cache_bytes, lambda log: None)
+        shard = await Shard.open(wal, logs, states, settings, lambda log: None)
         staging = Staging(shard, host.clock.now_us)
         await self._compare(life, staging, promised)
         flusher = Flusher(shard, settings, host.clock, lambda: None)

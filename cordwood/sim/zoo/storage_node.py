@@ -14,6 +14,7 @@ from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _SHARD = "storage.shard:Shard"
 _CACHED = "storage.log_cache:CachedLog"
+_SCRUB = "storage.scrub:Scrub"
 
 LATE_S = 1.0
 """How long after its answer a node stores what it has confirmed."""
@@ -162,9 +163,9 @@ BUGS = (
     PlantedBug("restart-forgets-trims", "a node forgets its trim points when it restarts",
                changed({f"{_SHARD}._replay": _restart_forgets_trims}), hunt=grounds.TRIMS),
     PlantedBug("scrub-trusts-index", "scrubbing reads what the index says and no body",
-               changed({"storage.scrub:Scrub._check_bodies": _scrub_trusts_index}), hunt=grounds.ROT),
+               changed({f"{_SCRUB}._check_bodies": _scrub_trusts_index}), hunt=grounds.ROT),
     PlantedBug("scrub-tells-neighbour", "scrubbing tells the block behind the bad one",
-               changed({"storage.scrub:Scrub._report": _scrub_goes_on_with_next}), hunt=grounds.ROT),
+               changed({f"{_SCRUB}._report": _scrub_goes_on_with_next}), hunt=grounds.ROT),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
                changed({f"{_CACHED}.readable": _never_purges}), hunt=grounds.PURGES),
 )  # fmt: skip
