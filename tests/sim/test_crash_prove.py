@@ -47,7 +47,7 @@ class TestSweeps:
         swept = sweep(60.0, 0, states_max=500)
         assert swept.problem == ""
         assert 500 <= swept.states < 5000
-        assert set(swept.found) <= {"wal", "shard", "node"}
+        assert set(swept.found) <= {"wal", "shard", "node", "staging"}
         assert f"{swept.states:,} crash states in" in swept.report()
 
     def test_it_ends_in_time(self):
