@@ -225,10 +225,11 @@ class Node:
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
-            self._scrub.run(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
+        self._tasks.create_task(self._scrub.run())
+        self._exit.push_async_callback(self._scrub.close)
         self._exit.callback(self._stop_purging)
         for log in sorted(self._shard.cache.logs):
             self._on_change(log)

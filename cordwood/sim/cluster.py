@@ -254,7 +254,11 @@ class SimCluster:
                 self._recorder.node_dumped(number, rack, log, slots, trim)
             rotten = await rotten_ranges(node.shard)
             for log in sorted(node.shard.cache.logs):
-                damaged = [(each.first, each.last) for each in node.shard.logs.damages.of_log(log)]
+                damaged = [
+                    (each.first, each.last)
+                    for each in node.shard.logs.damages.of_log(log)
+                    if each.last > node.shard.trim_of(log)
+                ]
                 passes = node.scrub.whole_passes
                 self._recorder.node_scrubbed(number, log, passes, rotten.get(log, ()), damaged)
 

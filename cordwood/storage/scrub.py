@@ -18,6 +18,7 @@ Source: design.md §5; LogDevice digest 2.10 (CHECKSUM_FAIL).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -55,6 +56,10 @@ Key = tuple[int, int]
 """Last and first LSN of a block, as its keys are ordered."""
 
 
+class _Stopped(Exception):
+    """Scrubbing is to end: out of all loops."""
+
+
 class Scrub:
     """See the module; `run` does the work.
 
@@ -85,11 +90,26 @@ class Scrub:
         self._activity = activity
         self._pace = ScrubPace(settings.scrub_bytes_s or 1)
         self._saved_s = 0.0
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Scrub until cancelled; at once over where the budget is nothing."""
-        if not self._bytes_s:
-            return
+        """Scrub until `close`; at once over where the budget is nothing."""
+        try:
+            if self._bytes_s:
+                await self._go_on()
+        except _Stopped:
+            pass
+        finally:
+            self._ended.set()
+
+    async def close(self) -> None:
+        """Let the step that is under way end: cancelled in the middle of a write to LogsDB, it
+        would leave that to go on beside the next one."""
+        self._stopping.set()
+        await self._ended.wait()
+
+    async def _go_on(self) -> None:
         self.progress = await self._logs.progress()
         while not self._shard.failed:
             if self._logs.partitions and self._is_due():
@@ -99,7 +119,14 @@ class Scrub:
                     self.whole_passes += is_whole
                 except CordwoodError as error:
                     logger.warning("scrubbing has to wait: %s", error)
-            await asyncio.sleep(self._idle_s)
+            await self._sleep(self._idle_s)
+
+    async def _sleep(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        if self._stopping.is_set():
+            raise _Stopped
 
     def state(self) -> ScrubState:
         """For people."""
@@ -324,10 +351,10 @@ class Scrub:
     async def _wait(self, size: int, blocks: int) -> None:
         """Keep to the budget, and let others go first."""
         self.progress = self.progress._replace(bytes=self.progress.bytes + size)
-        await asyncio.sleep(self._pace.pause_s(size, blocks))
+        await self._sleep(self._pace.pause_s(size, blocks))
         waited_s = 0.0
         while self._pace.is_busy(self._activity()) and waited_s < BUSY_WAIT_MAX_S:
-            await asyncio.sleep(LOOK_S)
+            await self._sleep(LOOK_S)
             waited_s += LOOK_S
 
 

@@ -129,8 +129,8 @@ async def scrub_for(made: Made, seconds: float, **more: Callable[[], int]) -> Sc
     scrub = Scrub(made.shard, made_host(made.disk).clock, SETTINGS, **more)
     task = asyncio.create_task(scrub.run())
     await asyncio.sleep(seconds)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await scrub.close()
+    await task
     return scrub
 
 
@@ -196,8 +196,8 @@ def test_good_blocks_are_never_reported_while_flushes_trims_and_drops_go_on() ->
                     made.shard.cache.log(log).release(at(n))
                     await made.shard.trim(log, at(n - 5), at(n))
                 await logs.drop_trimmed(made.shard.trim_of)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await scrub.close()
+        await task
         assert scrub.whole_passes > 2
         assert damages(made) == []
 
