@@ -84,9 +84,13 @@ class TestBatches:
         assert [batch.num_rows for batch in batches] == [8192, 8192, 20_000 - 2 * 8192]
 
     def test_large_records_fill_a_batch_by_bytes(self):
-        batches = gather(in_a_row([40] * 30, size=16 << 10))
+        batches = gather(in_a_row([4] * 300, size=16 << 10))
         assert sum(batch.num_rows for batch in batches) == 1200
         assert len(batches) == 5
+
+    def test_what_is_large_as_it_is_is_not_copied(self):
+        batches = gather(in_a_row([40] * 30, size=16 << 10))
+        assert [batch.num_rows for batch in batches] == [40] * 30
 
     @pytest.mark.parametrize("count", [5, 31])
     def test_a_block_of_large_records_is_cut_by_bytes(self, count):

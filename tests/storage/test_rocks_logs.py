@@ -95,10 +95,12 @@ def test_who_is_cancelled_while_it_opens_leaves_a_partition_that_opens(tmp_path:
             await tables._databases["a"].close()
             reading = asyncio.create_task(tables.get("a", [b"key"]))
             await asyncio.sleep(wait_s)
-            reading.cancel()
+            was_opening = reading.cancel()
             assert await tables.get("a", [b"key"]) == [b"value"]
-            with pytest.raises(asyncio.CancelledError):
-                await reading
+            assert was_opening or wait_s, "who asked a moment ago cannot have an answer"
+            if was_opening:
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
 
     play(tmp_path, scenario)
 

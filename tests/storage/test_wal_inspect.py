@@ -204,10 +204,10 @@ def test_what_a_writer_changes_meanwhile_is_neither_hole_nor_damage() -> None:
         await append_each(wal, [bytes(240_000)] * 10)
         for_first_pass = bytearray(disk.file.stable)
         await append_each(wal, [bytes(240_000)] * 30)
-        # The first piece is read before the later writes, the next after them.
-        view = await WalView.open(Moving(disk, bytes(for_first_pass), 2), PATH)
+        # The first pieces of 1 MiB are read before the later writes, the next after them.
+        view = await WalView.open(Moving(disk, bytes(for_first_pass), 4), PATH)
         assert (await view._pass()).damage != ()
-        view = await WalView.open(Moving(disk, bytes(for_first_pass), 2), PATH)
+        view = await WalView.open(Moving(disk, bytes(for_first_pass), 4), PATH)
         verdict = await view.check()
         assert (verdict.damage, verdict.holes, verdict.records) == ((), (), 40)
 

@@ -254,8 +254,8 @@ class TestProxies:
         {"cluster_id", "close", "create_log", "epoch_end", "is_closed", "log", "logs", "members",
          "on_node_down", "on_node_frame", "on_node_up", "run_by", "status", "wait_closed",
          "bridge", "fail", "info", "is_done", "next_lsn", "number", "on_blocks", "on_reading",
-         "open", "arrow", "buffered_writer", "consumer", "streams", "reader", "released", "serve",
-         "serve_with", "log_tree", "trouble", "items_of", "on_gaps", "is_connected",
+         "open", "arrow", "gatherer", "buffered_writer", "consumer", "streams", "reader",
+         "released", "serve", "serve_with", "log_tree", "trouble", "items_of", "on_gaps", "is_connected",
          "stage", "unstage", "publish", "published", "fence", "use_fencing_token"}
     )  # fmt: skip
 
