@@ -14,10 +14,13 @@ from pathlib import Path
 
 def main() -> None:
     told = json.loads(sys.argv[1])
+    from cordwood.spark import register
     from cordwood.spark.session import open_session
 
     options = {"spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     spark = open_session("any-master", told["master"], options=options)
+    if told.get("register"):
+        register(spark)
     source = {
         "cordwood.bootstrap.servers": told["servers"], "subscribe": told["log"],
         "startingOffsets": "earliest", "minPartitions": "4",

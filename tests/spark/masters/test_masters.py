@@ -45,7 +45,8 @@ def run(
     scratch.mkdir(parents=True, exist_ok=True)
     order = {
         "master": master, "servers": cluster.url, "log": logs[0], "copy": logs[1],
-        "scratch": str(scratch),
+        # A source that Spark finds by itself is run by the driver's Python.
+        "scratch": str(scratch), "register": bool(workers),
     }  # fmt: skip
     script = Path(__file__).with_name("any_master.py")
     env = environment(python) | ({"PYSPARK_PYTHON": workers} if workers else {})
@@ -53,7 +54,8 @@ def run(
         env.pop("PYTHONPATH")  # what is installed counts
     done = subprocess.run(
         [python, str(script), json.dumps(order)],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        cwd=scratch if workers else ROOT,  # where they stand they import from, too
+        env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
     )  # fmt: skip
     if done.returncode:
         raise AssertionError(f"{done.stdout[-1500:]}\n{done.stderr[-6000:]}")
