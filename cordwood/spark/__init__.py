@@ -16,6 +16,13 @@ __all__ = ["register"]
 
 def register(spark: SparkSession) -> None:
     """Make `format("cordwood")` known to a session; doing it twice is fine."""
+    from pyspark.errors import AnalysisException
+
     from cordwood.spark.source import CordwoodSource
 
-    spark.dataSource.register(CordwoodSource)
+    try:
+        spark.dataSource.register(CordwoodSource)
+    except AnalysisException as error:
+        # Spark refuses what it has found by itself, which is the same source.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise

@@ -129,7 +129,8 @@ def kill_a_worker_soon() -> None:
                 fields = stat[stat.rindex(b")") + 2 :].split()
                 ours = int(fields[3]) == os.getsid(0)
                 parent = int(fields[1])
-                if ours and b"pyspark.daemon" in line and _is_daemon(parent):
+                # Other workers of a daemon plan for the driver, which tries nothing again.
+                if ours and b"pyspark.worker" in line.split(b"\0") and _is_daemon(parent):
                     os.kill(int(entry.name), signal.SIGKILL)
                     return
             time.sleep(0.01)
