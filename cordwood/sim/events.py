@@ -14,7 +14,9 @@ import crc32c
 import msgspec
 
 from cordwood.block import Buffer, GapKind
+from cordwood.sim.end_events import EndEvent
 from cordwood.sim.event import Crc, EpochValue, HistoryEvent, LsnValue, TimeUs
+from cordwood.sim.node_events import NodeEvent
 from cordwood.sim.payload import identify
 from cordwood.sim.position_events import PositionEvent
 from cordwood.sim.scrub_events import NodeScrubbed
@@ -401,4 +403,6 @@ Event: TypeAlias = (
     | PositionEvent
     | TokenEvent
     | NodeScrubbed
+    | EndEvent
+    | NodeEvent
 )

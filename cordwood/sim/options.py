@@ -36,6 +36,8 @@ class RunOptions:
             OVERLOADED for good, and no success is owed.
         absent: nodes that stay away when the faults are over: the first one hangs, the
             others are dead. The rest owes everything meanwhile; they come back at the end.
+        paced: whether appends are timed with all nodes well and with one hampered (L7).
+        loses: nodes that are lost for good at the end, see `sim.aftermath`: "" for none.
         must_count: whether the workload goes on after the healing until the run counts;
             a scenario for a test need not.
     """
@@ -50,6 +52,8 @@ class RunOptions:
     buggify: bool = False
     fills: bool = False
     absent: tuple[NodeId, ...] = ()
+    paced: bool = False
+    loses: str = ""
     must_count: bool = True
 
     def drawn_plan(self, seed: int) -> tuple[Fault, ...]:

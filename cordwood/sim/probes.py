@@ -11,6 +11,7 @@ Source: FoundationDB's CODE_PROBE; reliability digest §1, §4.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from cordwood.sim.history import (
     ReadEnded,
     TailAnswered,
 )
+from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.recorded_metadata import current_node
 from cordwood.sim.zoo.bug import find_place
@@ -439,10 +441,35 @@ def _noting_retention(original: Any, recorder: HistoryRecorder) -> Any:
     return trim
 
 
+def _noting_told_nodesets(original: Any, recorder: HistoryRecorder) -> Any:
+    async def tell_nodesets(self: Any, log: int, epoch: int, history: Any) -> None:
+        await original(self, log, epoch, history)
+        _note_nodesets(recorder, log, *self.nodesets.__wrapped__(self, log))
+
+    return tell_nodesets
+
+
+def _noting_nodesets(original: Any, recorder: HistoryRecorder) -> Any:
+    @functools.wraps(original)
+    def nodesets(self: Any, log: int) -> Any:
+        told = original(self, log)
+        _note_nodesets(recorder, log, *told)
+        return told
+
+    return nodesets
+
+
+def _note_nodesets(recorder: HistoryRecorder, log: int, epoch: int, history: Any) -> None:
+    entries = tuple(EpochsNodes(e.since, tuple(e.nodes), e.copies) for e in history)
+    recorder.add(NodesetsKnown(recorder.now_us, current_node(), log, epoch, entries))
+
+
 _NOTES = (
     (f"{_ROLE}.release", _noting_releases),
     (f"{_SHARD}._insert", _noting_stores),
     (f"{_SHARD}._on_trimmed", _noting_trims),
+    (f"{_SHARD}.tell_nodesets", _noting_told_nodesets),
+    (f"{_SHARD}.nodesets", _noting_nodesets),
     ("storage.retention:Retention._trim", _noting_retention),
 )
 """What is written down where it happens."""

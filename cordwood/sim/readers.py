@@ -20,7 +20,7 @@ from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
-from cordwood.sim.history import EndReason
+from cordwood.sim.history import EndReason, HistoryRecorder
 from cordwood.sim.keys import KEYS
 from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
 
@@ -51,6 +51,14 @@ class Manner(enum.Enum):
     KEYS = "keys"
     HEADS = "heads"
     ARROW = "arrow"
+
+
+def given_to(recorder: HistoryRecorder, reader: str, item: Record | Gap) -> None:
+    """Note what a reader was given."""
+    if isinstance(item, Gap):
+        recorder.gap_delivered(reader, item.first, item.last, item.kind)
+    else:
+        recorder.record_delivered(reader, item.lsn, item.value, item.append_time_us)
 
 
 async def follow(name: str, log: str, clients: Clients, host: Host) -> None:
@@ -181,13 +189,10 @@ class _Reader:
             self._given(item, stream.info.log_id)
 
     def _given(self, item: Record | Gap, log_id: int) -> None:
-        recorder = self._clients.recorder
-        if isinstance(item, Gap):
-            recorder.gap_delivered(self._name, item.first, item.last, item.kind)
-            return
-        recorder.record_delivered(self._name, item.lsn, item.value, item.append_time_us)
-        self._clients.note_time(log_id, item.append_time_us)
-        self._note_place(item.lsn)
+        given_to(self._clients.recorder, self._name, item)
+        if isinstance(item, Record):
+            self._clients.note_time(log_id, item.append_time_us)
+            self._note_place(item.lsn)
 
     def _note_place(self, lsn: int) -> None:
         if len(self._seen) < SEEN_MAX:
@@ -264,7 +269,4 @@ class _Browser:
     def _given(self, portion: Portion) -> None:
         recorder, reader = self._clients.recorder, self._reader(portion.log)
         for item in portion:
-            if isinstance(item, Gap):
-                recorder.gap_delivered(reader, item.first, item.last, item.kind)
-            else:
-                recorder.record_delivered(reader, item.lsn, item.value, item.append_time_us)
+            given_to(recorder, reader, item)

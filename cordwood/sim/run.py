@@ -17,6 +17,7 @@ from functools import partial
 from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
+from cordwood.sim.aftermath import lose_nodes, measure_pace
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.cast import (
     ASKER,
@@ -32,6 +33,7 @@ from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.fault_plan import Damage, Fault
+from cordwood.sim.gauges import Gauges
 from cordwood.sim.history import (
     AppendInvoked,
     EpochTaken,
@@ -45,6 +47,7 @@ from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
 from cordwood.sim.options import SETTLE_S, RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
+from cordwood.sim.streams import stream
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.workload import Clients, final_tails
 
@@ -172,6 +175,7 @@ def waived_promises(options: RunOptions) -> frozenset[str]:
     waived: set[str] = set()
     if options.faults.damage is not Damage.NONE:
         waived |= {"S15"}  # nothing rebuilds copies yet
+        waived |= {"S27"}  # what a WAL lost of nodesets, the next sequencer tells again
     if options.faults.damage is Damage.BEYOND or options.fills:
         waived |= {"L1", "L2", "L3"}  # recovery may not guess; a full WAL takes nothing
     return frozenset(waived)
@@ -203,7 +207,9 @@ def _is_of_paused(violation: Violation, pauses: Mapping[str, list[tuple[int, int
 
 
 def _first(error: BaseException) -> BaseException:
-    """What came first where clearing up after one error raised another."""
+    """What came first where clearing up after one error raised another, or a group holds it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -227,6 +233,7 @@ class _Run:
         self.buggify = Buggify(simulation.seed, is_on=options.buggify)
         self._cluster = SimCluster(simulation, options.cluster, self.recorder, self.buggify)
         self._crew = Crew(simulation, self.recorder)
+        self._gauges = Gauges(self._cluster, self.recorder)
         workload = options.workload
         self.clients = Clients(
             self._cluster.addresses,
@@ -258,6 +265,14 @@ class _Run:
         return broken
 
     async def _direct(self) -> str:
+        """Play it, and look at the nodes meanwhile; the text of what is stuck, "" for nothing."""
+        async with asyncio.TaskGroup() as tasks:
+            gauging = tasks.create_task(self._gauges.run())
+            stuck = await self._go_on()
+            gauging.cancel()
+        return stuck
+
+    async def _go_on(self) -> str:
         """Faults, then healing; the text of what is stuck, "" for nothing."""
         hosts = (*self._producers, *self._readers, *self._members, LOOKER, TRIMMER, ASKER)
         injector = Injector(self._simulation, self._cluster, hosts, self.recorder, self._crew)
@@ -275,14 +290,35 @@ class _Run:
         if not await self._is_healed(injector, absent):
             return f"{BOOT_S:g} s after the healing not every node runs"
         self.recorder.faults_healed()
+        self._gauges.all_well([n for n in self._cluster.numbers if n not in absent])
         await self._settle()
+        self._gauges.all_well(())
         if absent and not await self._is_healed(injector, ()):
             return f"{BOOT_S:g} s after their return not all of nodes {absent} run"
+        if self._options.paced:
+            chance = stream(self._simulation.seed, "pace")
+            await measure_pace(self._cluster, self._crew, self.clients, chance)
         stuck = await self._drain()
         if not stuck:
             await self._idle()
+            stuck = await self._lose()
         await self._cluster.dump()
         return stuck
+
+    async def _lose(self) -> str:
+        """Lose nodes for good, and have what is left read; the text of what is stuck."""
+        kind, clients = self._options.loses, self.clients
+        if not kind:
+            return ""
+        chance = stream(self._simulation.seed, "losses")
+        readers = await lose_nodes(self._cluster, self._crew, clients, kind, chance)
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self._crew.wait(*readers)
+        except TimeoutError:
+            clients.giving_up = True
+            return f"{DRAIN_S:g} s after nodes were lost not all that is left is read"
+        return ""
 
     async def _is_healed(self, injector: Injector, absent: Sequence[NodeId]) -> bool:
         """Heal all but these nodes; whether the rest runs in time."""

@@ -18,6 +18,7 @@ from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import ESN_ISSUED_MAX
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.settings import MIB, REORDERINGS, ClientSettings, SequencerSettings, StorageSettings
+from cordwood.sim.aftermath import COPIES, FEW
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
 from cordwood.sim.knobs import draw_turns
@@ -57,6 +58,12 @@ REGIONS_SHARE = 0.25
 
 RETENTION_SHARE = 0.3
 """Share of the seeds whose logs do not keep everything."""
+
+PACED_SHARE = 0.15
+"""Share of the seeds in which appends are timed, of those that can: it takes half as long again."""
+
+LOSES_SHARE = 0.15
+"""Share of the seeds in which nodes are lost for good at the end."""
 
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
@@ -117,7 +124,26 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         buggify=chance.random() < 0.7,
         fills=fills,
         absent=absent,
+        paced=_is_paced(stream(seed, "paced"), cluster, absent, fills),
+        loses=_loses(stream(seed, "loses"), damage, absent, fills),
     )
+
+
+def _is_paced(
+    chance: random.Random, cluster: ClusterOptions, absent: tuple[NodeId, ...], fills: bool
+) -> bool:
+    """Whether appends are timed (L7): where a node less leaves enough of them for every copy, and
+    where epochs end by themselves seldom enough."""
+    wanted = chance.random() < PACED_SHARE and not (absent or fills)
+    spare = cluster.nodes > cluster.replication.copies + 1
+    return wanted and spare and cluster.sequencer.esns >= PUBLISH_ESNS_MIN
+
+
+def _loses(chance: random.Random, damage: Damage, absent: tuple[NodeId, ...], fills: bool) -> str:
+    """Which nodes are lost for good when all is over."""
+    if damage is not Damage.NONE or absent or fills or chance.random() >= LOSES_SHARE:
+        return ""
+    return chance.choice((FEW, COPIES, COPIES))
 
 
 def _publishers(chance: random.Random, cluster: ClusterOptions) -> int:

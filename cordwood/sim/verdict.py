@@ -17,6 +17,7 @@ import msgspec
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers import CHECKERS, Validity, Violation, check_all, run_is_valid
+from cordwood.sim.end_events import PaceBegan
 from cordwood.sim.history import (
     AppendInvoked,
     AppendOk,
@@ -36,6 +37,7 @@ from cordwood.sim.history import (
     Released,
     TailAnswered,
 )
+from cordwood.sim.node_events import Gauged, NodesetsKnown
 from cordwood.sim.position_events import NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
 from cordwood.sim.scrub_events import NodeScrubbed
 
@@ -74,6 +76,9 @@ EVIDENCE: Mapping[str, Evidence] = {
     "consumers' positions": Evidence((GroupChanged, PositionsSaved), ("S24",)),
     "disks given to nodes": Evidence((DiskGiven,), ("S17",)),
     "stores of the nodes": Evidence((BlockStored,), ("S14",)),
+    "nodesets that nodes know": Evidence((NodesetsKnown,), ("S27",)),
+    "limits of the nodes": Evidence((Gauged,), ("L6",)),
+    "appends beside a hampered node": Evidence((PaceBegan,), ("L7",)),
     "work of idle nodes": Evidence((Idled,), ("L8",)),
     "answers of find_time": Evidence((TimeFound,), ("S20",)),
     "scrubs of the nodes": Evidence((NodeScrubbed,), ("S16",)),

@@ -125,6 +125,7 @@ class Clients:
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
         token: the highest fencing token that anybody was given.
+        is_paced: whether whoever measures appends goes on.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Clients:
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
         self.token = 0
+        self.is_paced = True
         self.log_ids: dict[str, int] = {}
         self.times: dict[int, list[int]] = {}
         self.tails: dict[int, int] = {}

@@ -41,6 +41,11 @@ One event a line; each line comes one millisecond after the one before::
     m1:a of g from e1n1             a member's read; what it is given as for r1
     fault crash [n1 n2] | ease crash | start n1 [rack1] | heal | wait 2.5
     disk n1 own|other               a machine is given a disk
+    n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
+    n1 has wal_bytes 5 of 9         a node holds so much of what has a limit
+    lost n1 n2                      nodes are gone for good
+    pace w1 [hampered] | paced w1   from here on w1's appends are timed | … up to here
+    w1 puts 60 from e1n1 each 0.01  so many appends, one after another, each so many seconds long
     idle nodes=3 for=2 steps=100    steps of all nodes together, in seconds that nobody wants them
 
 A table of histories is a text file: a line ``== S1 S5: in words`` and then the lines
@@ -57,7 +62,8 @@ import re
 from typing import NamedTuple
 
 from cordwood.block import GapKind
-from cordwood.lsn import parse_lsn
+from cordwood.lsn import format_lsn, parse_lsn
+from cordwood.sim.end_events import NodesLost, PaceBegan, PaceEnded
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -90,6 +96,7 @@ from cordwood.sim.history import (
     SlotKind,
     TailAnswered,
 )
+from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.position_events import (
     NodeTrimmed,
     ReleasedTold,
@@ -179,6 +186,13 @@ class _Stage:
             rotten, damaged = (tuple(map(_span, some)) for some in (words[4:at], words[at + 1 :]))
             node, passes = int(words[0][1:]), int(words[2])
             self.add(NodeScrubbed(self.time_us, node, self.log, passes, rotten, damaged))
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["knows"]:
+            history = tuple(_entry(word) for word in words[3:])
+            node, epoch = int(words[0][1:]), int(words[2][1:])
+            self.add(NodesetsKnown(self.time_us, node, self.log, epoch, history))
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["has"]:
+            node, value, limit = int(words[0][1:]), int(words[3]), int(words[5])
+            self.add(Gauged(self.time_us, node, words[2], value, limit))
         elif re.match(r"n\d", words[0]) and words[1:2] == ["trims"]:
             node, lsn = int(words[0][1:]), parse_lsn(words[2])
             self.add(NodeTrimmed(self.time_us, node, self.log, lsn))
@@ -218,6 +232,15 @@ class _Stage:
 
     def do_disk(self, node: str, whose: str) -> None:
         self.add(DiskGiven(self.time_us, int(node[1:]), whose == "own"))
+
+    def do_lost(self, *nodes: str) -> None:
+        self.add(NodesLost(self.time_us, tuple(int(node[1:]) for node in nodes)))
+
+    def do_pace(self, client: str, how: str = "") -> None:
+        self.add(PaceBegan(self.time_us, client, how == "hampered"))
+
+    def do_paced(self, client: str) -> None:
+        self.add(PaceEnded(self.time_us, client))
 
     def do_idle(self, *words: str) -> None:
         numbers = {name: float(value) for name, value in (word.split("=") for word in words)}
@@ -308,6 +331,13 @@ class _Stage:
             nodes = tuple(int(word[1:]) for word in words[1:])
             done = TrimAnswered(self.time_us, client, self.log, parse_lsn(words[0]), nodes)
             self.add(done)
+        elif verb == "puts":
+            first, took_us = parse_lsn(words[2]), round(float(words[4]) * 1e6)
+            for number in range(int(words[0])):
+                name, place = f"p{first + number}", format_lsn(first + number)
+                self.on_client(who, "send", [name])
+                self.time_us += took_us
+                self.on_client(who, "ack", [name, place])
         elif verb == "fences":
             self.add(FenceAsked(self.time_us, client, self.log, int(words[0])))
         elif verb == "fenced":
@@ -364,6 +394,11 @@ def _clauses(words: list[str]) -> dict[str, list[str]]:
 def _span(place: str) -> tuple[int, int]:
     first, _, last = place.partition("-")
     return parse_lsn(first), parse_lsn(last or first)
+
+
+def _entry(word: str) -> EpochsNodes:
+    since, _, nodes = word.partition(":")
+    return EpochsNodes(int(since[1:]), tuple(map(int, nodes.split(","))), 2)
 
 
 def _slots(word: str) -> DumpedSlots:

@@ -19,7 +19,7 @@ from cordwood.errors import (
     RecordTooLarge,
 )
 from cordwood.lsn import LSN_MAX, make_lsn
-from cordwood.sim import history, position_events, token_events
+from cordwood.sim import end_events, history, node_events, position_events, token_events
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -82,6 +82,12 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(position_events.TimeFound(recorder.now_us, "w1", 1, *found))
     recorder.add(position_events.NodeTrimmed(recorder.now_us, 3, 1, make_lsn(1, 1)))
     recorder.add(position_events.ReleasedTold(recorder.now_us, "w1", 1, make_lsn(1, 1)))
+    entry = node_events.EpochsNodes(1, (1, 2, 3), 2)
+    recorder.add(node_events.NodesetsKnown(recorder.now_us, 3, 1, 1, (entry,)))
+    recorder.add(node_events.Gauged(recorder.now_us, 3, "wal_bytes", 5, 6))
+    recorder.add(end_events.NodesLost(recorder.now_us, (1, 2)))
+    recorder.add(end_events.PaceBegan(recorder.now_us, "w1", True))
+    recorder.add(end_events.PaceEnded(recorder.now_us, "w1"))
     recorder.add(token_events.FenceAsked(recorder.now_us, "w1", 1, 5))
     recorder.add(token_events.FenceAnswered(recorder.now_us, "w1", 1, 5, 2))
     recorder.call_failed("w1", "tail", NoSequencer("nobody"))

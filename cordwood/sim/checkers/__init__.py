@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from cordwood.sim.checkers.configuration import check_configuration
 from cordwood.sim.checkers.consumers import check_consumers
 from cordwood.sim.checkers.content import (
     check_no_aborted_read,
@@ -28,10 +29,12 @@ from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.gaps import check_gaps_are_true
 from cordwood.sim.checkers.groups import check_groups
 from cordwood.sim.checkers.identity import check_own_disk
+from cordwood.sim.checkers.limits import check_limits
 from cordwood.sim.checkers.liveness import (
     check_appends_succeed,
     check_deadlines,
     check_nothing_spins,
+    check_pace,
     check_readers_reach_the_tail,
     check_recovery_finishes,
 )
@@ -94,11 +97,14 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S24": check_consumers,
         "S25": check_conditions,
         "S26": check_tail,
+        "S27": check_configuration,
         "S29": check_published,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,
         "L5": check_deadlines,
+        "L6": check_limits,
+        "L7": check_pace,
         "L8": check_nothing_spins,
         "E1": check_told_errors,
     }
@@ -109,12 +115,9 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
     {
         "S19": "the object tier",
         "S23": "transactions, if they are ever shipped",
-        "S27": "cluster configuration that changes while the cluster runs",
         "S28": "authentication and access rules",
         "S30": "a second version of the wire or the disk format",
         "L4": "rebuilding of lost copies, and of a node without its disk (S17)",
-        "L6": "limits on memory and descriptors, reported by nodes; queues assert theirs",
-        "L7": "a bound on appends beside one slow or stopped node: latencies before and after it",
     }
 )
 """Every other promise, and the feature that makes it one to check."""

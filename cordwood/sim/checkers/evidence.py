@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from cordwood.errors import Malformed
 from cordwood.lsn import make_lsn
 from cordwood.sim.checkers.disk import Disk
+from cordwood.sim.end_events import NodesLost
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -225,6 +226,7 @@ class Evidence:
         disks: by log, the nodes' dumps; a log without any is missing.
         healed_at: position from which liveness is owed: the first healing after the last
             fault, 0 in a run without faults, None if the faults never stopped.
+        lost_at: position at which nodes were first lost for good, None if none were.
         end_us: time of the last event.
     """
 
@@ -245,6 +247,7 @@ class Evidence:
         self.tails: list[TailAnswered] = []
         self.trims: dict[int, Trims] = {}
         self.healed_at: int | None = 0
+        self.lost_at: int | None = None
         self.end_us = events[-1].time_us if events else 0
         self._by_op: dict[int, Append] = {}
         self._open: dict[str, Read] = {}
@@ -278,6 +281,15 @@ class Evidence:
             return None
         append, index = origin
         return append.invoked.keys[index] if append.invoked.keys else ""
+
+    def may_lose(self, at: int) -> bool:
+        """Whether data may be gone by then: by damage, or with as many nodes as copies."""
+        if self.run.beyond_tolerance:
+            return True
+        if self.lost_at is None or self.lost_at > at:
+            return False
+        gone = [e.nodes for e in self.events[self.lost_at : at] if isinstance(e, NodesLost)]
+        return len({node for nodes in gone for node in nodes}) >= self.run.copies
 
     def trim_asked(self, log: int, at: int) -> int:
         """The highest LSN of a log that anybody asked to trim before `at`, 0 if nobody did."""
@@ -317,6 +329,7 @@ class Evidence:
             RetentionTrims: self._on_trim,
             FaultStruck: self._on_fault,
             FaultsHealed: self._on_healed,
+            NodesLost: self._on_lost,
         }
         clock_us = 0
         for at, event in enumerate(self.events):
@@ -386,6 +399,10 @@ class Evidence:
     def _on_healed(self, at: int, event: FaultsHealed) -> None:
         if self.healed_at is None:
             self.healed_at = at
+
+    def _on_lost(self, at: int, event: NodesLost) -> None:
+        if self.lost_at is None:
+            self.lost_at = at
 
 
 def _malformed(at: int, text: str) -> Malformed:

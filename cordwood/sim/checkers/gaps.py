@@ -73,8 +73,8 @@ def _hole(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterato
 
 
 def _data_loss(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
-    """Data loss only where the faults were allowed to cause it, and only where it is true."""
-    if not evidence.run.beyond_tolerance:
+    """Data loss only where faults or lost nodes may have caused it, and only where it is true."""
+    if not evidence.may_lose(at):
         yield _false(read, gap, "the run stayed within what the replication survives")
     else:
         yield from _held(evidence, read, gap)

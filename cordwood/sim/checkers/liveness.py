@@ -1,5 +1,5 @@
 """What is owed once the faults have stopped: L1 appends, L2 readers, L3 recovery, L5
-deadlines, L8 quiet.
+deadlines, L7 pace, L8 quiet.
 
 A run without faults owes all this from its start, one whose faults never stopped
 owes only L5. Nothing is owed past the end of the history, nor to a caller that did not
@@ -16,6 +16,7 @@ from cordwood import errors
 from cordwood.lsn import LSN_MAX
 from cordwood.sim.checkers.evidence import Append, Evidence, Read, last_of
 from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.end_events import PaceBegan, PaceEnded
 from cordwood.sim.history import (
     GIVEN_UP,
     AppendFailed,
@@ -39,6 +40,18 @@ IDLE_CALLBACKS_MAX = 400.0
 """L8, steps a second of a node that nobody asks for anything: it pings its peers, reads the
 member list and says that it lives, some tens of steps a second in all. Something that
 spins takes thousands."""
+
+PACE_TIMES_MAX = 3.0
+"""L7, of the same."""
+
+PACE_FLOOR_S = 0.02
+"""L7: what counts as the usual p99 at least. Below it a retried wave, or the one flush that fell
+into a stretch, is most of it."""
+
+PACE_APPENDS_MIN = 50
+"""L7: with fewer, the hundredth part is one."""
+
+NEVER_US = 1 << 60
 
 DEADLINE_SLACK_S = 1.0
 """A deadline is a timer on a loop with other work; a second late is a stuck loop."""
@@ -132,16 +145,18 @@ def check_readers_reach_the_tail(
 
     Counted from the acknowledgement, the healing or the reader's start, the latest
     of them. A reader that gave up and did not come back never reaches it. The reads of a
-    consumer's members are not looked at: one ends without a word when its log goes to another.
+    consumer's members are not looked at: one ends without a word when its log goes to another;
+    nor those begun after nodes were lost for good, which wait for them where a record is missing.
     """
     if evidence.healed_at is None:
         return []
+    lost_at = len(evidence.events) if evidence.lost_at is None else evidence.lost_at
     bound_us = round(bound_s * 1e6)
     healed_us = evidence.time_of(evidence.healed_at)
     found: list[Violation] = []
     last_reads: dict[str, Read] = {}
     for read in evidence.reads:
-        if read.started.consumer:
+        if read.started.consumer or read.started_at > lost_at:
             continue
         last_reads[read.reader] = read
         found.extend(_late(evidence, read, healed_us, bound_us))
@@ -180,21 +195,25 @@ def check_recovery_finishes(
     """L3: every epoch but the newest is recovered within `bound_s`, whoever else is absent.
 
     Counted from the healing, or from when the newest epoch was taken. Nodes that stay
-    away past the healing are for the run to choose: as many as replication survives.
+    away past the healing are for the run to choose: as many as replication survives. Once nodes
+    are lost for good nothing is owed: those left may be too few to recover anything.
     """
     if evidence.healed_at is None:
         return []
+    lost_at = len(evidence.events) if evidence.lost_at is None else evidence.lost_at
+    end_us = evidence.time_of(lost_at)
     bound_us = round(bound_s * 1e6)
     healed_us = evidence.time_of(evidence.healed_at)
     found = []
     for log, store in sorted(evidence.stores.items()):
-        if not store.taken:
+        taken_before = [taken for taken in store.taken if taken[0] < lost_at]
+        if not taken_before:
             continue
-        at, newest = max(store.taken, key=lambda taken: (taken[1].epoch, -taken[0]))
+        at, newest = max(taken_before, key=lambda taken: (taken[1].epoch, -taken[0]))
         due_us = max(healed_us, newest.time_us) + bound_us
         clean = max((e.epoch for _, e in store.cleaned if e.time_us <= due_us), default=0)
         unclean = [epoch for epoch in store.owners if clean < epoch < newest.epoch]
-        if unclean and evidence.end_us >= due_us:
+        if unclean and end_us >= due_us:
             text = (
                 f"epoch {min(unclean)} is not recovered {bound_us / 1e6:g} s on, though epoch "
                 f"{newest.epoch} was taken"
@@ -202,6 +221,54 @@ def check_recovery_finishes(
             shown = (evidence.events[store.owners[min(unclean)]], evidence.events[at])
             found.append(Violation("L3", text, log, 0, shown))
     return found
+
+
+def check_pace(
+    evidence: Evidence, times_max: float = PACE_TIMES_MAX, floor_s: float = PACE_FLOOR_S
+) -> list[Violation]:
+    """L7: beside one node that is stopped or slow, p99 of appends is at most three times its own.
+
+    Of one client, over a stretch in which all is well and one in which a node is hampered and
+    the others had ten seconds to notice. An append that fails takes for ever.
+
+    Args:
+        times_max: three, or what else is asked.
+        floor_s: what counts as the usual p99 at least.
+    """
+    usual: dict[str, int] = {}
+    found: list[Violation] = []
+    began: dict[str, PaceBegan] = {}
+    for event in evidence.events:
+        if isinstance(event, PaceBegan):
+            began[event.client] = event
+        elif isinstance(event, PaceEnded) and event.client in began:
+            start = began.pop(event.client)
+            took = _times(evidence, event.client, start.time_us, event.time_us)
+            if len(took) < PACE_APPENDS_MIN:
+                continue
+            p99_us = took[(len(took) * 99 - 1) // 100]
+            if not start.is_hampered:
+                usual[event.client] = p99_us
+            elif event.client in usual:
+                most_us = max(usual[event.client], floor_s * 1e6) * times_max
+                if p99_us > most_us:
+                    text = (
+                        f"{event.client}: p99 of {len(took)} appends is {p99_us / 1e6:g} s beside "
+                        f"a hampered node, not {most_us / 1e6:g} s"
+                    )
+                    found.append(Violation("L7", text, 0, 0, (start, event)))
+    return found
+
+
+def _times(evidence: Evidence, client: str, start_us: int, stop_us: int) -> list[int]:
+    """How long a client's appends took, in µs, ascending, of those begun in `[start, stop)`."""
+    took = []
+    for append in evidence.appends:
+        invoked = append.invoked
+        if invoked.client == client and start_us <= invoked.time_us < stop_us:
+            is_ok = isinstance(append.end, AppendOk)
+            took.append(append.end.time_us - invoked.time_us if is_ok and append.end else NEVER_US)
+    return sorted(took)
 
 
 def check_nothing_spins(

@@ -77,6 +77,8 @@ def ground(
                 workload=replace(drawn, **{"pause_s": drawn.pause_s / RATE, **workload}),
                 turns=(*(turn for turn in options.turns if turn[0] not in names), *turns),
                 absent=(),
+                paced=False,
+                loses="",
                 must_count=False,
             )
         )
@@ -443,3 +445,29 @@ READERS = ground(
     "crash", "slow_links", "link_cut", "pause", scenes=("behind_readers",),
     restart_s=2.0, readers=3,
 )  # fmt: skip
+
+MANNERS = ground(
+    "crash", keyed=1.0, manners=0.9, browsers=1, restart_s=1.0, burst=20, ask_s=0.2
+)  # fmt: skip
+"""Readers that ask for some keys, for batches, or for all logs, and begin inside blocks."""
+
+NODESETS = ground(
+    "fewer_nodes", "crash", every_s=1.0, shape=cluster_of(6, 2), restart_s=8.0, readers=3,
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+)  # fmt: skip
+"""Nodesets change, and nodes that keep them restart, while readers go from epoch to epoch."""
+
+CALM = ground("crash", every_s=8.0, length_s=8.0)
+
+PACED = ground(
+    "crash", every_s=8.0, length_s=8.0,
+    shape=both(cluster_of(5, 3), lambda options: replace(options, paced=True)),
+)  # fmt: skip
+"""Appends are timed beside a node that is stopped or slow."""
+
+LOST = ground(
+    "crash", length_s=8.0, every_s=4.0,
+    shape=lambda options: replace(options, loses="copies"),
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+)  # fmt: skip
+"""All nodes that hold some block are lost for good, and readers are told so."""

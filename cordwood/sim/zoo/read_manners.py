@@ -13,6 +13,8 @@ from cordwood.block import Record
 from cordwood.layout.message import EpochNodes, ReleasedReply
 from cordwood.layout.reading import NodeGap
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.quorum.authority import Authority
+from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
 _STREAMS = "storage.read_streams:ReadStreams"
@@ -87,26 +89,52 @@ def _without_newest(right: Any) -> Any:
     return nodesets
 
 
+def _lost_are_down(right: Any) -> Any:
+    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
+        down = {
+            node: Authority.UNAVAILABLE if status is Authority.UNDER_REPLICATED else status
+            for node, status in statuses.items()
+        }
+        return right(heard, nodeset, replication, down)
+
+    return hear
+
+
+def _told_is_forgotten(right: Any) -> Any:
+    def replay(self: Any, offset: int, body: memoryview) -> None:
+        right(self, offset, body)
+        for held in self.cache.logs.values():
+            held.nodesets = (0, b"")
+
+    return replay
+
+
 FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
-    changed({"client.batch:key_bits": _first_key_only}),
+    changed({"client.batch:key_bits": _first_key_only}), hunt=grounds.MANNERS,
 )  # fmt: skip
 """A scenario of its own is a proof of filters by key as well (tests/client/test_read_bugs.py)."""
 
 BUGS = (
     PlantedBug("filters-one-more", "a node leaves out one record more than it tells of",
-               changed({f"{_STREAMS}._tell_gaps": _one_more_filtered})),
+               changed({f"{_STREAMS}._tell_gaps": _one_more_filtered}), hunt=grounds.MANNERS),
     FIRST_KEY_ONLY,
     PlantedBug("keyless-pass", "a reader of some keys is given the records without any",
-               changed({"client.read_stream:with_keys": _keyless_pass})),
+               changed({"client.read_stream:with_keys": _keyless_pass}), hunt=grounds.MANNERS),
     PlantedBug("rest-dropped", "what of a block does not fit into a portion is dropped",
-               changed({"client.reader:_portion": _rest_dropped})),
+               changed({"client.reader:_portion": _rest_dropped}), hunt=grounds.MANNERS),
     PlantedBug("arrow-not-clipped", "batches of a read that begins inside a block have all of it",
-               changed({"client.batches:BatchGatherer.add": _whole_block})),
+               changed({"client.batches:BatchGatherer.add": _whole_block}), hunt=grounds.MANNERS),
     PlantedBug("numbered-is-released", "who polls is told of what is not acknowledged yet",
-               changed({"sequencer.role:SequencerRole.released": _numbered_is_released})),
+               changed({"sequencer.role:SequencerRole.released": _numbered_is_released}),
+               hunt=grounds.MANNERS),
     PlantedBug("newest-for-all", "nodes tell the newest nodeset as that of every epoch",
-               changed({"storage.shard:Shard.nodesets": _newest_for_all})),
+               changed({"storage.shard:Shard.nodesets": _newest_for_all}), hunt=grounds.NODESETS),
     PlantedBug("nodesets-lag", "nodes tell of a new epoch, and not of its nodes",
-               changed({"storage.shard:Shard.nodesets": _without_newest})),
+               changed({"storage.shard:Shard.nodesets": _without_newest}), hunt=grounds.NODESETS),
+    PlantedBug("nodesets-forgotten", "a node forgets the nodesets of its logs when it restarts",
+               changed({"storage.shard:Shard._replay": _told_is_forgotten}),
+               hunt=grounds.NODESETS),
+    PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
+               changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
 )  # fmt: skip

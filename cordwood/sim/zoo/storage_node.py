@@ -130,6 +130,14 @@ def _scrub_goes_on_with_next(right: Any) -> Any:
     return report
 
 
+def _by_size_only(right: Any) -> Any:
+    def due_s(self: Any) -> float | None:
+        due: float | None = right(self)
+        return due if self._has_enough() else None
+
+    return due_s
+
+
 async def _empty_disk_taken(self: Any) -> None:
     return
 
@@ -166,6 +174,8 @@ BUGS = (
                changed({f"{_SCRUB}._check_bodies": _scrub_trusts_index}), hunt=grounds.ROT),
     PlantedBug("scrub-tells-neighbour", "scrubbing tells the block behind the bad one",
                changed({f"{_SCRUB}._report": _scrub_goes_on_with_next}), hunt=grounds.ROT),
+    PlantedBug("flushes-by-size", "what gathers too little for a flush is never flushed",
+               changed({"storage.flusher:Flusher._due_s": _by_size_only}), hunt=grounds.CALM),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
                changed({f"{_CACHED}.readable": _never_purges}), hunt=grounds.PURGES),
 )  # fmt: skip

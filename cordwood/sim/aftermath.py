@@ -1,0 +1,213 @@
+"""What may come at the end of a run, when all is healed: nodes lost for good, or one hampered.
+
+*Losses.* Some nodes never come back, and their operator says so to the readers by hand, as
+long as nobody rebuilds: their data is gone (UNDER_REPLICATED), or they had none of this log
+(AUTHORITATIVE_EMPTY). Readers must then come to the tail without waiting for them, and tell a
+loss exactly where no copy is left. Either fewer nodes are lost than there are copies, or all
+that hold some block.
+
+*Pace.* A client measures how long appends take while all is well, and then with one node that
+is stopped, or whose disk is a hundred times slower (L7).
+
+Source: seed logdevice-read-path, "Authoritative Status"; reliability digest §3 (L7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError
+from cordwood.host.seams import Host
+from cordwood.lsn import OLDEST
+from cordwood.nodes import NodeId
+from cordwood.quorum.authority import Authority
+from cordwood.sim.cluster import SimCluster
+from cordwood.sim.crew import Crew
+from cordwood.sim.end_events import NodesLost, PaceBegan, PaceEnded
+from cordwood.sim.history import EndReason
+from cordwood.sim.holdings import held_blocks
+from cordwood.sim.payload import make_payload
+from cordwood.sim.readers import given_to
+from cordwood.sim.workload import RECONNECT_S, Clients, find_log
+
+FEW, COPIES = "few", "copies"
+"""Fewer nodes than there are copies; or all that hold some block."""
+
+Statuses = Mapping[NodeId, Authority]
+
+PACER = "pacer"
+
+PACE_S = 6.0
+"""How long appends are timed at a stretch."""
+
+PACE_LANES = 3
+PACE_EVERY_S = 0.04
+"""Appends under way, and the pause after each: some three hundred at a stretch, so that the
+hundredth part is more than the one that was unlucky."""
+
+PACE_BYTES = 100
+
+NOTICE_S = 10.0
+"""What the rest has to notice that a node is hampered (L7)."""
+
+SLOWER = 100.0
+"""Times that a slow disk is slower."""
+
+
+# Losses.
+
+
+async def pick_lost(cluster: SimCluster, kind: str, chance: random.Random) -> tuple[NodeId, ...]:
+    """The nodes to lose; none where that would be all."""
+    numbers = cluster.numbers
+    copies = cluster.options.replication.copies
+    if kind == FEW:
+        return tuple(sorted(chance.sample(numbers, min(copies, len(numbers)) - 1)))
+    copysets = []
+    for _, node in sorted(cluster.running.items()):
+        for log in sorted(node.shard.cache.logs):
+            blocks = await held_blocks(node.shard, log)
+            copysets += [block.envelope.copyset for block in blocks if block.envelope.copyset]
+    lost = tuple(NodeId(node) for node in sorted(chance.choice(copysets))) if copysets else ()
+    return lost if len(lost) < len(numbers) else ()
+
+
+async def true_statuses(cluster: SimCluster, lost: Sequence[NodeId], log: int) -> Statuses:
+    """What is true of nodes that are lost, each still running: what it holds of a log is gone."""
+    statuses: dict[NodeId, Authority] = {}
+    for node in lost:
+        holds = await held_blocks(cluster.running[node].shard, log)
+        statuses[node] = Authority.UNDER_REPLICATED if holds else Authority.AUTHORITATIVE_EMPTY
+    return statuses
+
+
+async def lose_nodes(
+    cluster: SimCluster, crew: Crew, clients: Clients, kind: str, chance: random.Random
+) -> tuple[str, ...]:
+    """Lose nodes for good, and begin to read all logs without them; the readers' names."""
+    lost = await pick_lost(cluster, kind, chance)
+    if not lost:
+        return ()
+    logs = {name: log for name, log in clients.log_ids.items() if log in clients.tails}
+    statuses = {name: await true_statuses(cluster, lost, log) for name, log in logs.items()}
+    if kind == FEW and chance.random() < 0.5:
+        # Nobody knows yet what became of them: that must not keep a reader from its records.
+        unavailable = dict.fromkeys(lost, Authority.UNAVAILABLE)
+        statuses = dict.fromkeys(statuses, unavailable)
+    for node in lost:
+        cluster.kill(node)
+    clients.recorder.add(NodesLost(clients.recorder.now_us, lost))
+    readers = []
+    for number, (log, of_nodes) in enumerate(statuses.items(), start=1):
+        readers.append(f"survivor-{number}")
+        crew.start(readers[-1], partial(read_what_is_left, readers[-1], log, of_nodes, clients))
+    return tuple(readers)
+
+
+async def read_what_is_left(
+    name: str, log: str, statuses: Statuses, clients: Clients, host: Host
+) -> None:
+    """Read a log from its start to its tail, told what became of some nodes."""
+    _, chance = clients.next_life(name)
+    recorder, is_done = clients.recorder, False
+    while not (is_done or clients.giving_up):
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                store._cluster.statuses = dict(statuses)
+                log_id = await find_log(store, log, clients)
+                until = clients.tails[log_id]
+                stream = await store.read(log, OLDEST, until)
+                recorder.read_started(name, log_id, OLDEST, until)
+                while not is_done:
+                    for item in await stream.next_items():
+                        given_to(recorder, name, item)
+                    is_done = stream.next_lsn > until
+                recorder.read_ended(name, EndReason.UNTIL)
+        except CordwoodError as error:
+            clients.told(name, "read", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+# Pace.
+
+
+async def measure_pace(
+    cluster: SimCluster, crew: Crew, clients: Clients, chance: random.Random
+) -> None:
+    """Time appends with every node well, then with one hampered; all is well afterwards."""
+    recorder = clients.recorder
+    crew.start(PACER, partial(_append_steadily, PACER, clients))
+    await asyncio.sleep(1.0)
+    await _stretch(clients, is_hampered=False)
+    node = chance.choice(cluster.numbers)
+    machine = cluster.machine(node)
+    is_stopped = chance.random() < 0.5
+    kind = "pause" if is_stopped else "slow_disk"
+    recorder.fault_struck(kind, (node,), "hampered")
+    if is_stopped:
+        machine.pause()
+    else:
+        machine.disk.latency_factor = SLOWER
+    await asyncio.sleep(NOTICE_S)
+    await _stretch(clients, is_hampered=True)
+    machine.resume()
+    machine.disk.heal()
+    recorder.fault_eased(kind, (node,), "hampered")
+    clients.is_paced = False
+    await crew.wait(PACER)
+    recorder.faults_healed()
+
+
+async def _stretch(clients: Clients, *, is_hampered: bool) -> None:
+    recorder = clients.recorder
+    recorder.add(PaceBegan(recorder.now_us, PACER, is_hampered))
+    await asyncio.sleep(PACE_S)
+    recorder.add(PaceEnded(recorder.now_us, PACER))
+
+
+async def _append_steadily(name: str, clients: Clients, host: Host) -> None:
+    """Small appends, each lane's one after another, until told to stop."""
+    life, chance = clients.next_life(name)
+    log = clients.options.logs[0]
+    while clients.is_paced:
+        try:
+            async with (
+                connected(clients.addresses, host, clients.settings(chance)) as store,
+                asyncio.TaskGroup() as tasks,
+            ):
+                log_id = await find_log(store, log, clients)
+                for lane in range(PACE_LANES):
+                    session = life * PACE_LANES + lane
+                    tasks.create_task(_pace(name, session, store, log, log_id, clients, chance))
+        except* CordwoodError as group:
+            clients.told(name, "connect", group)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def _pace(
+    name: str,
+    session: int,
+    store: Store,
+    log: str,
+    log_id: int,
+    clients: Clients,
+    chance: random.Random,
+) -> None:
+    recorder = clients.recorder
+    while clients.is_paced:
+        payload = make_payload(name, next(clients.sequences(name)), PACE_BYTES, chance)
+        op = recorder.append_invoked(
+            name, log_id, [payload], session=session,
+            timeout_s=clients.options.append_timeout_s,
+        )  # fmt: skip
+        clients.calls.began(name, op)
+        try:
+            recorder.append_ok(op, [await store.append(log, payload)])
+        except CordwoodError as error:
+            recorder.append_raised(op, error)
+        clients.calls.ended(name, op)
+        await asyncio.sleep(PACE_EVERY_S)

@@ -1,0 +1,56 @@
+"""S27: what nodes know of a log's nodesets is one history, and none goes back in it.
+
+The version of it is the epoch up to which it is complete. Attributes of logs and the list of
+members have none: whoever reads them late has an older one, and is fenced or refused where
+that would do harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
+
+Entries = dict[int, tuple[EpochsNodes, NodesetsKnown]]
+"""By the epoch since when it holds, an entry and the first node that had it."""
+
+
+def check_configuration(evidence: Evidence) -> list[Violation]:
+    """S27: which nodes hold which epoch is one history on all nodes, and none goes back in it.
+
+    A node that knows it up to an epoch knows every change up to there, but for what is trimmed.
+    """
+    found: list[Violation] = []
+    newest: dict[tuple[int, int], NodesetsKnown] = {}
+    logs: dict[int, Entries] = {}
+    known = [event for event in evidence.events if isinstance(event, NodesetsKnown)]
+    for event in known:
+        before = newest.get((event.node, event.log))
+        if before is not None and event.epoch < before.epoch:
+            text = f"node {event.node} knew epochs up to {before.epoch}, then up to {event.epoch}"
+            found.append(Violation("S27", text, event.log, 0, (before, event)))
+        else:
+            newest[event.node, event.log] = event
+        entries = logs.setdefault(event.log, {})
+        for entry in event.history:
+            other, witness = entries.setdefault(entry.since, (entry, event))
+            if other != entry:
+                text = f"node {event.node} has other nodes from epoch {entry.since} on"
+                found.append(Violation("S27", text, event.log, 0, (witness, event)))
+    for event in known:
+        found.extend(_left_out(event, logs[event.log]))
+    return found
+
+
+def _left_out(event: NodesetsKnown, entries: Entries) -> Iterator[Violation]:
+    """A change up to the epoch that a node names, which others know and it does not."""
+    if not event.history:
+        return
+    mine = {entry.since for entry in event.history}
+    for since, (_, witness) in sorted(entries.items()):
+        if min(mine) < since <= event.epoch and since not in mine:
+            text = f"node {event.node} knows epochs up to {event.epoch}, and not that of {since}"
+            yield Violation("S27", text, event.log, 0, (witness, event))
+            return

@@ -1,0 +1,66 @@
+"""Looks at what nodes hold, every second, for the checker of their limits (L6).
+
+Source: reliability digest §3 (L6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator
+
+from cordwood.node import Node
+from cordwood.nodes import NodeId
+from cordwood.settings import StorageSettings
+from cordwood.sim.cluster import SimCluster
+from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.node_events import Gauged
+
+LOOK_EVERY_S = 1.0
+
+FLUSH_SLACK_S = 5.0
+"""What a flush may be late while nothing fails: the one before it takes its time."""
+
+CACHE_TIMES = 2
+"""Times `cache_bytes`: at that no first waves are taken, and retries and recoveries still are."""
+
+
+class Gauges:
+    """See the module; `run` looks until it is cancelled.
+
+    Attributes:
+        flushing: nodes that nothing keeps from flushing now.
+    """
+
+    def __init__(self, cluster: SimCluster, recorder: HistoryRecorder) -> None:
+        self.flushing: frozenset[NodeId] = frozenset()
+        self._since_s = 0.0
+        self._cluster = cluster
+        self._recorder = recorder
+        self._highest: dict[tuple[NodeId, str], int] = {}
+
+    def all_well(self, nodes: Collection[NodeId]) -> None:
+        """From now on nothing keeps these nodes from flushing; none for "that is over"."""
+        self.flushing = frozenset(nodes)
+        self._since_s = asyncio.get_running_loop().time()
+
+    async def run(self) -> None:
+        """Note each value that is higher than any before."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for number, node in sorted(self._cluster.running.items()):
+                for what, value, limit in self._values(number, node):
+                    if value > self._highest.get((number, what), 0):
+                        self._highest[number, what] = value
+                        event = Gauged(self._recorder.now_us, number, what, value, limit)
+                        self._recorder.add(event)
+
+    def _values(self, number: NodeId, node: Node) -> Iterator[tuple[str, int, int]]:
+        settings: StorageSettings = self._cluster.options.storage
+        shard = node.shard
+        yield "wal_bytes", shard.wal.used_bytes, shard.wal.capacity_bytes
+        yield "cache_bytes", shard.cache.bytes, settings.cache_bytes * CACHE_TIMES
+        batch = shard.cache.batch
+        if number in self.flushing and batch is not None:
+            waits_s = asyncio.get_running_loop().time() - max(batch.since_s, self._since_s)
+            limit_s = settings.flush_age_s + FLUSH_SLACK_S
+            yield "unflushed_us", max(0, round(waits_s * 1e6)), round(limit_s * 1e6)
