@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
 from cordwood.errors import CordwoodError
-from cordwood.host.seams import Disk
+from cordwood.host.seams import Disk, Host
 from cordwood.sim.crash_states.disk_log import DiskLog
 from cordwood.sim.crash_states.enumerate import CrashCount, CrashState, CrashStates
 from cordwood.sim.crash_states.fates import Tearing
 from cordwood.sim.crash_states.recorder import RecordingDisk
 from cordwood.sim.disk import SimDisk
-from cordwood.sim.host import Simulation
+from cordwood.sim.host import SimClock, SimRunBlocking, Simulation
 from cordwood.sim.process import Process
 
 LIFE_S_MAX = 600.0
@@ -73,6 +73,16 @@ class Life:
     simulation: Simulation
     probes: Counter[str]
     has_rot: bool = False
+
+    def host(self, process: Process) -> Host:
+        """The machine that `process` runs on, with this life's disk and chance."""
+        return Host(
+            clock=SimClock(self.simulation.loop),
+            network=self.simulation.network.host("node-1", process),
+            disk=self.disk,
+            random=self.chance,
+            run_blocking=SimRunBlocking(self.chance),
+        )
 
 
 class Subject(Protocol[Promises]):

@@ -17,7 +17,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cordwood.host.seams import Host
 from cordwood.metadata.memory import MemoryData, MemoryMetadata
 from cordwood.node import running_node
 from cordwood.nodes import NodeId
@@ -25,7 +24,6 @@ from cordwood.settings import MIB, NodeSettings, StorageSettings
 from cordwood.sim.crash_states.disk_log import DiskLog
 from cordwood.sim.crash_states.explorer import Life
 from cordwood.sim.crash_states.shard_subject import ShardPromises, ShardScript, compare
-from cordwood.sim.host import SimClock, SimRunBlocking
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 
@@ -84,13 +82,7 @@ class NodeSubject:
     async def live(self, life: Life, promised: NodePromises) -> None:
         """See `Subject`. A life ends with a stop, which is crashed into as well."""
         process = Process("node")
-        host = Host(
-            clock=SimClock(life.simulation.loop),
-            network=life.simulation.network.host("node-1", process),
-            disk=life.disk,
-            random=life.chance,
-            run_blocking=SimRunBlocking(life.chance),
-        )
+        host = life.host(process)
         metadata = _MarkingMetadata(life.chance, promised.data, life.log)
         life.probes["a first start"] += "/data/node-1/identity" not in life.log.base.names
         life.probes["a WAL without an identity"] += (

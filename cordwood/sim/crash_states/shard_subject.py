@@ -20,7 +20,6 @@ from crc32c import crc32c
 
 from cordwood.block import BlockHeader, Envelope
 from cordwood.errors import Overloaded, Retryable
-from cordwood.host.seams import Host
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.waves import Refusal, StoreRefusal, store_head
 from cordwood.nodes import NodeId
@@ -28,7 +27,6 @@ from cordwood.settings import MIB, StorageSettings
 from cordwood.sim.crash_states.explorer import Life, PromiseBroken
 from cordwood.sim.crash_states.wal_subject import Formatted, Opening, opened
 from cordwood.sim.holdings import held_blocks
-from cordwood.sim.host import SimClock, SimRunBlocking
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 from cordwood.storage.flusher import Flusher
@@ -503,13 +501,7 @@ class ShardSubject:
     async def live(self, life: Life, promised: ShardPromises) -> None:
         """See `Subject`."""
         wal = await opened(life, is_formatted=promised.is_formatted, units=RING_UNITS)
-        host = Host(
-            clock=SimClock(life.simulation.loop),
-            network=life.simulation.network.host("node-1", Process("node")),
-            disk=life.disk,
-            random=life.chance,
-            run_blocking=SimRunBlocking(life.chance),
-        )
+        host = life.host(Process("node"))
         settings = life.chance.choice(STORAGE)
         tables = memory_tables(DIRECTORY, settings, host)
         logs, states = await LogsStore.open(tables, settings, NodeId(1))

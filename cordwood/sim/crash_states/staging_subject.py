@@ -18,7 +18,6 @@ from typing import Any
 from crc32c import crc32c
 
 from cordwood.errors import Overloaded, Retryable
-from cordwood.host.seams import Host
 from cordwood.layout.message_staging import AskStaged, PinStaged, StageBlock, Unstage
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
@@ -31,7 +30,6 @@ from cordwood.sim.crash_states.shard_subject import (
     STORAGE,
 )
 from cordwood.sim.crash_states.wal_subject import Formatted, Opening, opened
-from cordwood.sim.host import SimClock, SimRunBlocking
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 from cordwood.storage.flusher import Flusher
@@ -128,13 +126,7 @@ class StagingSubject:
     async def live(self, life: Life, promised: StagingPromises) -> None:
         """See `Subject`."""
         wal = await opened(life, is_formatted=promised.is_formatted, units=RING_UNITS)
-        host = Host(
-            clock=SimClock(life.simulation.loop),
-            network=life.simulation.network.host("node-1", Process("node")),
-            disk=life.disk,
-            random=life.chance,
-            run_blocking=SimRunBlocking(life.chance),
-        )
+        host = life.host(Process("node"))
         settings: StorageSettings = life.chance.choice(STORAGE)
         tables = memory_tables(DIRECTORY, settings, host)
         logs, states = await LogsStore.open(tables, settings, NodeId(1))
