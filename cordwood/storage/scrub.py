@@ -92,9 +92,13 @@ class Scrub:
         self._saved_s = 0.0
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
+        self._ended.set()
 
     async def run(self) -> None:
         """Scrub until `close`; at once over where the budget is nothing."""
+        if self._stopping.is_set():
+            return
+        self._ended.clear()
         try:
             if self._bytes_s:
                 await self._go_on()
@@ -110,16 +114,25 @@ class Scrub:
         await self._ended.wait()
 
     async def _go_on(self) -> None:
-        self.progress = await self._logs.progress()
+        is_known = False
         while not self._shard.failed:
-            if self._logs.partitions and self._is_due():
-                is_whole = not self._is_under_way
-                try:
+            try:
+                if not is_known:
+                    self.progress, is_known = await self._progress_of_before(), True
+                if self._logs.partitions and self._is_due():
+                    is_whole = not self._is_under_way
                     await self._pass()
                     self.whole_passes += is_whole
-                except CordwoodError as error:
-                    logger.warning("scrubbing has to wait: %s", error)
+            except CordwoodError as error:
+                logger.warning("scrubbing has to wait: %s", error)
             await self._sleep(self._idle_s)
+
+    async def _progress_of_before(self) -> Progress:
+        try:
+            return await self._logs.progress()
+        except Corrupt as error:
+            logger.error("scrubbing begins anew, since how far it had come is lost: %s", error)
+            return Progress()
 
     async def _sleep(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from made_blocks import LOG, Made, at, block, made_host, packed, run, turns
@@ -13,13 +13,14 @@ from wal_memory_disk import MemoryDisk
 from cordwood.errors import ChecksumMismatch
 from cordwood.layout import logs_db
 from cordwood.layout.logs_db import LogState
-from cordwood.layout.scrub_rows import DamagedRange, Progress
+from cordwood.layout.scrub_rows import PROGRESS_KEY, DamagedRange, Progress
 from cordwood.protocol.scrub_pace import BLOCK_COST_BYTES, BUSY_WAIT_MAX_S, ScrubPace
 from cordwood.settings import StorageSettings
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.storage import scrub as scrub_module
 from cordwood.storage.damage_book import RANGES_MAX, DamageBook
 from cordwood.storage.scrub import Scrub
+from cordwood.storage.tables import TablesFailed
 
 BLOCKS = 40
 BODY_BYTES = 3000
@@ -160,6 +161,42 @@ def test_all_that_rots_is_found_in_one_pass_and_answered_as_not_known(
         state = scrub.state()
         assert (state.damaged, state.some[0].first, state.some[0].last) == (1, bad.first, bad.last)
         await check_read(made, bad)
+
+    run(scenario)
+
+
+def test_who_cannot_read_how_far_it_came_scrubs_all_the_same(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        made = await filled()
+        tables = made.shard.logs.tables
+        assert isinstance(tables, MemoryTables)
+        await tables.write(logs_db.META_TABLE, [(PROGRESS_KEY, b"short")])
+        get, failures = tables.get, [TablesFailed("a read failed")]
+
+        async def failing_once(table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+            if failures and PROGRESS_KEY in keys:
+                raise failures.pop()
+            return await get(table, keys)
+
+        monkeypatch.setattr(tables, "get", failing_once)
+        scrub = await scrub_for(made, scrub_module.IDLE_S + PASS_S)
+        assert scrub.whole_passes == 1
+        assert "has to wait: a read failed" in caplog.text
+        assert "begins anew" in caplog.text
+
+    run(scenario)
+
+
+def test_who_is_closed_before_it_ran_does_not_run() -> None:
+    async def scenario() -> None:
+        made = await filled()
+        scrub = Scrub(made.shard, made_host(made.disk).clock, SETTINGS)
+        async with asyncio.timeout(1):
+            await scrub.close()
+            await scrub.run()
+        assert scrub.progress == Progress()
 
     run(scenario)
 
