@@ -126,14 +126,18 @@ class RealDirectFile:
         self._threads_left = len(fds)
         self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._aio = _kernel_aio(*fds[0]) if use_kernel_aio else None
-        for number, (fd, sync_after) in enumerate(fds):
-            # Daemons: a write that the disk never finishes must not hold the process's exit.
+        # Daemons: a write that the disk never finishes must not hold the process's exit.
+        self._threads = [
             threading.Thread(
                 target=self._work,
                 args=(fd, sync_after),
                 name=f"cordwood-write-{number}",
                 daemon=True,
-            ).start()
+            )
+            for number, (fd, sync_after) in enumerate(fds)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def size(self) -> int:
@@ -302,6 +306,9 @@ class RealDirectFile:
             self._aio = None
             aio.close()
         if self._threads_left == 0:
+            for thread in self._threads:
+                # Each said so with its last call, so this waits for its return alone.
+                thread.join()
             self._stopped.set_result(None)
 
 
