@@ -78,6 +78,16 @@ class Read:
     ended_at: int
     ended: ReadEnded | None = None
     items: list[tuple[int, Delivery]] = field(default_factory=list)
+    _highest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._highest = self.started.start - 1
+
+    def on_item(self, at: int, item: Delivery) -> None:
+        """Take what the reader was given next."""
+        self.items.append((at, item))
+        first = len(self.items) == 1
+        self._highest = last_of(item) if first else max(self._highest, last_of(item))
 
     @property
     def reader(self) -> str:
@@ -102,10 +112,9 @@ class Read:
     @property
     def passed(self) -> int:
         """The last LSN that this read claims to have gone past; start - 1 for none."""
-        passed = max((last_of(item) for _, item in self.items), default=self.started.start - 1)
         if self.ended and self.ended.reason is EndReason.UNTIL and self.started.until is not None:
-            return max(passed, self.started.until)
-        return passed
+            return max(self._highest, self.started.until)
+        return self._highest
 
 
 def last_of(item: Delivery) -> int:
@@ -381,7 +390,7 @@ class Evidence:
         read = self._open.get(event.reader)
         if read is None:
             raise _malformed(at, f"reader {event.reader} has no open read")
-        read.items.append((at, event))
+        read.on_item(at, event)
 
     def _on_read_ended(self, at: int, event: ReadEnded) -> None:
         read = self._open.pop(event.reader, None)
