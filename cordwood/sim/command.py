@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cordwood.sim.crash_states.planted import CRASH_ZOO, story_of
 from cordwood.sim.fault_plan import Fault
 from cordwood.sim.history import to_jsonl
 from cordwood.sim.knobs import value_text
@@ -203,7 +204,8 @@ def shrink(task: SeedTask, invariant: str = "", *, as_json: bool = False) -> int
 def zoo(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = False) -> int:
     """Plant bugs, all or one, and demand that each is caught; 1 if one is not.
 
-    Those that a scene of their own catches are hunted only by their name.
+    Those that a scene of their own catches are hunted only by their name. Bugs of what a
+    power failure leaves are hunted in crash states, the others in whole clusters.
 
     Args:
         bug: a name, "" for all.
@@ -212,12 +214,16 @@ def zoo(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = Fals
     Raises:
         BadSetting: there is no such bug.
     """
-    wanted = (find_bug(bug),) if bug else ZOO
+    of_states = {each.bug.name: each.bug for each in CRASH_ZOO}
+    if not bug:
+        wanted = (*ZOO, *of_states.values())
+    else:
+        wanted = (of_states[bug] if bug in of_states else find_bug(bug),)
     say = _Say(as_json)
     hunts = {each.name: Hunt(each, seeds, by_scene=bool(each.scene and not bug)) for each in wanted}
     started = time.monotonic()
     with (
-        TaskPool(report_task, jobs=jobs, timeout_s=SEED_TIMEOUT_S) as pool,
+        TaskPool(_zoo_report, jobs=jobs, timeout_s=SEED_TIMEOUT_S) as pool,
         say.live(lambda: zoo_table(hunts.values())),
     ):
         for ended in pool.run(lambda: next_hunt(hunts.values())):
@@ -239,6 +245,16 @@ def zoo(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = Fals
         f"{time.monotonic() - started:.0f} s"
     )
     return 1 if missed else 0
+
+
+def _zoo_report(task: SeedTask) -> SeedReport:
+    """Hunt a bug with one seed, where it belongs."""
+    for bug in CRASH_ZOO:
+        if bug.bug.name == task.bug:
+            story = story_of(bug, task.seed)
+            broken = ((f"crash states of the {bug.subject.name}", story),) if story else ()
+            return SeedReport(task, broken, (), "")
+    return report_task(task)
 
 
 # ---- sweeping ----

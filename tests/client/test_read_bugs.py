@@ -25,6 +25,7 @@ from cordwood.sim.zoo.read_path import (
     BAD_COPY_IS_ABSENT,
     EMPTY_IS_FULL,
     EPOCH_GUESSED,
+    FILTER_KEPT,
     KNOWN_DOWN_NOT_TOLD,
     NEVER_GREYLISTED,
     SAVED_BEFORE,
@@ -259,6 +260,7 @@ SCENARIOS: dict[PlantedBug, tuple[Scenario, dict[str, int]]] = {
     SAVED_BEFORE: (consumer_that_dies, {}),
     STALE_ORDER: (sender_that_lost_one, {"wal_bytes": 16 << 20}),
     KNOWN_DOWN_NOT_TOLD: (node_that_dies, {"nodes": 5, "wal_bytes": 16 << 20}),
+    FILTER_KEPT: (sender_that_lost_one, {"wal_bytes": 16 << 20}),
     NEVER_GREYLISTED: (slow_node, {"nodes": 5, "copies": 3, "wal_bytes": 64 << 20}),
 }
 

@@ -9,6 +9,7 @@ from made_blocks import at, block
 
 from cordwood.block import BlockKind
 from cordwood.layout.waves import StoredBlock
+from cordwood.sim.zoo import find_bug, planted
 from cordwood.storage.log_cache import CachedLog, EpochEnd, LogCache
 
 
@@ -226,6 +227,10 @@ class TestEndedEpochs:
         log.close_epoch(1, EpochEnd(2, at(2)))
         assert (log.readable, log.is_behind) == (at(0, epoch=2), False)
         assert held(log) == [(1, 1, 0), (1, 2, 0), (2, 1, 0)]
+
+    def test_one_that_shows_what_may_be_a_hole_is_caught(self) -> None:
+        with planted(find_bug("never-purges")), pytest.raises(AssertionError):
+            self.test_a_node_that_is_behind_shows_what_it_knows_was_acknowledged()
 
     def test_a_node_that_was_in_no_epoch_before_is_behind_until_it_is_told(self) -> None:
         log = CachedLog()

@@ -140,6 +140,18 @@ def _header_by_clock() -> Plant:
     return [(wal_file, "newest_header", newest_header)]
 
 
+def _header_older() -> Plant:
+    original = wal_file.newest_header
+
+    async def newest_header(file: Any, path: str, slots: Sequence[Any]) -> WalHeader:
+        found = [slot for slot in slots if isinstance(slot, WalHeader)]
+        if not found:
+            return await original(file, path, slots)
+        return min(found, key=lambda header: header.sequence)
+
+    return [(wal_file, "newest_header", newest_header)]
+
+
 class _AnySum:
     """A checksum that equals every other."""
 
@@ -444,6 +456,7 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
          _tail_without_padding),
     _bug(WAL, "header-by-clock", "of two header slots the one with the later clock counts",
          _header_by_clock),
+    _bug(WAL, "header-older", "of two good headers the older one counts", _header_older),
     _bug(WAL, "bodies-not-summed", "recovery trusts a record whose header is good",
          _bodies_are_not_summed),
     _bug(WAL, "runs-not-summed", "recovery sums records that stand alone, and no runs of them",
@@ -493,15 +506,23 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
     _bug(NODE, "directory-not-synced", "new names are not synced to their directory",
          _directory_not_synced),
 )  # fmt: skip
-"""Every bug that can be planted here, by name."""
+"""Every bug that can be planted here."""
 
 
 def hunt(bug: CrashBug, seeds: int) -> str:
     """Plant a bug and explore so many seeds; the broken promise and its story, "" for none."""
+    for seed in range(seeds):
+        story = story_of(bug, seed)
+        if story:
+            return story
+    return ""
+
+
+def story_of(bug: CrashBug, seed: int) -> str:
+    """Plant a bug and explore one seed; the broken promise and its story, "" for none."""
     with planted(bug.bug):
-        for seed in range(seeds):
-            try:
-                explore(bug.subject, seed)
-            except PromiseBroken as error:
-                return str(error)
+        try:
+            explore(bug.subject, seed)
+        except PromiseBroken as error:
+            return str(error)
     return ""

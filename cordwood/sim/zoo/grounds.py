@@ -17,7 +17,7 @@ from typing import Any
 from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.settings import MIB, SequencerSettings, StorageSettings
-from cordwood.sim.fault_plan import OTHERS, SEQUENCER, Damage, Fault
+from cordwood.sim.fault_plan import SEQUENCER, Damage, Fault
 from cordwood.sim.knobs import Turns
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import RunOptions
@@ -181,19 +181,8 @@ POWER = ground(
 )
 """The power goes with writes under way, and again while a node is new from the first time."""
 
-
-def _with_turn(found: Ground, *turns: tuple[str, int]) -> Ground:
-    def turned(options: RunOptions) -> RunOptions:
-        drawn = found(options)
-        names = {name for name, _ in turns}
-        kept = tuple(turn for turn in drawn.turns if turn[0] not in names)
-        return replace(drawn, turns=(*kept, *turns))
-
-    return turned
-
-
-SMALL_WINDOWS = _with_turn(POWER, ("storage.wal.WalLimits", 0))
-"""The same, and a start has to read past one window after the other."""
+WRITE_ERRORS_TOLD = tuple(("write_error", 0.15 * time) for time in range(5))
+"""A strike in two is a full disk, which is waited for; a node that one ends sees no more."""
 
 WRITE_ERRORS = ground(
     "write_error",
@@ -201,9 +190,10 @@ WRITE_ERRORS = ground(
         *(
             Fault(kind, (turn % 5 + 1,), 3.0 + 3.2 * turn + after_s, 0.1)
             for turn in range(5)
-            for kind, after_s in (("write_error", 0.0), ("power_cut", 0.6))
+            for kind, after_s in (*WRITE_ERRORS_TOLD, ("power_cut", 0.9))
         )
     ),
+    lull_s=0.0,
 )
 """Writes fail, and soon the node has to start from what they left."""
 
@@ -404,23 +394,6 @@ APART = ground(
     ask_s=0.1,
 )
 """Clients have another sequencer begin, of which the old one hears nothing, and come back."""
-
-SEALS_LOST = ground(
-    "pause",
-    shape=planned(
-        *(
-            fault
-            for turn in range(3)
-            for fault in (
-                Fault("pause", (SEQUENCER,), 3.0 + 7.0 * turn, 5.0, turn + 1),
-                Fault("crash", (OTHERS,), 6.2 + (7.0 + 0.15) * turn, 0.2, turn + 1),
-            )
-        )
-    ),
-    length_s=26.0,
-    turns=(("recovery.ask.GRACE_S", 1),),
-)
-"""The sequencer stands still; its heirs restart between their seal and the end of recovery."""
 
 SHORT_EPOCHS = ground("crash", every_s=4.0, shape=_short_epochs)
 

@@ -47,17 +47,6 @@ def _loss_without_all(right: Any) -> Any:
     return lost
 
 
-def _bridge_guessed(right: Any) -> Any:
-    def take(self: Any, judge: Any, **rest: Any) -> Any:
-        taken = right(self, judge, **rest)
-        ahead = self._heap and self._heap[0][0] >> 32 > self.next >> 32
-        if taken is None and ahead and not self.is_done:
-            return self._gap((self.next | ESN_MAX) + 1, GapKind.BRIDGE)
-        return taken
-
-    return take
-
-
 def _delivered_twice(right: Any) -> Any:
     def take(self: Any, judge: Any, **rest: Any) -> Any:
         before = self.next
@@ -226,8 +215,6 @@ BUGS = (
                changed({f"{_BUFFER}.take": _skips})),
     PlantedBug("loss-without-all", "a reader concludes a loss from two nodes",
                changed({f"{_BUFFER}._lost": _loss_without_all}), hunt=grounds.READERS),
-    PlantedBug("bridge-guessed", "a reader jumps to the next epoch without its bridge",
-               changed({f"{_BUFFER}.take": _bridge_guessed}), hunt=grounds.BEHIND),
     PlantedBug("delivered-twice", "a reader delivers a large block twice",
                changed({f"{_BUFFER}.take": _delivered_twice}),
                hunt=grounds.LARGE_BLOCKS),
@@ -268,10 +255,6 @@ BUGS = (
                hunt=grounds.READERS),
     PlantedBug("kept-says-all", "what stayed in memory after a flush counts as all there is",
                changed({"storage.recent_blocks:RecentBlocks.complete_from": _kept_says_all})),
-    PlantedBug("filter-kept", "a node that is asked for all goes on to send its share only",
-               changed({f"{_STREAMS}.start": _filter_kept,
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
-               hunt=grounds.BEHIND),
 )  # fmt: skip
 
 EMPTY_IS_FULL = PlantedBug(
@@ -304,10 +287,15 @@ SAVED_BEFORE = PlantedBug(
     "saved-before", "what a consumer is about to be given counts as dealt with",
     changed({"client.consumer:Consumer.read": _saved_before}),
 )  # fmt: skip
+FILTER_KEPT = PlantedBug(
+    "filter-kept", "a node that is asked for all goes on to send its share only",
+    changed({f"{_STREAMS}.start": _filter_kept,
+             f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+)  # fmt: skip
 
 SCENES = (
     EMPTY_IS_FULL, EPOCH_GUESSED, BAD_COPY_IS_ABSENT, NEVER_GREYLISTED, SAVED_BEFORE,
-    STALE_ORDER, KNOWN_DOWN_NOT_TOLD,
+    STALE_ORDER, KNOWN_DOWN_NOT_TOLD, FILTER_KEPT,
 )  # fmt: skip
 """Each needs what a seed does not do, or seldom: a status set by hand, a damaged copy on every
 node, a consumer that dies, a reader that stays while a node is gone. Scenarios of their own

@@ -42,14 +42,6 @@ def _ack_before_durable(right: Any) -> Any:
     return append_store
 
 
-def _restart_forgets_seals(right: Any) -> Any:
-    def replay(self: Any, offset: int, body: memoryview) -> None:
-        right(self, offset, body)
-        self._seals._seals.clear()
-
-    return replay
-
-
 def _released_too_far(right: Any) -> Any:
     def insert(self: Any, block: Any) -> bool:
         kept: bool = right(self, block)
@@ -148,16 +140,14 @@ BUGS = (
     PlantedBug("seal-not-obeyed", "a sealed node goes on storing for the old epoch",
                changed({"protocol.seal:SealTable.admits": instead(lambda self, *_: True)}),
                hunt=grounds.APART),
-    PlantedBug("restart-forgets-seals", "a node forgets its seals when it restarts",
-               changed({f"{_SHARD}._replay": _restart_forgets_seals}),
-               hunt=grounds.SEALS_LOST, scene="tests/sim/test_crash_prove.py"),
     PlantedBug("empty-disk-taken", "a node that lost its disk goes on with an empty one",
                changed({"node:Node._refuse_empty_disk": instead(_empty_disk_taken)}),
                hunt=grounds.AMNESIA),
     PlantedBug("released-too-far", "a node shows readers what is not released",
                changed({f"{_CACHED}.insert": _released_too_far})),
     PlantedBug("damage-is-silence", "what a node cannot read any more it takes for absent",
-               changed({f"{_SHARD}.open": _damage_is_silence}), hunt=grounds.BAD_DISKS),
+               changed({f"{_SHARD}.open": _damage_is_silence}), hunt=grounds.BAD_DISKS,
+               scene="tests/client/test_damaged_wal.py"),
     PlantedBug("refusal-settles-earlier", "a refused store confirms those under way before it",
                changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier}),
                hunt=grounds.FULL_DISKS),
@@ -177,5 +167,6 @@ BUGS = (
     PlantedBug("flushes-by-size", "what gathers too little for a flush is never flushed",
                changed({"storage.flusher:Flusher._due_s": _by_size_only}), hunt=grounds.CALM),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
-               changed({f"{_CACHED}.readable": _never_purges}), hunt=grounds.PURGES),
+               changed({f"{_CACHED}.readable": _never_purges}), hunt=grounds.PURGES,
+               scene="tests/storage/test_log_cache.py"),
 )  # fmt: skip
