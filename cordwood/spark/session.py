@@ -11,6 +11,7 @@ For the demo, the tests and a first try. What it sets, and why:
   same on every machine.
 - C1 only and the serial collector: measured 3.9 s + 1.9 s to the first answer
   instead of 4.7 s + 2.3 s (two cores). A job of many minutes wants C2: `quick_start=False`.
+- An archive of Spark's classes, where somebody made one (`class_archive.py`).
 
 Any other Spark master works too: build that session as you always do;
 `format("cordwood")` needs nothing from here.
@@ -27,12 +28,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
+from cordwood.spark.class_archive import archive_flags
 from cordwood.spark.java import ensure_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CORES_DEFAULT = 2
+
+JAVA_FLAGS = "spark.driver.extraJavaOptions"
+"""Spark's setting of what the driver's JVM is told."""
 
 QUICK_START_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
@@ -116,8 +121,9 @@ def local_settings(
 ) -> dict[str, str]:
     """The settings of `local_session`, for those who build a session themselves."""
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
-    flags = [f"-Dlog4j2.configurationFile={logging}", *(QUICK_START_FLAGS if quick_start else ())]
-    settings = {**LOCAL_SETTINGS, "spark.driver.extraJavaOptions": " ".join(flags)}
+    quick = QUICK_START_FLAGS if quick_start else ()
+    flags = [f"-Dlog4j2.configurationFile={logging}", *quick, *archive_flags()]
+    settings = {**LOCAL_SETTINGS, JAVA_FLAGS: " ".join(flags)}
     return settings | dict(options or {})
 
 

@@ -85,6 +85,8 @@ class TestTheStamp:
     def test_the_tests_want_the_runtime_of_pypi_as_well(self, finished):
         assert not setup.is_done(finished, with_jre=True)
         finished.write_stamp({**json.loads(finished.stamp.read_text()), "jre": "installed"})
+        assert not setup.is_done(finished, with_jre=True)
+        finished.write_stamp({**json.loads(finished.stamp.read_text()), "classes": "made"})
         assert setup.is_done(finished, with_jre=True)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"packages": "installed"}'])
