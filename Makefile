@@ -36,7 +36,7 @@ demo: setup
 	@$(BIN)/cordwood demo $(INPUT)
 
 test: setup-test
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -q -m "not slow" -n 2
 
 prove: setup-test
 	$(BIN)/python tools/prove.py --minutes $(MINUTES)
