@@ -17,7 +17,10 @@ from cordwood.cli.up import ending_words, shape_for
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.local_cluster import ClusterShape
 
-HELP_S_MAX = 0.5
+HELP_RATIO_MAX = 2.8
+"""Times what any command line costs that Typer draws: 0.25 s here on a slow day.
+Ours takes 1.9 to 2.3 times that: all verbs, and asyncio."""
+
 HELP_TRIES = 5
 """The best of several: a busy machine only ever makes it slower."""
 
@@ -31,6 +34,21 @@ def run(monkeypatch, tmp_path):
     monkeypatch.delenv("CORDWOOD_CLUSTER", raising=False)
     monkeypatch.delenv("CORDWOOD_DEBUG", raising=False)
     return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def cpu_seconds(code: str) -> tuple[float, str]:
+    """What a fresh Python works for some code, and what that prints.
+
+    Its own work, not the time that others on the machine took meanwhile.
+    """
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        cwd=Path(cordwood.__file__).parent.parent,
+    )  # fmt: skip
+    after = os.times()
+    worked = after.children_user - before.children_user
+    return worked + after.children_system - before.children_system, done.stdout
 
 
 class TestHelp:
@@ -51,21 +69,13 @@ class TestHelp:
             "import sys; sys.argv = ['cordwood', '--help']; from cordwood.cli import main; "
             "main(); print(*sorted(sys.modules))"
         )
-        seconds = []
+        work_s, usual_s = [], []
         for _ in range(HELP_TRIES):
-            before = os.times()
-            done = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                cwd=Path(cordwood.__file__).parent.parent,
-            )  # fmt: skip
-            after = os.times()
-            # Its own work, not the time that others on the machine took meanwhile.
-            seconds.append(
-                after.children_user + after.children_system
-                - before.children_user - before.children_system
-            )  # fmt: skip
-        assert HEAVY.isdisjoint(done.stdout.split())
-        assert min(seconds) < HELP_S_MAX
+            seconds, told = cpu_seconds(code)
+            work_s.append(seconds)
+            usual_s.append(cpu_seconds("import typer.rich_utils")[0])
+        assert HEAVY.isdisjoint(told.split())
+        assert min(work_s) < HELP_RATIO_MAX * min(usual_s)
 
     def test_the_version(self, run):
         assert run("version").stdout.startswith(f"cordwood {cordwood.__version__} ")
