@@ -73,6 +73,22 @@ class LogReader:
         recent = _gathered(kept, start, bound, wanted, bytes_max, blocks_max)
         return _merged(held, recent, gathered, bound)
 
+    def first_cached(self, log: int, start: int, bound: int) -> int:
+        """As `first`, where all from `start` on is in memory."""
+        return _first_of(
+            self.read_cached(log, start, bound, _head, bytes_max=1, blocks_max=1), start
+        )
+
+    async def first(self, log: int, start: int, bound: int) -> int:
+        """Where the first block from `start` on begins, or a range that cannot be read; where
+        there is none up to `bound`, at least `bound + 1`.
+
+        Raises:
+            TablesFailed, Corrupt: as `read`.
+        """
+        run = await self.read(log, start, bound, _head, bytes_max=1, blocks_max=1)
+        return _first_of(run, start)
+
     async def read(
         self,
         log: int,
@@ -109,6 +125,15 @@ class LogReader:
             blocks_max=blocks_max,
         )
         return _merged(held, stored, cached, bound)
+
+
+def _head(block: StoredBlock) -> Part:
+    return Part.HEAD
+
+
+def _first_of(run: Run, start: int) -> int:
+    begins = [block.header.first for block in run.blocks] + [first for first, _ in run.damaged]
+    return max(start, min(begins, default=run.next))
 
 
 def _gathered(

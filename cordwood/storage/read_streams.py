@@ -378,12 +378,32 @@ class ReadStreams:
                 bytes_max=min(BATCH_BYTES, credit),
                 blocks_max=BATCH_BLOCKS,
             )
-            return self._ship(stream, run, bound)
+            return self._ship(stream, self._past_window(stream, run, bound), bound)
         if credit > 0:
             stream.fetching = True
             self._to_fetch.push(stream.connection, stream)
             self._fetchable.put_nowait(None)
         return False
+
+    def _past_window(self, stream: _Stream, run: Run, bound: int) -> Run:
+        """What is read from memory, and how far nothing comes behind an empty window."""
+        limit = self._empty_up_to(stream, run, bound)
+        if not limit:
+            return run
+        return run._replace(next=self._reader.first_cached(stream.log, bound + 1, limit))
+
+    def _empty_up_to(self, stream: _Stream, run: Run, bound: int) -> int:
+        """The last LSN that a reader may be told of behind a window with nothing in it, 0 if none.
+
+        Where the end of an epoch is lost, its bridge included, nothing comes for four billion
+        LSNs: a reader that moved one window after the other would never get past them.
+        """
+        is_empty = not (run.blocks or run.passed or run.damaged) and run.next > bound
+        held = self._reader.get(stream.log)
+        if not is_empty or bound != stream.high or stream.digest or held is None:
+            return 0
+        limit = min(stream.until, held.readable)
+        return limit if limit > bound else 0
 
     def _push(self, stream: _Stream, bound: int, credit: int, pushes: Pushes) -> bool:
         """Send from memory, with all others who want the same; True if there is more at once."""
@@ -397,6 +417,7 @@ class ReadStreams:
             )  # fmt: skip
             if run.next == stream.next and not run.blocks:
                 return False
+            run = self._past_window(stream, run, bound)
             push = Push(run, self._released(stream.log), self._trim(stream.log))
             pushes.keep(key, push)
         if pushes.add(push, stream):
@@ -488,6 +509,9 @@ class ReadStreams:
                     bytes_max=min(FETCH_BYTES, stream.limit - stream.sent),
                     blocks_max=BATCH_BLOCKS,
                 )
+                if limit := self._empty_up_to(stream, run, bound):
+                    first = await self._reader.first(stream.log, bound + 1, limit)
+                    run = run._replace(next=first)
             except CordwoodError as error:
                 self._on_unreadable(stream, error)
                 return

@@ -318,6 +318,35 @@ class TestWindows:
 
         run(scenario)
 
+    @pytest.mark.parametrize(("changes", "marker"), [
+        ({}, at(900)),
+        ({"until": at(500)}, at(501)),
+        ({"digest": True}, at(51)),
+    ])  # fmt: skip
+    def test_behind_an_empty_window_it_tells_where_the_next_block_is(self, changes, marker) -> None:
+        async def scenario() -> None:
+            cache, end = cache_of(1, 2, 900, 901), ReaderEnd()
+            streams = ReadStreams(LogReader(cache))
+            streams.start(end.connection, replace(ALL, window_high=at(2), **changes))
+            await pumped()
+            assert Sent(end).next == at(3), "there was something in this one"
+            streams.move_window(end.connection, 1, at(50), 0)
+            await pumped()
+            sent = Sent(end)
+            assert (sent.firsts, sent.next) == ([], marker)
+
+        run(scenario)
+
+    def test_behind_an_empty_window_nothing_is_said_of_what_is_not_released(self) -> None:
+        async def scenario() -> None:
+            cache, end = cache_of(1, 2, 900, released=at(40)), ReaderEnd()
+            streams = ReadStreams(LogReader(cache))
+            streams.start(end.connection, replace(ALL, start=at(3), window_high=at(30)))
+            await pumped()
+            assert Sent(end).next == at(41)
+
+        run(scenario)
+
     def test_byte_credit_is_a_total_that_the_last_block_may_overstep(self) -> None:
         async def scenario() -> None:
             cache, end = cache_of(*range(1, 10)), ReaderEnd()

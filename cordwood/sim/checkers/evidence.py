@@ -257,6 +257,7 @@ class Evidence:
         self.trims: dict[int, Trims] = {}
         self.healed_at: int | None = 0
         self.lost_at: int | None = None
+        self._lost: list[tuple[int, tuple[int, ...]]] = []
         self.end_us = events[-1].time_us if events else 0
         self._by_op: dict[int, Append] = {}
         self._open: dict[str, Read] = {}
@@ -297,8 +298,8 @@ class Evidence:
             return True
         if self.lost_at is None or self.lost_at > at:
             return False
-        gone = [e.nodes for e in self.events[self.lost_at : at] if isinstance(e, NodesLost)]
-        return len({node for nodes in gone for node in nodes}) >= self.run.copies
+        gone = {node for since, nodes in self._lost if since < at for node in nodes}
+        return len(gone) >= self.run.copies
 
     def trim_asked(self, log: int, at: int) -> int:
         """The highest LSN of a log that anybody asked to trim before `at`, 0 if nobody did."""
@@ -410,6 +411,7 @@ class Evidence:
             self.healed_at = at
 
     def _on_lost(self, at: int, event: NodesLost) -> None:
+        self._lost.append((at, event.nodes))
         if self.lost_at is None:
             self.lost_at = at
 
