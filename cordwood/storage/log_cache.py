@@ -206,8 +206,11 @@ class CachedLog:
 
         Args:
             end: above its LNG only what its recovery wrote counts; None where nothing
-                is held that could need it.
+                was held that could need it. If something came since, the epoch stays open:
+                how it ended has to be asked.
         """
+        if end is None and epoch in self._held:
+            return
         if end is not None:
             self.ends[epoch] = end
             old = self.ends.get(epoch - ENDS_KNOWING_PRODUCERS)

@@ -228,6 +228,20 @@ class TestEndedEpochs:
         assert (log.readable, log.is_behind) == (at(0, epoch=2), False)
         assert held(log) == [(1, 1, 0), (1, 2, 0), (2, 1, 0)]
 
+    def test_what_came_while_nothing_was_held_keeps_its_epoch_open(self) -> None:
+        """Swarm seed 12130: a stalled disk held up a purge that had found nothing of epoch 2, and
+        with it stores of a sequencer that did not know yet that it was replaced. Readers were
+        given them."""
+        log = CachedLog()
+        log.release(at(2, epoch=3))
+        log.insert(block(at(1, epoch=2), lng=at(0, epoch=2)))
+        log.close_epoch(2, None)
+        assert (log.clean, log.is_behind) == (0, True)
+        assert log.readable == at(0, epoch=1)
+        assert log.unclean_epochs(3) == [2]
+        log.close_epoch(2, EpochEnd(3, at(0, epoch=2)))
+        assert (held(log), log.clean, log.is_behind) == ([], 2, False)
+
     def test_one_that_shows_what_may_be_a_hole_is_caught(self) -> None:
         with planted(find_bug("never-purges")), pytest.raises(AssertionError):
             self.test_a_node_that_is_behind_shows_what_it_knows_was_acknowledged()
