@@ -139,7 +139,7 @@ class Batch:
         """What it ends with when it is given up: unknown, where it was sent once."""
         if not self.maybe:
             return error
-        return OutcomeUnknown(f"no answer came for an append to log {log}: {error}")
+        return OutcomeUnknown(f"an append to log {log} was sent before and not answered: {error}")
 
     def fail(self, error: CordwoodError) -> None:
         """None of the records is acknowledged."""

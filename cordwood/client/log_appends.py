@@ -443,7 +443,8 @@ class LogAppends:
             self._came_back |= isinstance(error, (Fenced, OutcomeUnknown))
             self._cluster.note_refusal(self.log, error)
             self._finish(found[0])
-            self._fail(found[0], error)
+            # Who refuses it now may have been replaced by the one that stored it: seed 12130.
+            self._fail(found[0], found[0].given_up(self.log, error))
         self._pump_if_settled()
 
     def _fail(self, batch: Batch, error: CordwoodError) -> None:

@@ -8,14 +8,17 @@ import pytest
 from cluster_at_hand import simulate
 
 from cordwood.block import Gap
+from cordwood.client.log_appends import LogAppends
 from cordwood.client.producer import Producer
 from cordwood.errors import (
     BadSetting,
+    OutcomeUnknown,
     OutOfSequence,
     ProducerFenced,
     TailMoved,
     UnknownProducer,
 )
+from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 from cordwood.testing.scenario import ScenarioRun
 
@@ -127,3 +130,22 @@ def test_of_two_that_expect_one_tail_one_is_stored():
 def test_identities_have_bounds(producer, epoch):
     with pytest.raises(BadSetting):
         Producer(producer, epoch)
+
+
+def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(monkeypatch):
+    """Swarm seed 12130: the answer to a first try was lost. A sequencer that did not know yet that
+    it was replaced refused the second one, and its word was taken for the last."""
+    answers = [OutcomeUnknown("planted"), OutOfSequence("planted")]
+
+    def on_acked(self, token, first):
+        self.on_fault(token, answers.pop(0), NodeId(0))
+
+    async def scenario(cluster, store):
+        with monkeypatch.context() as patch:
+            patch.setattr(LogAppends, "on_acked", on_acked)
+            with pytest.raises(OutcomeUnknown, match="was sent before"):
+                await store.append("log", b"0", producer=Producer(7))
+        assert not answers
+        assert await values(store) == [b"0"]
+
+    played(scenario)
