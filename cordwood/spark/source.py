@@ -53,11 +53,11 @@ from cordwood.spark.bounds import batch_ranges, check_any, initial_places, strea
 from cordwood.spark.gap_probe import check_whole
 from cordwood.spark.group import CursorKeeper, check_free
 from cordwood.spark.offsets import (
+    KnownOffsets,
     Limits,
     StreamOffset,
     check_cluster,
     move_on,
-    parse_offset,
     ranges,
     share_bytes,
     share_out,
@@ -272,6 +272,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         self._moved_at: float | None = None
         self._turn = 0
         self._keeper = CursorKeeper(options.group) if options.group else None
+        self._offsets, self._reports = KnownOffsets(), KnownOffsets()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new stream starts; Spark asks again after a crash in batch 0."""
@@ -301,7 +302,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
             DataLoss: a log of the checkpoint is gone, and `failOnDataLoss` is true.
             Retryable: the cluster did not answer in time.
         """
-        offset = parse_offset(start)
+        offset = self._offsets.parse(start)
         if not self._is_checked:
             self._check(offset)
         self._follow(offset)
@@ -312,7 +313,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
             return start
         self._idle_polls = 0
         self._moved_at = time.monotonic()
-        return moved.to_json()
+        return self._offsets.to_json(moved)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read up to what is there now, and no further."""
@@ -323,7 +324,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         """The ends of the logs as last asked, so that a query's progress shows its lag."""
         if self._latest is None:
             return None
-        return StreamOffset(self._watch.cluster, self._latest).to_json()
+        return self._reports.to_json(StreamOffset(self._watch.cluster, self._latest))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plan the tasks of one batch, the same ones whenever it is run.
@@ -332,10 +333,10 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
             BadSetting: the checkpoint is another cluster's, or its offsets are no pair.
             DataLoss: a log of the batch is gone, and `failOnDataLoss` is true.
         """
-        upto = parse_offset(end)
+        upto = self._offsets.parse(end)
         if not self._is_checked:
             self._check(upto)
-        planned = ranges(parse_offset(start), upto)
+        planned = ranges(self._offsets.parse(start), upto)
         return _partitions(self._watch, self._watch.slices(planned), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from cordwood.errors import BadSetting
 from cordwood.lsn import LSN_MAX, OLDEST, make_lsn
 from cordwood.spark.bounds import batch_ranges, check_any, initial_places, stream_stops
 from cordwood.spark.offsets import (
+    KnownOffsets,
     StreamOffset,
     check_cluster,
     data_loss,
@@ -267,3 +269,26 @@ class TestBounds:
         options = parse_options({SERVERS: "h:1", "subscribePattern": "a.*"})
         with pytest.raises(BadSetting, match=r"'a\.\*' matches no log .* there are /a, /b"):
             check_any(options, {}, self.logs)
+
+
+class TestKnownOffsets:
+    def test_say_what_offsets_say_themselves(self):
+        known = KnownOffsets()
+        now = StreamOffset("c", {2: 5, 10: 7, 1: 9}, {2: 1})
+        for stops in ({2: 8}, {}, {10: 9, 1: 30}, {3: 4}, {3: 6, 2: 9}):
+            assert known.to_json(now) == now.to_json()
+            assert json.dumps(known.to_json(now)) == json.dumps(now.to_json())
+            again = known.parse(json.loads(json.dumps(now.to_json())))
+            assert again is now
+            now = move_on(now, stops)
+
+    def test_read_what_they_have_not_seen(self):
+        offset = StreamOffset("c", {1: 2}, {}, is_initial=True)
+        known = KnownOffsets()
+        assert known.parse(offset.to_json()) == offset
+        assert known.to_json(move_on(offset, {1: 9})) == move_on(offset, {1: 9}).to_json()
+
+    def test_tasks_are_sent_none_of_it(self):
+        known = KnownOffsets()
+        known.to_json(StreamOffset("c", dict.fromkeys(range(1, 1000), 5)))
+        assert len(pickle.dumps(known)) < 200
