@@ -89,8 +89,8 @@ PARTS = {
     part.name: part
     for part in (
         Part("swarm", 0.55),
-        Part("demo", 0.1, ("--demo",)),
-        Part("beyond", 0.2, ("--beyond",)),
+        Part("demo", 0.2, ("--demo",)),
+        Part("beyond", 0.1, ("--beyond",)),
         Part(CRASH, 0.15),
         Part(KILLS, 0.1),
         Part(FUZZ, 0.1),
