@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from cordwood.sim.command import _zoo_report
+from cordwood.sim.crash_states.planted import CRASH_ZOO
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.sweep import SeedReport, SeedTask, options_of
 from cordwood.sim.zoo import ZOO
@@ -62,3 +64,9 @@ def test_a_ground_changes_what_a_seed_draws_and_not_the_seed_itself() -> None:
         assert options.drawn_plan(1), bug.name
         assert options == options_of(SeedTask(1, bug=bug.name))
     assert options_of(SeedTask(1)) == swarm_options(1)
+
+
+def test_bugs_of_crash_states_are_hunted_there_and_under_names_of_their_own() -> None:
+    assert not {bug.bug.name for bug in CRASH_ZOO} & {bug.name for bug in ZOO}
+    report = _zoo_report(SeedTask(1, bug="told-before-durable"))
+    assert report.invariants == ("crash states of the wal",)

@@ -127,29 +127,25 @@ def _tail_without_padding() -> Plant:
     return [(RingSpace, "_find", find)]
 
 
-def _header_by_clock() -> Plant:
-    """Each third header write comes after the clock was set back."""
+def _header_chosen(choose: Callable[[list[WalHeader]], WalHeader]) -> Plant:
     original = wal_file.newest_header
 
     async def newest_header(file: Any, path: str, slots: Sequence[Any]) -> WalHeader:
         found = [slot for slot in slots if isinstance(slot, WalHeader)]
-        if not found:
-            return await original(file, path, slots)
-        return max(found, key=lambda header: (header.sequence % 3, header.sequence))
+        return choose(found) if found else await original(file, path, slots)
 
     return [(wal_file, "newest_header", newest_header)]
+
+
+def _header_by_clock() -> Plant:
+    """Each third header write comes after the clock was set back."""
+    return _header_chosen(
+        lambda found: max(found, key=lambda header: (header.sequence % 3, header.sequence))
+    )
 
 
 def _header_older() -> Plant:
-    original = wal_file.newest_header
-
-    async def newest_header(file: Any, path: str, slots: Sequence[Any]) -> WalHeader:
-        found = [slot for slot in slots if isinstance(slot, WalHeader)]
-        if not found:
-            return await original(file, path, slots)
-        return min(found, key=lambda header: header.sequence)
-
-    return [(wal_file, "newest_header", newest_header)]
+    return _header_chosen(lambda found: min(found, key=lambda header: header.sequence))
 
 
 class _AnySum:
@@ -442,7 +438,7 @@ def _bug(subject: Subject[Any], name: str, story: str, plant: Callable[[], Plant
 
 
 CRASH_ZOO: tuple[CrashBug, ...] = (
-    _bug(WAL, "ack-before-durable", "a record is told durable when its write starts",
+    _bug(WAL, "told-before-durable", "a record is told durable when its write starts",
          _ack_before_durable),
     _bug(WAL, "trim-before-durable", "a trim returns before its header is durable",
          _trim_before_durable),
