@@ -3,7 +3,7 @@
 A JVM that finds the archive maps classes into memory that it would else have parsed, checked and
 linked: measured on two cores, a session with one streaming batch takes 8.2 to 11.0 s where it took
 15.8 to 17.6 s. The archive holds for one Java and one set of jars; any other Java leaves it alone
-without a word, so it can be late and never wrong. Making it takes half a minute and 180 MB, which
+without a word, so it can be late and never wrong. Making it takes about a minute and 190 MB, which
 pays for who starts Spark often: `make test` makes it, `python -m cordwood.spark.class_archive` too.
 
 Source: JEP 350 (dynamic class-data sharing archives).

@@ -218,3 +218,16 @@ class TestFindingAPython:
         assert self.run(tmp_path / "bin", ["-c", "print()"], PYTHON=str(old)).returncode == 1
         named = self.run(tmp_path / "old", ["-c", "print('ran')"], PYTHON=sys.executable)
         assert named.stdout == "ran\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [("exit 0", "made"), ("echo first >&2; echo no Java here >&2; exit 1", "no Java here")],
+)
+def test_an_archive_that_cannot_be_made_costs_nothing_but_time(tmp_path, capsys, script, told):
+    place = setup.Place(tmp_path)
+    place.python.parent.mkdir(parents=True)
+    place.python.write_text(f"#!/bin/sh\n{script}\n")
+    place.python.chmod(0o755)
+    assert setup.archive_classes(place) == told
+    assert ("Spark starts without" in capsys.readouterr().out) == (told != "made")
