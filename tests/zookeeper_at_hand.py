@@ -87,10 +87,20 @@ class ZooKeeperServer:
         except OSError:
             return False
 
-    def send(self, what: signal.Signals) -> None:
-        """Send a signal to it."""
+    def stop(self) -> None:
+        """SIGSTOP it, and wait until all its threads stand still: until then they answer."""
         assert self._process is not None, "it was started"
-        self._process.send_signal(what)
+        self._process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        until = time.monotonic() + READY_S
+        while {_state_of(each) for each in threads.iterdir()} - {"T", ""}:
+            assert time.monotonic() < until, "it was sent SIGSTOP and does not stand still"
+            time.sleep(0.005)
+
+    def go_on(self) -> None:
+        """SIGCONT it."""
+        assert self._process is not None, "it was started"
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL it, and wait until it is gone."""
@@ -110,6 +120,14 @@ def zookeeper_server(directory: Path) -> Iterator[ZooKeeperServer]:
         yield server
     finally:
         server.kill()
+
+
+def _state_of(thread: Path) -> str:
+    """The letter of proc(5), "" of a thread that is gone."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _free_port() -> int:

@@ -6,7 +6,6 @@ On a real server, behind a proxy that loses what it is told to.
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -245,12 +244,12 @@ class TestServers:
         async def act(store: MetadataStore) -> None:
             first = await store.compare_and_set("a", b"1", 0)
             assert first
-            server.send(signal.SIGSTOP)
+            server.stop()
             with pytest.raises(OutcomeUnknown):
                 await store.compare_and_set("a", b"2", first)
             with pytest.raises(Unreachable):
                 await store.get("a")
-            server.send(signal.SIGCONT)
+            server.go_on()
             found = await self._patient_get(store)
             assert found.value in (b"1", b"2")
             server.kill()
