@@ -76,7 +76,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         next_epoch: the next epoch to hand out; EPOCH_MAX + 1 when all are used up.
         clean_epoch: all epochs up to this one are recovered; 0 for none.
-        clean_tail: LSN of the last record (or `(E, 0)`) up to there; 0 for none.
+        clean_tail: LSN of the last record up to there; 0 for none.
         owner: node that took the newest epoch, 0 where it did not say. A hint.
         owner_before: node that took the epoch before that, 0 likewise: it may still sequence,
             and is asked to finish before it is sealed.

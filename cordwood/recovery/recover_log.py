@@ -23,7 +23,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Reply
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import format_lsn
+from cordwood.lsn import format_lsn, make_lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
@@ -66,7 +66,7 @@ class Recovered:
 
     Attributes:
         producers: what is remembered of producers.
-        tail: LSN of the last record, or `(E, 0)`.
+        tail: LSN of the last record, whatever epochs without one are above it; 0 for none.
     """
 
     producers: ProducerTable
@@ -135,8 +135,9 @@ async def recover_log(
             if copy.header.producer:
                 header = copy.header
                 producers.note(header.producer, header.producer_epoch, header.place)
-        await _finish_epoch(unclean, job, mend, pack_produced(producers.all()), tools)
-        tail = mend.bridge - 1
+        if mend.bridge - 1 > make_lsn(unclean, 0):
+            tail = mend.bridge - 1
+        await _finish_epoch(unclean, job, mend, tail, pack_produced(producers.all()), tools)
     return Recovered(producers, tail)
 
 
@@ -204,9 +205,14 @@ async def _seal_and_read(
 
 
 async def _finish_epoch(
-    unclean: int, job: MendJob, mend: Mend[StoredBlock], produced: bytes, tools: RecoveryTools
-) -> None:
-    """Store the outcome, tell the nodes that the epoch is over, and record it."""
+    unclean: int, job: MendJob, mend: Mend[StoredBlock], tail: int, produced: bytes,
+    tools: RecoveryTools,
+) -> None:  # fmt: skip
+    """Store the outcome, tell the nodes that the epoch is over, and record it.
+
+    Args:
+        tail: LSN of the last record up to the end of `unclean`.
+    """
     logger.info(
         "log %d epoch %d: LNG %s, %d blocks kept, %d holes, bridge at %s, with nodes %s",
         job.log, unclean, format_lsn(job.lng), len(mend.blocks), len(mend.holes),
@@ -221,4 +227,4 @@ async def _finish_epoch(
     if failures:
         refuse_absent(job.log, f"cleaning epoch {unclean}", failures)
     assert all(isinstance(answer, DoneReply) for answer in answers.values()), "Clean is answered"
-    await tools.epochs.set_clean(job.log, unclean, mend.bridge - 1)
+    await tools.epochs.set_clean(job.log, unclean, tail)

@@ -59,9 +59,13 @@ class Turns:
         return None
 
     def _check_tail(self, entry: AppendEntry, last: int) -> None:
-        """Where nothing was numbered yet, the tail below and (epoch, 0) are both right."""
+        """Where nothing was numbered yet, all from the last record below to (epoch, 0) is right.
+
+        Who asked while an epoch below had no record was told that epoch's (E, 0).
+        """
         is_empty = last == self._epoch << 32
-        if entry.expected_tail == last or (is_empty and entry.expected_tail == self._tail):
+        first = self._tail if is_empty else last
+        if first <= entry.expected_tail <= last:
             return
         raise TailMoved(
             f"log {entry.log} ends at {format_lsn(last)}, and {format_lsn(entry.expected_tail)} "

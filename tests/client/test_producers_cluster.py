@@ -18,6 +18,7 @@ from cordwood.errors import (
     TailMoved,
     UnknownProducer,
 )
+from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 from cordwood.testing.scenario import ScenarioRun
@@ -111,6 +112,31 @@ def test_an_append_on_condition_of_the_tail_is_stored_only_there():
         await cluster.heal()
         await store.append("log", b"4", expected_tail=await store.tail("log"))
         assert await values(store) == [b"1", b"2", b"3", b"4"]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_tail_told_in_an_epoch_without_a_record_holds_until_there_is_one(which):
+    """Swarm seed 12308: epochs went by between the asking for the tail and the append."""
+
+    async def scenario(cluster, store):
+        before = await store.append("log", b"1")
+        told = [await store.append("log", b"2")]
+        for _ in range(3):
+            cluster.crash(*cluster.sequencers())
+            await asyncio.sleep(0.5)
+            await cluster.heal()
+            told.append(await store.tail("log"))
+        assert sorted({tail.epoch for tail in told}) == [tail.epoch for tail in told]
+        for wrong in (before, told[-1] + 1):
+            with pytest.raises(TailMoved):
+                await store.append("log", b"x", expected_tail=Lsn(wrong))
+        placed = await store.append("log", b"3", expected_tail=told[which])
+        with pytest.raises(TailMoved):
+            await store.append("log", b"x", expected_tail=told[which])
+        assert placed > told[-1]
+        assert await values(store) == [b"1", b"2", b"3"]
 
     played(scenario)
 
