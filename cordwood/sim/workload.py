@@ -129,6 +129,7 @@ class Clients:
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
         token: the highest fencing token that anybody was given.
         is_paced: whether whoever measures appends goes on.
+        paced: appends that were made for that, well or not.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Clients:
         self.open_batches: set[str] = set()
         self.token = 0
         self.is_paced = True
+        self.paced = 0
         self.log_ids: dict[str, int] = {}
         self.times: dict[int, list[int]] = {}
         self.tails: dict[int, int] = {}
