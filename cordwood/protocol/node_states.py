@@ -5,7 +5,8 @@
     AVAILABLE ──refused: full──────────► OVERLOADED ──1 s, or it tells of room──► AVAILABLE
     AVAILABLE ──refused: no space──────► NO_SPACE ──30 s, or it tells of room───► AVAILABLE
     AVAILABLE ──refused: failed────────► DISABLED ──it connects anew────────────► AVAILABLE
-    AVAILABLE ──a wave timed out───────► SLOW ──2 s, doubling to 60 s──► PROBING
+    AVAILABLE ──a wave timed out,──────► SLOW ──2 s, doubling to 60 s──► PROBING
+                or it lags behind the others
     PROBING   ──a probe was answered in time──► AVAILABLE
     PROBING   ──it was not────────────────────► SLOW
     any       ──the failure detector suspects it──► SUSPECTED while that lasts
@@ -107,7 +108,7 @@ class NodeStates:
                 self.on_slow(node, now)
 
     def on_slow(self, node: NodeId, now: float) -> None:
-        """`node` did not answer in time, though others did."""
+        """`node` did not answer in time, or lags, though others do not."""
         slow = self._slow.get(node)
         if slow is None:
             self._slow[node] = _Slow(now)
@@ -153,12 +154,16 @@ class NodeStates:
                 due.append(node)
         return tuple(due)
 
-    def on_probed(self, node: NodeId, is_stored: bool, now: float) -> None:
-        """A probe of `node` came back; one that is too late changes nothing."""
+    def on_probed(self, node: NodeId, is_stored: bool, now: float, late_s: float = PROBE_S) -> None:
+        """A probe of `node` came back; one that is too late changes nothing.
+
+        Args:
+            late_s: a node that took longer is slow still.
+        """
         slow = self._slow.get(node)
         if slow is None or slow.probed_at is None:
             return
-        if is_stored and now - slow.probed_at < PROBE_S:
+        if is_stored and now - slow.probed_at < min(late_s, PROBE_S):
             slow.left_at, slow.probed_at = now, None
         else:
             slow.again(now)

@@ -378,8 +378,9 @@ class LogAppender:
     ) -> None:
         self._role.on_settled()
         now = self._tools.now()
-        if refusals is not None and not refusals:
-            self._tools.times.on_answer(node, now - run.waves_at[wave - 1])
+        is_stored = refusals is not None and not refusals
+        if is_stored and self._tools.times.on_answer(node, now - run.waves_at[wave - 1], now):
+            self._tools.states.on_slow(node, now)
         if self._over or run.stored or wave != run.wave:
             return
         if refusals is None:

@@ -14,6 +14,7 @@ from cordwood.layout.frame import checksum
 from cordwood.layout.waves import StoreRefusal, store_head
 from cordwood.nodes import NodeId
 from cordwood.protocol.node_states import NodeStates
+from cordwood.protocol.store_times import StoreTimes
 from cordwood.wire.peers import Peers
 from cordwood.wire.store_channel import StoreChannel
 
@@ -25,11 +26,17 @@ class Probes:
     """See the module."""
 
     def __init__(
-        self, peers: Peers, channel: StoreChannel, states: NodeStates, now: Callable[[], float]
+        self,
+        peers: Peers,
+        channel: StoreChannel,
+        states: NodeStates,
+        times: StoreTimes,
+        now: Callable[[], float],
     ) -> None:
         self._peers = peers
         self._channel = channel
         self._states = states
+        self._times = times
         self._now = now
 
     def tick(self, now: float) -> None:
@@ -39,4 +46,5 @@ class Probes:
                 self._states.on_probed(node, False, now)
 
     def _on_settled(self, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> None:
-        self._states.on_probed(node, refusals is not None and not refusals, self._now())
+        is_stored = refusals is not None and not refusals
+        self._states.on_probed(node, is_stored, self._now(), self._times.late_s(node))

@@ -88,7 +88,7 @@ class SequencerRole:
         self._held: dict[int, None] = {}
         self._answers = Answers()
         self._releases = Releases(tools.peers)
-        self._probes = Probes(tools.peers, tools.channel, tools.states, tools.now)
+        self._probes = Probes(tools.peers, tools.channel, tools.states, tools.times, tools.now)
         self._reigns = Reigns(activation, self, self._releases, tools.now, tasks)
         self._slots = self._reigns.slots
         self._turn_due = False

@@ -86,6 +86,17 @@ class TestGraylist:
         states.on_probed(TWO, True, 12.2)
         assert states.pick_from(UP, 12.2) == set(UP)
 
+    def test_a_probe_that_took_far_longer_than_others_take_is_no_good_sign(self) -> None:
+        """Swarm seed 12224: 12 ms where the others take half of one, and a stall a second on."""
+        states = NodeStates()
+        states.on_slow(TWO, 0.0)
+        assert states.due_probes(UP, SLOW_S) == (TWO,)
+        states.on_probed(TWO, True, SLOW_S + 0.012, 0.01)
+        assert states.pick_from(UP, SLOW_S + 0.02) == {ONE, THREE}
+        assert states.due_probes(UP, 3 * SLOW_S + 0.02) == (TWO,)
+        states.on_probed(TWO, True, 3 * SLOW_S + 0.025, 0.01)
+        assert states.pick_from(UP, 3 * SLOW_S + 0.025) == set(UP)
+
     def test_a_node_that_is_down_is_not_probed(self) -> None:
         states = NodeStates()
         states.on_slow(TWO, 0.0)

@@ -76,9 +76,11 @@ def _mends_one_less(right: Any) -> Any:
 
 
 def _clean_before_mend(right: Any) -> Any:
-    async def finish(unclean: int, job: Any, mend: Any, produced: bytes, tools: Any) -> None:
-        await tools.epochs.set_clean(job.log, unclean, mend.bridge - 1)
-        await right(unclean, job, mend, produced, tools)
+    async def finish(
+        unclean: int, job: Any, mend: Any, tail: int, produced: bytes, tools: Any
+    ) -> None:
+        await tools.epochs.set_clean(job.log, unclean, tail)
+        await right(unclean, job, mend, tail, produced, tools)
 
     return finish
 
