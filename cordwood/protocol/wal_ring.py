@@ -23,7 +23,9 @@ How a scan goes on past a bad place:
 - A good header of a later lap: this place was trimmed and written again after the
   header slot that we hold, so all before it is dead (our slot is the older one,
   because the newer was damaged). It is no sign of the end.
-- The end: one window past the last place that is known to have been written.
+- The end: one window past the last place that is known to have been written, and the unit
+  behind it. A block that begins just there was let in when all before it was durable, and
+  may be the only one that says so: of a block as long as the window, lost before it.
 
 What is recovered stays recoverable. Writing resumes past every record header that
 was found, intact body or not, so no offset is ever given out twice, and the resume
@@ -298,7 +300,7 @@ class WalScan:
         self._resume = resume
         self._incarnation_least = incarnation
         self._incarnation_seen = 0
-        self._look_ahead = 0 if is_graceful else window
+        self._look_ahead = 0 if is_graceful else window + UNIT
         self._reached = scan
         self._hole_start: int | None = None
         self._holes: list[Range] = []

@@ -123,12 +123,11 @@ def _durable_places(disk: SimDisk, chance: random.Random, path: str) -> list[tup
 def _can_be_told(record: WalRecord, header: WalHeader, intact: Sequence[WalRecord]) -> bool:
     """Whether a start that reads one window past a bad record meets who vouches for it.
 
-    It does not where one block was as long as the window and the next, the last one, begins where
-    the window ends: that is as if a crash had cut the block short.
+    The block that begins where the window ends is the last it looks at.
     """
     limit = align_down(record.offset) + header.window
     return header.durable >= record.stop or any(
-        record.offset < other.offset < limit and other.durable >= record.stop for other in intact
+        record.offset < other.offset <= limit and other.durable >= record.stop for other in intact
     )
 
 
@@ -146,7 +145,7 @@ def _header(file: StoredFile) -> WalHeader | None:
 def _records(file: StoredFile, header: WalHeader) -> Iterator[WalRecord]:
     """Every intact record of the present lap, as a recovery would find them."""
     offset, last_seen = header.scan, max(header.scan, header.durable, header.resume)
-    while offset < last_seen + header.window:
+    while offset <= last_seen + header.window:
         place = wal_position(offset, header.ring)
         if place + WAL_RECORD_HEADER_BYTES > WAL_RING_START + header.ring:
             return

@@ -206,7 +206,7 @@ K = UNIT
 @pytest.mark.parametrize(
     ("disk", "how", "found", "resume", "holes", "damage", "looked"),
     [
-        pytest.param({}, {}, [], 0, (), (), 4 * K, id="empty"),
+        pytest.param({}, {}, [], 0, (), (), 5 * K, id="empty"),
         pytest.param(
             {0: On(100, last=False), 100: On(200), K: On(K)},
             {},
@@ -214,7 +214,7 @@ K = UNIT
             2 * K,
             (),
             (),
-            6 * K,
+            7 * K,
             id="in order, the block's tail jumped",
         ),
         pytest.param(
@@ -224,18 +224,28 @@ K = UNIT
             3 * K,
             ((K, 2 * K),),
             (),
-            7 * K,
+            8 * K,
             id="behind a hole, inside the window",
         ),
         pytest.param(
-            {0: On(100), 5 * K: On(100)},
+            {0: On(100), 6 * K: On(100)},
             {},
             [0],
             K,
             (),
             (),
-            5 * K,
-            id="behind a hole as wide as the window: cannot have been written",
+            6 * K,
+            id="behind a hole wider than the window: cannot have been written",
+        ),
+        pytest.param(
+            {0: On(100), 5 * K: On(100, durable=5 * K)},
+            {},
+            [0, 5 * K],
+            6 * K,
+            (),
+            ((K, 5 * K),),
+            11 * K,
+            id="where the window ends: it was let in when what is lost was durable (seed 56)",
         ),
         pytest.param(
             {0: On(100), 4 * K: On(100), 8 * K: On(100)},
@@ -244,7 +254,7 @@ K = UNIT
             9 * K,
             ((K, 4 * K), (5 * K, 8 * K)),
             (),
-            13 * K,
+            14 * K,
             id="each record found moves the end on",
         ),
         pytest.param(
@@ -254,7 +264,7 @@ K = UNIT
             3 * K,
             ((0, 5000),),
             (),
-            7 * K,
+            8 * K,
             id="a bad body loses itself only",
         ),
         pytest.param(
@@ -264,7 +274,7 @@ K = UNIT
             2 * K,
             ((100, K),),
             (),
-            6 * K,
+            7 * K,
             id="a record lost out of a block's end is missed",
         ),
         pytest.param(
@@ -274,7 +284,7 @@ K = UNIT
             K,
             ((100, K),),
             (),
-            5 * K,
+            6 * K,
             id="torn at the very end",
         ),
         pytest.param(
@@ -284,7 +294,7 @@ K = UNIT
             10 * K,
             ((K, 10 * K),),
             (),
-            14 * K,
+            15 * K,
             id="resumes past a header whose body is torn",
         ),
         pytest.param(
@@ -294,7 +304,7 @@ K = UNIT
             3 * K,
             (),
             ((K, 2 * K),),
-            7 * K,
+            8 * K,
             id="a hole that was durable is damage",
         ),
         pytest.param(
@@ -304,7 +314,7 @@ K = UNIT
             4 * K,
             ((2 * K, 3 * K),),
             ((K, 2 * K),),
-            8 * K,
+            9 * K,
             id="part damage, part hole",
         ),
         pytest.param(
@@ -314,7 +324,7 @@ K = UNIT
             9 * K,
             (),
             ((0, 9 * K),),
-            13 * K,
+            14 * K,
             id="the header knows of more than can be read",
         ),
         pytest.param(
@@ -324,7 +334,7 @@ K = UNIT
             7 * K,
             (),
             ((0, 6 * K),),
-            11 * K,
+            12 * K,
             id="damage wider than the window hides nothing",
         ),
         pytest.param(
@@ -344,7 +354,7 @@ K = UNIT
             3 * K,
             ((K, 2 * K),),
             (),
-            7 * K,
+            8 * K,
             id="left over from an earlier incarnation",
         ),
         pytest.param(
@@ -354,7 +364,7 @@ K = UNIT
             3 * K,
             ((K, 2 * K),),
             (),
-            7 * K,
+            8 * K,
             id="incarnations never go back",
         ),
         pytest.param(
@@ -364,7 +374,7 @@ K = UNIT
             7 * K,
             (),
             (),
-            11 * K,
+            12 * K,
             id="a told hole is neither hole nor damage",
         ),
         pytest.param(
@@ -374,7 +384,7 @@ K = UNIT
             6 * K,
             (),
             ((K, 2 * K), (3 * K, 5 * K)),
-            10 * K,
+            11 * K,
             id="what no one told stays damage",
         ),
         pytest.param(
@@ -384,7 +394,7 @@ K = UNIT
             17 * K,
             (),
             (),
-            21 * K,
+            22 * K,
             id="over the lap's end",
         ),
         pytest.param(
@@ -394,7 +404,7 @@ K = UNIT
             5 * K,
             (),
             (),
-            9 * K,
+            10 * K,
             id="written over by a later lap: not the end, not damage",
         ),
         pytest.param(
@@ -404,7 +414,7 @@ K = UNIT
             K,
             (),
             (),
-            5 * K,
+            6 * K,
             id="left over from an earlier lap",
         ),
         pytest.param(
@@ -414,7 +424,7 @@ K = UNIT
             K,
             (),
             (),
-            RING + K,
+            RING + 2 * K,
             id="never more than a lap past the end",
         ),
     ],
@@ -441,7 +451,7 @@ def test_a_later_lap_moves_where_the_next_scan_starts() -> None:
     found, verdict, looked = walk(disk, window=RING)
     assert found == [2 * K, 17 * K]
     assert verdict.scan == 2 * K
-    assert looked == 18 * K + RING
+    assert looked == 19 * K + RING
 
 
 def test_more_than_a_lap_back_is_not_kept() -> None:
