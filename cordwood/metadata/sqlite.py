@@ -6,10 +6,11 @@ both win, whichever processes they come from.
 
 sqlite3 blocks, so every call runs in the host's threads. One connection is kept,
 because closing a file's last connection checkpoints it with syncs of its own; one
-lock lets one thread use it at a time. Nothing waits past its deadline: not for that
-lock, and not for other processes. A wait ends a little before the call's deadline,
-so that a busy file is told as Unreachable (nothing was written), and only a write
-that is with the disk can end as OutcomeUnknown.
+lock lets one thread use it at a time, which does what waits by then with one commit
+(`sqlite_calls`). Nothing waits past its deadline: not for that lock, and not for other
+processes. A wait ends a little before the call's deadline, so that a busy file is told
+as Unreachable (nothing was written), and only a write that is with the disk can end as
+OutcomeUnknown.
 
 The file is one of Cordwood's if its `application_id` says so; `user_version` is the
 version of the tables. An empty file is a new one.
@@ -25,7 +26,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cordwood.errors import (
     BadSetting,
@@ -38,6 +39,7 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Host
 from cordwood.metadata.lease import EntryLeases
+from cordwood.metadata.sqlite_calls import SqliteCall, SqliteCalls, State
 from cordwood.metadata.store import (
     DEADLINE_S,
     LIST_KEYS_MAX,
@@ -51,6 +53,9 @@ from cordwood.metadata.store import (
 )
 
 Result = TypeVar("Result")
+
+Calls = list[SqliteCall]
+Answers = list[int | None]
 
 APPLICATION_ID = 0x43574D44
 """`CWMD`, in the file's header: tells our files from other programs' databases."""
@@ -68,6 +73,12 @@ DATABASE_BYTES_MIN = 512
 
 WAIT_SHARE = 0.8
 """Part of the deadline that may go by waiting; the rest is for the disk."""
+
+CALLS_AT_ONCE = 256
+"""With the host's threads, which others want too; those that are done together need no more."""
+
+CALLS_MAX = 16_384
+"""Calls that wait in all. A thousand logs made at once are twelve thousand, a few seconds."""
 
 SWITCH_PAUSE_S = 0.005
 """Between tries to switch a new file to WAL mode: others do the same, for milliseconds."""
@@ -117,6 +128,9 @@ class SqliteMetadata:
         self._leases = EntryLeases(
             self, lambda: host.clock.now_us(), lambda count: host.random.randbytes(count)
         )
+        self._calls = SqliteCalls()
+        self._room = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._count = 0
         self._lock = threading.Lock()
         # Guarded by the lock.
         self._connection: sqlite3.Connection | None = None
@@ -137,12 +151,9 @@ class SqliteMetadata:
     async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
         """See `MetadataStore`."""
         check_write(key, value, expected)
-        try:
-            return await self._run(lambda db: _compare_and_set(db, key, value, expected))
-        except TimeoutError:
-            raise OutcomeUnknown(
-                f"{self._path}: a write of {key} did not return within {self._deadline_s:g} s"
-            ) from None
+        return await self._run(
+            lambda db: _compare_and_set(db, key, value, expected), f"a write of {key}"
+        )
 
     async def changed(self, prefix: str, seen: int | None, timeout_s: float) -> int:
         """See `MetadataStore`; any write to the file counts, and is told within WATCH_POLL_S."""
@@ -176,39 +187,120 @@ class SqliteMetadata:
             raise self._no_answer() from None
 
     async def _read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        try:
-            return await self._run(work)
-        except TimeoutError:
-            raise self._no_answer() from None
+        return await self._run(work)
 
-    async def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def _run(
+        self, work: Callable[[sqlite3.Connection], Result], write: str | None = None
+    ) -> Result:
+        """Do `work` in a thread, beside others.
+
+        Args:
+            write: which write it is, in words; None for what changes nothing.
+        Raises:
+            OutcomeUnknown: a write was begun and did not return in time.
+            Unreachable: nothing was done in time.
+            Overloaded: CALLS_MAX calls wait.
+        """
+        if self._count >= CALLS_MAX:
+            raise Overloaded(f"{self._path}: {CALLS_MAX} calls are waiting")
         # Counted from the call, not from when a thread was free for it.
         wait_until = time.monotonic() + WAIT_SHARE * self._deadline_s
-        return await self._host.run_blocking(
-            lambda: self._use(wait_until, work), timeout_s=self._deadline_s
-        )
+        call = SqliteCall(work, write is not None, wait_until)
+        self._count += 1
+        try:
+            async with asyncio.timeout(self._deadline_s), self._room:
+                self._calls.add(call)
+                answer: Result = await self._host.run_blocking(
+                    lambda: self._use(call), timeout_s=self._deadline_s
+                )
+                return answer
+        except TimeoutError:
+            if self._calls.give_up(call) or write is None:
+                raise self._no_answer() from None
+            raise OutcomeUnknown(
+                f"{self._path}: {write} did not return within {self._deadline_s:g} s"
+            ) from None
+        finally:
+            self._calls.give_up(call)
+            self._count -= 1
 
     def _no_answer(self) -> Unreachable:
         return Unreachable(f"{self._path} did not answer within {self._deadline_s:g} s")
 
     # Below: in a host thread.
 
-    def _use(self, wait_until: float, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Do `work` on the connection, alone; its errors become ours."""
-        if not self._lock.acquire(timeout=max(0.0, wait_until - time.monotonic())):
+    def _use(self, call: SqliteCall) -> Any:
+        """What came of `call`, done here or by who had the connection before."""
+        if self._lock.acquire(timeout=max(0.0, call.wait_until - time.monotonic())):
+            try:
+                # Again if it was left undone because of another: that one has ended.
+                while calls := self._calls.take(call):
+                    self._do(calls)
+            finally:
+                self._lock.release()
+        elif self._calls.give_up(call):
             raise Unreachable(f"{self._path}: calls before this one have not returned")
+        if call.state is not State.ENDED:
+            # Given up, or with the disk.
+            raise TimeoutError
+        if isinstance(call.answer, BaseException):
+            raise call.answer
+        return call.answer
+
+    def _do(self, calls: Calls) -> None:
+        """Do these, the writes among them in one transaction; errors become ours."""
+        at = calls[0]
         try:
-            db = self._connection or self._open(wait_until)
-            _wait_for_others(db, wait_until)
-            return work(db)
-        except BaseException as error:
+            db = self._connection or self._open(at.wait_until)
+            _wait_for_others(db, at.wait_until)
+            for at in calls:
+                if not at.is_write:
+                    self._calls.end(at, at.work(db))
+            writes = [each for each in calls if each.is_write]
+            if writes:
+                at = writes[0]
+                db.execute("BEGIN IMMEDIATE")
+                answers: Answers = []
+                for at in writes:
+                    answers.append(at.work(db))
+                self._commit(db, writes, answers)
+        except (sqlite3.Error, CordwoodError) as error:
+            self._drop()
+            ours = _translate(error, self._path) if isinstance(error, sqlite3.Error) else error
+            self._calls.end(at, ours)
+        except BaseException:
             # Whatever went wrong, no transaction may stay open: it locks the file for all.
             self._drop()
-            if isinstance(error, sqlite3.Error):
-                raise _translate(error, self._path) from error
             raise
         finally:
-            self._lock.release()
+            self._calls.put_back(calls)
+
+    def _commit(self, db: sqlite3.Connection, writes: Calls, answers: Answers) -> None:
+        """Commit; an error that leaves the outcome open is told so, to each.
+
+        A full disk cuts the WAL short of its commit frame, so nothing was written. After
+        any other error the frame may lie in the file, for the next recovery to find.
+        """
+        if not any(answers):
+            db.execute("ROLLBACK")
+        else:
+            try:
+                db.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._drop()
+                for call, answer in zip(writes, answers, strict=True):
+                    self._calls.end(call, self._uncommitted(error, answer))
+                return
+        for call, answer in zip(writes, answers, strict=True):
+            self._calls.end(call, answer)
+
+    def _uncommitted(self, error: sqlite3.Error, answer: int | None) -> CordwoodError:
+        if _code(error) == sqlite3.SQLITE_FULL:
+            return _translate(error, self._path)
+        if answer is None:
+            # What it found there instead may be a write of the same transaction.
+            return Unreachable(f"{self._path}: a commit failed; nothing of this was written")
+        return OutcomeUnknown(f"{self._path}: a commit failed: {error}")
 
     def _open(self, wait_until: float) -> sqlite3.Connection:
         if self._closed:
@@ -279,10 +371,8 @@ def _list(db: sqlite3.Connection, prefix: str) -> list[tuple[str, Versioned]]:
 def _compare_and_set(
     db: sqlite3.Connection, key: str, value: bytes | None, expected: int
 ) -> int | None:
-    db.execute("BEGIN IMMEDIATE")
     row = db.execute("SELECT version FROM entry WHERE key = ?", (key,)).fetchone()
     if (row[0] if row else 0) != expected:
-        db.execute("ROLLBACK")
         return None
     db.execute("UPDATE counter SET last_version = last_version + 1")
     version = _last_version(db)
@@ -290,22 +380,7 @@ def _compare_and_set(
         db.execute("DELETE FROM entry WHERE key = ?", (key,))
     else:
         db.execute("INSERT OR REPLACE INTO entry VALUES (?, ?, ?)", (key, value, version))
-    _commit(db, key)
     return version
-
-
-def _commit(db: sqlite3.Connection, key: str) -> None:
-    """Commit; an error that leaves the outcome open is told so.
-
-    A full disk cuts the WAL short of its commit frame, so nothing was written. After
-    any other error the frame may lie in the file, for the next recovery to find.
-    """
-    try:
-        db.execute("COMMIT")
-    except sqlite3.Error as error:
-        if _code(error) == sqlite3.SQLITE_FULL:
-            raise
-        raise OutcomeUnknown(f"the commit of {key} failed: {error}") from error
 
 
 def _wait_for_others(db: sqlite3.Connection, wait_until: float) -> None:

@@ -206,6 +206,144 @@ class TestThreads:
             holder.close()
 
 
+class TestTogether:
+    """Calls that wait at the same time share a commit, and nothing else."""
+
+    @staticmethod
+    def commits_of(store: Any) -> list[str]:
+        seen: list[str] = []
+        store._connection.set_trace_callback(seen.append)
+        return seen
+
+    def test_many_writes_at_once_take_few_commits(self, path):
+        async def act(store: Any) -> None:
+            assert await store.compare_and_set("k", b"", 0)
+            seen = self.commits_of(store)
+            keys = [f"k{number}" for number in range(500)]
+            versions = await asyncio.gather(*(store.compare_and_set(k, b"1", 0) for k in keys))
+            assert len(set(versions)) == 500
+            assert None not in versions
+            found = await asyncio.gather(*map(store.get, keys))
+            assert [each.version for each in found] == versions
+            assert 1 <= seen.count("COMMIT") < 100
+
+        run_on_sqlite(path, act)
+
+    def test_of_those_that_race_for_one_key_one_wins(self, path):
+        async def act(store: Any) -> None:
+            for round_ in range(10):
+                before = await store.get("a")
+                expected = before.version if before else 0
+                values = [b"%d" % number for number in range(50)]
+                ended = await asyncio.gather(
+                    *(store.compare_and_set("a", value, expected) for value in values)
+                )
+                (won,) = (at for at, version in enumerate(ended) if version is not None)
+                after = await store.get("a")
+                assert (after.value, after.version) == (values[won], ended[won]), round_
+
+        run_on_sqlite(path, act)
+
+    def test_thousands_at_once_wait_for_each_other(self, path):
+        """More than the host's threads take calls: opening a thousand logs at once ended so."""
+
+        async def act(store: Any) -> None:
+            found = await asyncio.gather(*(store.get(f"k{n}") for n in range(1500)))
+            assert found == [None] * 1500
+
+        run_on_sqlite(path, act)
+
+    def test_more_than_may_wait_are_refused(self, path, monkeypatch):
+        monkeypatch.setattr("cordwood.metadata.sqlite.CALLS_MAX", 300)
+
+        async def act(store: Any) -> None:
+            ended = await asyncio.gather(
+                *(store.get("a") for _ in range(301)), return_exceptions=True
+            )
+            assert sum(isinstance(end, Overloaded) for end in ended) == 1
+            assert await store.get("a") is None
+
+        run_on_sqlite(path, act)
+
+    def test_an_error_of_one_is_not_that_of_the_others(self, path):
+        """Its transaction is rolled back, and what was in it with it is written by itself."""
+
+        async def act(store: Any) -> None:
+            await store.get("a")
+
+            def fails(_: sqlite3.Connection) -> int:
+                raise sqlite3.OperationalError("made up")
+
+            for _ in range(5):
+                await asyncio.gather(*(self.remove(store, f"k{n}") for n in range(40)))
+                writes = [store.compare_and_set(f"k{n}", b"1", 0) for n in range(40)]
+                writes.insert(20, store._run(fails, "a write that fails"))
+                ended = await asyncio.gather(*writes, return_exceptions=True)
+                assert isinstance(ended.pop(20), Unreachable)
+                found = await asyncio.gather(*(store.get(f"k{n}") for n in range(40)))
+                assert [each and each.version for each in found] == ended
+                assert None not in ended
+
+        run_on_sqlite(path, act)
+
+    async def remove(self, store: Any, key: str) -> None:
+        found = await store.get(key)
+        if found is not None:
+            assert await store.compare_and_set(key, None, found.version)
+
+    @pytest.mark.parametrize(
+        ("code", "told"),
+        [(sqlite3.SQLITE_IOERR, OutcomeUnknown), (sqlite3.SQLITE_FULL, Overloaded)],
+    )
+    def test_a_commit_that_fails_fails_for_all_of_them(self, path, code, told):
+        class NoCommits:
+            def __init__(self, db: sqlite3.Connection) -> None:
+                self.close = db.close
+                self.db = db
+
+            def execute(self, text: str, *more: Any) -> sqlite3.Cursor:
+                if text == "COMMIT":
+                    error = sqlite3.OperationalError("made up")
+                    error.sqlite_errorcode = code
+                    raise error
+                return self.db.execute(text, *more)
+
+        async def act(store: Any) -> None:
+            assert await store.compare_and_set("there", b"1", 0)
+            with store._lock:
+                writes = [store.compare_and_set(f"k{n}", b"1", 0) for n in range(8)]
+                writes.append(store.compare_and_set("there", b"2", 0))
+                going = [asyncio.ensure_future(write) for write in writes]
+                await asyncio.sleep(0.05)
+                store._connection = NoCommits(store._connection)
+            *ended, refused = await asyncio.gather(*going, return_exceptions=True)
+            assert [type(end) for end in ended] == [told] * 8
+            assert isinstance(refused, Unreachable if told is OutcomeUnknown else Overloaded)
+            found = await asyncio.gather(*(store.get(f"k{n}") for n in range(8)))
+            assert found == [None] * 8
+            assert (await store.get("there")).value == b"1"
+
+        run_on_sqlite(path, act)
+
+    def test_who_is_cancelled_before_its_turn_writes_nothing(self, path):
+        async def act(store: Any) -> None:
+            await store.get("a")
+            with store._lock:
+                going = [
+                    asyncio.ensure_future(store.compare_and_set(f"k{n}", b"1", 0))
+                    for n in range(20)
+                ]
+                await asyncio.sleep(0.05)
+                for each in going[::2]:
+                    each.cancel()
+                await asyncio.sleep(0.05)
+            await asyncio.gather(*going, return_exceptions=True)
+            found = await asyncio.gather(*(store.get(f"k{n}") for n in range(20)))
+            assert [each is not None for each in found] == [False, True] * 10
+
+        run_on_sqlite(path, act)
+
+
 class TestUnknownOutcome:
     """The host gives up on a call whose thread goes on."""
 
@@ -220,11 +358,13 @@ class TestUnknownOutcome:
 
     @pytest.mark.parametrize("done", [True, False])
     def test_a_write_that_did_not_return_is_unknown_and_a_read_unreachable(self, path, done):
+        """One that was not begun by then never is, so its outcome is known."""
+
         async def act(store: MetadataStore) -> None:
             await store.get("a")
             impatient: Any = SimpleNamespace(run_blocking=self.forgetful(done))
             other = SqliteMetadata(str(path), impatient)
-            with pytest.raises(OutcomeUnknown):
+            with pytest.raises(OutcomeUnknown if done else Unreachable):
                 await other.compare_and_set("a", b"1", 0)
             with pytest.raises(Unreachable):
                 await other.get("a")

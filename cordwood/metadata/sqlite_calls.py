@@ -1,0 +1,103 @@
+"""What waits for a SQLite connection, and which of it is done together.
+
+A commit is a sync of the disk, some milliseconds; what it commits hardly matters. So whoever gets
+the connection takes along what waits for it, and one commit does for all their writes. Each call
+still has a thread of its own, which finds its answer there or, where nobody took it along,
+goes itself: nobody depends on another's being scheduled.
+
+Source: sqlite.org, "WAL" (one writer at a time); research hotpath §1 (group commit).
+"""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+TOGETHER_MAX = 256
+"""Calls done together: past it a commit of small entries is longer than its sync."""
+
+Work = Callable[[sqlite3.Connection], Any]
+
+
+class State(enum.Enum):
+    """Where a call is."""
+
+    WAITING = enum.auto()
+    BEGUN = enum.auto()
+    ENDED = enum.auto()
+    GIVEN_UP = enum.auto()
+
+
+class SqliteCall:
+    """One call on the connection.
+
+    Attributes:
+        work: what to do; of a write, within a transaction that others may share.
+        is_write: whether it may change anything.
+        wait_until: of `time.monotonic`: not begun by then, it never is.
+        state: guarded by the calls' lock.
+        answer: what came of it, once it has ended: a value, or an error to raise.
+    """
+
+    __slots__ = ("answer", "is_write", "state", "wait_until", "work")
+
+    def __init__(self, work: Work, is_write: bool, wait_until: float) -> None:
+        self.work = work
+        self.is_write = is_write
+        self.wait_until = wait_until
+        self.state = State.WAITING
+        self.answer: Any = None
+
+
+class SqliteCalls:
+    """See the module. Called by any thread; the one that takes has the connection."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._waiting: deque[SqliteCall] = deque()
+
+    def add(self, call: SqliteCall) -> None:
+        """`call` waits from now on."""
+        self._waiting.append(call)
+
+    def take(self, first: SqliteCall) -> list[SqliteCall]:
+        """`first`, and what else waits, in the order in which it came; all of it is begun.
+
+        Empty if somebody else did `first`, or its caller gave it up.
+        """
+        with self._guard:
+            if first.state is not State.WAITING:
+                return []
+            taken = [first]
+            now = time.monotonic()
+            while self._waiting and len(taken) < TOGETHER_MAX:
+                call = self._waiting.popleft()
+                if call.state is State.WAITING and call is not first and now < call.wait_until:
+                    taken.append(call)
+            for call in taken:
+                call.state = State.BEGUN
+            return taken
+
+    def put_back(self, calls: list[SqliteCall]) -> None:
+        """Nothing came of these, for no fault of theirs: each goes by itself."""
+        with self._guard:
+            for call in calls:
+                if call.state is State.BEGUN:
+                    call.state = State.WAITING
+
+    def end(self, call: SqliteCall, answer: Any) -> None:
+        """That is what came of it."""
+        with self._guard:
+            call.answer, call.state = answer, State.ENDED
+
+    def give_up(self, call: SqliteCall) -> bool:
+        """Its caller waits no more; whether that is in time, so that it is never begun."""
+        with self._guard:
+            if call.state is State.WAITING:
+                call.state = State.GIVEN_UP
+            return call.state is State.GIVEN_UP
