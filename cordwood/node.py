@@ -304,6 +304,7 @@ class Node:
             self._digests,
             self._epochs,
             settings.run_bytes,
+            lambda: self._gossip.silent,
         )
         activation = Activation(
             self.settings.node,

@@ -6,7 +6,7 @@ Source: style.md §1; LogDevice digest 2.7 (4: a grace period for those on their
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from cordwood.errors import CordwoodError, Unreachable
@@ -31,6 +31,7 @@ async def ask_until(
     ask: Callable[[NodeId], Awaitable[Answer]],
     enough: Callable[[Mapping[NodeId, Answer | CordwoodError]], bool],
     grace_s: float | None = None,
+    silent: Collection[NodeId] = (),
 ) -> dict[NodeId, Answer | CordwoodError]:
     """Ask all nodes at once; return when all have answered, or enough have and GRACE_S passed.
 
@@ -39,6 +40,8 @@ async def ask_until(
             exception ends the whole question.
         enough: told what is there so far.
         grace_s: in place of GRACE_S.
+        silent: nodes that most likely do not answer: once enough are there nobody waits for
+            these, so that appends do not stand still at each epoch beside a stopped node.
     Returns:
         An answer or an error for each node, in node order.
     """
@@ -55,6 +58,8 @@ async def ask_until(
         asked = {tasks.create_task(guarded(node)) for node in nodes}
         ends_at: float | None = None
         while asked:
+            if ends_at is not None and answers.keys() | set(silent) >= set(nodes):
+                break
             left = None if ends_at is None else max(0.0, ends_at - loop.time())
             _, asked = await asyncio.wait(asked, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if ends_at is None and enough(answers):
@@ -63,5 +68,5 @@ async def ask_until(
                 break
         for late in asked:
             late.cancel()
-    silent = Unreachable("no answer yet, when enough others had answered")
-    return {node: answers.get(node, silent) for node in sorted(nodes)}
+    unheard = Unreachable("no answer yet, when enough others had answered")
+    return {node: answers.get(node, unheard) for node in sorted(nodes)}

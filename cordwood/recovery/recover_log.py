@@ -14,7 +14,7 @@ Source: LogDevice digest 2.7; seed logdevice-recovery; design.md §3.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cordwood.block import Produced
@@ -50,6 +50,7 @@ class RecoveryTools:
     Attributes:
         run_bytes: bytes stored at once while mending; with one more block they fit a
             WAL record.
+        silent: the nodes that are dead now, or suspected to be.
     """
 
     host: Host
@@ -58,6 +59,7 @@ class RecoveryTools:
     digests: DigestReads
     epochs: EpochStore
     run_bytes: int
+    silent: Callable[[], frozenset[NodeId]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ async def seal_log(
     unclean = range(record.clean_epoch + 1, epoch)
     for nodes, replication in dict.fromkeys(map(record.configuration, unclean)):
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
-        tally = await seal_epoch(log, epoch, epoch - 1, nodeset, replication, tools.peers)
+        tally = await seal_epoch(
+            log, epoch, epoch - 1, nodeset, replication, tools.peers, silent=tools.silent()
+        )
         time_us = max(time_us, tally.append_time_us)
     return time_us
 
@@ -190,8 +194,9 @@ async def _seal_and_read(
     everyone = False
     while True:
         tally = await seal_epoch(
-            log, epoch, unclean - 1, nodeset, replication, tools.peers, everyone=everyone
-        )
+            log, epoch, unclean - 1, nodeset, replication, tools.peers, silent=tools.silent(),
+            everyone=everyone,
+        )  # fmt: skip
         sealed = Nodeset(tuple(nodeset[node] for node in tally.sealed))
         try:
             return tally, await collect_digest(

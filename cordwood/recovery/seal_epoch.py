@@ -5,7 +5,7 @@ Source: LogDevice digest 2.7 (2); seed logdevice-recovery.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from cordwood.errors import CordwoodError
 from cordwood.layout.message import Reply, Seal, SealReply
@@ -30,6 +30,7 @@ async def seal_epoch(
     replication: Replication,
     peers: Peers,
     *,
+    silent: Collection[NodeId] = (),
     everyone: bool = False,
 ) -> SealTally:
     """Seal all epochs of `log` below `epoch`; return once no older store can be acknowledged.
@@ -41,6 +42,7 @@ async def seal_epoch(
 
     Args:
         clean: last clean epoch; the tally knows the LNGs of those between.
+        silent: members that nobody waits for once enough have sealed.
         everyone: wait for every member's answer, or SEAL_TIMEOUT_S.
     Raises:
         Fenced: a higher epoch sealed.
@@ -56,6 +58,7 @@ async def seal_epoch(
         nodeset.nodes,
         lambda node: peers.call(node, Seal(log, epoch, clean), timeout_s=SEAL_TIMEOUT_S),
         (lambda _: False) if everyone else enough,
+        silent=silent,
     )
     tally = SealTally(nodeset, replication)
     failures: dict[NodeId, CordwoodError] = {}
