@@ -74,6 +74,7 @@ class Case:
         assert self.count == len(appended(self.store, self.log))
 
 
+@pytest.mark.slow
 def test_a_sample(cluster, store, tmp_path):
     """Batch 0 dies between two renames; then more comes, and the tasks are others."""
     case = Case(cluster, store, tmp_path / "table", "parquet")
