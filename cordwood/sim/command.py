@@ -67,6 +67,9 @@ VIOLATIONS_SHOWN = 3
 ZOO_SEEDS = 200
 """Seeds within which a planted bug must be caught."""
 
+NEWS_EVERY_S = 60.0
+"""Between the lines on how far a sweep is, where nobody watches it live."""
+
 PIPE_COLUMNS = 160
 """Width of what is read by a program or a log and not by a terminal."""
 
@@ -100,11 +103,15 @@ def run(
     say(f"seeds from {first}, {jobs} at a time" + (f", {minutes:g} min" if minutes else ""))
     started = time.monotonic()
     totals = SweepTotals()
+    news_at = started + NEWS_EVERY_S
     with say.live(lambda: _progress(totals, started)):
         for report in _sweep(pattern, first, seeds, minutes, jobs):
             totals.add(report)
             if report.has_failed:
                 say.failure(report)
+            if not say.is_live and time.monotonic() >= news_at:
+                say.plain(_progress(totals, started).plain)
+                news_at += NEWS_EVERY_S
             if len(totals.failed) >= FAILURES_MAX:
                 break
     real_s = time.monotonic() - started

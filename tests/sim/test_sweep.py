@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from cordwood.sim import command
 from cordwood.sim.probes import PROBES
 from cordwood.sim.sweep import (
     FULL_SEEDS,
@@ -50,6 +51,15 @@ def test_a_sweep_of_which_more_than_a_tenth_does_not_count_proves_too_little(inv
     totals = totals_of(*dull, *good)
     assert totals.invalid_seeds == invalid
     assert totals.proves_too_little is too_little
+
+
+def test_where_nobody_watches_a_line_tells_now_and_then_how_far_it_is(monkeypatch, capsys):
+    seeds = (report(seed) for seed in range(1, 6))
+    monkeypatch.setattr(command, "_sweep", lambda *_: seeds)
+    monkeypatch.setattr(command, "NEWS_EVERY_S", 0.0)
+    command.run(5, 1, None, 1, as_json=False)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in told if "simulated hours" in line] == list("12345")
 
 
 def test_a_run_that_was_two_has_failed():
