@@ -84,7 +84,8 @@ class TestHelp:
     def test_it_runs_as_a_module_too(self, run):
         """`python -m cordwood`, where a virtual environment is not on PATH."""
         done = subprocess.run(
-            [sys.executable, "-m", "cordwood", "version"], capture_output=True, text=True, check=True,
+            [sys.executable, "-m", "cordwood", "version"],
+            capture_output=True, text=True, check=True,
             cwd=Path(cordwood.__file__).parent.parent,
         )  # fmt: skip
         assert done.stdout == run("version").stdout
