@@ -22,7 +22,7 @@ and gives out blocks and gaps that tile `[start, until]` exactly.
   for it does not know what it holds there; nor does one that is not connected.
 
 Whether silence means anything is for the caller to say: it does not where nodes leave out
-what another one sends (`protocol.single_copy`).
+what another one sends (`protocol.single_copy`). Page: gap_detection.md.
 
 Source: LogDevice digest 2.11; design.md §2 (gaps); seed logdevice-read-path.
 """
