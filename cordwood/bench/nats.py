@@ -58,6 +58,12 @@ class NatsClient(asyncio.Protocol):
         self._acked = 0
         self._done: asyncio.Future[float] | None = None
 
+    @property
+    def port(self) -> int:
+        """Of the server that this is connected to."""
+        port: int = self._transport.get_extra_info("peername")[1]
+        return port
+
     # ---- what a transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -222,7 +228,7 @@ async def _with_stream(port: int) -> NatsClient:
             while True:
                 client = None
                 try:
-                    client = await _connect(port)
+                    client = await connect_nats(port)
                     answer = await client.ask(f"$JS.API.STREAM.CREATE.{STREAM}", stream)
                     if "error" not in answer:
                         return client
@@ -236,9 +242,14 @@ async def _with_stream(port: int) -> NatsClient:
         raise Unreachable(f"NATS did not start: {problem}") from None
 
 
-async def _connect(port: int) -> NatsClient:
+async def connect_nats(port: int, kind: type[NatsClient] = NatsClient) -> NatsClient:
+    """A connection to the server at `port` of this machine.
+
+    Raises:
+        OSError: nobody listens there.
+    """
     loop = asyncio.get_running_loop()
-    _, client = await loop.create_connection(NatsClient, "127.0.0.1", port)
+    _, client = await loop.create_connection(kind, "127.0.0.1", port)
     return client
 
 

@@ -126,7 +126,7 @@ async def bench_read(
 
 
 @dataclass(frozen=True, slots=True)
-class _Filled:
+class Filled:
     """What there is to read: `records` of them in `[first, last]`."""
 
     first: Lsn
@@ -134,19 +134,38 @@ class _Filled:
     records: int
 
 
-async def _fill(store: Store, profile: ReadProfile) -> _Filled:
+async def _fill(store: Store, profile: ReadProfile) -> Filled:
     before = await store.append(LOG, b"what is read comes after this")
     values = [os.urandom(profile.size) for _ in range(profile.batch)]
     whole = -(-profile.records // profile.batch) * profile.batch
     limit = Limit(whole, FILL_TIMEOUT_S)
     run = await append_batches(store, LOG, values, FILL_IN_FLIGHT, limit)
-    return _Filled(Lsn(before + 1), await store.tail(LOG), run.records)
+    return Filled(Lsn(before + 1), await store.tail(LOG), run.records)
 
 
-async def _sample(url: str, profile: ReadProfile, filled: _Filled) -> Sample:
+async def fill_log(url: str, profile: ReadProfile) -> Filled:
+    """Append what a profile reads to a cluster that runs."""
+    settings = client_settings(profile.size, FILL_IN_FLIGHT, profile.batch)
+    async with await aio.connect(url, settings) as store:
+        return await _fill(store, profile)
+
+
+async def _sample(url: str, profile: ReadProfile, filled: Filled) -> Sample:
     """The reference, and at once after it the whole log."""
+    reference = await loopback_bytes_per_second(filled.records * profile.size)
+    per = profile.size if profile.as_objects or profile.as_arrow else 1e6
+    return await read_sample(url, profile, filled, reference / per)
+
+
+async def read_sample(url: str, profile: ReadProfile, filled: Filled, reference: float) -> Sample:
+    """Read the whole log with a new client.
+
+    Args:
+        reference: in the profile's unit.
+    Raises:
+        Corrupt: other records were read than were appended.
+    """
     total = filled.records * profile.size
-    reference = await loopback_bytes_per_second(total)
     settings = ClientSettings(scd_enabled=profile.single_copy)
     async with await aio.connect(url, settings) as store:
         began = perf_counter()
@@ -156,8 +175,8 @@ async def _sample(url: str, profile: ReadProfile, filled: _Filled) -> Sample:
     if records != filled.records:
         raise Corrupt(f"{records} records were read of the {filled.records} that {LOG} was given")
     if profile.as_objects or profile.as_arrow:
-        return Sample(records / seconds, reference / profile.size)
-    return Sample(total / seconds / 1e6, reference / 1e6)
+        return Sample(records / seconds, reference)
+    return Sample(total / seconds / 1e6, reference)
 
 
 async def _sent_bytes(store: Store) -> int:

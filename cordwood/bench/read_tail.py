@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -84,7 +85,7 @@ async def bench_tail(
         lags: list[Sample] = []
         fans: list[Sample] = []
         for repeat in range(repeats):
-            lags.append(await _lag(place.url, profile))
+            lags.append(await tail_lag(place.url, profile))
             fans.append(await _fan_out(place.url, profile))
             say(f"read_tail: {repeat + 1} of {repeats}")
     usual = {"size": profile.size, "nodes": nodes, "cores": os.cpu_count() or 0}
@@ -102,7 +103,7 @@ async def bench_tail(
     ]  # fmt: skip
 
 
-async def _lag(url: str, profile: TailProfile) -> Sample:
+async def tail_lag(url: str, profile: TailProfile) -> Sample:
     """Offer records at a fixed rate, and take the lag of each."""
     ticks = round((profile.seconds + WARM_UP_S) / TICK_S)
     batch = max(1, round(profile.rate * TICK_S))
@@ -127,7 +128,11 @@ async def _lag(url: str, profile: TailProfile) -> Sample:
         async with asyncio.timeout(profile.seconds + WARM_UP_S + END_TIMEOUT_S):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(follow())
-                await _offer(store, tasks, ticks, batch, bytes(max(0, profile.size - _TIME.size)))
+
+                def offer(values: list[bytes]) -> None:
+                    tasks.create_task(_append(store, values))
+
+                await stamped(offer, ticks, batch, profile.size)
         stream.close()
         seconds = perf_counter() - counted_from
     lags.sort()
@@ -135,16 +140,15 @@ async def _lag(url: str, profile: TailProfile) -> Sample:
     return Sample(len(lags) / seconds, profile.rate, p50 * 1000, p99 * 1000)
 
 
-async def _offer(
-    store: Store, tasks: asyncio.TaskGroup, ticks: int, batch: int, rest: bytes
-) -> None:
-    """A batch each TICK_S by the clock; each record says when it was due."""
+async def stamped(offer: Callable[[list[bytes]], None], ticks: int, batch: int, size: int) -> None:
+    """A batch each TICK_S by the clock, records of `size` bytes; each says when it was due."""
+    rest = bytes(max(0, size - _TIME.size))
     began = perf_counter()
     for tick in range(ticks):
         due = began + tick * TICK_S
         if (wait_s := due - perf_counter()) > 0:
             await asyncio.sleep(wait_s)
-        tasks.create_task(_append(store, [_TIME.pack(due) + rest] * batch))
+        offer([_TIME.pack(due) + rest] * batch)
 
 
 async def _append(store: Store, values: list[bytes]) -> None:

@@ -140,6 +140,9 @@ def read(
     cold: Annotated[
         bool, typer.Option("--cold", help="Only from the disk, beside from memory.")
     ] = False,
+    nats: Annotated[
+        bool, typer.Option("--nats", help="Only beside NATS JetStream, if it is installed.")
+    ] = False,
     nodes: NodesOption = 5,
     repeat: RepeatOption = 3,
     cluster: BenchClusterOption = None,
@@ -153,17 +156,32 @@ def read(
     TCP connection with the same bytes. Then the lag of a reader at the tail at 10,000 records a
     second, and appends beside a hundred readers; --tail measures only these two. --slow-node and
     --cold measure only that, in a fresh cluster: a read beside a node that is a hundred times
-    slower, and one from the disk.
+    slower, and one from the disk. --nats reads records, and follows the tail, in turns with
+    JetStream; without options that is the end, where nats-server is installed.
     """
+    from cordwood.bench.nats import find_nats
     from cordwood.bench.read import STANDARD, bench_read, custom_profile
+    from cordwood.bench.read_beside import bench_read_beside_nats
     from cordwood.bench.read_cold import bench_cold
     from cordwood.bench.read_slow import SlowProfile, bench_slow
     from cordwood.bench.read_tail import TAIL, bench_tail
 
     is_custom = any(option is not None for option in (size, batch, records))
     custom = custom_profile(size, batch, records) if is_custom else None
+    program = find_nats()
+    if nats and program is None:
+        raise BadSetting("nats-server is not installed (apt install nats-server)")
+
+    async def beside_nats() -> list[Figure]:
+        if program is None or cluster is not None:
+            return []
+        return await bench_read_beside_nats(
+            program, directory=directory, nodes=nodes, repeats=repeat, say=say
+        )
 
     async def measure() -> list[Figure]:
+        if nats:
+            return await beside_nats()
         if cold:
             return [await bench_cold(directory=directory, nodes=nodes, repeats=repeat, say=say)]
         if slow:
@@ -182,6 +200,8 @@ def read(
             figures += await bench_tail(
                 TAIL, url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say
             )
+        if not (tail or custom):
+            figures += await beside_nats()
         return figures
 
     show_figures(run_measurement(measure()), as_json)
