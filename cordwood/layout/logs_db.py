@@ -22,6 +22,7 @@ The metadata table holds::
     "d" u64 log, u64 partition ► the log's part of a partition: u64 first, u64 last,
         u64 blocks, u64 bytes, i64 first and i64 last append time
     "e" u64 partition, u64 log ► u64 last: the same from the partition's side, for its drop
+    "w" ► what was lost out of the WAL: u64 start, u64 stop of each range of its offsets
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
     "s", "x" ► of scrubbing, see `scrub_rows`
 
@@ -32,6 +33,7 @@ partitions); LogDevice digest 2.13.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cordwood.errors import Malformed
@@ -45,6 +47,7 @@ META_TABLE = "meta"
 
 ORIGIN_KEY = b"v"
 OFFSET_KEY = b"o"
+LOST_KEY = b"w"
 
 _INDEX = struct.Struct(">cQQQBBII")
 _BODY = struct.Struct(">cQQQ")
@@ -52,6 +55,7 @@ _ONE = struct.Struct(">cQ")
 _TWO = struct.Struct(">cQQ")
 _ORIGIN = struct.Struct("<II")
 _OFFSET = struct.Struct("<q")
+_LOST = struct.Struct("<QQ")
 _LAST = struct.Struct("<Q")
 _PARTITION = struct.Struct("<qqQQ")
 _ENTRY = struct.Struct("<QQQQqq")
@@ -184,6 +188,22 @@ def read_offset(value: bytes) -> int:
         Malformed: of another length.
     """
     return int(_read(_OFFSET, value, "an offset")[0])
+
+
+def pack_lost(ranges: Sequence[tuple[int, int]]) -> bytes:
+    """The value under LOST_KEY."""
+    return b"".join(_LOST.pack(*each) for each in ranges)
+
+
+def read_lost(value: bytes) -> tuple[tuple[int, int], ...]:
+    """The value under LOST_KEY.
+
+    Raises:
+        Malformed: no number of whole ranges.
+    """
+    if len(value) % _LOST.size:
+        raise Malformed(f"LogsDB holds {len(value)} bytes where what was lost stands")
+    return tuple((start, stop) for start, stop in _LOST.iter_unpack(value))
 
 
 class PartitionRow(NamedTuple):

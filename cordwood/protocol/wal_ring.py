@@ -405,6 +405,24 @@ class WalScan:
         self._hole_start = None
 
 
+LOST_RANGES_MAX = 64
+"""Lost ranges that are told apart; more join to one, so that no number of bad starts fills the
+row that they stand in. That there is one is what counts; where is for a person to read."""
+
+
+def united(ranges: Sequence[Range]) -> tuple[Range, ...]:
+    """What lies in any of `ranges`, ascending and apart; all between them too if they are many."""
+    joined: list[Range] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    if len(joined) > LOST_RANGES_MAX:
+        joined = [(joined[0][0], joined[-1][1])]
+    return tuple(joined)
+
+
 def _clip(ranges: Sequence[Range], low: int, high: int) -> tuple[Range, ...]:
     """What of `ranges` lies in `[low, high)`."""
     clipped = ((max(start, low), min(stop, high)) for start, stop in ranges)

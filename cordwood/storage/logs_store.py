@@ -6,6 +6,9 @@ point harmless::
     blocks into partitions ► each flushed ► metadata, with the WAL's offset, in one batch
     ► that flushed ► only then is the WAL trimmed
 
+What a start finds missing in the WAL is part of that batch (`note_lost`): as long as it is not
+durable, nothing is trimmed and the WAL itself goes on showing it.
+
 A start takes what the metadata says and replays the WAL behind that offset. Blocks of a
 flush that did not get as far as its metadata are there twice then, and are equal. So no
 count is off, and nothing is written that has to be read first.
@@ -41,6 +44,7 @@ from cordwood.layout.scrub_rows import (
 from cordwood.layout.staged import STAGED_TABLE
 from cordwood.layout.waves import StoredBlock
 from cordwood.nodes import NodeId
+from cordwood.protocol.wal_ring import Range, united
 from cordwood.settings import StorageSettings
 from cordwood.storage.damage_book import DamageBook
 from cordwood.storage.logs_read import Counts, Wish, read_blocks
@@ -79,10 +83,16 @@ class LogsStore:
         forgotten: how often something was taken out that was trimmed.
         staged: the table of staged blocks.
         damages: what is known to be damaged.
+        lost: ranges of WAL offsets whose records no start could read any more before a flush
+            took them: of starts long ago as of this one. It is never forgotten, because
+            nobody here can say what was in them: of any log, and a seal as well as a block.
+            So no trim and no repair of some log ends it, but only that the directory goes:
+            the node's records are brought to others, and it starts anew under a new number.
     """
 
     def __init__(self, tables: Tables, settings: StorageSettings) -> None:
         self.offset = -1
+        self.lost: tuple[Range, ...] = ()
         self.drops = 0
         self.partitions: list[Partition] = []
         self.logs: dict[int, StoredLog] = {}
@@ -119,10 +129,20 @@ class LogsStore:
         await store._check_origin(node)
         await store._read_partitions(names)
         await store.damages.open()
-        (offset,) = await tables.get(META, [logs_db.OFFSET_KEY])
+        offset, lost = await tables.get(META, [logs_db.OFFSET_KEY, logs_db.LOST_KEY])
         if offset is not None:
             store.offset = logs_db.read_offset(offset)
+        if lost is not None:
+            store.lost = logs_db.read_lost(lost)
         return store, await store._read_states()
+
+    def note_lost(self, damage: Sequence[Range]) -> None:
+        """What this start could not read in the WAL: lost, where no flush had taken it.
+
+        It is durable with the next flush, before which the WAL still shows it.
+        """
+        # A record that ends past `offset` may be that of `offset`, or one that is not here.
+        self.lost = united((*self.lost, *(each for each in damage if each[1] > self.offset)))
 
     async def _check_origin(self, node: NodeId) -> None:
         (found,) = await self._tables.get(META, [logs_db.ORIGIN_KEY])
@@ -269,6 +289,8 @@ class LogsStore:
         entries = await self._joined_entries(added)
         logs = self._joined_logs(added)
         rows: list[Row] = [(logs_db.OFFSET_KEY, logs_db.pack_offset(offset))]
+        if self.lost:
+            rows.append((logs_db.LOST_KEY, logs_db.pack_lost(self.lost)))
         for share in shares:
             partition = share.partition
             row = PartitionRow(

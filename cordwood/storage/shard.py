@@ -79,8 +79,9 @@ class Shard:
         staged: blocks that wait to be published.
         reader: reads both.
         failed: why nothing can be stored any more, "" while all is well.
-        damage: what durable records were lost, "" for none. A damaged node still stores
-            and sends, but is never taken to know that something is absent.
+        damage: what durable records were lost, in this start or before it, "" for none. A
+            damaged node still stores and sends, but is never taken to know that something is
+            absent; for how long, see `LogsStore.lost`.
         stored_blocks: blocks stored since start.
         is_out_of_space: whether a flush waits for the disk to have space.
         low_space: why no new records are taken although there is room in the WAL: the disk
@@ -155,8 +156,9 @@ class Shard:
                 f"this node's LogsDB has what came up to {logs.offset}, its WAL ends at "
                 f"{found.resume}: bring back the WAL that belongs to it"
             )
-        if found.damage:
-            shard.damage = f"records at WAL offsets {found.damage} cannot be read any more"
+        logs.note_lost(found.damage)
+        if logs.lost:
+            shard.damage = f"records at WAL offsets {logs.lost} cannot be read any more"
             logger.error("%s; this node's silence proves nothing from now on", shard.damage)
         return shard
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
+from cluster_at_hand import ClusterAtHand, simulate, until
 
 from cordwood.block import Gap, Record
 from cordwood.lsn import make_lsn
@@ -17,8 +18,12 @@ LOG = 1
 RECORDS = 30
 
 
-async def rot_of_one_copy(cluster: ClusterAtHand) -> None:
-    """Of two copies one has rotted in a WAL, and the other's node is away for a while."""
+async def rot_of_one_copy(cluster: ClusterAtHand, *, is_flushed: bool = False) -> None:
+    """Of two copies one has rotted in a WAL, and the other's node is away for a while.
+
+    Args:
+        is_flushed: the node trims its WAL behind a flush and restarts before it is asked.
+    """
     async with cluster.client() as store:
         for number in range(RECORDS):
             await store.append("log", b"%d" % number)
@@ -27,6 +32,15 @@ async def rot_of_one_copy(cluster: ClusterAtHand) -> None:
         assert damage_wal(cluster.machine(first).disk, random.Random(1))
         cluster.kill(other)
         await cluster.start(first)
+        if is_flushed:
+            # What it has read back is flushed by its age, and the WAL trimmed behind that.
+            wal = cluster.running[first].shard.wal
+            await until(lambda: wal.trim_offset >= 0 and not wal.used_bytes, timeout_s=300)
+            cluster.kill(first)
+            await cluster.start(first)
+            found = cluster.running[first].shard.wal.recovery
+            assert found is not None
+            assert not found.damage
         stream = await store.read("log", until=make_lsn(1, RECORDS))
         items: list[Record | Gap] = []
 
@@ -45,6 +59,18 @@ async def rot_of_one_copy(cluster: ClusterAtHand) -> None:
 
 def test_a_reader_waits_for_the_node_that_has_it() -> None:
     simulate(rot_of_one_copy, nodes=4, copies=2)
+
+
+def test_a_reader_waits_for_it_when_the_wal_shows_nothing_any_more() -> None:
+    simulate(partial(rot_of_one_copy, is_flushed=True), nodes=4, copies=2)
+
+
+def test_a_node_that_forgets_it_is_caught() -> None:
+    with (
+        planted(find_bug("damage-forgotten")),
+        pytest.raises((AssertionError, pytest.fail.Exception)),
+    ):
+        simulate(partial(rot_of_one_copy, is_flushed=True), nodes=4, copies=2)
 
 
 def test_a_node_that_takes_it_for_absent_is_caught() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.protocol.wal_ring import (
+    LOST_RANGES_MAX,
     UNIT,
     Range,
     RingSpace,
@@ -18,6 +19,7 @@ from cordwood.protocol.wal_ring import (
     WriteWindow,
     align_down,
     align_up,
+    united,
 )
 
 RING = 16 * UNIT
@@ -487,3 +489,17 @@ def test_any_scan_ends_and_its_verdict_holds_together(
     assert all(start < stop <= verdict.resume for start, stop in ranges)
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
     assert not any(start <= offset < stop for offset in found for start, stop in ranges)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=20))
+def test_united_ranges_hold_what_any_of_them_holds(drawn: list[tuple[int, int]]) -> None:
+    ranges = [(start, start + length) for start, length in drawn]
+    found = united(ranges)
+    assert {at for each in found for at in range(*each)} == {a for r in ranges for a in range(*r)}
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
+
+
+def test_many_lost_ranges_become_one() -> None:
+    apart = [(10 * number, 10 * number + 1) for number in range(LOST_RANGES_MAX + 1)]
+    assert united(apart[:-1]) == tuple(apart[:-1])
+    assert united(apart) == ((0, 10 * LOST_RANGES_MAX + 1),)

@@ -60,6 +60,18 @@ def _damage_is_silence(right: Any) -> Any:
     return classmethod(opened)
 
 
+def _damage_is_forgotten(right: Any) -> Any:
+    async def flush_metadata(self: Any, *flushed: Any) -> None:
+        # As if a start's verdict were that start's alone, and the WAL is trimmed behind this.
+        lost, self.lost = self.lost, ()
+        try:
+            await right(self, *flushed)
+        finally:
+            self.lost = lost
+
+    return flush_metadata
+
+
 def _refusal_settles_earlier(right: Any) -> Any:
     def on_settled(self: Any, connection: Any, session: Any, wave: Any, refusals: Any) -> None:
         for each in session.open:
@@ -148,6 +160,9 @@ BUGS = (
     PlantedBug("damage-is-silence", "what a node cannot read any more it takes for absent",
                changed({f"{_SHARD}.open": _damage_is_silence}), hunt=grounds.BAD_DISKS,
                scene="tests/client/test_damaged_wal.py"),
+    PlantedBug("damage-forgotten", "what a node has lost it knows until its WAL is trimmed",
+               changed({"storage.logs_store:LogsStore._flush_metadata": _damage_is_forgotten}),
+               hunt=grounds.BAD_DISKS, scene="tests/client/test_damaged_wal.py"),
     PlantedBug("refusal-settles-earlier", "a refused store confirms those under way before it",
                changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier}),
                hunt=grounds.FULL_DISKS),

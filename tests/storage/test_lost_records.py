@@ -1,0 +1,160 @@
+"""What rotted in a WAL is lost for good: no flush, trim or restart makes it absent."""
+
+from __future__ import annotations
+
+import pytest
+from made_blocks import PATH, Made, at, packed, run, turns
+
+from cordwood.errors import Retryable
+from cordwood.layout.log_questions import AskExtent
+from cordwood.layout.logs_db import pack_lost, read_lost
+from cordwood.sim.zoo import find_bug, planted
+from cordwood.storage.log_search import LogSearch
+from cordwood.storage.tables import TablesFailed
+
+BIG = bytes(5_000)
+"""A block of two of the WAL's units, so that its neighbours have others."""
+
+
+async def with_rot(records: int = 3, rotten: int = 1) -> Made:
+    """A shard that was closed after so many records, one of which has rotted since."""
+    made = await Made.new()
+    for number in range(1, records + 1):
+        made.store(packed(at(number), BIG))
+        await turns()
+    offset, _ = made.disk.file.history[2 + rotten]
+    await made.shard.wal.close()
+    made.disk.files[PATH].stable[offset + 4500] ^= 1
+    await made.open()
+    return made
+
+
+async def store_one(made: Made, number: int) -> None:
+    settled = made.store(packed(at(number), BIG))
+    await turns()
+    assert settled == [()]
+
+
+async def flush(made: Made, *, with_trim: bool = True) -> None:
+    """What the flusher does, up to its trim."""
+    batch = made.shard.cut()
+    assert batch is not None
+    await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+    if with_trim:
+        made.shard.evict(batch)
+        await made.shard.wal.trim(batch.offset)
+
+
+async def restart(made: Made) -> None:
+    await made.shard.wal.close()
+    await made.open()
+
+
+LOST = ((8192, 16384),)
+
+
+class TestRestarts:
+    def test_the_verdict_outlives_the_wal_that_showed_it(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            assert made.shard.logs.lost == LOST
+            await store_one(made, 4)
+            await flush(made)
+            for life in range(3):
+                await restart(made)
+                recovery = made.shard.wal.recovery
+                assert recovery is not None
+                assert recovery.damage == (), "the WAL knows nothing of it any more"
+                assert (made.shard.logs.lost, "(8192, 16384)" in made.shard.damage) == (LOST, True)
+                with pytest.raises(Retryable, match="does not know what it holds"):
+                    await LogSearch(made.shard).extent(AskExtent(5, at(9)))
+                await store_one(made, 5 + life)
+                await flush(made)
+
+        run(scenario)
+
+    def test_a_node_that_forgets_it_is_caught(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            await store_one(made, 4)
+            await flush(made)
+            await restart(made)
+            assert made.shard.damage == "", "it answers as one that knows"
+
+        with planted(find_bug("damage-forgotten")):
+            run(scenario)
+
+    def test_without_a_flush_the_wal_shows_it_again(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            for _ in range(2):
+                await restart(made)
+                assert made.shard.logs.lost == LOST
+
+        run(scenario)
+
+    def test_a_crash_between_flush_and_trim_tells_it_once(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            await store_one(made, 4)
+            await flush(made, with_trim=False)
+            for _ in range(2):
+                await restart(made)
+                recovery = made.shard.wal.recovery
+                assert recovery is not None
+                assert (recovery.damage, made.shard.logs.lost) == (LOST, LOST)
+
+        run(scenario)
+
+    def test_a_flush_that_fails_trims_nothing_and_the_wal_shows_it_again(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            await store_one(made, 4)
+            batch = made.shard.cut()
+            assert batch is not None
+            await made.shard.logs.tables.close()
+            with pytest.raises(TablesFailed):
+                await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0)
+            await restart(made)
+            assert made.shard.logs.lost == LOST
+
+        run(scenario)
+
+    def test_what_another_start_loses_comes_on_top(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            await store_one(made, 4)
+            await flush(made)
+            places = len(made.disk.file.history)
+            await store_one(made, 5)
+            offset, _ = made.disk.file.history[places]
+            await made.shard.wal.close()
+            made.disk.files[PATH].stable[offset + 4500] ^= 1
+            await made.open()
+            assert len(made.shard.logs.lost) == 2
+            assert made.shard.logs.lost[:1] == LOST
+
+        run(scenario)
+
+
+def test_what_a_flush_had_taken_before_it_rotted_is_not_lost() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        for number in (1, 2, 3):
+            await store_one(made, number)
+        offset, _ = made.disk.file.history[3]
+        await flush(made, with_trim=False)
+        await made.shard.wal.close()
+        made.disk.files[PATH].stable[offset + 4500] ^= 1
+        await made.open()
+        recovery = made.shard.wal.recovery
+        assert recovery is not None
+        assert recovery.damage == LOST
+        assert (made.shard.logs.lost, made.shard.damage) == ((), "")
+
+    run(scenario)
+
+
+def test_the_row_of_lost_ranges_reads_back() -> None:
+    assert read_lost(pack_lost(((0, 4096), (8192, 1 << 50)))) == ((0, 4096), (8192, 1 << 50))
+    assert read_lost(pack_lost(())) == ()
