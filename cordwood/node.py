@@ -26,7 +26,6 @@ from cordwood.errors import (
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
-from cordwood.layout.json_text import read_json
 from cordwood.layout.log_questions import AskExtent, AskSize, AskTime, Trim
 from cordwood.layout.message import (
     AskEpoch,
@@ -74,6 +73,7 @@ from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
 from cordwood.storage.flusher import Flusher
+from cordwood.storage.identity import Identity, check_identity
 from cordwood.storage.log_states import log_states
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.read_streams import ReadStreams
@@ -101,14 +101,6 @@ PURGE_RETRY_S = 0.5
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
 _NODE_CALLS = (Seal, Clean, Yield, TellNodesets)
 _NODES_ONLY = frozenset({Kind.STORE, Kind.RELEASE, Kind.GOSSIP})
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """Who owns a data directory; the `identity` file holds it as JSON."""
-
-    cluster: str
-    node: int
-    wal_bytes: int
 
 
 class Node:
@@ -361,7 +353,7 @@ class Node:
             ours = msgspec.structs.replace(ours, wal_bytes=wal_bytes)
             await disk.write_file(identity_path, msgspec.json.encode(ours))
         else:
-            self._check_identity(stored, ours, identity_path)
+            check_identity(stored, ours, identity_path)
         return await Wal.open(disk, wal_path, owner=settings.node)
 
     async def _make_wal(self, path: str, identity_path: str) -> int:
@@ -399,17 +391,6 @@ class Node:
             raise NotOurCluster(
                 f"node {self.settings.node} is in the cluster, but {self.settings.directory} is "
                 "empty: bring its disk back, or start it under a new number"
-            )
-
-    def _check_identity(self, stored: bytes, ours: Identity, path: str) -> None:
-        try:
-            theirs = read_json(stored, Identity, path)
-        except Malformed as error:
-            raise NotOurCluster(f"{error}: restore it") from None
-        if (theirs.cluster, theirs.node) != (ours.cluster, ours.node):
-            raise NotOurCluster(
-                f"{path} says node {theirs.node} of cluster {theirs.cluster}; this is node "
-                f"{ours.node} of cluster {ours.cluster}: give the right directory"
             )
 
     def _hello(self, wanted: NodeId) -> Hello:

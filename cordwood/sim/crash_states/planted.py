@@ -20,7 +20,7 @@ from cordwood.errors import NotOurCluster
 from cordwood.layout.logs_db import META_TABLE, OFFSET_KEY, LogState, pack_offset
 from cordwood.layout.wal_block import WalHeader
 from cordwood.layout.waves import StoredBlock
-from cordwood.node import Identity, Node
+from cordwood.node import Node
 from cordwood.protocol.seal import SealTable
 from cordwood.protocol.wal_ring import Placement, RingSpace, ScanVerdict, WalScan
 from cordwood.sim.crash_states.explorer import PromiseBroken, Subject, explore
@@ -33,6 +33,7 @@ from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.zoo import PlantedBug, planted
 from cordwood.storage import wal_file, wal_recovery, wal_runs
 from cordwood.storage.flusher import Flusher
+from cordwood.storage.identity import Identity
 from cordwood.storage.log_cache import Batch
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.partition import Partition
