@@ -370,7 +370,8 @@ class Node:
             file, header = await open_wal(disk, path, owner=settings.node, capacity=None)
         except (FileNotFoundError, WalBlank):
             wal_bytes = settings.storage.wal_bytes
-            await Wal.format(disk, path, wal_bytes, owner=settings.node, epoch=1)
+            salt = self.host.random.getrandbits(32)
+            await Wal.format(disk, path, wal_bytes, owner=settings.node, epoch=1, salt=salt)
             return wal_bytes
         await file.close()
         if header.incarnation:

@@ -60,7 +60,12 @@ class RealHost(Host):
 
 
 def real_host(seed: int | None = None) -> RealHost:
-    """This machine as a host; `seed` fixes its stream of chance, None takes one from the system."""
+    """This machine as a host.
+
+    Args:
+        seed: fixes its stream of chance. None takes one from the system's entropy, so that
+            nobody outside can guess what is drawn; every node that serves has such a one.
+    """
     return RealHost(
         clock=RealClock(),
         network=RealNetwork(),

@@ -48,7 +48,8 @@ async def format_wal(
         owner: the node whose records it will hold; no other node opens it.
         epoch: the owner's incarnation, kept for a person to read.
         salt: 32 bits that no client can guess, so that no payload passes for a
-            record of ours; None derives them from the other arguments.
+            record of ours. None derives them from the other arguments, which a client
+            may know: for tests and measurements, where all payloads are ours.
     Raises:
         BadSetting: a capacity that no WAL can have, or the file is not blank or too small.
         OSError: no space, no permission, no directory.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
+from crc32c import crc32c
 
 from cordwood.errors import NotOurCluster
+from cordwood.host.real import real_host
 from cordwood.host.seams import Disk, Host
 from cordwood.metadata.memory import MemoryData, MemoryMetadata
 from cordwood.node import running_node
@@ -17,6 +20,7 @@ from cordwood.settings import MIB, NodeSettings, StorageSettings
 from cordwood.sim.host import Simulation
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.storage.wal import Wal
+from cordwood.storage.wal_file import open_wal
 
 SETTINGS = NodeSettings(
     node=NodeId(1),
@@ -45,6 +49,23 @@ def identity_after_start(prepare: Callable[[Disk], Awaitable[None]]) -> dict[str
     identity = Simulation(1).run(main)
     assert identity is not None
     return msgspec.json.decode(identity)
+
+
+def salt_after_start(seed: int) -> int:
+    """The salt of the WAL that a node's first start makes."""
+
+    async def main(simulation: Simulation) -> int:
+        async def life(host: Host) -> int:
+            metadata = MemoryMetadata(random.Random(1), MemoryData())
+            async with running_node(SETTINGS, host, metadata, memory_tables):
+                pass
+            file, header = await open_wal(host.disk, WAL_PATH, owner=SETTINGS.node, capacity=MIB)
+            await file.close()
+            return header.salt
+
+        return await simulation.machine("node-1").start(life)
+
+    return Simulation(seed).run(main)
 
 
 def test_an_empty_directory_gets_a_wal_and_an_identity():
@@ -87,3 +108,23 @@ def test_another_nodes_wal_is_refused():
 
     with pytest.raises(NotOurCluster, match="is the WAL of node 9"):
         identity_after_start(prepare)
+
+
+class TestSalt:
+    """A client that guesses it can send a payload that passes for a WAL record."""
+
+    def test_it_cannot_be_worked_out_from_what_a_client_knows(self):
+        salts = [salt_after_start(seed) for seed in (1, 2, 3)]
+        assert len({*salts}) == 3, "same node, size and path, another salt"
+        guessed = crc32c(f"{SETTINGS.node} 1 {MIB} {WAL_PATH}".encode())
+        assert guessed not in salts
+
+    def test_a_seed_gives_the_same_one_again(self):
+        assert salt_after_start(4) == salt_after_start(4)
+
+    def test_two_real_hosts_draw_different_ones(self):
+        async def drawn() -> int:
+            async with real_host() as host:
+                return host.random.getrandbits(64)
+
+        assert asyncio.run(drawn()) != asyncio.run(drawn())
