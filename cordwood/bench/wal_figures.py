@@ -17,7 +17,7 @@ from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.fio import FioJob, FioResult, find_fio, run_fio
 from cordwood.bench.wal import WalProfile, WalRun, ring_place, run_wal
 from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES
-from cordwood.protocol.write_pace import parse_budget
+from cordwood.write_budget import parse_budget
 
 Say = Callable[[str], None]
 """Told what is being done, for a person who waits."""
@@ -165,7 +165,7 @@ def custom_case(
     Args:
         batch: records of one `append_many`; 1 appends each alone.
         throughput_mib: MiB a second of records; None as fast as it goes.
-        budget: as `write_pace.parse_budget` takes it.
+        budget: as `write_budget.parse_budget` takes it.
     Raises:
         BadSetting: it cannot be.
     """

@@ -22,8 +22,8 @@ from cordwood.bench.wal_start import bench_start
 from cordwood.cli.app import app
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.real_disk import RealDisk
-from cordwood.protocol.write_pace import GP3
 from cordwood.storage.wal import Wal
+from cordwood.write_budget import GP3
 
 MIB = 1 << 20
 CAPACITY = 16 * MIB

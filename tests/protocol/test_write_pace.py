@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.errors import BadSetting
-from cordwood.protocol.write_pace import (
-    BURST_S,
+from cordwood.protocol.write_pace import BURST_S, WritePace
+from cordwood.write_budget import (
     GP3,
     OPERATION_BYTES_MAX,
     UNLIMITED,
     WriteBudget,
-    WritePace,
     parse_budget,
 )
 

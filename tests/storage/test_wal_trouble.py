@@ -13,10 +13,10 @@ from cordwood.errors import BadSetting
 from cordwood.host.seams import Host
 from cordwood.layout.waves import Refusal, StoreRefusal
 from cordwood.nodes import NodeId
-from cordwood.protocol.write_pace import GP3, WriteBudget
 from cordwood.sim.disk import DiskSettings, SimDisk
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.storage.wal import Wal, WalFailed, WalLimits, WalNoSpace, WalStalled
+from cordwood.write_budget import GP3, WriteBudget
 
 OWNER = NodeId(5)
 PATH = "/wal"
