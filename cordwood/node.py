@@ -85,13 +85,14 @@ from cordwood.storage.space_watch import SpaceWatch
 from cordwood.storage.staging import Staging
 from cordwood.storage.staging_sweep import StagingSweep
 from cordwood.storage.tables import MakeTables
-from cordwood.storage.wal import Wal
+from cordwood.storage.wal import Wal, WalLimits
 from cordwood.storage.wal_file import WalBlank, open_wal
 from cordwood.wire.connection import Connection
 from cordwood.wire.gossip import Gossip
 from cordwood.wire.peers import Peers
 from cordwood.wire.server import Server
 from cordwood.wire.store_channel import StoreChannel
+from cordwood.write_budget import parse_budget
 
 logger = logging.getLogger(__name__)
 
@@ -354,7 +355,8 @@ class Node:
             await disk.write_file(identity_path, msgspec.json.encode(ours))
         else:
             check_identity(stored, ours, identity_path)
-        return await Wal.open(disk, wal_path, owner=settings.node)
+        limits = WalLimits(budget=parse_budget(settings.storage.wal_budget))
+        return await Wal.open(disk, wal_path, owner=settings.node, limits=limits)
 
     async def _make_wal(self, path: str, identity_path: str) -> int:
         """Format the WAL of a directory without an identity; its capacity in bytes.

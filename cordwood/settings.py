@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from cordwood.errors import BadSetting
 from cordwood.lsn import ESN_ISSUED_MAX
 from cordwood.nodes import NodeId, Replication
+from cordwood.write_budget import parse_budget
 
 MIB = 1 << 20
 
@@ -85,6 +86,11 @@ class StorageSettings:
     Attributes:
         wal_bytes: the ring. 2 GiB in a server, as the Delta WAL has; `cordwood up` and
             the embedded store take 128 MiB, so that they start in a second.
+        wal_budget: what the WAL may ask of its disk: `gp3` for such a cloud volume (3,000 writes
+            and 125 MiB a second), or `IOPS,MIB_PER_S`; "" for no limit, as a local disk has
+            none. Over the budget a volume queues writes where nothing can gather them; the
+            WAL gathers what waits into fewer, larger ones. LogsDB's writes are not counted:
+            leave them a share where they go to the same volume.
         cache_bytes: blocks that are in the WAL and not yet in LogsDB; at this, appends
             wait. Half of it is a burst that no flush disturbs: a second of the fastest disk
             measured. Memory is taken only for what is there.
@@ -134,6 +140,7 @@ class StorageSettings:
     block_cache_bytes: int = 32 * MIB
     scrub_bytes_s: int = MIB
     scrub_every_s: float = 86_400.0
+    wal_budget: str = ""
 
     def __post_init__(self) -> None:
         _check("storage.wal_bytes", self.wal_bytes, MIB, 1 << 44)
@@ -153,6 +160,10 @@ class StorageSettings:
         _check("storage.block_cache_bytes", self.block_cache_bytes, 0, 1 << 40)
         _check("storage.scrub_bytes_s", self.scrub_bytes_s, 0, 1 << 40)
         _check("storage.scrub_every_s", self.scrub_every_s, 0.01, 365 * 86_400)
+        try:
+            parse_budget(self.wal_budget)
+        except BadSetting as error:
+            raise BadSetting(f"storage.wal_budget: {error}") from None
         if self.cache_bytes < 2 * self.flush_bytes:
             raise BadSetting("storage.cache_bytes is below twice storage.flush_bytes")
 

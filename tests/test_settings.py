@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cordwood.errors import BadSetting
@@ -37,6 +38,9 @@ def test_a_run_and_a_block_fit_a_wal_record_together(record_bytes_max: int) -> N
         lambda: NodeSettings(NodeId(0), "", ""),
         lambda: NodeSettings(NodeId(2**32), "", ""),
         lambda: StorageSettings(MIB - 1),
+        lambda: StorageSettings(wal_budget="gp2"),
+        lambda: StorageSettings(wal_budget="3000"),
+        lambda: StorageSettings(wal_budget="0,125"),
         lambda: SequencerSettings(esns=0),
         lambda: SequencerSettings(block_bytes_max=6 * MIB + 1),
         lambda: SequencerSettings(store_timeout_s=9, store_timeout_max_s=8),
@@ -59,3 +63,13 @@ def test_the_defaults_agree_with_one_another() -> None:
     node()
     ClientSettings()
     ClusterShape()
+
+
+def test_a_budget_that_is_none_is_refused_with_what_is_one() -> None:
+    with pytest.raises(BadSetting, match=r"storage\.wal_budget: .*'fast'.* gp3, or IOPS,MIB_PER_S"):
+        StorageSettings(wal_budget="fast")
+
+
+def test_a_node_s_budget_travels_with_its_settings() -> None:
+    told = node(storage=StorageSettings(wal_budget="500,60.5"))
+    assert msgspec.json.decode(msgspec.json.encode(told), type=NodeSettings) == told

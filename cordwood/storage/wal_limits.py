@@ -39,7 +39,8 @@ class WalLimits:
             None takes capacity / 64 and at least 64 KiB: a seal alone in its block
             takes 4 KiB, so 128 MiB keep 512 seals and recoveries for a full node.
         budget: what the disk may be asked for a second; no limit by default, because a
-            local disk has none. `write_budget.GP3` is for a cloud volume.
+            local disk has none. `write_budget.GP3` is for a cloud volume;
+            a node takes it from `storage.wal_budget`.
         stall_s: a write that lasts longer is a stall: shared disks were seen to stop for
             tens of ms and cloud ones for a second or two.
         give_up_s: after so long it is given up and the WAL has failed; S3Stream came to
