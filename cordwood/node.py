@@ -354,9 +354,11 @@ class Node:
             ours = msgspec.structs.replace(ours, wal_bytes=wal_bytes)
             await disk.write_file(identity_path, msgspec.json.encode(ours))
         else:
-            check_identity(stored, ours, identity_path)
+            ours = check_identity(stored, ours, identity_path)
         limits = WalLimits(budget=parse_budget(settings.storage.wal_budget))
-        return await Wal.open(disk, wal_path, owner=settings.node, limits=limits)
+        return await Wal.open(
+            disk, wal_path, owner=settings.node, capacity_bytes=ours.wal_bytes, limits=limits
+        )
 
     async def _make_wal(self, path: str, identity_path: str) -> int:
         """Format the WAL of a directory without an identity; its capacity in bytes.

@@ -85,7 +85,8 @@ class StorageSettings:
 
     Attributes:
         wal_bytes: the ring. 2 GiB in a server, as the Delta WAL has; `cordwood up` and
-            the embedded store take 128 MiB, so that they start in a second.
+            the embedded store take 128 MiB, so that they start in a second. It counts when
+            a node's directory is made; a later start that names another is told so.
         wal_budget: what the WAL may ask of its disk: `gp3` for such a cloud volume (3,000 writes
             and 125 MiB a second), or `IOPS,MIB_PER_S`; "" for no limit, as a local disk has
             none. Over the budget a volume queues writes where nothing can gather them; the

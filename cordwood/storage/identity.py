@@ -6,25 +6,37 @@ mounted there would be taken for the node's own, and its silence for knowledge.
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout.json_text import read_json
 
+logger = logging.getLogger(__name__)
+
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who owns a data directory; the `identity` file holds it as JSON."""
+    """Who owns a data directory; the `identity` file holds it as JSON.
+
+    Attributes:
+        wal_bytes: what its WAL was made with, which never changes.
+    """
 
     cluster: str
     node: int
     wal_bytes: int
 
 
-def check_identity(stored: bytes, ours: Identity, path: str) -> None:
-    """See that a directory is the one that it should be.
+def check_identity(stored: bytes, ours: Identity, path: str) -> Identity:
+    """See that a directory is the one that it should be; its identity as stored.
+
+    Settings that name another size of the WAL are told, and not refused: whoever opens a
+    store that somebody else made, with the size that is usual, must find it open.
 
     Args:
         stored: what stands in the file at `path`.
+        ours: as the settings say.
     Raises:
         NotOurCluster: it is another node's, or cannot be read.
     """
@@ -37,3 +49,11 @@ def check_identity(stored: bytes, ours: Identity, path: str) -> None:
             f"{path} says node {theirs.node} of cluster {theirs.cluster}; this is node "
             f"{ours.node} of cluster {ours.cluster}: give the right directory"
         )
+    if theirs.wal_bytes != ours.wal_bytes:
+        logger.warning(
+            "node %d: its WAL has the %d bytes that it was made with; the %d bytes of "
+            "storage.wal_bytes count for nothing. For another size, start it under a new number "
+            "in an empty directory, and let the old one go when its records are elsewhere",
+            ours.node, theirs.wal_bytes, ours.wal_bytes,
+        )  # fmt: skip
+    return theirs

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
 from crc32c import crc32c
 
-from cordwood.errors import NotOurCluster
+from cordwood.errors import BadSetting, NotOurCluster
 from cordwood.host.real import real_host
 from cordwood.host.seams import Disk, Host
 from cordwood.metadata.memory import MemoryData, MemoryMetadata
@@ -66,6 +67,31 @@ def salt_after_start(seed: int) -> int:
         return await simulation.machine("node-1").start(life)
 
     return Simulation(seed).run(main)
+
+
+async def nothing_happens(disk: Disk) -> None:
+    """Between two starts."""
+
+
+def sizes_of_starts(
+    *wal_bytes: int, between: Callable[[Disk], Awaitable[None]] = nothing_happens
+) -> list[int]:
+    """Start one node with each of these settings in turn; its WAL's sizes."""
+
+    async def main(simulation: Simulation) -> list[int]:
+        async def life(host: Host) -> list[int]:
+            metadata = MemoryMetadata(random.Random(1), MemoryData())
+            sizes = []
+            for each in wal_bytes:
+                settings = replace(SETTINGS, storage=StorageSettings(each))
+                async with running_node(settings, host, metadata, memory_tables) as node:
+                    sizes.append(node.shard.wal.capacity_bytes)
+                await between(host.disk)
+            return sizes
+
+        return await simulation.machine("node-1").start(life)
+
+    return Simulation(1).run(main)
 
 
 def test_an_empty_directory_gets_a_wal_and_an_identity():
@@ -128,3 +154,26 @@ class TestSalt:
                 return host.random.getrandbits(64)
 
         assert asyncio.run(drawn()) != asyncio.run(drawn())
+
+
+class TestWalBytes:
+    """A WAL's size is that of the first start."""
+
+    def test_other_settings_are_told_which_size_counts(self, caplog):
+        assert sizes_of_starts(2 * MIB, 2 * MIB) == [2 * MIB, 2 * MIB]
+        assert "storage.wal_bytes" not in caplog.text
+        assert sizes_of_starts(2 * MIB, 8 * MIB) == [2 * MIB, 2 * MIB]
+        (told,) = [each for each in caplog.records if "storage.wal_bytes" in each.message]
+        assert told.levelname == "WARNING"
+        assert f"has the {2 * MIB} bytes" in told.message
+        assert f"the {8 * MIB} bytes of storage.wal_bytes count for nothing" in told.message
+
+    def test_a_wal_of_another_size_than_the_identity_says_is_refused(self):
+        async def swap(disk: Disk) -> None:
+            stored = await disk.read_file(IDENTITY_PATH)
+            assert stored is not None
+            other = {**msgspec.json.decode(stored), "wal_bytes": 4 * MIB}
+            await disk.write_file(IDENTITY_PATH, msgspec.json.encode(other))
+
+        with pytest.raises(BadSetting, match=f"formatted with {2 * MIB} bytes.*{4 * MIB}"):
+            sizes_of_starts(2 * MIB, 2 * MIB, between=swap)
