@@ -52,7 +52,7 @@ class WalProfile:
         record_bytes: of a body.
         in_flight: records that are not durable yet.
         batch: records of one `append_many`; 1 appends each alone.
-        depth: writes in flight at the device.
+        depth: writes in flight at the device, as fio's `iodepth` is.
         block_bytes: a block's soft limit.
         bytes_per_s: of bodies, to be appended at an even pace; None as fast as possible.
         seconds: of a run.
@@ -113,9 +113,16 @@ class WalProfile:
 
     @property
     def limits(self) -> WalLimits:
-        """As the WAL is told."""
+        """As the WAL is told: with no blocks ahead, of which the kernel would have all at once.
+
+        fio has `depth` operations at the device, and a deeper queue is another disk. The
+        header's write, of 4 KiB and ten times a second at a trim, comes on top.
+        """
         return WalLimits(
-            block_bytes=self.block_bytes, writes_in_flight=self.depth, budget=self.budget
+            block_bytes=self.block_bytes,
+            writes_in_flight=self.depth,
+            writes_ahead=0,
+            budget=self.budget,
         )
 
 

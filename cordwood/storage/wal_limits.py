@@ -29,8 +29,13 @@ class WalLimits:
             a block to itself. Cloud disks split larger writes, one after the other.
         writes_in_flight: blocks under way before another is written that is not full: at
             4 the disk is at its best, and what waits fills its block meanwhile.
-        writes_ahead: full blocks handed over behind them, so that a writer thread that has
-            ended one finds the next without waiting for the loop.
+        writes_ahead: full blocks handed over behind them, so that whoever has ended one
+            finds the next without waiting for the loop. Writer threads leave them alone
+            till then. A kernel's queue takes them at once (`host.direct_file.AIO_DEPTH` has
+            room), so that up to `writes_in_flight + writes_ahead` blocks are at the device
+            of a busy WAL, and its queue is not empty while the loop is late. It is one number
+            for both, as the WAL does not ask who writes; whoever compares it with something
+            at a stated depth takes 0.
         window_bytes: where the window starts: all full blocks that are handed over.
         window_step_bytes: by how much it grows; each growth costs a header write.
         window_bytes_max: past this, writers wait for the write that lags behind.

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ import pytest
 import uvloop
 from typer.testing import CliRunner, Result
 
+from cordwood.bench import wal as bench_wal_module
 from cordwood.bench import wal_figures, wal_start
 from cordwood.bench.fio import FioJob, FioResult, read_result, run_fio
 from cordwood.bench.wal import OWNER, WalProfile, bench_wal_file, run_wal
 from cordwood.bench.wal_figures import MEASURES, STANDARD, WalCase, bench_wal, custom_case, sized
 from cordwood.bench.wal_start import bench_start
+from cordwood.block import Buffer
 from cordwood.cli.app import app
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.real_disk import RealDisk
+from cordwood.host.seams import DirectFile
+from cordwood.layout.wal_block import WAL_RING_START
 from cordwood.storage.wal import Wal
 from cordwood.write_budget import GP3
 
@@ -137,6 +142,37 @@ class TestProfiles:
                 WalProfile(**wrong)
 
 
+class CountingFile:
+    """A file that knows how many of the ring's writes it had at a time."""
+
+    def __init__(self, file: DirectFile) -> None:
+        self._file = file
+        self._in_flight = 0
+
+    def write(self, offset: int, parts: Sequence[Buffer]) -> asyncio.Future[None]:
+        done = self._file.write(offset, parts)
+        if offset >= WAL_RING_START:
+            self._in_flight += 1
+            CountingDisk.most = max(CountingDisk.most, self._in_flight)
+            done.add_done_callback(self._on_done)
+        return done
+
+    def _on_done(self, _: object) -> None:
+        self._in_flight -= 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class CountingDisk(RealDisk):
+    """Its files tell the most that any had."""
+
+    most = 0
+
+    async def open_direct(self, path: str, *, create_bytes: int | None = None) -> Any:
+        return CountingFile(await super().open_direct(path, create_bytes=create_bytes))
+
+
 class TestRuns:
     def run_on(self, directory: Path, profile: WalProfile) -> Any:
         async def measure() -> Any:
@@ -153,6 +189,15 @@ class TestRuns:
         assert 0 < result.p50_us <= result.p99_us <= result.max_us
         assert result.mean_us <= result.max_us
         assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("case", STANDARD, ids=lambda case: case.name)
+    def test_as_many_writes_are_at_the_device_as_fio_has_there(self, case, tmp_path, monkeypatch):
+        """The kernel had the blocks ahead as well: eight of the WAL's beside four of fio's."""
+        monkeypatch.setattr(bench_wal_module, "RealDisk", CountingDisk)
+        monkeypatch.setattr(CountingDisk, "most", 0)
+        # As long as it takes until the queue was full: a busy machine's first turn is slow.
+        self.run_on(tmp_path, replace(case.profile, seconds=0.3, capacity_bytes=64 * MIB))
+        assert CountingDisk.most == case.profile.depth == case.profile.writes
 
     def test_many_at_a_time(self, tmp_path):
         profile = WalProfile(100, 400, batch=100, seconds=0.1, capacity_bytes=MIB)
