@@ -87,7 +87,9 @@ class LogsStore:
             took them: of starts long ago as of this one. It is never forgotten, because
             nobody here can say what was in them: of any log, and a seal as well as a block.
             So no trim and no repair of some log ends it, but only that the directory goes:
-            the node's records are brought to others, and it starts anew under a new number.
+            the node is replaced by one of a new number. Until then recoveries do without it,
+            as without a node that is away; where they cannot (a store of one node), epochs
+            that were open when it was damaged stay so, and what is above them unread.
     """
 
     def __init__(self, tables: Tables, settings: StorageSettings) -> None:
