@@ -73,7 +73,7 @@ from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
 from cordwood.storage.flusher import Flusher
-from cordwood.storage.identity import Identity, check_identity
+from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED, Identity, check_identity
 from cordwood.storage.log_states import log_states
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.read_streams import ReadStreams
@@ -238,6 +238,7 @@ class Node:
         self._exit.push_async_callback(tables.close)
         logs, states = await LogsStore.open(tables, settings, self.settings.node)
         self._shard = await Shard.open(wal, logs, states, settings, self._on_change)
+        await self._accept_loss()
         self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room)
         self._retention = Retention(
             self._shard, self._logs, self.host.clock, settings, lambda: len(self._members)
@@ -251,6 +252,13 @@ class Node:
         )  # fmt: skip
         self._tasks.create_task(self._flusher.run())
         self._exit.push_async_callback(self._flusher.close)
+
+    async def _accept_loss(self) -> None:
+        """Do what `cordwood nodes accept-loss` asked for, once."""
+        path = f"{self.settings.directory}/{ACCEPT_LOSS}"
+        if await self.host.disk.read_file(path) == ACCEPTED:
+            await self._shard.accept_loss()
+            await self.host.disk.write_file(path, b"")
 
     async def flush(self) -> None:
         """See `Flusher.flush`."""

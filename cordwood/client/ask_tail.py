@@ -32,6 +32,8 @@ async def ask_tail(cluster: Cluster, info: LogInfo, *, timeout_s: float) -> Lsn:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     failure: CordwoodError = NoSequencer(f"no node sequences {info.name}")
+    # What a node says tells more than that there was no time left to ask it once more.
+    told: Retryable | None = None
     while (left := deadline - loop.time()) > 0:
         cluster.check_open()
         for rank, node in enumerate(cluster.sequencers(info.log_id)):
@@ -49,9 +51,9 @@ async def ask_tail(cluster: Cluster, info: LogInfo, *, timeout_s: float) -> Lsn:
                 failure = error
                 continue
             except Retryable as error:
-                failure = error
+                told = error
                 break
             assert isinstance(reply, TailReply), "AskTail is answered with a tail"
             return Lsn(reply.released)
         await asyncio.sleep(TAIL_RETRY_S)
-    raise failure
+    raise told or failure

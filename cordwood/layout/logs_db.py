@@ -23,6 +23,7 @@ The metadata table holds::
         u64 blocks, u64 bytes, i64 first and i64 last append time
     "e" u64 partition, u64 log ► u64 last: the same from the partition's side, for its drop
     "w" ► what was lost out of the WAL: u64 start, u64 stop of each range of its offsets
+    "a" ► i64 offset of the WAL: what was lost below it was accepted as gone
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
     "s", "x" ► of scrubbing, see `scrub_rows`
 
@@ -48,6 +49,7 @@ META_TABLE = "meta"
 ORIGIN_KEY = b"v"
 OFFSET_KEY = b"o"
 LOST_KEY = b"w"
+ACCEPTED_KEY = b"a"
 
 _INDEX = struct.Struct(">cQQQBBII")
 _BODY = struct.Struct(">cQQQ")

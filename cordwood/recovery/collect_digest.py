@@ -110,8 +110,11 @@ class DigestReads:
         reading = self._open.get((connection, stream))
         if reading is None or reading.done.done() or status == ReadStatus.OK:
             return
-        why = "is damaged" if status == ReadStatus.DAMAGED else "has not sealed"
-        error = Retryable(f"node {node} {why}, so what it holds is not known")
+        if status == ReadStatus.DAMAGED:
+            text = "it lost records; for good, if nobody has them (`cordwood nodes accept-loss`)"
+        else:
+            text = "it has not sealed, so what it holds is not known"
+        error = Retryable(text)
         reading.done.set_exception(error)
 
     def on_down(self, node: NodeId, connection: Connection) -> None:

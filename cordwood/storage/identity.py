@@ -13,6 +13,11 @@ import msgspec
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout.json_text import read_json
 
+ACCEPT_LOSS = "accept-loss"
+"""A file beside `identity`: with ACCEPTED in it, what the node lost is accepted at its start."""
+
+ACCEPTED = b"yes\n"
+
 logger = logging.getLogger(__name__)
 
 

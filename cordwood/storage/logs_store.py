@@ -84,17 +84,18 @@ class LogsStore:
         staged: the table of staged blocks.
         damages: what is known to be damaged.
         lost: ranges of WAL offsets whose records no start could read any more before a flush
-            took them: of starts long ago as of this one. It is never forgotten, because
-            nobody here can say what was in them: of any log, and a seal as well as a block.
-            So no trim and no repair of some log ends it, but only that the directory goes:
-            the node is replaced by one of a new number. Until then recoveries do without it,
-            as without a node that is away; where they cannot (a store of one node), epochs
-            that were open when it was damaged stay so, and what is above them unread.
+            took them: of starts long ago as of this one. Nothing here forgets it, because
+            nobody can say what was in them: of any log, and a seal as well as a block. So
+            no trim and no repair of some log ends it. Recoveries do without the node, as
+            without one that is away; where they cannot (a store of one node), epochs that
+            were open when it was damaged stay so, until somebody accepts the loss
+            (`accept_loss`) or replaces the node by one of a new number.
     """
 
     def __init__(self, tables: Tables, settings: StorageSettings) -> None:
         self.offset = -1
         self.lost: tuple[Range, ...] = ()
+        self._accepted = -1
         self.drops = 0
         self.partitions: list[Partition] = []
         self.logs: dict[int, StoredLog] = {}
@@ -131,9 +132,13 @@ class LogsStore:
         await store._check_origin(node)
         await store._read_partitions(names)
         await store.damages.open()
-        offset, lost = await tables.get(META, [logs_db.OFFSET_KEY, logs_db.LOST_KEY])
+        offset, lost, accepted = await tables.get(
+            META, [logs_db.OFFSET_KEY, logs_db.LOST_KEY, logs_db.ACCEPTED_KEY]
+        )
         if offset is not None:
             store.offset = logs_db.read_offset(offset)
+        if accepted is not None:
+            store._accepted = logs_db.read_offset(accepted)
         if lost is not None:
             store.lost = logs_db.read_lost(lost)
         return store, await store._read_states()
@@ -144,7 +149,25 @@ class LogsStore:
         It is durable with the next flush, before which the WAL still shows it.
         """
         # A record that ends past `offset` may be that of `offset`, or one that is not here.
-        self.lost = united((*self.lost, *(each for each in damage if each[1] > self.offset)))
+        known = max(self.offset, self._accepted)
+        self.lost = united((*self.lost, *(each for each in damage if each[1] > known)))
+
+    async def accept_loss(self, upto: int) -> None:
+        """What was lost below the WAL's offset `upto` is gone: this node knows what it holds.
+
+        Durable when it returns; a crash before that changes nothing.
+
+        Raises:
+            TablesFailed: it cannot be written.
+        """
+        async with self._writing:
+            rows: list[Row] = [
+                (logs_db.LOST_KEY, logs_db.pack_lost(())),
+                (logs_db.ACCEPTED_KEY, logs_db.pack_offset(upto)),
+            ]
+            await self._tables.write(META, rows)
+            await self._tables.flush(META)
+            self.lost, self._accepted = (), upto
 
     async def _check_origin(self, node: NodeId) -> None:
         (found,) = await self._tables.get(META, [logs_db.ORIGIN_KEY])

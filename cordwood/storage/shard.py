@@ -159,8 +159,27 @@ class Shard:
         logs.note_lost(found.damage)
         if logs.lost:
             shard.damage = f"records at WAL offsets {logs.lost} cannot be read any more"
-            logger.error("%s; this node's silence proves nothing from now on", shard.damage)
+            logger.error(
+                "%s; this node's silence proves nothing until somebody replaces it, or accepts the "
+                "loss (`cordwood nodes accept-loss`)", shard.damage,
+            )  # fmt: skip
         return shard
+
+    async def accept_loss(self) -> None:
+        """An operator's word that what was lost is gone: nobody is to wait for it any more.
+
+        From now on this node's silence says again that something is absent, and readers are
+        told of a loss where enough nodes are silent.
+
+        Raises:
+            TablesFailed: it cannot be made durable.
+        """
+        if self.damage:
+            found = self._wal.recovery
+            assert found is not None, "the WAL was recovered to its end"
+            await self.logs.accept_loss(found.resume)
+            logger.warning("%s: accepted, they are gone from now on", self.damage)
+            self.damage = ""
 
     def watch(self, on_gathered: Callable[[], None]) -> None:
         """Have `on_gathered` called after each record that became durable."""

@@ -137,6 +137,68 @@ class TestRestarts:
         run(scenario)
 
 
+class TestAccepted:
+    """An operator says that nobody is to wait for it any more."""
+
+    @pytest.mark.parametrize("is_flushed", [False, True])
+    def test_the_node_knows_again_whatever_its_wal_still_shows(self, is_flushed) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            if is_flushed:
+                await store_one(made, 4)
+                await flush(made)
+                await restart(made)
+            await made.shard.accept_loss()
+            for _ in range(2):
+                assert (made.shard.logs.lost, made.shard.damage) == ((), "")
+                await LogSearch(made.shard).extent(AskExtent(5, at(9)))
+                await restart(made)
+            await store_one(made, 5)
+            await flush(made)
+            await restart(made)
+            assert made.shard.damage == ""
+
+        run(scenario)
+
+    def test_what_is_lost_after_that_is_unknown_as_before(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            await made.shard.accept_loss()
+            places = len(made.disk.file.history)
+            await store_one(made, 4)
+            offset, _ = made.disk.file.history[places]
+            await made.shard.wal.close()
+            made.disk.files[PATH].stable[offset + 4500] ^= 1
+            await made.open()
+            assert len(made.shard.logs.lost) == 1
+            assert made.shard.logs.lost != LOST
+
+        run(scenario)
+
+    def test_where_it_cannot_be_written_nothing_changes(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            await made.shard.logs.tables.close()
+            with pytest.raises(TablesFailed):
+                await made.shard.accept_loss()
+            assert (made.shard.logs.lost, made.shard.damage != "") == (LOST, True)
+
+        run(scenario)
+
+    def test_a_node_that_lost_nothing_accepts_nothing(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new()
+            await store_one(made, 1)
+            await made.shard.accept_loss()
+            offset, _ = made.disk.file.history[-1]
+            await made.shard.wal.close()
+            made.disk.files[PATH].stable[offset + 4500] ^= 1
+            await made.open()
+            assert len(made.shard.logs.lost) == 1, "a word from before says nothing of it"
+
+        run(scenario)
+
+
 def test_what_a_flush_had_taken_before_it_rotted_is_not_lost() -> None:
     async def scenario() -> None:
         made = await Made.new()

@@ -1,0 +1,76 @@
+"""An embedded store whose WAL rotted, as its user meets it: what it says, and the way out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cordwood
+from cordwood.block import Gap, GapKind, Record
+from cordwood.cli.app import app
+from cordwood.errors import NoSequencer
+from cordwood.settings import ClientSettings
+
+RECORDS = 20
+ROTTEN = 8
+
+IMPATIENT = ClientSettings(timeout_s=3.0)
+
+FILL = """
+import os, sys, cordwood
+store = cordwood.connect(sys.argv[1])
+for number in range(1, int(sys.argv[2]) + 1):
+    store.append("log", b"record-%d." % number + bytes(50))
+os._exit(0)  # as a crash: nothing is flushed, and nothing closed
+"""
+
+
+@pytest.fixture
+def rotten(tmp_path: Path) -> Path:
+    """A store, one record of which has rotted."""
+    path = tmp_path / "store"
+    subprocess.run([sys.executable, "-c", FILL, str(path), str(RECORDS)], check=True)
+    wal = path / "node-1" / "wal"
+    at = wal.read_bytes().index(b"record-%d." % ROTTEN)
+    with open(wal, "r+b") as file:
+        file.seek(at)
+        file.write(b"ROTTEN")
+    return path
+
+
+def read(path: Path) -> list[Record | Gap]:
+    with cordwood.connect(path, IMPATIENT) as store, store.read("log") as reader:
+        return list(reader)
+
+
+def accept(path: Path, *more: str) -> object:
+    return CliRunner().invoke(app, ["nodes", "accept-loss", str(path), *more])
+
+
+def test_it_says_what_is_wrong_and_the_way_out_and_that_leads_out(rotten: Path) -> None:
+    with pytest.raises(NoSequencer, match=r"it lost records.*cordwood nodes accept-loss"):
+        read(rotten)
+    assert accept(rotten, "--yes").exit_code == 0
+    for _ in range(2):
+        found = read(rotten)
+        lost = [each for each in found if isinstance(each, Gap) and each.kind is GapKind.DATA_LOSS]
+        numbers = [int(each.value[7:].split(b".")[0]) for each in found if isinstance(each, Record)]
+        assert numbers == [n for n in range(1, RECORDS + 1) if n != ROTTEN]
+        assert [(gap.first & 0xFFFFFFFF, gap.last & 0xFFFFFFFF) for gap in lost] == [(8, 8)]
+    with cordwood.connect(rotten, IMPATIENT) as store:
+        store.append("log", b"goes on")
+
+
+def test_it_asks_before_and_changes_nothing_without_a_yes(rotten: Path) -> None:
+    assert accept(rotten).exit_code == 1
+    assert not (rotten / "node-1" / "accept-loss").exists()
+
+
+def test_another_directory_is_refused(tmp_path: Path) -> None:
+    outcome = accept(tmp_path, "--yes")
+    assert outcome.exit_code == 1
+    assert "is no node's directory" in outcome.stderr
