@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from cordwood.errors import BadSetting
-from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED
 
 EMBEDDED = "node-1"
 """Where an embedded store keeps its one node."""
@@ -32,6 +31,8 @@ def accept_loss(
     embedded store, or too many nodes damaged at once) they would wait for ever. After this
     they do not, and readers get DATA_LOSS gaps for what nobody has.
     """
+    from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED
+
     node = next(
         (each for each in (directory, directory / EMBEDDED) if (each / "identity").is_file()), None
     )
