@@ -21,7 +21,7 @@ from cordwood.lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
-    from cordwood.client.blocking import BlockingReader
+    from cordwood.client.blocking_readers import BlockingReader
     from cordwood.client.position_calls import Position
 
 STDIN = "-"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from cordwood.block import Gap
 from cordwood.client.batches import BatchGatherer
-from cordwood.client.blocking import BlockingReader, BlockingStore
+from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking_readers import BlockingReader
 from cordwood.client.senders import HeldBlock
 from cordwood.errors import Unreachable
 from cordwood.lsn import format_lsn
