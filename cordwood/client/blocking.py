@@ -30,6 +30,7 @@ from cordwood.client.log_tree import LogTree
 from cordwood.client.position_calls import Position
 from cordwood.client.producer import Producer
 from cordwood.client.publishing import Published
+from cordwood.client.reader import OnLogHealth
 from cordwood.client.record_check import Headers, Timestamp
 from cordwood.client.replica_scan import NodeCopies, scan_copies
 from cordwood.client.staging import TTL_DEFAULT_S, StagedRef
@@ -224,11 +225,22 @@ class BlockingStore(BlockingPositions):
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
         gaps: bool = True,
+        on_health: OnLogHealth | None = None,
     ) -> BlockingLogsReader:
-        """A reader of several logs at once; see `store.Store.reader`."""
+        """A reader of several logs at once; see `store.Store.reader`.
+
+        Args:
+            on_health: is called in the client's thread, so it must not call the store.
+        """
         made = self._call(
             self._store.reader(
-                *logs, start=start, until=until, keys=keys, payloads=payloads, gaps=gaps
+                *logs,
+                start=start,
+                until=until,
+                keys=keys,
+                payloads=payloads,
+                gaps=gaps,
+                on_health=on_health,
             )
         )
         return BlockingLogsReader(self._thread, made)
@@ -298,10 +310,18 @@ class BlockingStore(BlockingPositions):
         member: str = "",
         start: Position = "oldest",
         save_every_s: float | None = 5.0,
+        on_health: OnLogHealth | None = None,
     ) -> BlockingConsumer:
-        """A reader whose positions are kept; see `store.Store.consumer`."""
+        """A reader whose positions are kept; see `store.Store.consumer`, and `reader`."""
         made = self._call(
-            self._store.consumer(name, *logs, member=member, start=start, save_every_s=save_every_s)
+            self._store.consumer(
+                name,
+                *logs,
+                member=member,
+                start=start,
+                save_every_s=save_every_s,
+                on_health=on_health,
+            )
         )
         return BlockingConsumer(self._thread, made)
 

@@ -136,7 +136,7 @@ class BlockingLogsReader:
 
     @property
     def unhealthy(self) -> dict[str, str]:
-        """Logs that stand still although there is more to read, and why."""
+        """Logs that stand still; see `Reader.unhealthy`."""
         return self._reader.unhealthy
 
     def close(self) -> None:
@@ -168,6 +168,11 @@ class BlockingConsumer:
     def logs(self) -> tuple[str, ...]:
         """The logs that are read here now."""
         return self._consumer.logs
+
+    @property
+    def unhealthy(self) -> dict[str, str]:
+        """Logs that stand still; see `Reader.unhealthy`."""
+        return self._consumer.unhealthy
 
     def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
         """The next records of one of the logs, or a gap; see `Consumer.read`."""

@@ -129,6 +129,11 @@ class Consumer:
         """The logs that this member reads now."""
         return self._reader.logs
 
+    @property
+    def unhealthy(self) -> dict[str, str]:
+        """Logs that stand still; see `Reader.unhealthy`."""
+        return self._reader.unhealthy
+
     async def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
         """As `Reader.read`; what was given out before counts as dealt with from now on.
 

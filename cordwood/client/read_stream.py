@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.delivered import records_of, with_keys
+from cordwood.client.read_health import HEALTH_S, ReadHealth
 from cordwood.client.senders import HeldBlock, Senders
 from cordwood.errors import AccessDenied, Closed, CordwoodError, UnknownLog
 from cordwood.layout.key_bits import key_bits
@@ -72,13 +73,12 @@ SLOW_LOOK_S = 0.05
 """How often it is looked who is slow: a probation lasts seconds, a wait at the tail less than one
 millisecond."""
 
-HEALTH_S = 10.0
-"""How long a reader may stand still before that is told: twice what it takes to ask all nodes
-for all they hold, and the bound within which readers reach the tail once nothing fails."""
-
 GRACE_MISSES_MAX = 2
 """Grace periods in a row that a node may miss before it gets none (LogDevice's
 `grace-counter-limit`): a range of many losses is not waited through one by one."""
+
+UNKNOWN = "and nobody says whether there is more"
+"""What a reader that is cut off knows of the log."""
 
 ARROW_BYTES = 4 << 20
 """Bodies taken at a time for `arrow`: a batch's worth."""
@@ -105,7 +105,8 @@ class ReadStream:
         info: the log that is read.
         senders: the nodes that send, and what was asked of them.
         on_health: called when a reader that waits has stood still for HEALTH_S although there
-            is more to read, with the reason, and with "" when it goes on.
+            is more to read, or may be for all it can know (`client.read_health`), with the
+            reason; and with "" when it goes on.
     """
 
     def __init__(
@@ -152,8 +153,7 @@ class ReadStream:
         self._tail_seen = 0
         self._slow_look_at = 0.0
         self._overdue_since: float | None = None
-        self._stands_since: float | None = None
-        self._trouble = ""
+        self._health = ReadHealth()
         self._grace_ends: float | None = None
         self._grace_misses: dict[NodeId, int] = {}
 
@@ -182,8 +182,8 @@ class ReadStream:
 
     @property
     def trouble(self) -> str:
-        """Why a reader that waits gets nothing although there is more; "" if all is well."""
-        return self._trouble
+        """Why a reader that waits gets nothing although there may be more; "" if all is well."""
+        return self._health.trouble
 
     @property
     def bridge(self) -> Lsn | None:
@@ -219,8 +219,11 @@ class ReadStream:
 
     def on_node_down(self, node: NodeId, connection: Connection) -> None:
         """A node is gone; what it sent stays, and others are asked for the rest."""
-        if not self._closed:
-            self.senders.on_node_down(node, connection)
+        if self._closed:
+            return
+        self.senders.on_node_down(node, connection)
+        if not self.senders.sources:
+            self._news.set()  # a reader that is cut off says so in time
 
     def on_reading(
         self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
@@ -274,8 +277,9 @@ class ReadStream:
         for block in self._buffer.take_passed():
             self.senders.on_consumed(block)
         if taken is not None:
-            self._overdue_since = self._stands_since = None
-            if self._trouble:
+            self._overdue_since = None
+            self._health.on_taken()
+            if self._health.trouble:
                 self._on_health("")
         else:
             self._look_for_doubts()
@@ -318,8 +322,7 @@ class ReadStream:
             self._look_for_slow(now)
         if self._overdue_since is None and self._is_overdue():
             self._overdue_since = self._loop.time()
-            if self._stands_since is None:
-                self._stands_since = self._overdue_since
+            self._health.on_behind(self._overdue_since)
         if self._grace_ends is None and self._buffer.wants_grace:
             self._grace_ends = self._loop.time() + GRACE_S
         self.senders.rewind_soon()
@@ -374,6 +377,7 @@ class ReadStream:
             now = self._loop.time()
             if self._overdue_since is not None and now >= self._overdue_since + STUCK_S:
                 self._on_stuck(now)
+            self._look_at_health(now)
             if now < nudge_at:
                 await self._wait_news(nudge_at)
                 continue
@@ -404,6 +408,8 @@ class ReadStream:
             until = min(until, self._overdue_since + STUCK_S)
         if self._grace_ends is not None:
             until = min(until, self._grace_ends)
+        if (due := self._health.due) is not None:
+            until = min(until, due)
         return until
 
     def _on_stuck(self, now: float) -> None:
@@ -414,23 +420,31 @@ class ReadStream:
         else:
             self._choice.on_stuck(self._buffer.behind(self._senders_now()))
         self.senders.rewind_soon()
-        stands = self._stands_since is not None and now >= self._stands_since + HEALTH_S
-        if stands and not self._trouble:
+
+    def _look_at_health(self, now: float) -> None:
+        """Tell that the stream stands still, or may; or that it is at the tail and no longer cut
+        off. A log that has no nodes yet has nobody to be connected to."""
+        is_connected = bool(self.senders.sources) or not self.info.all_nodes
+        self._health.on_connected(is_connected, now)
+        if self._health.is_over:
+            self._on_health("")
+        elif (due := self._health.due) is not None and now >= due:
             self._on_health(self._why_stuck())
 
     def _why_stuck(self) -> str:
         members = self.info.nodes_of(self._buffer.next >> 32)
         absent = [node for node in members if node not in self.senders.sources]
         doubted = [f"node {n} ({why.value})" for n in members if (why := self._choice.doubt(n))]
+        known = "though more is readable" if self._health.is_behind else UNKNOWN
         return (
-            f"nothing at {format_lsn(self._buffer.next)} for {HEALTH_S:g} s, though more is "
-            f"readable: {len(absent)} of {len(members)} nodes are not connected; not counted on: "
+            f"nothing at {format_lsn(self._buffer.next)} for {HEALTH_S:g} s, {known}: "
+            f"{len(absent)} of {len(members)} nodes are not connected; not counted on: "
             f"{', '.join(doubted) or 'none'}"
         )
 
     def _on_health(self, trouble: str) -> None:
         """A health event: the stream stands still, or goes on again."""
-        self._trouble = trouble
+        self._health.trouble = trouble
         if trouble:
             logger.warning("log %d: %s", self.info.log_id, trouble)
         else:
@@ -530,22 +544,29 @@ class ReadStream:
             asking = tasks.create_task(self._ask_tail())
             news = tasks.create_task(self._news.wait())
             now = self._loop.time()
-            wait_s = self._due_by(now + self._settings.timeout_s) - now
-            await asyncio.wait(
-                (asking, news), timeout=max(0.0, wait_s), return_when=asyncio.FIRST_COMPLETED
+            # No longer than until silence is a trouble to tell: that clock is not running yet.
+            patience_s = HEALTH_S if not self.trouble else self._settings.timeout_s
+            until = self._due_by(now + min(patience_s, self._settings.timeout_s))
+            done, _ = await asyncio.wait(
+                (asking, news), timeout=max(0.0, until - now), return_when=asyncio.FIRST_COMPLETED
             )
+            if not done:
+                self._health.on_no_tail(now)
             asking.cancel()
             news.cancel()
 
     async def _ask_tail(self) -> None:
+        asked_at = self._loop.time()
         try:
             self._tail_seen = max(self._tail_seen, await self._nudge())
+            self._health.on_tail()
         except (UnknownLog, AccessDenied) as error:
             is_gone = isinstance(error, UnknownLog)
             self._buffer.on_over(GapKind.NOT_IN_CONFIG if is_gone else GapKind.ACCESS)
             self._news.set()
             logger.info("log %d: %s", self.info.log_id, error)
         except CordwoodError as error:
+            self._health.on_no_tail(asked_at)
             logger.debug("log %d: no tail: %s", self.info.log_id, error)
 
     def _learn(self, info: LogInfo) -> None:

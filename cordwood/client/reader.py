@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind, Record
@@ -42,6 +43,9 @@ Position = str | int
 
 Open = Callable[[str, Position, Position | None], Awaitable[ReadStream]]
 """Opens a stream; see `Store.read`."""
+
+OnLogHealth = Callable[[str, str], None]
+"""Is told, from the loop, that a log stands still: its name and why; "" once it goes on."""
 
 Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
 """Takes a record or gap of a log; False refuses it, and it comes again later."""
@@ -104,6 +108,7 @@ class Reader:
 
     Args:
         gaps: give gaps too; without, only lost records are told.
+        on_health: see `ReadStream.on_health`; called from the loop while the reader waits.
     """
 
     def __init__(
@@ -112,10 +117,12 @@ class Reader:
         tasks: asyncio.TaskGroup,
         *,
         gaps: bool = True,
+        on_health: OnLogHealth | None = None,
     ) -> None:
         self._open = open_stream
         self._tasks = tasks
         self._gaps = gaps
+        self._on_health = on_health
         self._feeds: deque[_Feed] = deque()
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -142,6 +149,8 @@ class Reader:
             stream.close()
             raise Closed("this reader was closed")
         self.stop(log)
+        if self._on_health is not None:
+            stream.on_health = partial(self._tell_health, log, self._on_health)
         self._feeds.append(_Feed(log, stream, until))
         self._news.set()
 
@@ -180,7 +189,7 @@ class Reader:
 
     @property
     def unhealthy(self) -> dict[str, str]:
-        """Logs that stand still although there is more to read, and why."""
+        """Logs that stand still although there is more to read, or may be, and why."""
         return {
             feed.log: feed.stream.trouble
             for feed in sorted(self._feeds, key=lambda each: each.log)
@@ -310,6 +319,10 @@ class Reader:
             feed.retry_at = self._loop.time() + pause_s
 
     # Inside.
+
+    def _tell_health(self, log: str, on_health: OnLogHealth, _: ReadStream, why: str) -> None:
+        """Not from within the stream: what the callback does or raises is not the stream's."""
+        self._loop.call_soon(on_health, log, why)
 
     def _feed(self, log: str) -> _Feed:
         for feed in self._feeds:

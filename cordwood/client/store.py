@@ -35,7 +35,7 @@ from cordwood.client.positions import Positions
 from cordwood.client.producer import Producer
 from cordwood.client.publishing import Publisher
 from cordwood.client.read_stream import ReadStream
-from cordwood.client.reader import Reader
+from cordwood.client.reader import OnLogHealth, Reader
 from cordwood.client.record_check import Headers, Timestamp
 from cordwood.client.stages import Stages
 from cordwood.client.staging import Stager
@@ -268,18 +268,19 @@ class Store(Stages, PositionCalls):
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
         gaps: bool = True,
+        on_health: OnLogHealth | None = None,
     ) -> Reader:
         """A reader of several logs at once, which more may be added to.
 
         Args:
             start, until: for each of these logs, see `read`; None follows them.
             keys, payloads: for all logs, see `read`.
-            gaps: see `reader.Reader`.
+            gaps, on_health: see `reader.Reader`.
         Raises:
             BadSetting, UnknownLog, Retryable: see `read`.
         """
         read = partial(self.read, keys=keys, payloads=payloads)
-        made = Reader(read, self._tasks, gaps=gaps)
+        made = Reader(read, self._tasks, gaps=gaps, on_health=on_health)
         self._readers = [each for each in self._readers if not each.is_closed] + [made]
         try:
             for log in logs:
@@ -296,6 +297,7 @@ class Store(Stages, PositionCalls):
         member: str = "",
         start: Position = "oldest",
         save_every_s: float | None = 5.0,
+        on_health: OnLogHealth | None = None,
     ) -> Consumer:
         """A reader whose positions are kept under `name`, to be entered with `async with`.
 
@@ -304,11 +306,12 @@ class Store(Stages, PositionCalls):
             start: where to begin in a log that the consumer has no position in.
             save_every_s: how often positions are saved between two portions; None only when
                 `Consumer.save` is called, and at the end.
+            on_health: see `reader.Reader`.
         Raises:
             UnknownLog: one of the logs is not there and may not be made.
         """
         names = [(await self._find(log)).name for log in logs]
-        reader = await self.reader()
+        reader = await self.reader(on_health=on_health)
         return Consumer(
             name, names, reader, self._ask, self._tasks,
             member=member, start=start, save_every_s=save_every_s,

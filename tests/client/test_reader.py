@@ -363,6 +363,77 @@ class TestHealth:
 
         simulate(scenario)
 
+    @pytest.mark.parametrize("kind", ["reader", "consumer"])
+    def test_one_that_is_cut_off_from_everybody_says_so_though_it_knows_of_nothing_more(
+        self, kind
+    ) -> None:
+        """It had read all there was, and nobody could tell it of more: it was silent for good."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            network = cluster.simulation.network
+            nodes = [f"node-{number}" for number in cluster.numbers]
+            said: list[tuple[str, bool]] = []
+
+            def on_health(log: str, why: str) -> None:
+                said.append((log, bool(why)))
+
+            async with cluster.client() as store, cluster.client() as other:
+                await fill(other, "/log", 1)
+                if kind == "reader":
+                    reader = await store.reader("/log", on_health=on_health)
+                else:
+                    reader = await store.consumer("me", "/log", on_health=on_health)
+                    await reader.start()
+                found: list[int] = []
+
+                async def follow() -> None:
+                    async for _, item in reader:
+                        found.extend(numbers([item]))
+
+                reading = asyncio.create_task(follow())
+                await asyncio.sleep(100)
+                assert said == [], "an idle reader is a healthy one"
+                for cut in range(2):
+                    said.clear()
+                    network.partition(["client-1"], nodes)
+                    await asyncio.sleep(60)
+                    assert said == [("/log", True)]
+                    assert "nobody says whether there is more" in reader.unhealthy["/log"]
+                    if cut:
+                        await fill(other, "/log", 2)
+                    network.mend_all()
+                    await asyncio.sleep(60)
+                    assert said == [("/log", True), ("/log", False)]
+                    assert reader.unhealthy == {}
+                assert found == [1, 1, 2]
+                reading.cancel()
+
+        simulate(scenario)
+
+    def test_a_log_whose_sequencer_cannot_be_asked_may_have_more(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "/log", 1)
+                reader = await store.reader("/log")
+                assert numbers(await reader.read()) == [1]
+                reading = asyncio.create_task(reader.read())
+                sequencing = cluster.sequencer_of(1)
+                others = [number for number in cluster.numbers if number != sequencing]
+                for number in others:
+                    cluster.kill(number)
+                    await asyncio.sleep(5)
+                cluster.kill(sequencing)
+                await cluster.start(sequencing)  # alone, so it cannot begin an epoch
+                await asyncio.sleep(60)
+                assert "2 of 3 nodes are not connected" in reader.unhealthy["/log"]
+                await cluster.start(*others)
+                await asyncio.sleep(60)
+                assert reader.unhealthy == {}
+                assert not reading.done() or reading.result().gap is not None
+                reading.cancel()
+
+        simulate(scenario)
+
 
 class TestArrowOfManyLogs:
     def test_batches_of_each_log_come_in_order_with_its_name(self) -> None:
