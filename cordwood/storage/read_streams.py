@@ -6,7 +6,8 @@ go on take turns, a batch each, and those whose connection is full wait for it, 
 a slow reader holds one batch, for all its streams together, and disturbs nobody.
 
 What is in LogsDB only is read by a few tasks, a batch at a time, while streams at the tail
-go on from memory: the loop never waits for a disk.
+go on from memory: the loop never waits for a disk. Nothing is read for a connection that is
+full; what was being read as it filled waits at its stream, a batch a task at most.
 
 A stream that asks for single copies is sent only the blocks that are this node's to send
 (`protocol.single_copy`); which these are follows from their copysets, so one that is left
@@ -139,8 +140,8 @@ class _Share:
 class _Stream:
     """One reader's pull; see `ReadRequest` for the fields."""
 
-    __slots__ = ("connection", "digest", "fetching", "heads_only", "high", "keys", "limit",
-                 "log", "next", "number", "ready", "sent", "share", "until", "version",
+    __slots__ = ("connection", "digest", "fetching", "heads_only", "held", "high", "keys",
+                 "limit", "log", "next", "number", "ready", "sent", "share", "until", "version",
                  "wanted")  # fmt: skip
 
     def __init__(self, connection: Connection, request: ReadRequest, share: _Share | None) -> None:
@@ -162,6 +163,8 @@ class _Stream:
         self.sent = 0
         self.ready = False
         self.fetching = False
+        # What was read from LogsDB and waits for the connection, and what it was read up to.
+        self.held: tuple[Run, int] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -210,7 +213,7 @@ class ReadStreams:
         self._me = me or NodeId(0)
         self._nodes_in = nodes_in
         self._reader = reader
-        # Streams whose next batch is in LogsDB, each once; and as many tokens, to wait for.
+        # Streams whose next batch is in LogsDB, each once; and a token for each, to wait for.
         self._to_fetch: TurnQueue[Connection, _Stream] = TurnQueue()
         self._fetchable: asyncio.Queue[None] = asyncio.Queue()
         self._by_connection: dict[Connection, dict[int, _Stream]] = {}
@@ -295,6 +298,7 @@ class ReadStreams:
         del of_log[stream]
         if not of_log:
             del self._by_log[stream.log]
+        stream.held = None
         stream.until = -1  # if it is still in the ready queue, it has nothing to send
 
     def _on_writable(self, connection: Connection) -> None:
@@ -302,7 +306,8 @@ class ReadStreams:
         self._pump_soon()
 
     def _wake(self, stream: _Stream) -> None:
-        if not stream.ready:
+        # One that is read for from LogsDB is woken after that, and sees then what has changed.
+        if not (stream.ready or stream.fetching):
             stream.ready = True
             self._ready.push(stream.connection, stream)
             self._pump_soon()
@@ -325,7 +330,9 @@ class ReadStreams:
             stream = self._ready.pop()
             connection = stream.connection
             if not connection.is_writable:
-                self._parked.setdefault(connection, []).append(stream)
+                parked = self._parked.setdefault(connection, [])
+                # What holds a batch goes first, so that these do not become more and more.
+                parked.insert(len(parked) if stream.held is None else 0, stream)
             elif connection.backlog_bytes + pushes.due_bytes(connection) >= BATCH_BYTES:
                 waiting.setdefault(connection, deque()).append(stream)
             else:
@@ -362,6 +369,10 @@ class ReadStreams:
 
     def _send_batch(self, stream: _Stream, pushes: Pushes) -> bool:
         """Send what may be sent, at most a batch; True if there is more at once."""
+        if stream.held is not None:
+            (run, bound), stream.held, stream.fetching = stream.held, None, False
+            self._ship(stream, run, bound)
+            return True  # its window may have moved meanwhile
         self._pass_trimmed(stream)
         bound = self._bound(stream)
         if stream.next > bound or stream.fetching:
@@ -494,10 +505,14 @@ class ReadStreams:
     async def _fetch_in_turn(self) -> None:
         while True:
             await self._fetchable.get()
-            await self._fetch(self._to_fetch.pop())
+            if self._to_fetch:  # what it stands for may have been put off
+                await self._fetch(self._to_fetch.pop())
 
     async def _fetch(self, stream: _Stream) -> None:
-        """Read a stream's next batch from LogsDB and send it."""
+        """Read a stream's next batch from LogsDB and send it, or keep it until it may be sent."""
+        if stream.until >= 0 and _is_full(stream.connection):
+            self._put_off(stream)
+            return
         bound = self._bound(stream)
         if stream.next <= bound:
             try:
@@ -520,10 +535,26 @@ class ReadStreams:
                 self._on_unreadable(stream, Corrupt(f"nothing is known of {run.damaged}"))
                 return
             if stream.until >= 0 and stream.connection.is_open:
+                if _is_full(stream.connection):
+                    # It stays `fetching`: nothing else is sent, or read, before this is.
+                    stream.held, stream.ready = (run, bound), True
+                    self._ready.push_back(stream.connection, deque((stream,)))
+                    self._pump_soon()
+                    return
                 self._ship(stream, run, bound)
         stream.fetching = False
         if stream.until >= 0:
             self._wake(stream)
+
+    def _put_off(self, stream: _Stream) -> None:
+        """Its connection is full: it and all others that were to be read for that one wait for
+        it, before those that had their turn. The pump parks them."""
+        waiting = self._to_fetch.take_all(stream.connection)
+        waiting.appendleft(stream)
+        for each in waiting:
+            each.fetching, each.ready = False, True
+        self._ready.push_back(stream.connection, waiting)
+        self._pump_soon()
 
     def _on_unreadable(self, stream: _Stream, error: CordwoodError) -> None:
         """What this node holds there is not known: say so, and come back to it later."""
@@ -536,3 +567,8 @@ class ReadStreams:
         stream.fetching = False
         if stream.until >= 0 and stream.connection.is_open:
             self._wake(stream)
+
+
+def _is_full(connection: Connection) -> bool:
+    """Whether what it was given last has to leave first."""
+    return not connection.is_writable or connection.backlog_bytes >= BATCH_BYTES

@@ -39,6 +39,12 @@ class TurnQueue(Generic[Client, Thing]):
         self._queues.setdefault(client, deque()).extendleft(reversed(things))
         self._count += len(things)
 
+    def take_all(self, client: Client) -> deque[Thing]:
+        """All that a client wants, in its order; it wants nothing any more."""
+        things = self._queues.pop(client, None) or deque()
+        self._count -= len(things)
+        return things
+
     def pop(self) -> Thing:
         """The next thing; its client goes behind all others.
 

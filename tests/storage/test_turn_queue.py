@@ -47,6 +47,16 @@ def test_an_empty_queue_has_nobody() -> None:
         queue.pop()
 
 
+def test_one_client_may_be_taken_out_with_all_it_wants() -> None:
+    queue = TurnQueue[str, int]()
+    for client, thing in (("a", 1), ("b", 2), ("a", 3)):
+        queue.push(client, thing)
+    assert [*queue.take_all("a")] == [1, 3]
+    assert [*queue.take_all("a")] == [*queue.take_all("c")] == []
+    assert len(queue) == 1
+    assert popped(queue) == [2]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
 def test_against_a_twin_that_counts_turns(steps) -> None:
     """Nobody is served twice while another waits all the time; each in its own order."""
