@@ -183,7 +183,7 @@ class NodeSettings:
         location: its failure domains, see `nodes.Member`.
         weight: its share of new records.
         default_replication: for logs made without saying.
-        create_logs: whether looking up a log that is not there makes it.
+        create_logs: whether to append to a log that is not there, or to follow it, makes it.
         refresh_s: how often the member list is read again; a new node is used after
             that long. One small read of a local file.
         gossip_s: a tick of the failure detector; a node is dead after 30 of them. LogDevice's

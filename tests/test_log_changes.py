@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
@@ -180,6 +181,52 @@ class TestNames:
                 with pytest.raises(UnknownLog, match="deleted"):
                     await other.append("log", b"late")
                 await other.append("log", b"new")
+
+        simulate(scenario)
+
+    @pytest.mark.parametrize("create_logs", [True, False])
+    def test_who_only_asks_makes_no_log(self, create_logs):
+        """To ask for the tail of a deleted log brought it back, empty."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                asks: list[Callable[[str], Awaitable[object]]] = [
+                    store.tail, store.extent, store.head_attributes, store.tail_attributes,
+                    store.is_empty, store.data_size, store.log, store.read,
+                    lambda log: store.read(log, "tail", "tail"),
+                    lambda log: store.reader(log, until="tail"),
+                    lambda log: store.tails([log]),
+                    lambda log: store.released([log]),
+                    lambda log: store.epoch_end(log, 1),
+                    lambda log: store.trim(log, "tail"),
+                    lambda log: store.find_time(log, 0),
+                    lambda log: store.find_key(log, b"key"),
+                    lambda log: store.cursors.save("me", {log: 1}),
+                ]  # fmt: skip
+                for ask in asks:
+                    with pytest.raises(UnknownLog):
+                        await ask("/gone")
+                assert await store.logs() == []
+
+        simulate(scenario, create_logs=create_logs)
+
+    @pytest.mark.parametrize("kind", ["read", "reader", "consumer"])
+    def test_who_waits_for_records_of_a_log_that_is_not_there_gets_them(self, kind):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                if kind == "read":
+                    stream = await store.read("/log", until=None)
+                    reading = asyncio.ensure_future(stream.next_items())
+                elif kind == "reader":
+                    reading = asyncio.ensure_future((await store.reader("/log")).read())
+                else:
+                    consumer = await store.consumer("me", "/log")
+                    await consumer.start()
+                    reading = asyncio.ensure_future(consumer.read())
+                await asyncio.sleep(5)
+                await other.append("/log", b"1")
+                async with asyncio.timeout(5):
+                    assert [item.value for item in await reading] == [b"1"]
 
         simulate(scenario)
 

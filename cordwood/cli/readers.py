@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordwood.cli.ending import tell_error
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from cordwood.layout.message import GroupReply
 
 Row = dict[str, object]
+
+SHOWN = ("member", "next", "tail", "lag")
+"""Of a consumer's line, what may be missing."""
 
 
 def readers(as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
@@ -87,6 +91,9 @@ def groups(
     with open_store(cluster) as store:
         found = store.consumers(consumer)
         rows = [row for group in found for row in _group_rows(store, group)]
+    for row in rows:
+        if row["error"]:
+            tell_error(f"{row['log']}: {row['error']}")
     if as_json:
         typer.echo(json.dumps(rows))
     elif not rows:
@@ -94,10 +101,7 @@ def groups(
     else:
         show_table(
             ["consumer", "log", "member", "next", "tail", "behind>"],
-            [
-                (r["consumer"], r["log"], r["member"] or "-", r["next"] or "-", r["tail"], r["lag"])
-                for r in rows
-            ],
+            [(r["consumer"], r["log"], *(r[name] or "-" for name in SHOWN)) for r in rows],
         )
 
 
@@ -105,8 +109,8 @@ def _group_rows(store: BlockingStore, group: GroupReply) -> list[Row]:
     """A line for each log that a consumer has a position in or a member for."""
     rows: list[Row] = []
     for log in sorted({*group.positions, *group.owners}):
-        lag = _lag(store, log, group.positions.get(log, 0))
         position = group.positions.get(log)
+        lag, error = _lag(store, log, position or 0)
         rows.append(
             {
                 "consumer": group.consumer,
@@ -114,16 +118,21 @@ def _group_rows(store: BlockingStore, group: GroupReply) -> list[Row]:
                 "log": log,
                 "member": group.owners.get(log, ""),
                 "next": "" if position is None else format_lsn(position),
-                "tail": format_lsn(lag.tail),
-                "lag": str(lag),
-                "lag_records": lag.records,
+                "tail": "" if lag is None else format_lsn(lag.tail),
+                "lag": "" if lag is None else str(lag),
+                "lag_records": None if lag is None else lag.records,
+                "error": error,
             }
         )
     return rows
 
 
-def _lag(store: BlockingStore, log: str, position: int) -> Lag:
+def _lag(store: BlockingStore, log: str, position: int) -> tuple[Lag | None, str]:
+    """How far behind, or why that is not known: one log that was deleted hides no other."""
     from cordwood.client.cursors import Lag
     from cordwood.lsn import OLDEST
 
-    return Lag(Lsn(position or OLDEST), store.tail(log))
+    try:
+        return Lag(Lsn(position or OLDEST), store.tail(log)), ""
+    except CordwoodError as error:
+        return None, str(error)

@@ -135,7 +135,7 @@ def tail(
     were lost.
     """
     with open_store(cluster) as store:
-        # Asked for first, because reading a log that is not there might make it.
+        # Asked for first, because following a log that is not there might make it.
         store.log(log)
         if start == "tail" and not follow:
             typer.echo("Nothing comes after the tail yet; --follow waits for it.", err=True)

@@ -230,7 +230,9 @@ class Store(Stages, PositionCalls):
 
         Args:
             start: the first LSN, `oldest`, or `tail` for what comes after now.
-            until: the last LSN, `tail` for what is readable now, None to follow.
+            until: the last LSN, `tail` for what is readable now, None to follow. A log that is
+                not there is made where it may be, unless this is `tail`: its records are
+                waited for.
             keys: give only records with one of these keys, and FILTERED gaps in the place of the
                 others. Nodes leave out the blocks whose headers say that they have none.
             payloads: without, bodies are neither read nor sent: records come with their
@@ -242,7 +244,7 @@ class Store(Stages, PositionCalls):
         """
         if keys is not None and not payloads:
             raise BadSetting("records are chosen by keys, which are sent with payloads only")
-        info = await self._find(log)
+        info = await self._find(log, create=until != "tail")
         tail = await self.tail(log) if "tail" in (start, until) else None
         first = OLDEST if start == "oldest" else tail + 1 if start == "tail" and tail is not None \
             else to_lsn(start)  # fmt: skip
@@ -310,7 +312,7 @@ class Store(Stages, PositionCalls):
         Raises:
             UnknownLog: one of the logs is not there and may not be made.
         """
-        names = [(await self._find(log)).name for log in logs]
+        names = [(await self._find(log, create=True)).name for log in logs]
         reader = await self.reader(on_health=on_health)
         return Consumer(
             name, names, reader, self._ask, self._tasks,
@@ -382,6 +384,7 @@ class Store(Stages, PositionCalls):
             UnknownLog: there is no such log.
             Retryable: the nodes did not say within the client's timeout.
         """
+        await self._find(log)  # a read up to an LSN would make it
         last = make_lsn(epoch, ESN_MAX)
         stream = await self.read(log, last, last)
         try:
@@ -510,13 +513,15 @@ class Store(Stages, PositionCalls):
         """`close` waits for this task too: it is the one that owns the connections."""
         self._runner = runner
 
-    async def _find(self, log: str) -> LogInfo:
+    async def _find(self, log: str, *, create: bool = False) -> LogInfo:
+        """A log; only what appends, or waits for records, makes one that is not there: by asking
+        nobody brings back what was deleted."""
         self._cluster.check_open()
         timeout_s = self._settings.timeout_s
-        return await self._cluster.find_log(log, create=True, timeout_s=timeout_s)
+        return await self._cluster.find_log(log, create=create, timeout_s=timeout_s)
 
     async def _find_to_append(self, log: str) -> LogInfo:
-        info = await self._find(log)
+        info = await self._find(log, create=True)
         check_write_token(info, self._settings.write_tokens)
         return info
 

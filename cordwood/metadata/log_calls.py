@@ -40,7 +40,7 @@ class LogCalls:
 
     Args:
         members: the cluster's, as this node knows them; `refresh_members` reads them anew.
-        create_logs: whether looking up a log that is not there makes it.
+        create_logs: whether looking up a log that is not there makes it, where that is asked for.
     """
 
     def __init__(

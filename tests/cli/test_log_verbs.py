@@ -11,6 +11,7 @@ import cordwood
 from cordwood.cli.app import app
 from cordwood.cli.epochs import epoch_rows
 from cordwood.layout.message import EpochNodes, EpochsReply
+from cordwood.lsn import make_lsn
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +149,25 @@ def test_a_fenced_log_takes_appends_under_the_token_only(run):
     assert run("append", "other", "with", "--token", "7")
     assert "fencing token 7, which the leader holds" in run("epochs", "other")
     assert run("tail", "other").split() == ["1", "before", "with"]
+
+
+def test_one_log_that_was_deleted_is_one_line_of_the_groups(tmp_path) -> None:
+    """All of them failed with it, or its name was taken by an empty log."""
+    where = str(tmp_path / "store")
+    with cordwood.connect(where) as store:
+        for log in ("gone", "here"):
+            store.append(log, b"1")
+            store.save_cursors("billing", {log: make_lsn(1, 1)})
+        store.log_tree.delete("gone")
+    outcome = CliRunner().invoke(app, ["groups", "--json", "--cluster", where])
+    assert outcome.exit_code == 0, outcome.output
+    gone, here = json.loads(outcome.stdout)
+    assert (gone["log"], gone["next"], gone["tail"], gone["lag"]) == ("/gone", "e1n1", "", "")
+    assert "no log '/gone'" in gone["error"]
+    assert (here["log"], here["next"], here["error"]) == ("/here", "e1n1", "")
+    assert "no log '/gone'" in outcome.stderr
+    shown = CliRunner().invoke(app, ["groups", "--cluster", where]).stdout
+    assert "/gone" in shown
+    assert "/here" in shown
+    with cordwood.connect(where) as store:
+        assert [log.name for log in store.logs()] == ["/here"]

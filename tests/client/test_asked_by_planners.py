@@ -88,6 +88,7 @@ class TestEpochEnd:
 
     def test_of_an_epoch_without_records_is_its_first_lsn(self, tmp_path):
         with open_at(tmp_path) as store:
+            store.create_log("log")
             empty = store.tail("log").epoch
         with open_at(tmp_path) as store:
             store.append("log", b"y")

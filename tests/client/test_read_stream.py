@@ -107,6 +107,7 @@ class TestPositions:
     def test_an_empty_log_ends_at_once_and_its_tail_is_esn_0(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
+                await store.create_log("log")
                 assert await store.tail("log") == at(0)
                 assert await read_all(store, "log") == []
 
