@@ -111,6 +111,35 @@ class TestKeys:
 
         simulate(scenario, nodes=3)
 
+    def test_where_records_do_not_come_it_ends_within_the_client_s_timeout(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=5) as store:
+                await filled(store, 5)
+                holders = [n for n in cluster.numbers if cluster.held(n, 1)]
+                assert cluster.sequencer_of(1) not in holders, "or the tail could not be asked"
+                for node in holders:
+                    cluster.kill(node)
+                start = asyncio.get_running_loop().time()
+                with pytest.raises(Unreachable, match=r"within 5 s"):
+                    await store.find_key("log", b"005")
+                assert asyncio.get_running_loop().time() - start < 12
+
+        simulate(scenario, nodes=5, copies=2, seed=4)
+
+    def test_lost_records_make_it_partial(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                records = await filled(store, 4)
+                assert not (await store.find_key("log", b"006")).is_partial
+                for node in cluster.running.values():
+                    blocks = node.shard.cache.log(1)._blocks
+                    blocks[:] = [each for each in blocks if each.header.first != records[3].lsn]
+                place = await store.find_key("log", b"006")
+                assert (place.before, place.at) == (records[2].lsn, records[4].lsn)
+                assert place.is_partial
+
+        simulate(scenario, nodes=3)
+
     def test_a_log_without_keys_is_not_searched_to_its_end(self, monkeypatch):
         monkeypatch.setattr("cordwood.client.positions.KEYLESS_MAX", 10)
 
@@ -169,6 +198,37 @@ class TestEnds:
                     await store.is_empty("log")
 
         simulate(scenario, nodes=5, copies=3)
+
+    def test_an_end_is_not_told_where_too_few_answer_to_know_it(self):
+        """It was None, as in an empty log, or a record that others stand behind."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                records = await filled(store, 10)
+                away = [n for n in cluster.numbers if n != cluster.sequencer_of(1)][:3]
+                left = [n for n in cluster.numbers if n not in away]
+                for node in away:
+                    cluster.kill(node)
+                kept = {first for n in left for first, _, _ in cluster.held(n, 1)}
+                extent = await store.extent("log")
+                assert extent.is_partial
+                for known, end, attributes in (
+                    (extent.is_first_known, records[0].lsn, store.head_attributes),
+                    (extent.is_last_known, records[-1].lsn, store.tail_attributes),
+                ):
+                    assert known == (end in kept)
+                    if known:
+                        assert await attributes("log")
+                    else:
+                        with pytest.raises(Unreachable, match=r"too few nodes answer .* node \d:"):
+                            await attributes("log")
+                await store.trim("log", records[-1].lsn)
+                for attributes in (store.head_attributes, store.tail_attributes):
+                    with pytest.raises(Unreachable, match="too few nodes"):
+                        await attributes("log")
+
+        for seed in range(1, 4):
+            simulate(scenario, nodes=5, copies=2, seed=seed)
 
 
 class TestSize:

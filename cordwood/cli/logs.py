@@ -239,13 +239,15 @@ def find(
                 "before": str(found.before) if found.before else None,
                 "lsn": str(found.at) if found.at else None,
                 "tail": str(found.tail),
+                "is_partial": found.is_partial,
             }
     if as_json:
         typer.echo(json.dumps(document))
         return
     typer.echo(document["lsn"] or f"nothing up to {document['tail']}")
     if document.get("is_partial"):
-        typer.echo("  too few nodes answered: it may lie later", err=True)
+        why = "records are lost beside it" if key is not None else "too few nodes answered"
+        typer.echo(f"  {why}: it may lie elsewhere", err=True)
 
 
 @app.command()

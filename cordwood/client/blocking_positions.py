@@ -35,7 +35,7 @@ class BlockingPositions:
 
     def find_key(self, log: str, key: bytes) -> KeyPlace:
         """Where a key lies in a log; see `store.Store.find_key`."""
-        return self._thread.call(self._store.find_key(log, key))
+        return self._call(self._store.find_key(log, key))
 
     def extent(self, log: str) -> Extent:
         """A log's first and last record; see `store.Store.extent`."""

@@ -58,10 +58,11 @@ class PositionCalls:
     async def find_key(self, log: str, key: bytes) -> KeyPlace:
         """Where a key lies in a log whose records have keys that do not fall.
 
-        A binary search: some 40 reads of one block each.
+        A binary search: some 40 reads of one block each, within the client's timeout.
 
         Raises:
             Rejected: records have no keys.
+            Unreachable: what had to be looked at did not come in time.
             CordwoodError: as `find_time`.
         """
         return await self._positions.find_key(log, key)
@@ -75,13 +76,28 @@ class PositionCalls:
         return await self._positions.extent(log)
 
     async def head_attributes(self, log: str) -> tuple[Lsn, Point | None]:
-        """The trim point, and the first record above it; as `extent`."""
+        """The trim point, and the first record above it, None in an empty log.
+
+        Raises:
+            Unreachable: too few nodes answered to know; `extent` says what they did.
+            CordwoodError: as `find_time`.
+        """
         found = await self._positions.extent(log)
+        if not found.is_first_known:
+            raise _too_few("which record is the first", log, found)
         return found.trim, found.first
 
     async def tail_attributes(self, log: str) -> Point | None:
-        """The last record that readers may see, None in an empty log; as `extent`."""
-        return (await self._positions.extent(log)).last
+        """The last record that readers may see, None in an empty log.
+
+        Raises:
+            Unreachable: as `head_attributes`.
+            CordwoodError: as `find_time`.
+        """
+        found = await self._positions.extent(log)
+        if not found.is_last_known:
+            raise _too_few("which record is the last", log, found)
+        return found.last
 
     async def is_empty(self, log: str) -> bool:
         """Whether a log has no record, trimmed ones left aside.
@@ -92,7 +108,7 @@ class PositionCalls:
         """
         found = await self._positions.extent(log)
         if found.is_empty and found.is_partial:
-            raise Unreachable(f"too few nodes answer to know that {log} is empty: {found.missing}")
+            raise _too_few("that it is empty", log, found)
         return found.is_empty
 
     async def data_size(
@@ -106,6 +122,11 @@ class PositionCalls:
         start_us = -TIME_US_MAX if start is None else _to_us(start)
         stop_us = TIME_US_MAX if stop is None else _to_us(stop)
         return await self._positions.data_size(log, start_us, stop_us)
+
+
+def _too_few(what: str, log: str, found: Extent) -> Unreachable:
+    reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(found.missing.items()))
+    return Unreachable(f"too few nodes answer to know of {log} {what}: {reasons}")
 
 
 def to_lsn(position: Position) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cordwood.block import Record
+from cordwood.block import Gap, GapKind
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.log_tree import check_write_token
 from cordwood.client.read_stream import ReadStream
@@ -96,11 +96,13 @@ class KeyPlace:
     Attributes:
         before: the last record whose key is less, None for none.
         at: the first one whose key is not less, None for none up to `tail`.
+        is_partial: records are lost where they were looked at, so a lost one may lie nearer.
     """
 
     before: Lsn | None
     at: Lsn | None
     tail: Lsn
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,17 @@ class Extent:
     def is_empty(self) -> bool:
         """Whether there is no record."""
         return self.first is None
+
+    @property
+    def is_first_known(self) -> bool:
+        """Whether `first` is right for sure: enough nodes answered, or nothing can precede it."""
+        is_sure = self.first is not None and self.first.lsn == max(OLDEST, self.trim + 1)
+        return is_sure or not self.is_partial
+
+    @property
+    def is_last_known(self) -> bool:
+        """Whether `last` is right for sure: enough nodes answered, or it is the tail itself."""
+        return not self.is_partial or (self.last is not None and self.last.lsn == self.tail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +198,26 @@ class Positions:
     async def find_key(self, log: str, key: bytes) -> KeyPlace:
         """See `Store.find_key`."""
         info, tail = await self._opened(log)
+        timeout_s = self._settings.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._search_key(log, info, tail, key)
+        except TimeoutError:
+            raise Unreachable(
+                f"the nodes of {info.name} did not send all that had to be looked at within "
+                f"{timeout_s:g} s"
+            ) from None
+
+    async def _search_key(self, log: str, info: LogInfo, tail: Lsn, key: bytes) -> KeyPlace:
+        """See `Store.find_key`; what is not sent is waited for."""
         low, high = int(OLDEST), int(tail)
         before: Lsn | None = None
         at: Lsn | None = None
+        is_partial = False
         while low <= high:
             middle = (low + high) // 2
-            found = await _first_keyed(await self._read(log, middle, high), info.name)
+            found, has_lost = await _first_keyed(await self._read(log, middle, high), info.name)
+            is_partial |= has_lost
             if found is None:
                 high = middle - 1
             elif found[0] >= key:
@@ -199,7 +226,7 @@ class Positions:
             else:
                 before = found[1]
                 low = before + 1
-        return KeyPlace(before, at, tail)
+        return KeyPlace(before, at, tail, is_partial)
 
     async def extent(self, log: str) -> Extent:
         """See `Store.tail_attributes`, `Store.head_attributes` and `Store.is_empty`."""
@@ -283,14 +310,18 @@ class Positions:
         return told, missing
 
 
-async def _first_keyed(stream: ReadStream, name: str) -> tuple[bytes, Lsn] | None:
-    """The key and LSN of the first record with a key that a read gives."""
+async def _first_keyed(stream: ReadStream, name: str) -> tuple[tuple[bytes, Lsn] | None, bool]:
+    """The key and LSN of the first record with a key that a read gives, None for none; and
+    whether there were records before it that are lost."""
     keyless = 0
+    has_lost = False
     try:
         async for item in stream:
-            if isinstance(item, Record):
+            if isinstance(item, Gap):
+                has_lost |= item.kind is GapKind.DATA_LOSS
+            else:
                 if item.key is not None:
-                    return item.key, item.lsn
+                    return (item.key, item.lsn), has_lost
                 keyless += 1
                 if keyless > KEYLESS_MAX:
                     raise Rejected(
@@ -299,7 +330,7 @@ async def _first_keyed(stream: ReadStream, name: str) -> tuple[bytes, Lsn] | Non
                     )
     finally:
         stream.close()
-    return None
+    return None, has_lost
 
 
 def _point(point: tuple[int, int]) -> Point | None:
