@@ -27,7 +27,7 @@ from cordwood.client.blocking_writer import BlockingBufferedWriter
 from cordwood.client.buffered_writer import WriterOptions
 from cordwood.client.cluster import LogInfo
 from cordwood.client.log_tree import LogTree
-from cordwood.client.position_calls import Position
+from cordwood.client.position_calls import Position, Start
 from cordwood.client.producer import Producer
 from cordwood.client.publishing import Published
 from cordwood.client.reader import OnLogHealth
@@ -195,7 +195,7 @@ class BlockingStore(BlockingPositions):
     def read(
         self,
         log: str,
-        start: Position = "oldest",
+        start: Start = "oldest",
         until: Position | None = "tail",
         *,
         keys: Collection[bytes] | None = None,
@@ -220,7 +220,7 @@ class BlockingStore(BlockingPositions):
     def reader(
         self,
         *logs: str,
-        start: Position = "oldest",
+        start: Start = "oldest",
         until: Position | None = None,
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
@@ -308,7 +308,7 @@ class BlockingStore(BlockingPositions):
         name: str,
         *logs: str,
         member: str = "",
-        start: Position = "oldest",
+        start: Start = "oldest",
         save_every_s: float | None = 5.0,
         on_health: OnLogHealth | None = None,
     ) -> BlockingConsumer:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cordwood.block import Gap, Record
 from cordwood.client.cluster import LogInfo
 from cordwood.client.consumer import Consumer
-from cordwood.client.position_calls import Position
+from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import Portion, Reader
 from cordwood.client.senders import HeldBlock, SenderView
@@ -122,11 +122,11 @@ class BlockingLogsReader:
             for item in portion:
                 yield portion.log, item
 
-    def start(self, log: str, start: Position = "oldest", until: Position | None = None) -> None:
+    def start(self, log: str, start: Start = "oldest", until: Position | None = None) -> None:
         """Read a log too; see `Reader.start`."""
         self._thread.call(self._reader.start(log, start, until))
 
-    def seek(self, log: str, position: Position) -> None:
+    def seek(self, log: str, position: Start) -> None:
         """Go on at another place; see `Reader.seek`."""
         self._thread.call(self._reader.seek(log, position))
 

@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from cordwood.block import Gap, Record
 from cordwood.client.cursors import Ask
-from cordwood.client.reader import Portion, Position, Reader
+from cordwood.client.position_calls import Start
+from cordwood.client.reader import Portion, Reader
 from cordwood.errors import CordwoodError, Fenced, Retryable
 from cordwood.layout.message import (
     BeatGroup,
@@ -57,7 +58,7 @@ class Consumer:
         tasks: asyncio.TaskGroup,
         *,
         member: str = "",
-        start: Position = "oldest",
+        start: Start = "oldest",
         save_every_s: float | None = 5.0,
     ) -> None:
         self.name = name

@@ -5,13 +5,18 @@ Source: LogDevice digest 1 ("Positions"); design.md §7.
 
 from __future__ import annotations
 
+import datetime
+
 from cordwood.client.positions import Extent, KeyPlace, Place, Point, Positions, Size, Trimmed
 from cordwood.client.record_check import Timestamp, to_us
 from cordwood.errors import BadSetting, Unreachable
-from cordwood.lsn import ESN_MAX, LSN_MAX, Lsn, parse_lsn
+from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, parse_lsn
 
 Position = str | int
 """Where to read from or to: `oldest`, `tail`, an `Lsn`, or its text (`e7n123`)."""
+
+Start = Position | datetime.datetime
+"""Where to read from: also a time with its zone, for what was appended then or later."""
 
 TIME_US_MAX = 1 << 62
 """Past every time; what is later, or as much earlier, is taken for this."""
@@ -21,6 +26,28 @@ class PositionCalls:
     """See the module; made by whoever inherits it, which sets `_positions`."""
 
     _positions: Positions
+
+    async def tail(self, log: str) -> Lsn:
+        """See `store.Store`."""
+        raise NotImplementedError
+
+    async def _bounds(self, log: str, start: Start, until: Position | None) -> tuple[int, int]:
+        """The first and the last LSN that a read from `start` to `until` means.
+
+        Raises:
+            BadSetting: a position that is none, or a time without a zone.
+            CordwoodError: as `tail`, and for a time as `find_time`.
+        """
+        tail = await self.tail(log) if "tail" in (start, until) else None
+        if isinstance(start, datetime.datetime):
+            first = int((await self.find_time(log, start)).lsn)
+        elif start == "tail" and tail is not None:
+            first = tail + 1
+        else:
+            first = OLDEST if start == "oldest" else to_lsn(start)
+        if until == "tail" and tail is not None:
+            return first, tail
+        return first, LSN_MAX if until is None else to_lsn(until)
 
     async def trim(self, log: str, lsn: Position) -> Trimmed:
         """Delete a log's records up to `lsn`, it included, for good.
@@ -137,6 +164,8 @@ def to_lsn(position: Position) -> int:
     """
     if isinstance(position, str):
         return parse_lsn(position)
+    if not isinstance(position, int):
+        raise BadSetting(f"{position!r} is no LSN: only a start may be a time, and it has a zone")
     if not 0 <= position <= LSN_MAX:
         raise BadSetting(f"{position} is no LSN: they go from 0 to e{LSN_MAX >> 32}n{ESN_MAX}")
     return position

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.senders import HeldBlock
 from cordwood.errors import BadSetting, Closed, CordwoodError
@@ -39,9 +40,7 @@ REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
 """Pauses before what a callback refused is given to it again: LogDevice's."""
 
-Position = str | int
-
-Open = Callable[[str, Position, Position | None], Awaitable[ReadStream]]
+Open = Callable[[str, Start, Position | None], Awaitable[ReadStream]]
 """Opens a stream; see `Store.read`."""
 
 OnLogHealth = Callable[[str, str], None]
@@ -136,9 +135,7 @@ class Reader:
 
     # Which logs, and where.
 
-    async def start(
-        self, log: str, start: Position = "oldest", until: Position | None = None
-    ) -> None:
+    async def start(self, log: str, start: Start = "oldest", until: Position | None = None) -> None:
         """Read a log from `start` to `until`, None to follow it; anew if it is read already.
 
         Raises:
@@ -160,8 +157,8 @@ class Reader:
             self._feeds.remove(feed)
             _end(feed)
 
-    async def seek(self, log: str, position: Position) -> None:
-        """Go on at another place of a log that is read.
+    async def seek(self, log: str, position: Start) -> None:
+        """Go on at another place of a log that is read: an LSN, `oldest`, `tail`, or a time.
 
         Raises:
             BadSetting: it is not read, or that is no position.

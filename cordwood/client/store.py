@@ -30,7 +30,7 @@ from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
 from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
 from cordwood.client.log_tree import LogTree, check_write_token
-from cordwood.client.position_calls import Position, PositionCalls, to_lsn
+from cordwood.client.position_calls import Position, PositionCalls, Start
 from cordwood.client.positions import Positions
 from cordwood.client.producer import Producer
 from cordwood.client.publishing import Publisher
@@ -66,7 +66,7 @@ from cordwood.layout.reading import (
     read_shared_frame,
 )
 from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, make_lsn
+from cordwood.lsn import ESN_MAX, Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
@@ -220,7 +220,7 @@ class Store(Stages, PositionCalls):
     async def read(
         self,
         log: str,
-        start: Position = "oldest",
+        start: Start = "oldest",
         until: Position | None = "tail",
         *,
         keys: Collection[bytes] | None = None,
@@ -229,7 +229,8 @@ class Store(Stages, PositionCalls):
         """Read `[start, until]`, both ends included; iterate what this returns.
 
         Args:
-            start: the first LSN, `oldest`, or `tail` for what comes after now.
+            start: the first LSN, `oldest`, `tail` for what comes after now, or a time, resolved
+                by `find_time` (where too few nodes answer it begins too early, never too late).
             until: the last LSN, `tail` for what is readable now, None to follow. A log that is
                 not there is made where it may be, unless this is `tail`: its records are
                 waited for.
@@ -238,18 +239,14 @@ class Store(Stages, PositionCalls):
             payloads: without, bodies are neither read nor sent: records come with their
                 LSN and append time, an empty payload, and no key.
         Raises:
-            BadSetting: a position that is none, or keys without payloads.
+            BadSetting: a position that is none, a time without a zone, or keys without payloads.
             UnknownLog: there is no such log.
-            Retryable: `tail` was asked for and no sequencer could be found.
+            Retryable: `tail` or a time was asked for, and no sequencer could be found.
         """
         if keys is not None and not payloads:
             raise BadSetting("records are chosen by keys, which are sent with payloads only")
         info = await self._find(log, create=until != "tail")
-        tail = await self.tail(log) if "tail" in (start, until) else None
-        first = OLDEST if start == "oldest" else tail + 1 if start == "tail" and tail is not None \
-            else to_lsn(start)  # fmt: skip
-        last = LSN_MAX if until is None else tail if until == "tail" and tail is not None \
-            else to_lsn(until)  # fmt: skip
+        first, last = await self._bounds(log, start, until)
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         number = next(self._numbers) & 0xFFFF_FFFF
         # By its number: the name may have gone to another log meanwhile, or to none.
@@ -265,7 +262,7 @@ class Store(Stages, PositionCalls):
     async def reader(
         self,
         *logs: str,
-        start: Position = "oldest",
+        start: Start = "oldest",
         until: Position | None = None,
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
@@ -297,7 +294,7 @@ class Store(Stages, PositionCalls):
         name: str,
         *logs: str,
         member: str = "",
-        start: Position = "oldest",
+        start: Start = "oldest",
         save_every_s: float | None = 5.0,
         on_health: OnLogHealth | None = None,
     ) -> Consumer:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer
 from cordwood.client.appending import Appending
-from cordwood.client.position_calls import Position, to_lsn
+from cordwood.client.position_calls import Position, Start, to_lsn
 from cordwood.client.positions import Trimmed
 from cordwood.client.producer import Producer
 from cordwood.client.read_stream import ReadStream
@@ -317,7 +317,7 @@ class RecordedStore(_Store):
     async def read(
         self,
         log: str,
-        start: Position = "oldest",
+        start: Start = "oldest",
         until: Position | None = "tail",
         *,
         keys: Collection[bytes] | None = None,
