@@ -19,7 +19,7 @@ Streams of one log that stand at one place and want the same are sent it togethe
 `shared_push`.
 
 Clients take turns: one with many streams gets no more than one with few. A turn of the loop
-ends after some megabytes and batches, and what is left goes on in the next.
+ends after some megabytes, batches or milliseconds, and what is left goes on in the next.
 
 Source: LogDevice digest 2.10; design.md §2.
 """
@@ -81,6 +81,11 @@ TURN_BATCHES = 256
 """What one turn of the loop sends over all clients: a few milliseconds, so that a release that
 wakes thousands of streams does not hold up appends. LogDevice gives a read a second of a
 thread of its own; here it shares the loop."""
+
+TURN_S = 0.005
+"""And how long it takes at most, by one batch: bytes and batches say little of the time of many
+small blocks, of filters, or of a busy core. An append waits behind it, and its own turn and sync
+take about as long."""
 
 STREAMS_MAX = 10_000
 """Streams on one connection; a client reads far fewer logs at once."""
@@ -290,8 +295,11 @@ class ReadStreams:
 
     def on_change(self, log: int) -> None:
         """The log's release or its trim point moved."""
+        trim = self._trim(log)
         for stream in self._by_log.get(log, ()):
-            self._wake(stream)
+            # One whose window is closed has nothing to send; but of a trim it is told.
+            if stream.next <= min(stream.until, max(stream.high, trim)):
+                self._wake(stream)
 
     def _drop(self, stream: _Stream) -> None:
         of_log = self._by_log[stream.log]
@@ -323,9 +331,13 @@ class ReadStreams:
         self._pumping = False
         waiting: dict[Connection, deque[_Stream]] = {}
         batches, sent_before = 0, self.sent_bytes
+        now = asyncio.get_running_loop().time
+        deadline = now() + TURN_S
         pushes = Pushes()
         for _ in range(len(self._ready)):
             if batches >= TURN_BATCHES or self.sent_bytes - sent_before >= TURN_BYTES:
+                break
+            if batches and now() >= deadline:
                 break
             stream = self._ready.pop()
             connection = stream.connection

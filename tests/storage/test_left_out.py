@@ -214,3 +214,80 @@ def test_a_turn_of_the_loop_ends_after_so_many_batches(monkeypatch) -> None:
         assert streams.sent_blocks == 10
 
     run(scenario)
+
+
+def test_a_turn_of_the_loop_ends_after_so_long_and_one_batch_at_least() -> None:
+    """A batch of blocks that are left out sends nothing, and a busy core makes any slow."""
+
+    async def scenario() -> None:
+        loop, took_s = asyncio.get_running_loop(), read_streams.TURN_S / 2
+        end = ReaderEnd()
+        streams = ReadStreams(cached(block(at(1))))
+        send = streams._send_batch
+        time_s = loop.time()
+
+        def slow(stream: Any, pushes: Any) -> bool:
+            nonlocal time_s
+            time_s += took_s
+            return send(stream, pushes)
+
+        streams._send_batch = slow  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(loop, "time", lambda: time_s)
+            for number in range(10):
+                streams.start(end.connection, replace(ALL, stream=number))
+            sent = []
+            for _ in range(4):
+                streams._pump()
+                sent.append(streams.sent_blocks)
+            took_s = 10 * read_streams.TURN_S
+            for _ in range(2):
+                streams._pump()
+                sent.append(streams.sent_blocks)
+        assert sent == [2, 4, 6, 8, 9, 10]
+
+    run(scenario)
+
+
+def test_a_release_wakes_nobody_whose_window_is_closed() -> None:
+    async def scenario() -> None:
+        end = ReaderEnd()
+        reader = cached(*(block(at(n)) for n in range(1, 10)))
+        log = reader.get(LOG)
+        assert log is not None
+        log.release(at(9))
+        streams = ReadStreams(reader)
+        closed, done, open_ = 1, 2, 3
+        streams.start(end.connection, replace(ALL, stream=closed, window_high=at(3)))
+        streams.start(end.connection, replace(ALL, stream=done, until=at(4)))
+        streams.start(end.connection, replace(ALL, stream=open_))
+        await pumped()
+        woken: list[int] = []
+        send = streams._send_batch
+
+        def noting(stream: Any, pushes: Any) -> bool:
+            woken.append(stream.number)
+            return send(stream, pushes)
+
+        streams._send_batch = noting  # type: ignore[method-assign]
+        end.frames()
+        log.insert(block(at(10)))
+        log.release(at(10))
+        streams.on_change(LOG)
+        await pumped()
+        assert woken == [open_]
+        assert end.told() == ["blocks [10] to 11"]
+        # The window opens: what was released meanwhile comes.
+        streams.move_window(end.connection, closed, at(5), 1 << 40)
+        await pumped()
+        assert end.told() == ["blocks [4 5] to 6"]
+        # Of a trim it is told whatever its window, up to where it reads; and once.
+        woken.clear()
+        log.trim_to(at(8))
+        streams.on_change(LOG)
+        streams.on_change(LOG)
+        await pumped()
+        assert woken == [closed, open_]
+        assert end.told() == ["blocks [] to 9"]
+
+    run(scenario)
