@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+import cordwood
 from cordwood.client.read_health import HEALTH_S, ReadHealth
 
 
@@ -54,3 +57,29 @@ def test_one_who_is_connected_and_knows_the_tail_is_well_unless_behind() -> None
     health.on_tail()
     assert health.due == 4.0 + HEALTH_S
     assert health.is_behind
+
+
+@pytest.mark.parametrize("kind", ["reader", "consumer"])
+def test_the_blocking_client_tells_it_too(kind, tmp_path) -> None:
+    told: list[tuple[str, str]] = []
+    was_told = threading.Event()
+
+    def on_health(log: str, why: str) -> None:
+        told.append((log, why))
+        was_told.set()
+
+    with cordwood.connect(tmp_path) as store:
+        store.append("/log", b"1")
+        if kind == "reader":
+            reading = store.reader("/log", on_health=on_health)
+            feeds = reading._reader._feeds
+        else:
+            reading = store.consumer("me", "/log", on_health=on_health)
+            feeds = reading._consumer._reader._feeds
+        with reading:
+            assert reading.unhealthy == {}
+            stream = feeds[0].stream
+            stream._loop.call_soon_threadsafe(stream._on_health, "why")
+            assert was_told.wait(30)
+            assert told == [("/log", "why")]
+            assert reading.unhealthy == {"/log": "why"}
