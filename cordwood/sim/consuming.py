@@ -63,7 +63,8 @@ class _Member:
         self._name = name
         self._clients = clients
         self._next: dict[str, int] = {}
-        self._new: set[str] = set()
+        # By log, since when something of it was given out and no save of it was noted.
+        self._new: dict[str, int] = {}
 
     async def take_part(self, consumer: Consumer, chance: random.Random) -> None:
         """Read and save for a while, from wherever the saved positions are."""
@@ -89,14 +90,24 @@ class _Member:
             else:
                 recorder.record_delivered(reader, item.lsn, item.value)
             self._next[log] = last + 1
-            self._new.add(log)
+            self._new.setdefault(log, self._now_us)
+
+    @property
+    def _now_us(self) -> int:
+        return round(asyncio.get_running_loop().time() * 1e6)
 
     async def _save(self, consumer: Consumer) -> None:
-        """Save, and note of which logs that was news."""
-        new, self._new = self._new, set()
-        asked_us = round(asyncio.get_running_loop().time() * 1e6)
+        """Save, and note of which logs that was news.
+
+        A consumer saves by itself, too. What it saved that way since a log's records were given
+        out it does not save again: it was saved at some moment since then, and not since
+        now (swarm seed 12686, in which the log went to another member in between).
+        """
+        new, self._new = self._new, {}
         mine = set(consumer.logs)
         positions = await consumer.save()
-        saved = {log: lsn for log, lsn in positions.items() if log in new & mine}
-        if saved:
-            self._clients.recorder.positions_saved(CONSUMER, self._name, saved, invoked_us=asked_us)
+        for log, lsn in positions.items():
+            if log in new and log in mine:
+                self._clients.recorder.positions_saved(
+                    CONSUMER, self._name, {log: lsn}, invoked_us=new[log]
+                )
