@@ -312,7 +312,7 @@ class TestAbsentMembers:
             async with written(cluster, timeout_s=3) as store:
                 damaged = others(cluster)[0]
                 cluster.running[damaged].shard.damage = "records at WAL offsets ((0, 1),)"
-                with pytest.raises(NoSequencer, match=rf"node {damaged} is damaged"):
+                with pytest.raises(NoSequencer, match=rf"node {damaged}: it lost records"):
                     await take_over(store, others(cluster)[1])
 
         simulate(scenario)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import subprocess
 import sys
@@ -32,6 +33,7 @@ import uvloop
 from cordwood.block import Record
 from cordwood.client.store import Store
 from cordwood.embedded import embedded_store
+from cordwood.errors import LogExists
 from cordwood.settings import MIB, ClientSettings, StorageSettings
 
 LOG = "kill"
@@ -63,6 +65,8 @@ Item = tuple[int, int]
 async def append_for_ever(directory: str) -> None:
     """Say what is there, then append and say what was acknowledged, until killed."""
     async with embedded_store(directory, ClientSettings(), storage=STORAGE) as store:
+        with contextlib.suppress(LogExists):
+            await store.create_log(LOG)
         found = [
             _item(each.value) async for each in await store.read(LOG) if isinstance(each, Record)
         ]

@@ -35,5 +35,7 @@ def test_copies_span_the_regions_through_a_death_and_a_recovery():
 
 
 def test_copies_in_one_region_are_seen():
+    """Not by every seed: by chance a copyset spans the regions all the same."""
     with planted(find_bug("one-region")):
-        assert "S14" in {found.invariant for found in play(1).violations}
+        broken = [{found.invariant for found in play(seed).violations} for seed in range(1, 7)]
+    assert sum("S14" in each for each in broken) >= 2
