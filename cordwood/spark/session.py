@@ -12,6 +12,8 @@ For the demo, the tests and a first try. What it sets, and why:
 - C1 only and the serial collector: measured 3.9 s + 1.9 s to the first answer
   instead of 4.7 s + 2.3 s (two cores). A job of many minutes wants C2: `quick_start=False`.
 - An archive of Spark's classes, where somebody made one (`class_archive.py`).
+- Workers take PySpark from where it is installed and compiled, and not out of Spark's zip
+  (`worker_python.sh`), unless PYSPARK_PYTHON says what they are.
 
 Any other Spark master works too: build that session as you always do;
 `format("cordwood")` needs nothing from here.
@@ -21,6 +23,7 @@ Source: research digest on PySpark 4.3, §1.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -51,6 +54,8 @@ LOCAL_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
 }
 
+WORKER_PYTHON = Path(__file__).with_name("worker_python.sh")
+
 _LOOPBACK = ("spark.driver.bindAddress", "spark.driver.host")
 
 
@@ -76,7 +81,7 @@ def local_session(
     """
     if cores < 1:
         raise BadSetting(f"cores is {cores}; a Spark session needs at least 1")
-    _prepare_environment()
+    _prepare_environment(is_local=True)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
@@ -101,7 +106,7 @@ def open_session(
         from pyspark.sql import SparkSession
 
         return SparkSession.builder.remote(master).appName(app_name).getOrCreate()
-    _prepare_environment()
+    _prepare_environment(is_local=master.startswith("local"))
     from pyspark.sql import SparkSession
 
     settings = local_settings(quick_start=False)
@@ -127,11 +132,27 @@ def local_settings(
     return settings | dict(options or {})
 
 
-def _prepare_environment() -> None:
-    """Set what Spark's launcher reads from the environment, before the JVM starts."""
+def _prepare_environment(*, is_local: bool) -> None:
+    """Set what Spark's launcher reads from the environment, before the JVM starts.
+
+    Args:
+        is_local: workers are processes of this machine.
+    """
     ensure_java()
     # The workers must be this interpreter: `python3` on PATH may be another, without us.
+    if is_local and os.access(WORKER_PYTHON, os.X_OK) and _has_pyspark():
+        os.environ.setdefault("PYSPARK_PYTHON", str(WORKER_PYTHON))
+        os.environ.setdefault("CORDWOOD_SPARK_PYTHON", sys.executable)
+    elif os.environ.get("PYSPARK_PYTHON") == str(WORKER_PYTHON):
+        # An earlier session of this process was local; other machines do not have the file.
+        del os.environ["PYSPARK_PYTHON"]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # Else a host name that resolves to 127.0.1.1 costs a warning at every start.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _has_pyspark() -> bool:
+    """Whether PySpark is installed as files, where every process of this interpreter finds it."""
+    found = importlib.util.find_spec("pyspark")
+    return found is not None and found.origin is not None and "site-packages" in found.origin

@@ -1,0 +1,67 @@
+"""What a session sets for the processes that Spark starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cordwood.spark import session
+from cordwood.spark.session import WORKER_PYTHON
+
+
+def started(pythonpath: str) -> str:
+    """PYTHONPATH as a worker sees it."""
+    done = subprocess.run(
+        [str(WORKER_PYTHON), "-c", "import os; print(os.environ['PYTHONPATH'])"],
+        env={**os.environ, "PYTHONPATH": pythonpath, "CORDWOOD_SPARK_PYTHON": sys.executable},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("", ""),
+        ("/a dir:/b", "/a dir:/b"),
+        ("/s/python/lib/pyspark.zip:/s/python/lib/py4j-0.10.9.9-src.zip:/s/x.jar", "/s/x.jar"),
+        ("/mine:/s/python/lib/pyspark.zip:/own/pyspark.zip", "/mine:/own/pyspark.zip"),
+        ("/s/python/lib/pyspark.zip", ""),
+    ],
+)  # fmt: skip
+def test_a_worker_has_all_of_the_path_but_sparks_zips(given, left):
+    assert started(given) == left
+
+
+class TestEnvironment:
+    @pytest.fixture(autouse=True)
+    def clean(self, monkeypatch):
+        monkeypatch.setattr(session, "ensure_java", lambda: None)
+        for name in ("PYSPARK_PYTHON", "CORDWOOD_SPARK_PYTHON"):
+            # Set first, so that what the session sets is taken back, too.
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
+
+    def test_local_workers_are_this_python_by_way_of_the_script(self):
+        session._prepare_environment(is_local=True)
+        assert os.environ["PYSPARK_PYTHON"] == str(WORKER_PYTHON)
+        assert os.environ["CORDWOOD_SPARK_PYTHON"] == sys.executable
+
+    def test_others_are_this_python_also_after_a_local_session(self):
+        session._prepare_environment(is_local=True)
+        session._prepare_environment(is_local=False)
+        assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+    def test_what_the_user_says_stands(self, monkeypatch):
+        monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3.11")
+        for is_local in (True, False):
+            session._prepare_environment(is_local=is_local)
+            assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3.11"
+
+    def test_where_pyspark_is_no_installed_package_the_zip_is_left(self, monkeypatch):
+        monkeypatch.setattr(session, "_has_pyspark", lambda: False)
+        session._prepare_environment(is_local=True)
+        assert os.environ["PYSPARK_PYTHON"] == sys.executable
