@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 from crc32c import crc32c
 
-from cordwood.block import BlockHeader, Envelope, Gap, GapKind, Record
+from cordwood.block import BlockHeader, BlockKind, Envelope, Gap, GapKind, Record
 from cordwood.client.store import Store
 from cordwood.errors import NoSequencer, NotOurCluster, OutcomeUnknown, Retryable
 from cordwood.layout.block_header import pack_envelope, pack_header
@@ -21,6 +22,7 @@ from cordwood.lsn import Lsn, make_lsn
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.nodes import NodeId
 from cordwood.recovery import ask
+from cordwood.sim.holdings import held_blocks
 from cordwood.sim.stored_tree import StoredTree
 
 LOG = 1
@@ -173,6 +175,42 @@ class TestTakingOver:
 
 
 class TestMending:
+    def test_what_ends_an_empty_epoch_is_no_older_than_the_records_below(self) -> None:
+        """Swarm seed 13038: the last records lay on nodes that the empty epoch's nodeset had not,
+        its bridge got the time of older ones, and retention trimmed all below it."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            epochs = EpochStore(cluster.metadata)
+
+            async def blocks(epoch: int, kind: BlockKind) -> list[BlockHeader]:
+                shards = [cluster.running[number].shard for number in cluster.numbers]
+                found = [each.header for s in shards for each in await held_blocks(s, LOG)]
+                return [h for h in found if (h.first >> 32, h.kind) == (epoch, kind)]
+
+            async def next_epoch() -> int:
+                """Have another node take one; it is empty so far."""
+                return (await take_over(store, others(cluster)[0])).released >> 32
+
+            async with written(cluster) as store:
+                second = await next_epoch()
+                record = await epochs.read(LOG)
+                assert record is not None
+                young = max(h.append_time_us for h in await blocks(1, BlockKind.DATA))
+                assert record.clean_time_us >= young
+                # As if its records were of later, and lay on other nodes.
+                later_us = record.clean_time_us + 10**9
+                told = msgspec.json.encode(msgspec.structs.replace(record, clean_time_us=later_us))
+                await epochs._change(LOG, lambda _: told)
+                await next_epoch()
+                bridges = await blocks(second, BlockKind.BRIDGE)
+                assert bridges
+                assert all(header.append_time_us >= later_us for header in bridges)
+                placed = await store.append("log", b"and on")
+                (stored, *_) = await blocks(placed.epoch, BlockKind.DATA)
+                assert stored.append_time_us >= later_us
+
+        simulate(scenario)
+
     def test_a_record_on_one_node_only_is_kept_and_copied(self) -> None:
         """It was never acknowledged, and may be: once a reader could see it, it stays."""
 

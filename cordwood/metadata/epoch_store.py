@@ -77,6 +77,8 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         next_epoch: the next epoch to hand out; EPOCH_MAX + 1 when all are used up.
         clean_epoch: all epochs up to this one are recovered; 0 for none.
         clean_tail: LSN of the last record up to there; 0 for none.
+        clean_time_us: no record up to there is younger. Who recovers what comes above asks only
+            the nodes of those epochs, and they may have none of these records.
         owner: node that took the newest epoch, 0 where it did not say. A hint.
         owner_before: node that took the epoch before that, 0 likewise: it may still sequence,
             and is asked to finish before it is sealed.
@@ -93,6 +95,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: Annotated[tuple[NodesetSince, ...], msgspec.Meta(min_length=1, max_length=HISTORY_MAX)]
     owner: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
     owner_before: Annotated[int, msgspec.Meta(ge=0, le=NODE_MAX)] = 0
+    clean_time_us: Annotated[int, msgspec.Meta(ge=0)] = 0
     deleted: bool = False
     token: Annotated[int, msgspec.Meta(ge=0, le=TOKEN_MAX)] = 0
     holder: Annotated[str, msgspec.Meta(max_length=255)] = ""
@@ -239,11 +242,12 @@ class EpochStore:
 
         await self._change(log_id, decide)
 
-    async def set_clean(self, log_id: int, epoch: int, tail: int) -> EpochRecord:
+    async def set_clean(self, log_id: int, epoch: int, tail: int, time_us: int = 0) -> EpochRecord:
         """Record that every epoch up to `epoch` is recovered. Never goes back.
 
         Args:
             tail: LSN of the last record up to there, or `(E, 0)` with E up to `epoch`.
+            time_us: no record up to there is younger, as far as this recovery has found.
         Returns:
             The record as stored: what was there, if that is as clean already.
         Raises:
@@ -259,7 +263,12 @@ class EpochStore:
             _check_clean(log_id, record, epoch, tail)
             # An Lsn is an int to Python and not to msgspec, which encodes no subclasses.
             return msgspec.json.encode(
-                msgspec.structs.replace(record, clean_epoch=epoch, clean_tail=int(tail))
+                msgspec.structs.replace(
+                    record,
+                    clean_epoch=epoch,
+                    clean_tail=int(tail),
+                    clean_time_us=max(record.clean_time_us, time_us),
+                )
             )
 
         return await self._change(log_id, decide)

@@ -82,7 +82,7 @@ async def seal_log(
     members: dict[NodeId, Member],
     tools: RecoveryTools,
 ) -> int:
-    """Seal all epochs of `log` in (clean epoch, `epoch`); the latest append time found, µs.
+    """Seal all epochs of `log` in (clean epoch, `epoch`); the latest append time below, µs.
 
     Epochs that have one nodeset and replication are sealed by one question.
 
@@ -90,7 +90,7 @@ async def seal_log(
         Fenced: a higher epoch rules.
         NoSequencer: too many members are absent; all named.
     """
-    time_us = 0
+    time_us = record.clean_time_us
     unclean = range(record.clean_epoch + 1, epoch)
     for nodes, replication in dict.fromkeys(map(record.configuration, unclean)):
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
@@ -121,7 +121,7 @@ async def recover_log(
         Fenced: a higher epoch rules.
         NoSequencer: too many members are absent; all named.
     """
-    time_us, tail = 0, record.clean_tail
+    time_us, tail = record.clean_time_us, record.clean_tail
     producers = ProducerTable(await _known_producers(log, record, tools.peers))
     for unclean in range(record.clean_epoch + 1, epoch):
         nodes, replication = record.configuration(unclean)
@@ -232,4 +232,4 @@ async def _finish_epoch(
     if failures:
         refuse_absent(job.log, f"cleaning epoch {unclean}", failures)
     assert all(isinstance(answer, DoneReply) for answer in answers.values()), "Clean is answered"
-    await tools.epochs.set_clean(job.log, unclean, tail)
+    await tools.epochs.set_clean(job.log, unclean, tail, job.append_time_us)

@@ -268,6 +268,18 @@ class TestClean:
 
         play(act)
 
+    def test_the_time_of_the_last_record_rises_and_never_falls(self, memory):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            await epochs.create(LOG, THREE, Replication(3))
+            for _ in range(4):
+                await epochs.take_epoch(LOG)
+            for epoch, time_us, known in ((1, 70, 70), (2, 50, 70), (3, 90, 90), (3, 99, 90)):
+                record = await epochs.set_clean(LOG, epoch, make_lsn(1, 4), time_us)
+                assert record.clean_time_us == known
+
+        run_patiently(main())
+
     def test_a_run_of_empty_epochs_may_keep_the_old_tail(self, memory):
         async def main() -> None:
             epochs = EpochStore(memory)

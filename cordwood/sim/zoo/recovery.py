@@ -79,7 +79,7 @@ def _clean_before_mend(right: Any) -> Any:
     async def finish(
         unclean: int, job: Any, mend: Any, tail: int, produced: bytes, tools: Any
     ) -> None:
-        await tools.epochs.set_clean(job.log, unclean, tail)
+        await tools.epochs.set_clean(job.log, unclean, tail, job.append_time_us)
         await right(unclean, job, mend, tail, produced, tools)
 
     return finish
