@@ -102,10 +102,6 @@ PARTS = {
 }
 """Most of the time goes to the swarm: what it draws holds what the others have, too."""
 
-DEFAULT_PARTS = ("demo", CRASH, KILLS, FAILOVER, FUZZ, SPARK, SPARK42)
-"""What has been clean for long. The swarm and what is beyond belong here as soon as a sweep
-of 500 seeds of each is clean on the code of the day."""
-
 SEEDS_A_MINUTE = 8
 """On each core. One takes four to six seconds of a slow core, so a sweep mostly ends with its seeds
 and not with its minutes: who proved a commit here knows what it will do elsewhere."""
@@ -267,9 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--crash-states", type=int, metavar="N", help="only crash states, until there were N"
     )
-    parser.add_argument(
-        "--parts", default=",".join(DEFAULT_PARTS), help=f"some of {','.join(PARTS)}"
-    )
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     options = parser.parse_args(arguments)
     if options.crash_seed is not None:
         return run_crash_seed(options.crash_seed)
