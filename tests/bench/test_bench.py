@@ -87,7 +87,7 @@ class TestVerbs:
 
     def test_told_to_stop_it_leaves_nothing(self, tmp_path):
         process = subprocess.Popen(
-            [sys.executable, "-m", "cordwood.cli", "bench", "append", "--nodes", "1"],
+            [sys.executable, "-m", "cordwood", "bench", "append", "--nodes", "1"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip

@@ -37,14 +37,14 @@ class Shell:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "cordwood.cli", *arguments],
+            [sys.executable, "-m", "cordwood", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=self.directory, env=self.environment, preexec_fn=_take_interrupts,
         )  # fmt: skip
 
     def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [sys.executable, "-m", "cordwood.cli", *arguments],
+            [sys.executable, "-m", "cordwood", *arguments],
             input=stdin, capture_output=True, timeout=30, check=False,
             cwd=self.directory, env=self.environment,
         )  # fmt: skip

@@ -69,7 +69,7 @@ def test_the_example_of_a_recording_verifies(tmp_path):
     script = tmp_path / "record.py"
     script.write_text(text.replace(CLUSTER_URL, "./data"))
     place = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "timeout": 60}
-    for command in ([str(script)], ["-m", "cordwood.cli", "verify", "history.jsonl"]):
+    for command in ([str(script)], ["-m", "cordwood", "verify", "history.jsonl"]):
         done = subprocess.run(
             [sys.executable, *command], capture_output=True, text=True, check=False, **place
         )

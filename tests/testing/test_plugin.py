@@ -136,7 +136,7 @@ class TestFailures:
         command = re.search(r"its history: cordwood (.*)", result.stdout.str())
         assert command is not None
         done = subprocess.run(
-            [sys.executable, "-m", "cordwood.cli", *shlex.split(command[1])],
+            [sys.executable, "-m", "cordwood", *shlex.split(command[1])],
             capture_output=True, text=True, cwd=ROOT, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
