@@ -139,12 +139,12 @@ class SqliteMetadata:
     async def get(self, key: str) -> Versioned | None:
         """See `MetadataStore`."""
         check_key(key)
-        return await self._read(lambda db: _get(db, key))
+        return await self._run(lambda db: _get(db, key))
 
     async def list(self, prefix: str) -> list[tuple[str, Versioned]]:
         """See `MetadataStore`."""
         check_prefix(prefix)
-        found = await self._read(lambda db: _list(db, prefix))
+        found = await self._run(lambda db: _list(db, prefix))
         check_listed(prefix, len(found))
         return found
 
@@ -161,7 +161,7 @@ class SqliteMetadata:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         while True:
-            mark = await self._read(_last_version)
+            mark = await self._run(_last_version)
             left = until - loop.time()
             if mark != seen or left <= 0:
                 return mark
@@ -185,9 +185,6 @@ class SqliteMetadata:
             await self._host.run_blocking(self._close, timeout_s=self._deadline_s)
         except TimeoutError:
             raise self._no_answer() from None
-
-    async def _read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        return await self._run(work)
 
     async def _run(
         self, work: Callable[[sqlite3.Connection], Result], write: str | None = None
