@@ -19,12 +19,16 @@ from cordwood.lsn import LSN_MAX
 from cordwood.storage.partition import Partition
 from cordwood.storage.tables import Tables
 
+Counts = Callable[[int, int], bool]
+"""Whether a block counts that ends at this LSN with this seal: see `CachedLog.counts`."""
+
 
 async def search(
     tables: Tables,
     partition: Partition,
     log: int,
     entry: DirectoryEntry,
+    counts: Counts,
     is_before: Callable[[BlockHeader], bool],
 ) -> tuple[int, int]:
     """Where in a partition a log's records stop to be `is_before`, which the first ones are.
@@ -39,7 +43,7 @@ async def search(
     low, high = entry.first, entry.last
     while low <= high:
         middle = (low + high) // 2
-        header = await _record_from(tables, partition, log, middle)
+        header = await _record_from(tables, partition, log, middle, counts)
         if header is None:
             high = middle - 1
         elif is_before(header):
@@ -52,32 +56,39 @@ async def search(
 
 
 async def last_header(
-    tables: Tables, partition: Partition, log: int, entry: DirectoryEntry, until: int
+    tables: Tables,
+    partition: Partition,
+    log: int,
+    entry: DirectoryEntry,
+    counts: Counts,
+    until: int,
 ) -> BlockHeader | None:
     """The last of a log's blocks with records in a partition that begins up to `until`.
 
     Raises:
         TablesFailed, Corrupt: as `read`.
     """
-    last, _ = await search(tables, partition, log, entry, lambda header: header.first <= until)
-    return await _record_from(tables, partition, log, last) if last else None
+    last, _ = await search(
+        tables, partition, log, entry, counts, lambda header: header.first <= until
+    )
+    return await _record_from(tables, partition, log, last, counts) if last else None
 
 
 async def _record_from(
-    tables: Tables, partition: Partition, log: int, lsn: int
+    tables: Tables, partition: Partition, log: int, lsn: int, counts: Counts
 ) -> BlockHeader | None:
     """The first of a log's blocks with records in a partition that ends at or after `lsn`."""
+    start = logs_db.index_start(log, lsn)
     while True:
         rows, _ = await tables.scan(
-            partition.table,
-            logs_db.index_start(log, lsn),
-            logs_db.index_stop(log),
-            rows_max=1,
-            bytes_max=1,
+            partition.table, start, logs_db.index_stop(log), rows_max=1, bytes_max=1
         )
         if not rows:
             return None
-        header = logs_db.read_head(rows[0][1]).header
-        if header.kind == BlockKind.DATA:
-            return header
-        lsn = header.last + 1
+        key, wire = rows[0]
+        block = logs_db.read_head(wire)
+        if block.header.kind == BlockKind.DATA and counts(
+            block.header.last, block.envelope.seal_epoch
+        ):
+            return block.header
+        start = key + b"\0"

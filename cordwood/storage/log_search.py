@@ -61,6 +61,7 @@ class LogSearch:
                     partition,
                     ask.log,
                     entry,
+                    held.counts,
                     lambda header: header.append_time_us < ask.time_us,
                 )
                 before, at = max(before, older), min(at, later)
@@ -138,7 +139,9 @@ class LogSearch:
         for partition, entry in reversed(await self._shard.logs.directory(log)):
             if entry.first > until:
                 continue
-            header = await last_header(self._shard.logs.tables, partition, log, entry, until)
+            header = await last_header(
+                self._shard.logs.tables, partition, log, entry, held.counts, until
+            )
             if header is not None:
                 return header
         return None

@@ -1,0 +1,68 @@
+"""Where things lie in a log on one node: what does not count is not found."""
+
+from __future__ import annotations
+
+from made_blocks import Made, at, packed, run, turns
+
+from cordwood.layout.log_questions import AskExtent, AskTime
+from cordwood.storage.log_search import LogSearch
+
+LOG = 5
+ALL = at(9, 2)
+
+
+async def left_over_in_logs_db() -> Made:
+    """Epoch 1 ended behind its second record, and a third one of it lies in LogsDB still.
+
+    A sequencer that was replaced stored it on this node, cut off with it, later than others
+    wrote the first records of epoch 2. The node has purged since.
+    """
+    made = await Made.new()
+    for lsn, time_us in ((at(1), 10), (at(2), 20), (at(3), 90)):
+        made.store(packed(lsn, time_us=time_us, lng=at(1)))
+    await turns()
+    batch = made.shard.cut()
+    assert batch is not None
+    await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+    made.shard.evict(batch)
+    await made.shard.purge(LOG, 1, seal=2, lng=at(2))
+    made.store(packed(at(5, 2), time_us=95, lng=at(4, 2)))
+    await turns()
+    return made
+
+
+class TestWhatDoesNotCount:
+    def test_is_not_found_by_time(self) -> None:
+        """Seed 1195987578: the least of the answers was the LSN of such a block, too early."""
+
+        async def scenario() -> None:
+            made = await left_over_in_logs_db()
+            reply = await LogSearch(made.shard).find_time(AskTime(LOG, 50, ALL, True))
+            assert (reply.before, reply.at) == (at(2), at(5, 2))
+
+        run(scenario)
+
+    def test_is_not_the_end_of_the_log(self) -> None:
+        async def scenario() -> None:
+            made = await left_over_in_logs_db()
+            reply = await LogSearch(made.shard).extent(AskExtent(LOG, at(4, 2)))
+            assert (reply.first, reply.last, reply.last_us) == (at(1), at(2), 20)
+
+        run(scenario)
+
+    def test_a_copy_that_recovery_kept_is_found_behind_one_that_does_not_count(self) -> None:
+        async def scenario() -> None:
+            made = await left_over_in_logs_db()
+            # Recovery by the seal kept the third record after all, with its own envelope.
+            await made.shard.seal(LOG, 2, 1)
+            settled = made.store(packed(at(3), time_us=90, seal=2), seal=2)
+            await turns()
+            assert settled == [()]
+            batch = made.shard.cut()
+            assert batch is not None
+            await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+            made.shard.evict(batch)
+            reply = await LogSearch(made.shard).find_time(AskTime(LOG, 50, ALL, True))
+            assert (reply.before, reply.at) == (at(2), at(3))
+
+        run(scenario)
