@@ -14,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import mmap
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -25,6 +27,8 @@ from cordwood.host.direct_bounds import check_create
 from cordwood.host.direct_file import RealDirectFile, open_direct_fd, write_fully
 from cordwood.host.seams import DirLock
 from cordwood.host.threads import BlockingPool
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -98,6 +102,9 @@ class RealDisk:
 
     async def space(self, path: str) -> tuple[int, int]:
         return await self._run(path, lambda: _space(path))
+
+    async def takes_direct(self, path: str) -> bool:
+        return self._use_direct and await self._run(path, lambda: _takes_direct(path))
 
     def lock_dir(self, path: str, owner: str) -> DirLock:
         return RealDirLock(path, owner)
@@ -302,3 +309,14 @@ def _sync_dir(path: str) -> None:
 def _space(path: str) -> tuple[int, int]:
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def _takes_direct(directory: str) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            flags = fcntl.fcntl(file, fcntl.F_GETFL)
+            fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
+    except OSError as error:
+        logger.info("%s is written through the page cache: %s", directory, error)
+        return False
+    return True

@@ -203,6 +203,10 @@ class Disk(Protocol):
     async def space(self, path: str) -> tuple[int, int]:
         """Bytes that are free to us, and bytes in all, on the file system that holds `path`."""
 
+    async def takes_direct(self, path: str) -> bool:
+        """Whether files in a directory can be written past the page cache. False also where
+        nothing can be written, as on a full disk: who asks wants speed, and gets less of it."""
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         """Take a directory for this process, leaving `owner` in its `lock` file.
 

@@ -90,6 +90,9 @@ class _Disk:
     async def space(self, path: str) -> tuple[int, int]:
         return await self._disk.space(path)
 
+    async def takes_direct(self, path: str) -> bool:
+        return await self._disk.takes_direct(path)
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         return self._disk.lock_dir(path, owner)
 

@@ -330,6 +330,9 @@ class HostDisk:
     async def space(self, path: str) -> tuple[int, int]:
         return self._disk.free_bytes, DISK_BYTES
 
+    async def takes_direct(self, path: str) -> bool:
+        return True
+
     def lock_dir(self, path: str, owner: str) -> SimDirLock:
         return self._disk.lock(self._process, plain_path(path), owner)
 

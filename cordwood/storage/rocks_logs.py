@@ -93,6 +93,7 @@ class RocksTables:
         self._cache_bytes = settings.cache_bytes
         self._calls = RocksCalls(host, directory)
         self._db: Any = None
+        self._is_direct = False
         self._handles: dict[str, Any] = {}
         self._families: dict[str, Any] = {}
         self._databases: dict[str, RocksDatabase] = {}
@@ -105,6 +106,7 @@ class RocksTables:
 
     async def open(self) -> list[str]:
         await self._host.disk.make_dir(f"{self._path}/{PARTITIONS}")
+        self._is_direct = await self._host.disk.takes_direct(self._path)
         is_made = "CURRENT" in await self._host.disk.list_dir(self._path)
         await self._calls.make(functools.partial(self._open, is_made))
         for table in await self._host.disk.list_dir(f"{self._path}/{PARTITIONS}"):
@@ -149,6 +151,7 @@ class RocksTables:
         options.set_max_open_files(open_files)
         options.set_max_file_opening_threads(1)
         options.set_max_background_jobs(2)
+        options.set_use_direct_io_for_flush_and_compaction(self._is_direct)
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
         options.set_keep_log_file_num(2)

@@ -232,3 +232,31 @@ def test_calls_that_wait_for_a_thread_are_bounded() -> None:
 def test_a_disk_needs_a_thread() -> None:
     with pytest.raises(BadSetting):
         RealDisk(writer_threads=0)
+
+
+@pytest.mark.parametrize("use_direct", [True, False])
+def test_asking_for_direct_writes_leaves_no_file_and_raises_nothing(
+    tmp_path: Path, use_direct: bool
+) -> None:
+    async def main() -> None:
+        disk = RealDisk(use_direct=use_direct)
+        try:
+            told = await disk.takes_direct(str(tmp_path))
+            assert told == (use_direct and takes_direct_at_all(tmp_path))
+            assert not await disk.takes_direct(str(tmp_path / "not there"))
+        finally:
+            await disk.close()
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []
+
+
+def takes_direct_at_all(directory: Path) -> bool:
+    path = directory / "probe"
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return False
+    finally:
+        path.unlink(missing_ok=True)
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import rocksdict
 
 from cordwood.host.real import real_host
+from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import Host
 from cordwood.settings import StorageSettings
 from cordwood.storage import rocks_logs
@@ -171,3 +173,16 @@ def test_partitions_that_are_column_families_are_read_and_dropped(tmp_path: Path
         await again.close()
 
     play(tmp_path, scenario)
+
+
+def test_without_direct_writes_tables_are_written_through_the_page_cache(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with real_host() as host, asyncio.timeout(60):
+            host = dataclasses.replace(host, disk=RealDisk(use_direct=False))
+            tables = rocks_tables(str(tmp_path), SETTINGS, host)
+            await tables.open()
+            await fill(tables, "p1")
+            assert await tables.get("p1", [b"key"]) == [b"value"]
+            await tables.close()
+
+    asyncio.run(main())

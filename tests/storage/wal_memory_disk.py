@@ -149,6 +149,9 @@ class MemoryDisk:
     async def space(self, path: str) -> tuple[int, int]:
         return 1 << 39, 1 << 40
 
+    async def takes_direct(self, path: str) -> bool:
+        return True
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         raise NotImplementedError
 

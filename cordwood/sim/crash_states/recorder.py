@@ -104,6 +104,9 @@ class RecordingDisk:
     async def space(self, path: str) -> tuple[int, int]:
         return await self.inner.space(path)
 
+    async def takes_direct(self, path: str) -> bool:
+        return await self.inner.takes_direct(path)
+
     def lock_dir(self, path: str, owner: str) -> DirLock:
         lock = self.inner.lock_dir(path, owner)
         place = posixpath.join(plain_path(path), "lock")
