@@ -10,17 +10,15 @@ Source: style.md §2; design.md §1, §11.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-
-import msgspec
 
 from cordwood import __version__
 from cordwood.errors import (
     CordwoodError,
     Malformed,
-    NotOurCluster,
     Rejected,
 )
 from cordwood.host.seams import Host
@@ -72,8 +70,9 @@ from cordwood.sequencer.appender import AppenderTools
 from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
+from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.flusher import Flusher
-from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED, Identity, check_identity
+from cordwood.storage.identity import ACCEPTED
 from cordwood.storage.log_states import log_states
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.read_streams import ReadStreams
@@ -85,19 +84,22 @@ from cordwood.storage.space_watch import SpaceWatch
 from cordwood.storage.staging import Staging
 from cordwood.storage.staging_sweep import StagingSweep
 from cordwood.storage.tables import MakeTables
-from cordwood.storage.wal import Wal, WalLimits
-from cordwood.storage.wal_file import WalBlank, open_wal
 from cordwood.wire.connection import Connection
 from cordwood.wire.gossip import Gossip
 from cordwood.wire.peers import Peers
 from cordwood.wire.server import Server
 from cordwood.wire.store_channel import StoreChannel
-from cordwood.write_budget import parse_budget
 
 logger = logging.getLogger(__name__)
 
 PURGE_RETRY_S = 0.5
 """Pause before a purge is tried again: peers that know are on their way."""
+
+NOTE_AT_END_S = 1.0
+"""The metadata store may be away when a node stops; the next start says what this would have."""
+
+RENEWED_AT_ONCE = 256
+"""Seals on their way into the WAL at once, at a start that lost records."""
 
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
 _NODE_CALLS = (Seal, Clean, Yield, TellNodesets)
@@ -145,6 +147,7 @@ class Node:
         self._purging: dict[int, asyncio.Task[None]] = {}
         self._purges = True
         # What `start` makes, in the order in which it does.
+        self._directory: DataDirectory
         self._shard: Shard
         self._flusher: Flusher
         self._retention: Retention
@@ -187,7 +190,8 @@ class Node:
 
         Raises:
             StoreInUse: another process owns the data directory.
-            NotOurCluster: the directory belongs to another cluster or node.
+            NotOurCluster: the directory belongs to another cluster or node, or is an older
+                copy of this one's.
             CordwoodError: the WAL or the metadata store cannot be used.
         """
         settings, host = self.settings, self.host
@@ -198,9 +202,9 @@ class Node:
         self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
         self._storage = StorageRole(self._shard, self._streams)
         self._staging = Staging(self._shard, host.clock.now_us)
-        member = await self._membership.register(
-            settings.node, settings.listen, settings.location, settings.weight
-        )
+        if self._shard.has_lost:
+            await self._renew_seals()
+        member = await self._directory.claim(self._shard.reached)
         self._incarnation = member.incarnation
         self._assemble_sequencer()
         self._exit.push_async_callback(self._peers.close)
@@ -218,6 +222,7 @@ class Node:
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
+            self._directory.run(lambda: self._shard.reached),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
@@ -231,14 +236,19 @@ class Node:
     async def _open_shard(self) -> None:
         """Open WAL and LogsDB, replay, and begin to flush."""
         settings = self.settings.storage
-        wal = await self._open_wal()
+        self._directory = DataDirectory(self.settings, self.host, self._membership, self._cluster)
+        wal = await self._directory.open_wal()
         self._exit.push_async_callback(wal.close)
         directory = f"{self.settings.directory}/logsdb"
         tables = self._make_tables(directory, settings, self.host)
         self._exit.push_async_callback(tables.close)
         logs, states = await LogsStore.open(tables, settings, self.settings.node)
-        self._shard = await Shard.open(wal, logs, states, settings, self._on_change)
-        await self._accept_loss()
+        self._shard = await Shard.open(
+            wal, logs, states, settings, self._on_change,
+            promised=self._directory.reached, is_older=self._directory.is_older,
+        )  # fmt: skip
+        if self._directory.word == ACCEPTED:
+            await self._shard.accept_loss()
         self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room)
         self._retention = Retention(
             self._shard, self._logs, self.host.clock, settings, lambda: len(self._members)
@@ -253,12 +263,18 @@ class Node:
         self._tasks.create_task(self._flusher.run())
         self._exit.push_async_callback(self._flusher.close)
 
-    async def _accept_loss(self) -> None:
-        """Do what `cordwood nodes accept-loss` asked for, once."""
-        path = f"{self.settings.directory}/{ACCEPT_LOSS}"
-        if await self.host.disk.read_file(path) == ACCEPTED:
-            await self._shard.accept_loss()
-            await self.host.disk.write_file(path, b"")
+    async def _renew_seals(self) -> None:
+        """Seal every log anew whose seal may be among what was lost.
+
+        Whoever sealed did so under an epoch that the epoch store had handed out; a sequencer
+        of an older one would find no seal here, and its store might be the last that its
+        copyset needs.
+        """
+        newest = await self._epochs.newest()
+        forgotten = [log for log in sorted(newest) if self._shard.sealed(log) < newest[log]]
+        for at in range(0, len(forgotten), RENEWED_AT_ONCE):
+            some = forgotten[at : at + RENEWED_AT_ONCE]
+            await asyncio.gather(*(self._shard.seal(log, newest[log], 0) for log in some))
 
     async def flush(self) -> None:
         """See `Flusher.flush`."""
@@ -339,6 +355,9 @@ class Node:
         """
         self._gossip.leave()
         await self._sequencer.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NOTE_AT_END_S):
+                await self._directory.note(self._shard.reached)
 
     async def move(self, address: str) -> None:
         """Tell the cluster that this node is reached at `address` from now on."""
@@ -348,63 +367,6 @@ class Node:
     async def close(self) -> None:
         """Stop taking work, settle the WAL, let the directory go."""
         await self._exit.aclose()
-
-    async def _open_wal(self) -> Wal:
-        """Open this node's WAL, or format one in a directory that has none."""
-        settings, disk = self.settings, self.host.disk
-        identity_path, wal_path = f"{settings.directory}/identity", f"{settings.directory}/wal"
-        ours = Identity(self._cluster.hex(), settings.node, settings.storage.wal_bytes)
-        stored = await disk.read_file(identity_path)
-        if stored is None:
-            await self._refuse_empty_disk()
-            wal_bytes = await self._make_wal(wal_path, identity_path)
-            # Before the WAL is recovered, which makes it one that may hold something.
-            ours = msgspec.structs.replace(ours, wal_bytes=wal_bytes)
-            await disk.write_file(identity_path, msgspec.json.encode(ours))
-        else:
-            ours = check_identity(stored, ours, identity_path)
-        limits = WalLimits(budget=parse_budget(settings.storage.wal_budget))
-        return await Wal.open(
-            disk, wal_path, owner=settings.node, capacity_bytes=ours.wal_bytes, limits=limits
-        )
-
-    async def _make_wal(self, path: str, identity_path: str) -> int:
-        """Format the WAL of a directory without an identity; its capacity in bytes.
-
-        A first start that a crash cut short may have come as far as that. Its WAL was
-        never recovered, so it never held anything, and is taken as it is.
-
-        Raises:
-            NotOurCluster: the WAL was in use, so an identity was lost.
-        """
-        settings, disk = self.settings, self.host.disk
-        try:
-            file, header = await open_wal(disk, path, owner=settings.node, capacity=None)
-        except (FileNotFoundError, WalBlank):
-            wal_bytes = settings.storage.wal_bytes
-            salt = self.host.random.getrandbits(32)
-            await Wal.format(disk, path, wal_bytes, owner=settings.node, epoch=1, salt=salt)
-            return wal_bytes
-        await file.close()
-        if header.incarnation:
-            raise NotOurCluster(
-                f"{path} was in use, and {identity_path} is gone: bring it back, or, if this "
-                "directory holds nothing you need, remove it and start again"
-            )
-        return header.capacity
-
-    async def _refuse_empty_disk(self) -> None:
-        """A node that the cluster knows and whose disk knows nothing lost its records; its
-        silence must not be taken for their absence.
-
-        Raises:
-            NotOurCluster: this node was in the cluster before.
-        """
-        if any(m.node == self.settings.node for m in await self._membership.members()):
-            raise NotOurCluster(
-                f"node {self.settings.node} is in the cluster, but {self.settings.directory} is "
-                "empty: bring its disk back, or start it under a new number"
-            )
 
     def _hello(self, wanted: NodeId) -> Hello:
         return Hello(self.settings.node, self._cluster, self._incarnation, wanted)

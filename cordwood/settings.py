@@ -113,6 +113,9 @@ class StorageSettings:
             no new records, and again with more than the second; on a small disk 5 and 10 %
             of it. 1 GiB is ten caches full: a flush always finds its place. 0 for none.
         disk_look_s: how often that is looked at: a disk writes 1 GiB in no less.
+        reached_every_s: how often a node that stores says in the metadata store how far its WAL
+            has come: an older copy of its directory is noticed where it is older than that. A
+            tenth of a write a second for each node is nothing to any metadata store.
         recent_bytes: blocks that a flush has taken and that stay in memory for readers, 1 KiB
             counted for each beside its bytes; 0 for none. Four flushes: most readers are
             seconds behind. Memory is taken only for what is there.
@@ -137,6 +140,7 @@ class StorageSettings:
     disk_low_bytes: int = 1024 * MIB
     disk_back_bytes: int = 2048 * MIB
     disk_look_s: float = 2.0
+    reached_every_s: float = 10.0
     recent_bytes: int = 128 * MIB
     block_cache_bytes: int = 32 * MIB
     scrub_bytes_s: int = MIB
@@ -157,6 +161,7 @@ class StorageSettings:
         _check("storage.disk_low_bytes", self.disk_low_bytes, 0, 1 << 50)
         _check("storage.disk_back_bytes", self.disk_back_bytes, self.disk_low_bytes, 1 << 50)
         _check("storage.disk_look_s", self.disk_look_s, 0.01, 3600)
+        _check("storage.reached_every_s", self.reached_every_s, 0.001, 86_400)
         _check("storage.recent_bytes", self.recent_bytes, 0, 1 << 40)
         _check("storage.block_cache_bytes", self.block_cache_bytes, 0, 1 << 40)
         _check("storage.scrub_bytes_s", self.scrub_bytes_s, 0, 1 << 40)

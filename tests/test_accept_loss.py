@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 import cordwood
 from cordwood.block import Gap, GapKind, Record
 from cordwood.cli.app import app
-from cordwood.errors import NoSequencer
+from cordwood.errors import NoSequencer, NotOurCluster
 from cordwood.settings import ClientSettings
 
 RECORDS = 20
@@ -74,3 +75,52 @@ def test_another_directory_is_refused(tmp_path: Path) -> None:
     outcome = accept(tmp_path, "--yes")
     assert outcome.exit_code == 1
     assert "is no node's directory" in outcome.stderr
+
+
+class TestAnOlderCopy:
+    """A snapshot of the node's directory is put back, and the metadata store knows better."""
+
+    @pytest.fixture
+    def older(self, tmp_path: Path) -> Path:
+        """A store whose node has the directory of an earlier day."""
+        path = tmp_path / "store"
+        subprocess.run([sys.executable, "-c", FILL, str(path), "5"], check=True)
+        shutil.copytree(path / "node-1", tmp_path / "snapshot")
+        with cordwood.connect(path, IMPATIENT) as store:
+            store.append("log", b"later")
+        shutil.rmtree(path / "node-1")
+        (tmp_path / "snapshot").rename(path / "node-1")
+        return path
+
+    def test_it_does_not_open_and_says_the_way_out(self, older: Path) -> None:
+        with pytest.raises(NotOurCluster, match=r"older copy.*cordwood nodes accept-loss"):
+            cordwood.connect(older, IMPATIENT)
+
+    def test_accepted_it_opens_with_what_it_has_and_a_loss_told(self, older: Path) -> None:
+        assert accept(older, "--yes").exit_code == 0
+        for _ in range(2):
+            found = read(older)
+            values = [each.value for each in found if isinstance(each, Record)]
+            assert [value.split(b".")[0] for value in values] == [
+                b"record-%d" % n for n in range(1, 6)
+            ]
+        with cordwood.connect(older, IMPATIENT) as store:
+            store.append("log", b"goes on")
+
+    def test_let_in_without_a_vote_it_says_so_until_the_loss_is_accepted(self, older: Path) -> None:
+        told = accept(older, "--older", "--yes")
+        assert (told.exit_code, "its silence proves nothing" in told.stdout) == (0, True)
+        with pytest.raises(NoSequencer, match="it lost records"):
+            read(older)
+        assert accept(older, "--yes").exit_code == 0
+        assert len([each for each in read(older) if isinstance(each, Record)]) == 5
+
+    def test_a_copy_of_the_whole_store_is_one_state_that_nobody_contradicts(
+        self, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "store"
+        subprocess.run([sys.executable, "-c", FILL, str(path), "5"], check=True)
+        shutil.copytree(path, tmp_path / "copy")
+        with cordwood.connect(path, IMPATIENT) as store:
+            store.append("log", b"later")
+        assert len([each for each in read(tmp_path / "copy") if isinstance(each, Record)]) == 5

@@ -22,7 +22,7 @@ from typing import Annotated
 
 import msgspec
 
-from cordwood.errors import BadSetting, Rejected, TokenFenced, UnknownLog
+from cordwood.errors import BadSetting, Malformed, Rejected, TokenFenced, UnknownLog
 from cordwood.layout.json_text import read_json
 from cordwood.log_attributes import NODESET_NODES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX, format_lsn
@@ -37,6 +37,8 @@ NODE_MAX = (1 << 32) - 1
 
 TOKEN_MAX = (1 << 63) - 1
 """The highest fencing token: what a counter, a time in ns or a ZooKeeper version reach."""
+
+_EPOCHS = "epochs/"
 
 Wanted = Callable[["EpochRecord"], tuple[Sequence[NodeId], Replication] | None]
 """From a log's record to what its next epoch should have; None leaves it."""
@@ -127,6 +129,17 @@ class EpochStore:
         """A log's record, None if it has none. One round trip."""
         found = await self._store.get(_key(log_id))
         return None if found is None else _decode(log_id, found.value)
+
+    async def newest(self) -> dict[int, int]:
+        """The newest epoch that was handed out, by log; logs that had none are left out."""
+        listed = await self._store.list(_EPOCHS)
+        newest: dict[int, int] = {}
+        for key, found in listed:
+            log_id = _log_of(key)
+            epoch = _decode(log_id, found.value).next_epoch - 1
+            if epoch:
+                newest[log_id] = epoch
+        return newest
 
     async def create(
         self, log_id: int, nodes: Sequence[NodeId], replication: Replication
@@ -299,7 +312,14 @@ def _as_told(nodes: Sequence[NodeId] | None, replication: Replication | None) ->
 
 
 def _key(log_id: int) -> str:
-    return f"epochs/{log_id}"
+    return f"{_EPOCHS}{log_id}"
+
+
+def _log_of(key: str) -> int:
+    digits = key.removeprefix(_EPOCHS)
+    if not (digits.isascii() and digits.isdigit()):
+        raise Malformed(f"{key} in the metadata store is no log's epoch record")
+    return int(digits)
 
 
 def _decode(log_id: int, value: bytes) -> EpochRecord:

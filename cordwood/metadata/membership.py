@@ -5,6 +5,11 @@ that believe to be the same node are told apart, and what an older one says is n
 taken for the newer's. The cluster's identity is drawn once, by whoever comes first;
 a data directory of another cluster is never mistaken for ours.
 
+Each start also *claims* the node for the directory that it starts from, by a name drawn for
+that start: whoever comes with an older copy of the directory does not know the newest claim.
+And a node tells now and then how far its WAL has come, so that a copy that is older than
+that is noticed where both are of one start.
+
 Members are never removed yet: shrinking a cluster comes with rebuilding.
 
 Source: design.md §5, §6; reliability digest §3 (S17).
@@ -14,11 +19,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Protocol
+from collections.abc import Collection
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
-from cordwood.errors import BadSetting, Malformed
+from cordwood.errors import BadSetting, Malformed, NotOurCluster
 from cordwood.host.address import split_address
 from cordwood.layout.json_text import read_json
 from cordwood.metadata.change import change_repeatably
@@ -31,6 +37,8 @@ NODE_MAX = (1 << 32) - 1
 
 ADDRESS_BYTES_MAX = 255
 """A DNS name has at most 253."""
+
+CLAIM_CHARS_MAX = 32
 
 WEIGHT_MAX = 1_000_000.0
 """Sums of weights stay far from where a float loses the small ones."""
@@ -47,13 +55,29 @@ class RandomBytes(Protocol):
         """`n` random bytes."""
 
 
+class Claim(NamedTuple):
+    """Which start of a node was the last, and what it said of its disk.
+
+    Attributes:
+        incarnation: of that start; 0 for a node that never registered.
+        name: drawn for it; "" where no directory was named.
+        reached: WAL offset of a record that was durable; -1 for none.
+    """
+
+    incarnation: int = 0
+    name: str = ""
+    reached: int = -1
+
+
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`nodes/<number>`."""
+    """`nodes/<number>`; `claim` and `reached` are `Claim.name` and `Claim.reached`."""
 
     address: str
     location: str
     incarnation: Annotated[int, msgspec.Meta(ge=1)]
     weight: Annotated[float, msgspec.Meta(ge=0, le=WEIGHT_MAX)]
+    claim: Annotated[str, msgspec.Meta(max_length=CLAIM_CHARS_MAX)] = ""
+    reached: Annotated[int, msgspec.Meta(ge=-1)] = -1
 
 
 class Membership:
@@ -80,8 +104,24 @@ class Membership:
         found = await self._store.get(_CLUSTER)
         return None if found is None else _decode_cluster(found.value)
 
+    async def claim(self, node_id: NodeId) -> Claim:
+        """The last start of a node."""
+        found = await self._store.get(_key(node_id))
+        if found is None:
+            return Claim()
+        entry = _decode(node_id, found.value)
+        return Claim(entry.incarnation, entry.claim, entry.reached)
+
     async def register(
-        self, node_id: NodeId, address: str, location: str = "", weight: float = 1.0
+        self,
+        node_id: NodeId,
+        address: str,
+        location: str = "",
+        weight: float = 1.0,
+        *,
+        claim: str = "",
+        reached: int = -1,
+        over: Collection[str] | None = None,
     ) -> Member:
         """Say that a node starts, and where.
 
@@ -89,16 +129,28 @@ class Membership:
             address: `host:port` where the others reach it.
             location: as `Member.location`.
             weight: share of new records, 0 to WEIGHT_MAX; 0 takes none.
+            claim, reached: as `Claim`, of this start.
+            over: claims that this one may follow; None for any.
         Returns:
             The member; its incarnation is higher than any that it had.
         Raises:
             BadSetting: an argument is out of its range.
+            NotOurCluster: the node was started from another directory meanwhile.
         """
         _check(node_id, address, location, weight)
 
         def decide(found: bytes | None) -> bytes:
-            before = _decode(node_id, found).incarnation if found else 0
-            return msgspec.json.encode(_Entry(address, location, before + 1, weight))
+            before = _decode(node_id, found) if found else None
+            last = before.claim if before else ""
+            if over is not None and last != claim and last not in over:
+                raise NotOurCluster(
+                    f"node {node_id} was started from another directory while it started from "
+                    "this one: run one of them"
+                )
+            incarnation = before.incarnation if before else 0
+            return msgspec.json.encode(
+                _Entry(address, location, incarnation + 1, weight, claim, reached)
+            )
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "an entry was written"
@@ -121,6 +173,25 @@ class Membership:
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "an entry was written"
         return _member(node_id, stored)
+
+    async def note_reached(self, node_id: NodeId, claim: str, reached: int) -> None:
+        """Say up to where a node's WAL is durable; it never falls while one start lasts.
+
+        Raises:
+            NotOurCluster: the node has been started from another directory since.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            entry = _decode(node_id, found) if found else None
+            if entry is None or entry.claim != claim:
+                raise NotOurCluster(
+                    f"node {node_id} has been started from another directory since: end one of them"
+                )
+            if reached <= entry.reached:
+                return None
+            return msgspec.json.encode(msgspec.structs.replace(entry, reached=reached))
+
+        await change_repeatably(self._store, _key(node_id), decide)
 
     async def members(self) -> tuple[Member, ...]:
         """Every node that ever registered, in node order."""

@@ -16,12 +16,16 @@ from cordwood.nodes import NodeId
 from cordwood.sim.damage import WAL_PATH, zero_wal
 from cordwood.sim.disk import DISK_BYTES
 from cordwood.sim.network_faults import Undo
+from cordwood.sim.stored_tree import StoredTree
 
 if TYPE_CHECKING:
     from cordwood.sim.fault_kinds import Stage
 
 ERRORS_MAX = 3
 """Operations in a row that fail; the first one ends the start, the rest the next ones."""
+
+OLDER_AFTER_S = (0.3, 1.2)
+"""From a disk's copy to the start on it: in between the node starts, and stores some."""
 
 
 def read_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
@@ -75,6 +79,42 @@ def truncated_wal(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) 
     def give_back() -> None:
         for node, tree in own.items():
             cluster.give_disk(node, tree, own=True)
+            cluster.start(node)
+
+    return give_back
+
+
+def older_disk(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """A node is started on a copy of its disk from before its last start: a snapshot put back.
+
+    It must not run on it, and gets its own back.
+    """
+    cluster = stage.cluster
+    own = {
+        node: stage.own_disks.setdefault(node, cluster.machine(node).disk.tree) for node in nodes
+    }
+    copies: dict[NodeId, StoredTree] = {}
+    for node in nodes:
+        if cluster.machine(node).disk.tree is own[node]:
+            cluster.kill(node)
+            copies[node] = own[node].copy()
+            cluster.start(node)
+    given: list[NodeId] = []
+
+    def give_copies() -> None:
+        for node, copy in copies.items():
+            # Only a start that came as far as running makes the copy an older one.
+            if node in cluster.running and cluster.machine(node).disk.tree is own[node]:
+                cluster.give_disk(node, copy, own=False)
+                cluster.start(node)
+                given.append(node)
+
+    timer = stage.simulation.loop.call_later(chance.uniform(*OLDER_AFTER_S), give_copies)
+
+    def give_back() -> None:
+        timer.cancel()
+        for node in given:
+            cluster.give_disk(node, own[node], own=True)
             cluster.start(node)
 
     return give_back

@@ -25,7 +25,14 @@ from cordwood.nodes import NodeId
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.damage import damage_tables, damage_wal
-from cordwood.sim.disk_faults import file_error, full_disk, read_error, truncated_wal, zeroed_wal
+from cordwood.sim.disk_faults import (
+    file_error,
+    full_disk,
+    older_disk,
+    read_error,
+    truncated_wal,
+    zeroed_wal,
+)
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.network_faults import NetworkFaults, Undo, pairs_between
@@ -459,6 +466,7 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "slow_cpu": FaultKind("nodes that may use a share of a core only", _slow_cpu),
     "amnesia": FaultKind("a node started on an empty disk", _amnesia),
     "swapped_disks": FaultKind("two nodes started on each other's disks", _swapped_disks),
+    "older_disk": FaultKind("a node started on an older copy of its disk", older_disk),
     "client_crash": FaultKind(
         "SIGKILL of a client", _client_crash, hits_nodes=False, needs_crew=True
     ),

@@ -14,9 +14,13 @@ from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout.json_text import read_json
 
 ACCEPT_LOSS = "accept-loss"
-"""A file beside `identity`: with ACCEPTED in it, what the node lost is accepted at its start."""
+"""A file beside `identity`: with ACCEPTED in it, what the node lost is accepted at its start;
+an older copy of the directory starts with either word in it."""
 
 ACCEPTED = b"yes\n"
+
+GO_ON_OLDER = b"older\n"
+"""Instead of ACCEPTED: an older copy of the directory may start, and proves nothing by silence."""
 
 logger = logging.getLogger(__name__)
 

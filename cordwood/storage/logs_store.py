@@ -143,14 +143,29 @@ class LogsStore:
             store.lost = logs_db.read_lost(lost)
         return store, await store._read_states()
 
-    def note_lost(self, damage: Sequence[Range]) -> None:
+    def note_lost(self, damage: Sequence[Range]) -> bool:
         """What this start could not read in the WAL: lost, where no flush had taken it.
 
         It is durable with the next flush, before which the WAL still shows it.
+
+        Returns:
+            Whether anything was.
         """
         # A record that ends past `offset` may be that of `offset`, or one that is not here.
         known = max(self.offset, self._accepted)
-        self.lost = united((*self.lost, *(each for each in damage if each[1] > known)))
+        lost = [each for each in damage if each[1] > known]
+        self.lost = united((*self.lost, *lost))
+        return bool(lost)
+
+    async def keep_lost(self) -> None:
+        """Make what was noted durable at once, where the WAL will not show it again.
+
+        Raises:
+            TablesFailed: it cannot be written.
+        """
+        async with self._writing:
+            await self._tables.write(META, [(logs_db.LOST_KEY, logs_db.pack_lost(self.lost))])
+            await self._tables.flush(META)
 
     async def accept_loss(self, upto: int) -> None:
         """What was lost below the WAL's offset `upto` is gone: this node knows what it holds.

@@ -82,6 +82,8 @@ class Shard:
         damage: what durable records were lost, in this start or before it, "" for none. A
             damaged node still stores and sends, but is never taken to know that something is
             absent; for how long, see `LogsStore.lost`.
+        has_lost: this start found records lost, so that it may have forgotten seals.
+        reached: WAL offset of the last durable record, -1 for none.
         stored_blocks: blocks stored since start.
         is_out_of_space: whether a flush waits for the disk to have space.
         low_space: why no new records are taken although there is room in the WAL: the disk
@@ -104,6 +106,8 @@ class Shard:
         self.reader = LogReader(self.cache, logs, self._recent)
         self.failed = ""
         self.damage = ""
+        self.has_lost = False
+        self.reached = logs.offset
         self.stored_blocks = 0
         self.is_out_of_space = False
         self.low_space = ""
@@ -128,6 +132,9 @@ class Shard:
         states: Mapping[int, LogState],
         settings: StorageSettings,
         on_change: Callable[[int], None],
+        *,
+        promised: int = -1,
+        is_older: bool = False,
     ) -> Shard:
         """Replay what the WAL has and LogsDB has not.
 
@@ -135,6 +142,9 @@ class Shard:
             logs, states: as `LogsStore.open` gave them.
             settings: how much the cache takes, and how much of it stays for readers.
             on_change: told the log whenever its blocks or its release moved.
+            promised: WAL offset of a record that was durable, as somebody else knows; -1
+                for none. A WAL that ends below it has lost what came after its end.
+            is_older: it has lost that, whatever the offsets say.
         Raises:
             Corrupt: a record passes its checksum and is not one of ours.
             NotOurCluster: WAL and LogsDB are not of one time: something is missing.
@@ -156,7 +166,12 @@ class Shard:
                 f"this node's LogsDB has what came up to {logs.offset}, its WAL ends at "
                 f"{found.resume}: bring back the WAL that belongs to it"
             )
-        logs.note_lost(found.damage)
+        shard.has_lost = logs.note_lost(found.damage)
+        if is_older or promised >= found.resume:
+            # What is written from here on covers the place where the end was missing.
+            missing = (found.resume, max(found.resume, promised) + 1)
+            shard.has_lost = logs.note_lost((missing,)) or shard.has_lost
+            await logs.keep_lost()
         if logs.lost:
             shard.damage = f"records at WAL offsets {logs.lost} cannot be read any more"
             logger.error(
@@ -345,6 +360,7 @@ class Shard:
             self._on_change(number)
 
     def _note(self, offset: int, logs: list[int]) -> None:
+        self.reached = offset
         self.cache.note(offset, logs, asyncio.get_running_loop().time())
 
     def release(self, log: int, lsn: int) -> None:

@@ -32,7 +32,16 @@ class TestNodes:
         assert found.counts[0].states > 250
         assert found.counts[1].states > 60
 
-    @pytest.mark.parametrize("rarity", ["a first start", "a WAL without an identity"])
+    @pytest.mark.parametrize(
+        "rarity",
+        [
+            "a first start",
+            "a WAL without an identity",
+            "a start wrote its claim and made none",
+            "a start had claimed the node",
+            "how far the WAL had come was noted",
+        ],
+    )
     def test_the_states_were_of_every_kind(self, found: Found, rarity: str):
         assert found.probes[rarity] > 0
 

@@ -43,3 +43,15 @@ def test_a_node_on_a_disk_that_is_not_its_own_waits_for_it(kind: str) -> None:
     ]
     assert [type(event) for event in story] == [NodeStarted, DiskGiven, DiskGiven, NodeStarted]
     assert [event.own for event in story if isinstance(event, DiskGiven)] == [False, True]
+
+
+def test_a_node_on_an_older_copy_of_its_disk_waits_for_its_own() -> None:
+    story = [
+        event
+        for event in strike("older_disk").history
+        if isinstance(event, DiskGiven | NodeStarted) and event.node == 2
+    ]
+    # The second start is the one that the copy knows nothing of.
+    kinds = [NodeStarted, NodeStarted, DiskGiven, DiskGiven, NodeStarted]
+    assert [type(event) for event in story] == kinds
+    assert [event.own for event in story if isinstance(event, DiskGiven)] == [False, True]

@@ -11,7 +11,7 @@ from cordwood.sim.history import DiskGiven, NodeStarted
 
 
 def check_own_disk(evidence: Evidence) -> list[Violation]:
-    """S17: a node that finds an empty disk, or another node's, does not run on it."""
+    """S17: on an empty disk, another node's, or an older copy of its own no node runs."""
     found: list[Violation] = []
     foreign: dict[int, DiskGiven] = {}
     for event in evidence.events:

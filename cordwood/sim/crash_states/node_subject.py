@@ -2,7 +2,8 @@
 
 What it promises (`node.Node.start`): a crash at any point of a start, the very first one
 included, leaves a directory from which the next start succeeds; who owns the directory
-does not change; and what the node had stored is there.
+does not change; what the node had stored is there; and it is not taken for an older copy,
+wherever between its disk and the metadata store a start was cut short.
 
 The whole node runs, with its network and with a metadata store that lasts: what a crash
 leaves of an SQLite file is that library's to prove.
@@ -17,6 +18,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from cordwood.metadata.membership import Membership
 from cordwood.metadata.memory import MemoryData, MemoryMetadata
 from cordwood.node import running_node
 from cordwood.nodes import NodeId
@@ -26,13 +30,14 @@ from cordwood.sim.crash_states.explorer import Life
 from cordwood.sim.crash_states.shard_subject import ShardPromises, ShardScript, compare
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
+from cordwood.storage.data_directory import INCARNATION, Incarnations
 
 SETTINGS = NodeSettings(
     node=NodeId(1),
     directory="/data/node-1",
     metadata="",
     listen="node-1:4440",
-    storage=StorageSettings(MIB, flush_age_s=0.01),
+    storage=StorageSettings(MIB, flush_age_s=0.01, reached_every_s=0.001),
 )
 
 
@@ -89,6 +94,18 @@ class NodeSubject:
             "/data/node-1/wal" in life.log.base.names
             and "/data/node-1/identity" not in life.log.base.names
         )
+        await self._note_claims(life, metadata)
         async with running_node(SETTINGS, host, metadata, memory_tables) as node:
             await compare(life, node.shard, promised.shard)
             await ShardScript(life, node.shard, node.flush).run(life.steps)
+
+    async def _note_claims(self, life: Life, metadata: MemoryMetadata) -> None:
+        """See where the start before this one was cut short."""
+        stored = await life.disk.read_file(f"{SETTINGS.directory}/{INCARNATION}")
+        if stored is None:
+            return
+        claims = msgspec.json.decode(stored, type=Incarnations).claims
+        last = await Membership(metadata).claim(SETTINGS.node)
+        life.probes["a start wrote its claim and made none"] += last.name in claims[:-1]
+        life.probes["a start had claimed the node"] += last.name == claims[-1]
+        life.probes["how far the WAL had come was noted"] += last.reached >= 0

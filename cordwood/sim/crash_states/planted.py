@@ -18,9 +18,9 @@ import msgspec
 
 from cordwood.errors import NotOurCluster
 from cordwood.layout.logs_db import META_TABLE, OFFSET_KEY, LogState, pack_offset
-from cordwood.layout.wal_block import WalHeader
+from cordwood.layout.wal_block import WAL_UNIT_BYTES, WalHeader
 from cordwood.layout.waves import StoredBlock
-from cordwood.node import Node
+from cordwood.nodes import Member
 from cordwood.protocol.seal import SealTable
 from cordwood.protocol.wal_ring import Placement, RingSpace, ScanVerdict, WalScan
 from cordwood.sim.crash_states.explorer import PromiseBroken, Subject, explore
@@ -32,6 +32,7 @@ from cordwood.sim.crash_states.wal_subject import WalSubject
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.zoo import PlantedBug, planted
 from cordwood.storage import wal_file, wal_recovery, wal_runs
+from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.flusher import Flusher
 from cordwood.storage.identity import Identity
 from cordwood.storage.log_cache import Batch
@@ -388,27 +389,64 @@ def _what_went_comes_back() -> Plant:
 
 
 def _identity_before_wal() -> Plant:
-    async def open_wal(self: Node) -> Wal:
-        directory, disk = self.settings.directory, self.host.disk
-        path, size = f"{directory}/wal", self.settings.storage.wal_bytes
-        if await disk.read_file(f"{directory}/identity") is None:
-            identity = Identity(self._cluster.hex(), self.settings.node, size)
-            await disk.write_file(f"{directory}/identity", msgspec.json.encode(identity))
-            await Wal.format(disk, path, size, owner=self.settings.node)
-        return await Wal.open(disk, path, owner=self.settings.node)
+    original = DataDirectory.open_wal
 
-    return [(Node, "_open_wal", open_wal)]
+    async def open_wal(self: DataDirectory) -> Wal:
+        settings, disk = self._settings, self._host.disk
+        directory, size = settings.directory, settings.storage.wal_bytes
+        if await disk.read_file(f"{directory}/identity") is None:
+            identity = Identity(self._cluster.hex(), settings.node, size)
+            await disk.write_file(f"{directory}/identity", msgspec.json.encode(identity))
+            await Wal.format(disk, f"{directory}/wal", size, owner=settings.node)
+        return await original(self)
+
+    return [(DataDirectory, "open_wal", open_wal)]
 
 
 def _half_a_start_is_refused() -> Plant:
-    original = Node._make_wal
+    original = DataDirectory._make_wal
 
-    async def make_wal(self: Node, path: str, identity_path: str) -> int:
-        if "wal" in await self.host.disk.list_dir(self.settings.directory):
+    async def make_wal(self: DataDirectory, path: str, identity_path: str) -> int:
+        if "wal" in await self._host.disk.list_dir(self._settings.directory):
             raise NotOurCluster(f"{path} is there without {identity_path}")
         return await original(self, path, identity_path)
 
-    return [(Node, "_make_wal", make_wal)]
+    return [(DataDirectory, "_make_wal", make_wal)]
+
+
+def _claimed_before_it_is_written() -> Plant:
+    claim, write = DataDirectory.claim, DataDirectory._write_claims
+
+    async def not_yet(self: DataDirectory, claims: tuple[str, ...]) -> None:
+        self._late_claims = claims  # type: ignore[attr-defined]
+
+    async def claim_first(self: DataDirectory, reached: int) -> Member:
+        member = await claim(self, reached)
+        await write(self, self._late_claims)  # type: ignore[attr-defined]
+        return member
+
+    return [
+        (DataDirectory, "_write_claims", not_yet),
+        (DataDirectory, "claim", claim_first),
+    ]
+
+
+def _new_claim_replaces_the_last() -> Plant:
+    write = DataDirectory._write_claims
+
+    async def only_new(self: DataDirectory, claims: tuple[str, ...]) -> None:
+        await write(self, claims[-1:])
+
+    return [(DataDirectory, "_write_claims", only_new)]
+
+
+def _reached_is_an_end() -> Plant:
+    original = DataDirectory.note
+
+    async def note(self: DataDirectory, reached: int) -> None:
+        await original(self, reached + WAL_UNIT_BYTES)
+
+    return [(DataDirectory, "note", note)]
 
 
 def _runs_are_not_summed() -> Plant:
@@ -500,6 +538,12 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
          _identity_before_wal),
     _bug(NODE, "half-start-refused", "a WAL without an identity is refused for ever",
          _half_a_start_is_refused),
+    _bug(NODE, "claim-not-written-first", "a start claims the node, then writes down by which name",
+         _claimed_before_it_is_written),
+    _bug(NODE, "claim-overwrites", "a start forgets the claim that stands when it writes its own",
+         _new_claim_replaces_the_last),
+    _bug(NODE, "reached-is-an-end", "the metadata store is told where the next record would go",
+         _reached_is_an_end),
     _bug(NODE, "directory-not-synced", "new names are not synced to their directory",
          _directory_not_synced),
 )  # fmt: skip

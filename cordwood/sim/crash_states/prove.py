@@ -31,6 +31,9 @@ EFFORTS = (WIDE, WIDE, WIDE, DEEP)
 PROBES = (
     "a first start",
     "a WAL without an identity",
+    "a start wrote its claim and made none",
+    "a start had claimed the node",
+    "how far the WAL had come was noted",
     "records across the ring's end",
     "the window grew",
     "the ring was full",

@@ -227,6 +227,8 @@ TIMES = ground("crash", every_s=8.0, shape=_kept_by_time, ask_s=0.05, restart_s=
 
 AMNESIA = ground("amnesia", every_s=3.0)
 
+OLDER_DISKS = ground("older_disk", every_s=3.0)
+
 BAD_DISKS = ground("crash", "pause", shape=_damaged, restart_s=1.0)
 """What one node has lost, others have and are away with, now and then."""
 

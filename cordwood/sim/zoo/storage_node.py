@@ -14,6 +14,7 @@ from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _SHARD = "storage.shard:Shard"
 _CACHED = "storage.log_cache:CachedLog"
+_DIRECTORY = "storage.data_directory:DataDirectory"
 _SCRUB = "storage.scrub:Scrub"
 
 LATE_S = 1.0
@@ -153,8 +154,11 @@ BUGS = (
                changed({"protocol.seal:SealTable.admits": instead(lambda self, *_: True)}),
                hunt=grounds.APART),
     PlantedBug("empty-disk-taken", "a node that lost its disk goes on with an empty one",
-               changed({"node:Node._refuse_empty_disk": instead(_empty_disk_taken)}),
+               changed({f"{_DIRECTORY}._refuse_empty": instead(_empty_disk_taken)}),
                hunt=grounds.AMNESIA),
+    PlantedBug("older-disk-trusted", "a node goes on with a copy of its disk from an earlier day",
+               changed({f"{_DIRECTORY}._is_behind": instead(lambda self, found: False)}),
+               hunt=grounds.OLDER_DISKS),
     PlantedBug("released-too-far", "a node shows readers what is not released",
                changed({f"{_CACHED}.insert": _released_too_far})),
     PlantedBug("damage-is-silence", "what a node cannot read any more it takes for absent",
