@@ -17,7 +17,7 @@ from cordwood.client.batches import BatchGatherer
 from cordwood.client.blocking import BlockingStore
 from cordwood.client.blocking_readers import BlockingReader
 from cordwood.client.senders import HeldBlock
-from cordwood.errors import Unreachable
+from cordwood.errors import UnknownLog, Unreachable
 from cordwood.lsn import format_lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.spark.gap_probe import HARMLESS
@@ -71,12 +71,12 @@ def _read(
     with_gaps: bool,
 ) -> Iterator[pa.RecordBatch]:
     for each in slices:
-        with store.read(each.name, each.start, each.stop - 1) as reader:
-            if reader.info.log_id != each.log_id:
-                # Another log has the name now; none of its records were planned.
-                if fail_on_data_loss:
-                    raise data_loss(each.log_id, each.name, each.start, None, "LOG_GONE")
-                continue
+        opened = _opened(store, each)
+        if opened is None:
+            if fail_on_data_loss:
+                raise data_loss(each.log_id, each.name, each.start, None, "LOG_GONE")
+            continue
+        with opened as reader:
             runs = _runs(reader, each)
             failing = fail_on_data_loss and not with_gaps
             for taken in tiled(each, runs, fail_on_data_loss=failing):
@@ -86,6 +86,19 @@ def _read(
                     yield from gatherer.finish()
                     yield gap_row(each, taken, gatherer.columns)
     yield from gatherer.finish()
+
+
+def _opened(store: BlockingStore, read: Slice) -> BlockingReader | None:
+    """A reader of the slice; None if its log was deleted after the slice was planned."""
+    try:
+        reader = store.read(read.name, read.start, read.stop - 1)
+    except UnknownLog:
+        return None
+    if reader.info.log_id == read.log_id:
+        return reader
+    # Another log has the name now; none of its records were planned.
+    reader.close()
+    return None
 
 
 def _runs(reader: BlockingReader, read: Slice) -> Iterator[Sequence[Taken]]:
