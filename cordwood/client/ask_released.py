@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cordwood.client.cluster import Cluster
 from cordwood.errors import Retryable
 from cordwood.layout.message import ASK_LOGS_MAX, AskReleased, ReleasedReply
-from cordwood.nodes import NodeId
+from cordwood.nodes import Member, NodeId
 
 logger = logging.getLogger(__name__)
 
@@ -21,23 +21,45 @@ ASK_NODE_S = 1.0
 """How long a node may be away before its logs are asked for one by one, as `tail` does."""
 
 
-async def ask_released(
-    cluster: Cluster, logs: Iterable[int], *, timeout_s: float
-) -> dict[int, int]:
-    """The last released LSN of each log, by number; logs that nobody sequences are left out."""
-    by_node: dict[NodeId, list[int]] = {}
-    for log in logs:
-        for node in cluster.sequencers(log)[:1]:
-            by_node.setdefault(node, []).append(log)
-    asks = [
-        _ask_node(cluster, node, numbers[at : at + ASK_LOGS_MAX], min(timeout_s, ASK_NODE_S))
-        for node, numbers in sorted(by_node.items())
-        for at in range(0, len(numbers), ASK_LOGS_MAX)
-    ]
-    known: dict[int, int] = {}
-    for answer in await asyncio.gather(*asks):
-        known.update(answer)
-    return {log: released for log, released in known.items() if released}
+OWNERS_KEPT = 131_072
+"""Logs whose sequencer's node is remembered, twelve MiB or so: to work it out for ten thousand
+logs takes 75 ms, and it stays the same for as long as the members do."""
+
+
+class ReleasedAsker:
+    """Asks again and again; remembers which node sequences which log."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = min(timeout_s, ASK_NODE_S)
+        self._owners: dict[int, NodeId | None] = {}
+        self._known_of: tuple[Mapping[NodeId, Member], frozenset[NodeId]] | None = None
+
+    async def ask(self, logs: Iterable[int]) -> dict[int, int]:
+        """The last released LSN of each log, by number; logs that nobody sequences are left out."""
+        by_node: dict[NodeId, list[int]] = {}
+        for log, node in self._owners_of(list(logs)):
+            if node is not None:
+                by_node.setdefault(node, []).append(log)
+        asks = [
+            _ask_node(self._cluster, node, numbers[at : at + ASK_LOGS_MAX], self._timeout_s)
+            for node, numbers in sorted(by_node.items())
+            for at in range(0, len(numbers), ASK_LOGS_MAX)
+        ]
+        known: dict[int, int] = {}
+        for answer in await asyncio.gather(*asks):
+            known.update(answer)
+        return {log: released for log, released in known.items() if released}
+
+    def _owners_of(self, logs: Sequence[int]) -> Iterator[tuple[int, NodeId | None]]:
+        now = (self._cluster.members, frozenset(self._cluster.dead))
+        if now != self._known_of or len(self._owners) > OWNERS_KEPT:
+            self._known_of, self._owners = now, {}
+        owners = self._owners
+        for log in logs:
+            if log not in owners:
+                owners[log] = next(iter(self._cluster.sequencers(log)), None)
+            yield log, owners[log]
 
 
 async def _ask_node(

@@ -257,6 +257,10 @@ class BlockingStore(BlockingPositions):
         """Where logs can be read up to; see `store.Store.released`."""
         return self._thread.call(self._store.released(logs))
 
+    def released_by_number(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """The same of many logs; see `store.Store.released_by_number`."""
+        return self._thread.call(self._store.released_by_number(logs))
+
     def epoch_end(self, log: str, epoch: int) -> Lsn | None:
         """Where a closed epoch's records end; see `store.Store.epoch_end`."""
         return self._call(self._store.epoch_end(log, epoch))
@@ -290,6 +294,10 @@ class BlockingStore(BlockingPositions):
     def logs(self, prefix: str = "/") -> list[LogInfo]:
         """All logs below a path; see `store.Store.logs`."""
         return self._call(self._store.logs(prefix))
+
+    def log_names_soon(self, prefix: str = "/") -> Future[dict[int, str]]:
+        """Names by number, without waiting; see `log_tree.LogTree.names`."""
+        return self._thread.start(self._store.log_tree.names(prefix))
 
     def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
         """What each node says of itself; see `store.Store.status`."""

@@ -16,7 +16,9 @@ from cordwood.layout.message import (
     DeleteLog,
     DirectoryReply,
     EpochsReply,
+    ListLogs,
     LogReply,
+    LogsReply,
     RaiseToken,
     RenameLog,
     SetAttributes,
@@ -46,6 +48,12 @@ class LogTree:
     def __init__(self, cluster: Cluster, timeout_s: float) -> None:
         self._cluster = cluster
         self._timeout_s = timeout_s
+
+    async def names(self, prefix: str = "/") -> dict[int, str]:
+        """The names of all logs below a path, by number: `Store.logs` at a third of its cost."""
+        reply = await self._cluster.call_any(ListLogs(prefix), timeout_s=self._timeout_s)
+        assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        return {each.log: each.name for each in reply.logs}
 
     async def create(self, log: str, copies: int, racks: int, attributes: LogAttributes) -> LogInfo:
         """Make a log; 0 takes what it inherits from its directory or the cluster.

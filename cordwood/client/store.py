@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -17,7 +17,7 @@ from cordwood.block import Buffer
 from cordwood.client.append_calls import AppendCalls
 from cordwood.client.appending import Appending
 from cordwood.client.appends import Appends
-from cordwood.client.ask_released import ask_released
+from cordwood.client.ask_released import ReleasedAsker
 from cordwood.client.ask_tail import ask_tail
 from cordwood.client.buffered_writer import (
     BufferedWriter,
@@ -111,6 +111,7 @@ class Store(Stages, PositionCalls):
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._positions = Positions(cluster, self._tail_of, self.read, settings)
+        self._asker = ReleasedAsker(cluster, settings.timeout_s)
         self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
         self._seed = host.random.getrandbits(63)
@@ -359,13 +360,17 @@ class Store(Stages, PositionCalls):
         Raises:
             CordwoodError: as `tail`, for the first that failed.
         """
-        found = {log: (await self._find(log)).log_id for log in dict.fromkeys(logs)}
-        known = await ask_released(
-            self._cluster, found.values(), timeout_s=self._settings.timeout_s
-        )
-        left = [log for log, number in found.items() if number not in known]
-        tails = dict(zip(left, await self.tails(left), strict=True))
-        return [tails[log] if log in tails else Lsn(known[found[log]]) for log in logs]
+        numbers = {log: (await self._find(log)).log_id for log in dict.fromkeys(logs)}
+        known = await self.released_by_number({number: log for log, number in numbers.items()})
+        return [known[numbers[log]] for log in logs]
+
+    async def released_by_number(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """As `released`, by number, for who knows the numbers of many logs (names by number)."""
+        self._cluster.check_open()
+        known: dict[int, int] = await self._asker.ask(logs)
+        left = [log for log in logs if log not in known]
+        known.update(zip(left, await self.tails([logs[log] for log in left]), strict=True))
+        return {log: Lsn(known[log]) for log in logs}
 
     async def epoch_end(self, log: str, epoch: int) -> Lsn | None:
         """Where the records of a closed epoch end: the LSN of its bridge.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -258,13 +259,24 @@ class CordwoodFilteringReader(CordwoodReader):
         return rest
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Where the selected logs ended when they were asked: names and stops, by number.
+
+    They belong together: a log may be gone from the next list, and its records still be there.
+    """
+
+    names: Mapping[int, str]
+    stops: Mapping[int, int]
+
+
 class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. One instance plans in the driver's process, copies of it read in tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._watched: Watch | None = None
-        self._frozen: dict[int, int] | None = None
+        self._frozen: _Ends | None = None
         self._latest: dict[int, int] | None = None
         self._is_checked = False
         self._asked_at = 0.0
@@ -306,8 +318,8 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         if not self._is_checked:
             self._check(offset)
         self._follow(offset)
-        stops = self._stops() if self._frozen is None else self._frozen
-        moved = move_on(offset, self._limited(offset, stops, self._limits(limit)))
+        ends = self._ends() if self._frozen is None else self._frozen
+        moved = move_on(offset, self._limited(offset, ends, self._limits(limit)))
         if moved is offset:
             self._idle_polls += 1
             return start
@@ -318,7 +330,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read up to what is there now, and no further."""
         logs = self._watch.selected()
-        self._frozen = stream_stops(self._options, logs, self._watch.tails(logs))
+        self._frozen = _Ends(logs, stream_stops(self._options, logs, self._watch.tails(logs)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The ends of the logs as last asked, so that a query's progress shows its lag."""
@@ -367,7 +379,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         self._watch.check_there(self._watch.all_logs(), offset.logs)
         self._is_checked = True
 
-    def _stops(self) -> dict[int, int]:
+    def _ends(self) -> _Ends:
         """Ask where the logs end; an idle stream waits for its turn first."""
         logs = self._watch.selected()
         if self._idle_polls:
@@ -377,7 +389,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         tails = self._watch.released(logs)
         self._asked_at = time.monotonic()
         self._latest = {log: tail + 1 for log, tail in tails.items()}
-        return stream_stops(self._options, logs, tails)
+        return _Ends(logs, stream_stops(self._options, logs, tails))
 
     def _pause_s(self, logs: Mapping[int, str]) -> float:
         """How long an idle stream waits; longer the longer it is idle, see POLL_S."""
@@ -404,16 +416,13 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
             options.min_records or 0 if waits else 0,
         )
 
-    def _limited(
-        self, offset: StreamOffset, stops: Mapping[int, int], limits: Limits
-    ) -> dict[int, int]:
+    def _limited(self, offset: StreamOffset, ends: _Ends, limits: Limits) -> dict[int, int]:
         """Stops no further on than the limits let; logs without new records left out."""
-        names = self._watch.selected()
-        starts = {log: offset.logs.get(log, OLDEST) for log in stops}
+        names, stops, starts = ends.names, ends.stops, offset.logs
         runs = {
-            log: self._watch.runs(names[log], starts[log], stop)
+            log: self._watch.runs(names[log], start, stop)
             for log, stop in stops.items()
-            if stop > starts[log]
+            if stop > (start := starts.get(log, OLDEST))
         }
         backlog = {log: records for log in runs if (records := records_in(runs[log]))}
         total = sum(backlog.values())

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
 from cordwood.client.blocking import BlockingStore
-from cordwood.errors import BadSetting, UnknownLog
+from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
 from cordwood.lsn import OLDEST, Lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -29,8 +31,17 @@ from cordwood.spark.runs import Run, records_in, runs_of
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, Span
 
+logger = logging.getLogger(__name__)
+
 DISCOVER_EVERY_S = 1.0
 """How often a pattern looks for new logs: one question a second, and they are found soon."""
+
+DISCOVER_SHARE = 10
+"""Of so many logs that listing them takes long, it is done less often: a tenth of the time."""
+
+DISCOVER_WAIT_S = 0.05
+"""How long a micro-batch waits for the list; one that comes later is for the next. Of a thousand
+logs it takes 30 ms, of ten thousand 300."""
 
 EPOCH_ENDS_KEPT = 65_536
 """A closed epoch's end never changes, so it is asked once; a few MiB at most."""
@@ -49,6 +60,8 @@ class Watch:
         self._options = options
         self._selected: dict[int, str] | None = None
         self._listed_at = 0.0
+        self._list_every_s = 0.0
+        self._listing: Future[dict[int, str]] | None = None
         self._first_tails: dict[int, int] = {}
         self._epoch_end = lru_cache(maxsize=EPOCH_ENDS_KEPT)(self._ask_epoch_end)
 
@@ -72,12 +85,32 @@ class Watch:
         Raises:
             UnknownLog: one that was named is not there.
         """
-        pattern = self._options.selection.option == "subscribePattern"
-        now = time.monotonic()
-        if self._selected is None or (pattern and now - self._listed_at >= DISCOVER_EVERY_S):
-            self._listed_at = now
+        if self._selected is None:
+            self._listed_at = time.monotonic()
             self._selected = select(self._options.selection, self.all_logs())
+        elif self._options.selection.option == "subscribePattern":
+            self._selected = self._discovered(self._selected)
         return self._selected
+
+    def _discovered(self, known: dict[int, str]) -> dict[int, str]:
+        """The logs of the newest list that is there; asks for another one when it is time to."""
+        if self._listing is None:
+            if time.monotonic() < self._listed_at + self._list_every_s:
+                return known
+            self._listed_at = time.monotonic()
+            self._listing = self.store.log_names_soon()
+        wait({self._listing}, timeout=DISCOVER_WAIT_S)
+        if not self._listing.done():
+            return known
+        listing, self._listing = self._listing, None
+        took_s = time.monotonic() - self._listed_at
+        self._list_every_s = max(DISCOVER_EVERY_S, DISCOVER_SHARE * took_s)
+        try:
+            return select(self._options.selection, listing.result())
+        except (CordwoodError, CancelledError) as error:
+            # What is known is still read; whether it can be is not for a list to say.
+            logger.warning("new logs were not looked for, and will be again: %s", error)
+            return known
 
     def tails(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
         """The last released LSN of each log, by number."""
@@ -91,13 +124,12 @@ class Watch:
         A sequencer that another one has replaced and that has not heard of it may tell less
         than there is, never more. So this is for polling, and `tails` for a last word.
         """
-        tails = dict(zip(logs, self.store.released(list(logs.values())), strict=True))
+        tails = self.store.released_by_number(logs)
         self._note_tails(tails)
         return tails
 
     def _note_tails(self, tails: Mapping[int, int]) -> None:
-        for log, tail in tails.items():
-            self._first_tails.setdefault(log, tail)
+        self._first_tails = {**tails, **self._first_tails}
 
     def not_new(self, slices: Sequence[Slice]) -> list[Slice]:
         """Those that begin before where their log ended when this query first looked.

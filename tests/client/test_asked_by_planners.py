@@ -46,6 +46,15 @@ class TestReleased:
             assert store.released(["two", "one", "two"]) == [last, one, last]
             assert store.released([]) == []
 
+    def test_is_the_same_by_number(self, tmp_path):
+        with open_at(tmp_path) as store:
+            tails = [store.append(log, b"1") for log in ("one", "two")]
+            numbers = {store.log(log).log_id: log for log in ("one", "two")}
+            assert store.released_by_number(numbers) == dict(zip(numbers, tails, strict=True))
+            assert store.log_names_soon().result(10) == {
+                number: f"/{log}" for number, log in numbers.items()
+            }
+
     def test_starts_the_sequencer_of_a_log_that_has_none(self, tmp_path):
         with open_at(tmp_path) as store:
             last = store.append("log", b"1")
@@ -68,6 +77,7 @@ class TestReleased:
             async with cluster.client(timeout_s=10) as store:
                 logs = [f"log-{number}" for number in range(6)]
                 tails = [await store.append(log, b"x") for log in logs]
+                assert await store.released(logs) == tails  # and who sequences them is known
                 cluster.kill(2)
                 again = await store.released(logs)
                 assert all(new >= old for new, old in zip(again, tails, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking import BlockingStore, connect
 from cordwood.errors import BadSetting, UnknownLog, Unreachable
+from cordwood.layout.arrow import COLUMNS
 from cordwood.lsn import OLDEST, Lsn, format_lsn, parse_lsn
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SELECTIONS, SERVERS
+from cordwood.spark.slice_reader import read_slices
 from cordwood.spark.source import (
     EAGER_POLLS,
     POLL_S,
@@ -31,6 +34,7 @@ from cordwood.spark.source import (
     CordwoodSource,
     CordwoodStreamReader,
 )
+from cordwood.spark.splitting import Slice
 
 pytestmark = pytest.mark.real
 
@@ -524,6 +528,76 @@ class TestDiscovery:
         start = stored(reader.initialOffset())
         store.create_log(f"{log}/b")
         assert reader.latestOffset(start, ALL) is start
+
+    def test_a_list_that_takes_long_holds_no_batch_up(self, store, log, new_reader, monkeypatch):
+        """It comes with a later batch; what is known is read meanwhile."""
+        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
+        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_WAIT_S", 0.0)
+        store.append(f"{log}/a", b"1")
+        reader = new_reader(subscribePattern=f"{log}/.*", startingOffsets="earliest")
+        start = stored(reader.initialOffset())
+        store.append(f"{log}/b", b"2")
+        end = stored(reader.latestOffset(start, ALL))
+        found = values(reader, reader.partitions(start, end))
+        deadline = time.monotonic() + 30
+        while found == [b"1"] and time.monotonic() < deadline:
+            start, end = end, stored(reader.latestOffset(end, ALL))
+            found += values(reader, reader.partitions(start, end))
+        assert sorted(found) == [b"1", b"2"]
+
+    def test_a_list_that_nobody_gives_fails_no_batch(
+        self, store, log, new_reader, monkeypatch, caplog
+    ):
+        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
+        store.append(f"{log}/a", b"1")
+        reader = new_reader(subscribePattern=f"{log}/.*", startingOffsets="earliest")
+        start = stored(reader.initialOffset())
+        nobody: Future[dict[int, str]] = Future()
+        nobody.set_exception(Unreachable("no node answered"))
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockingStore, "log_names_soon", lambda _: nobody)
+            end = stored(reader.latestOffset(start, ALL))
+        assert values(reader, reader.partitions(start, end)) == [b"1"]
+        assert "no node answered" in caplog.text
+        store.append(f"{log}/b", b"2")
+        last = stored(reader.latestOffset(end, ALL))
+        assert values(reader, reader.partitions(end, last)) == [b"2"]
+
+    @pytest.mark.parametrize("fails", ["true", "false"])
+    def test_a_log_that_is_deleted_between_a_plan_and_its_batch(
+        self, store, log, new_reader, monkeypatch, fails
+    ):
+        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
+        for name in "ab":
+            store.append(f"{log}/{name}", name.encode())
+        reader = new_reader(
+            subscribePattern=f"{log}/.*", startingOffsets="earliest", failOnDataLoss=fails
+        )
+        start = stored(reader.initialOffset())
+        reader.prepareForTriggerAvailableNow()
+        reader.latestOffset(start, ALL)
+        store.log_tree.delete(f"{log}/b")
+        end = stored(reader.latestOffset(start, ALL))
+        again = new_reader(subscribePattern=f"{log}/.*", failOnDataLoss=fails)
+        if fails == "true":
+            with pytest.raises(DataLoss, match="type=LOG_GONE"):
+                again.partitions(start, end)
+        else:
+            assert values(again, again.partitions(start, end)) == [b"a"]
+
+    @pytest.mark.parametrize("comes_back", [False, True])
+    def test_a_log_that_is_gone_when_its_task_begins(self, cluster, store, log, comes_back):
+        """Also where another log took its name: none of its records were planned."""
+        store.append(log, b"planned")
+        gone = Slice(store.log(log).log_id, log, OLDEST, store.tail(log) + 1)
+        store.log_tree.delete(log)
+        if comes_back:
+            store.append(log, b"another")
+        # As an executor does it, which never heard of the log.
+        with connect(cluster.url) as task_store:
+            with pytest.raises(DataLoss, match=f"log={gone.log_id} .*type=LOG_GONE"):
+                list(read_slices(task_store, [gone], COLUMNS, fail_on_data_loss=True))
+            assert list(read_slices(task_store, [gone], COLUMNS, fail_on_data_loss=False)) == []
 
 
 class TestReport:
