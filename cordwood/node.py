@@ -27,7 +27,6 @@ from cordwood.layout.hello import Hello
 from cordwood.layout.log_questions import AskExtent, AskSize, AskTime, Trim
 from cordwood.layout.message import (
     AskEpoch,
-    AskMembers,
     AskNodesets,
     AskReleased,
     AskStatus,
@@ -37,8 +36,6 @@ from cordwood.layout.message import (
     Clean,
     DoneReply,
     GroupCall,
-    MemberInfo,
-    MembersReply,
     NodesetsReply,
     Ping,
     Reply,
@@ -48,8 +45,10 @@ from cordwood.layout.message import (
     TellNodesets,
     Yield,
 )
+from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply, SetAuthority
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
+from cordwood.metadata.authority_calls import read_members, set_authority
 from cordwood.metadata.consumer_calls import ConsumerCalls
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
@@ -378,7 +377,7 @@ class Node:
         return frozenset(node for node, member in self._members.items() if member.region == region)
 
     async def _refresh_members(self) -> None:
-        members = await self._membership.members()
+        members = await read_members(self._membership, self.settings.node)
         self._members = {member.node: member for member in members}
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members})
@@ -469,6 +468,10 @@ class Node:
             case AskMembers():
                 dead: list[int] = sorted(self._gossip.dead)
                 return MembersReply(self._cluster, self._member_infos(), dead)
+            case SetAuthority():
+                await set_authority(self._membership, call, self._gossip.dead)
+                await self._refresh_members()
+                return DoneReply()
             case Yield():
                 await self._sequencer.give_up(call.log, call.epoch, NodeId(call.node))
                 return DoneReply()

@@ -11,6 +11,7 @@ Source: LogDevice digest, "replicate_across"; design.md §3.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
@@ -27,6 +28,19 @@ COPIES_MAX = 16
 """More copies than this is a typing error, and the envelope reserves one byte."""
 
 
+class Authority(enum.Enum):
+    """What is known of a node's data: its *authoritative status*, see `quorum.authority`."""
+
+    FULLY_AUTHORITATIVE = "fully-authoritative"
+    """It has all that it stored, as far as anybody knows."""
+    UNDER_REPLICATED = "under-replicated"
+    """Its data is gone and not rebuilt."""
+    AUTHORITATIVE_EMPTY = "authoritative-empty"
+    """Its data lies on other nodes by now."""
+    UNAVAILABLE = "unavailable"
+    """It is down; its data is still there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One node as the metadata store knows it.
@@ -38,6 +52,7 @@ class Member:
             no location, and such a node is a rack of its own.
         incarnation: grows by one each time the node starts.
         weight: share of new records it should get; 0 takes none.
+        authority: what became of its data.
     """
 
     node: NodeId
@@ -45,6 +60,7 @@ class Member:
     location: str = ""
     incarnation: int = 0
     weight: float = 1.0
+    authority: Authority = Authority.FULLY_AUTHORITATIVE
 
     def domain(self, scope: str) -> str:
         """Name the failure domain this node is in at `scope`, unique in the cluster.

@@ -25,10 +25,11 @@ from typing import Any, TypeVar
 
 from cordwood.block import Gap, Record
 from cordwood.client.store import Store, connected
+from cordwood.errors import Rejected
 from cordwood.host.seams import Host
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.node import Node, running_node
-from cordwood.nodes import NodeId, Replication
+from cordwood.nodes import Authority, NodeId, Replication
 from cordwood.settings import (
     MIB,
     ClientSettings,
@@ -186,6 +187,16 @@ async def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what it looks at has no event
             await asyncio.sleep(0.01)
+
+
+async def say_of_dead(store: Store, node: int, authority: Authority) -> None:
+    """Say what became of a node's data, as soon as the others take it for dead."""
+    for _ in range(20):
+        try:
+            return await store.set_authority(node, authority)
+        except Rejected:
+            await asyncio.sleep(0.5)
+    raise TimeoutError(f"node {node} is never taken for dead")
 
 
 async def read_all(store: Store, log: str, **bounds: Any) -> list[Record | Gap]:

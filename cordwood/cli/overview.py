@@ -7,7 +7,7 @@ fields under the names that they have here, so a name is a promise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cordwood.errors import CordwoodError
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     Answers = Mapping[NodeId, StatusReply | CordwoodError]
 
 
+AS_EVER = "fully-authoritative"
+"""What is said of a node's data unless somebody says something else."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One node.
@@ -30,6 +34,7 @@ class NodeView:
         problem: why it did not answer, or cannot store; "" if all is well.
         sequencing: logs that it sequences.
         appended_records, stored_blocks: since it started.
+        authority: what is said of its data, see `nodes.Authority`.
     """
 
     node: int
@@ -46,6 +51,7 @@ class NodeView:
     sequencing: int = 0
     appended_records: int = 0
     stored_blocks: int = 0
+    authority: str = AS_EVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +83,18 @@ class LogView:
 
 def view_nodes(answers: Answers, addresses: Mapping[NodeId, str]) -> list[NodeView]:
     """Every node that was asked, in node order."""
-    locations = {
-        member.node: member.location
+    members = {
+        member.node: member
         for answer in answers.values()
         if not isinstance(answer, CordwoodError)
         for member in answer.members
     }
-    return [
-        _view_node(node, addresses.get(node, ""), locations.get(node, ""), answer)
-        for node, answer in sorted(answers.items())
-    ]
+    views = []
+    for node, answer in sorted(answers.items()):
+        member = members.get(node)
+        view = _view_node(node, addresses.get(node, ""), member.location if member else "", answer)
+        views.append(replace(view, authority=member.authority.value) if member else view)
+    return views
 
 
 def _view_node(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cordwood.cli.logs import show_logs
-from cordwood.cli.overview import NodeView, view_logs, view_nodes
+from cordwood.cli.overview import AS_EVER, NodeView, view_logs, view_nodes
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, duration_words
@@ -57,7 +57,8 @@ def show_nodes(nodes: Sequence[NodeView]) -> None:
 
 def _node_row(node: NodeView) -> Sequence[object]:
     if not node.up:
-        return (node.node, node.address, node.location or "?", "down", *["-"] * 6)
+        said = "" if node.authority == AS_EVER else f", {node.authority}"
+        return (node.node, node.address, node.location or "?", f"down{said}", *["-"] * 6)
     fill = node.wal_used_bytes / node.wal_capacity_bytes if node.wal_capacity_bytes else 0.0
     return (
         node.node,

@@ -46,7 +46,7 @@ from cordwood.layout.message import (
 )
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
-from cordwood.nodes import NodeId
+from cordwood.nodes import Authority, NodeId
 from cordwood.settings import ClientSettings
 
 Result = TypeVar("Result")
@@ -302,6 +302,16 @@ class BlockingStore(BlockingPositions):
     def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
         """What each node says of itself; see `store.Store.status`."""
         return self._call(self._store.status())
+
+    def authorities(self) -> dict[NodeId, Authority]:
+        """What is said of each node's data; see `nodes.Nodes.authorities`."""
+        return self._call(self._store.authorities())
+
+    def set_authority(
+        self, node: int, authority: Authority, expected: Authority | None = None
+    ) -> None:
+        """Say what became of a node's data; see `nodes.Nodes.set_authority`."""
+        self._call(self._store.set_authority(node, authority, expected))
 
     def serve(self, port: int = 0) -> str:
         """Open an embedded store to this machine; see `store.Store.serve`."""

@@ -16,20 +16,17 @@ from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.message import (
-    AskMembers,
     AskNodesets,
     Call,
     EpochNodes,
     FindLog,
     LogReply,
-    MemberInfo,
-    MembersReply,
     NodesetsReply,
     Reply,
 )
+from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
 from cordwood.log_attributes import DEFAULTS, LogAttributes
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.quorum.authority import Authority
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.wire.connection import Connection, FrameHandler, dial
 from cordwood.wire.peers import Peers
@@ -131,8 +128,9 @@ class Cluster:
     Attributes:
         members: nodes by number, as last heard.
         dead: those of them that the node asked last takes for dead.
-        statuses: of nodes that are not fully authoritative. Nobody rebuilds nodes yet, so
-            only whoever knows better sets this.
+        statuses: of nodes that are not fully authoritative, as last heard; see
+            `Nodes.set_authority`.
+        on_statuses: called when that changed, and with whether a node's data lies elsewhere now.
     """
 
     def __init__(self, host: Host, addresses: Sequence[str], tasks: asyncio.TaskGroup) -> None:
@@ -149,6 +147,7 @@ class Cluster:
         self.dead: frozenset[NodeId] = frozenset()
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
         self.statuses: dict[NodeId, Authority] = {}
+        self.on_statuses: Callable[[bool], None] | None = None
         self._nodesets: dict[tuple[int, ...], Nodeset] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None
@@ -426,16 +425,39 @@ class Cluster:
     def _want(self, members: Sequence[MemberInfo]) -> None:
         self._nodesets.clear()
         self.members = {
-            NodeId(m.node): Member(NodeId(m.node), m.address, m.location, m.incarnation, m.weight)
+            NodeId(m.node): Member(
+                NodeId(m.node), m.address, m.location, m.incarnation, m.weight, m.authority
+            )
             for m in members
         }
+        self._learn_statuses()
         self.peers.want({node: member.address for node, member in self.members.items()})
+
+    def _learn_statuses(self) -> None:
+        before, full = self.statuses, Authority.FULLY_AUTHORITATIVE
+        self.statuses = {
+            node: member.authority
+            for node, member in self.members.items()
+            if member.authority is not full
+        }
+        if self.statuses != before and self.on_statuses is not None:
+            empty = Authority.AUTHORITATIVE_EMPTY
+            moved = (node for node, status in self.statuses.items() if status is empty)
+            self.on_statuses(any(before.get(node) is not empty for node in moved))
+
+    async def refresh_members(self, *, timeout_s: float) -> None:
+        """Read the member list anew.
+
+        Raises:
+            Unreachable: no node answered in time.
+        """
+        self._learn(await self.call_any(AskMembers(), timeout_s=timeout_s))
 
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
-                self._learn(await self.call_any(AskMembers(), timeout_s=REFRESH_S))
+                await self.refresh_members(timeout_s=REFRESH_S)
             except CordwoodError as error:
                 logger.debug("the member list could not be read: %s", error)
 

@@ -225,6 +225,18 @@ class ReadStream:
         if not self.senders.sources:
             self._news.set()  # a reader that is cut off says so in time
 
+    def on_statuses(self, *, is_moved: bool) -> None:
+        """Something else is said of some nodes' data.
+
+        Args:
+            is_moved: that of one lies on others by now. What those have come past before that
+                says nothing of it, so all are asked anew.
+        """
+        if is_moved:
+            self._choice.on_moved()
+            self.senders.rewind_soon()
+        self._news.set()
+
     def on_reading(
         self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
     ) -> None:
@@ -304,7 +316,10 @@ class ReadStream:
         found = self._cluster.nodeset_of(self.info, self._buffer.next >> 32)
         if found is None:
             return Hearing.NONE
-        return hear(heard, *found, self._cluster.statuses)
+        # Whoever sends is there, whatever is said of it.
+        away = self._cluster.statuses
+        sending = self.senders.sending() if away else ()
+        return hear(heard, *found, {n: s for n, s in away.items() if n not in sending})
 
     def _look_for_doubts(self) -> None:
         """Nothing is here: whether that is a reason to ask for other copies."""

@@ -215,6 +215,10 @@ class Senders:
         self._ask_those_up(new)
         self.rewind_soon()
 
+    def sending(self) -> frozenset[NodeId]:
+        """The nodes that answered what they were asked."""
+        return frozenset(n for n, each in self.sources.items() if each.version == each.asked)
+
     def _reserve(self, now: float) -> int:
         """What each node may send ahead of the reader, reserved anew."""
         took_s, self._moved_at = now - self._moved_at, now

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
-from typing import TypeVar
 
 from cordwood.block import Buffer
 from cordwood.client.append_calls import AppendCalls
@@ -30,6 +29,7 @@ from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
 from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
 from cordwood.client.log_tree import LogTree, check_write_token
+from cordwood.client.nodes import Nodes
 from cordwood.client.position_calls import Position, PositionCalls, Start
 from cordwood.client.positions import Positions
 from cordwood.client.producer import Producer
@@ -42,21 +42,16 @@ from cordwood.client.staging import Stager
 from cordwood.errors import (
     BadSetting,
     Closed,
-    CordwoodError,
     Malformed,
     Unreachable,
 )
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.message import (
-    AskStatus,
-    AskStreams,
     Call,
     ListLogs,
     LogsReply,
     Reply,
-    StatusReply,
-    StreamsReply,
 )
 from cordwood.layout.reading import (
     read_blocks_frame,
@@ -74,11 +69,6 @@ from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
-
-ASK_EACH_S = 2.0
-"""How long a node may take to say how it is; one that is down is not waited for longer."""
-
 TRIED_S = 0.1
 """How long a reader waits for the first dial to each node: none is dead that was not dialled."""
 
@@ -86,7 +76,7 @@ TAILS_AT_ONCE = 256
 """Questions in flight in `tails`: enough to hide the round trips, few to queue at a node."""
 
 
-class Store(Stages, PositionCalls):
+class Store(Stages, PositionCalls, Nodes):
     """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
 
     Attributes:
@@ -120,6 +110,7 @@ class Store(Stages, PositionCalls):
         self._serve: Callable[[int], Awaitable[str]] | None = None
         self._served = ""
         cluster.add_listener(self)
+        cluster.on_statuses = self._on_statuses
 
     async def __aenter__(self) -> Store:
         return self
@@ -427,28 +418,6 @@ class Store(Stages, PositionCalls):
         assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
         return [log_info(each) for each in reply.logs]
 
-    async def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
-        """What each node says of itself, or why it says nothing, in node order."""
-        return await self._ask_each(AskStatus(), StatusReply)
-
-    async def streams(self) -> dict[NodeId, StreamsReply | CordwoodError]:
-        """The read streams at each node, or why it says nothing, in node order."""
-        return await self._ask_each(AskStreams(), StreamsReply)
-
-    async def _ask_each(
-        self, message: Call, kind: type[Answer]
-    ) -> dict[NodeId, Answer | CordwoodError]:
-        async def ask(node: NodeId) -> Answer | CordwoodError:
-            try:
-                reply = await self._cluster.peers.call(node, message, timeout_s=ASK_EACH_S)
-            except CordwoodError as error:
-                return error
-            assert isinstance(reply, kind), f"{type(message).__name__} has one kind of answer"
-            return reply
-
-        nodes = sorted(self._cluster.members)
-        return dict(zip(nodes, await asyncio.gather(*map(ask, nodes)), strict=True))
-
     async def serve(self, port: int = 0) -> str:
         """Open an embedded store to other processes of this machine, until it is closed.
 
@@ -483,11 +452,6 @@ class Store(Stages, PositionCalls):
     def is_closed(self) -> bool:
         """Whether `close` was called, or a failure of its own ended this client."""
         return self._cluster.is_closed
-
-    @property
-    def members(self) -> dict[NodeId, str]:
-        """Addresses of the cluster's nodes."""
-        return {node: member.address for node, member in sorted(self._cluster.members.items())}
 
     async def close(self) -> None:
         """Close everything; appends still open end as errors. Safe to call twice."""
@@ -565,6 +529,11 @@ class Store(Stages, PositionCalls):
                 stream.on_reading(node, connection, status, released, version)
         elif frame.kind not in (Kind.APPENDED, Kind.APPEND_FAULTS):
             raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
+
+    def _on_statuses(self, is_moved: bool) -> None:
+        """Something else is said of a node's data: see `Cluster.on_statuses`."""
+        for stream in self._live_streams():
+            stream.on_statuses(is_moved=is_moved)
 
     def _live_streams(self) -> list[ReadStream]:
         for number in [n for n, stream in self._streams.items() if stream.is_closed]:

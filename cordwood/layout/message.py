@@ -28,6 +28,7 @@ from cordwood.layout.log_questions import (
     TrimReply,
 )
 from cordwood.layout.message_fields import U32, U62, AnyLsn, Name, Sentence
+from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply, SetAuthority
 from cordwood.layout.message_staging import (
     PublicationReply,
     PublishCall,
@@ -42,16 +43,6 @@ Message = TypeVar("Message")
 
 ASK_LOGS_MAX = 10_000
 """Logs of one AskReleased: a frame of 90 KB, answered in a few milliseconds."""
-
-
-class MemberInfo(Struct, frozen=True):
-    """A node for the wire; see `nodes.Member`."""
-
-    node: U32
-    address: Name
-    location: Name
-    incarnation: int
-    weight: float
 
 
 class EpochNodes(Struct, frozen=True):
@@ -91,18 +82,6 @@ class LogReply(Struct, frozen=True, tag="log"):
     own: LogAttributes = LogAttributes()
     attributes: LogAttributes = DEFAULTS
     wider: dict[str, U32] = {}
-
-
-class MembersReply(Struct, frozen=True, tag="members"):
-    """The cluster's id (16 bytes) and its nodes.
-
-    Attributes:
-        dead: those of them that the answering node takes for dead.
-    """
-
-    cluster: bytes
-    members: list[MemberInfo]
-    dead: list[U32] = []
 
 
 class LogsReply(Struct, frozen=True, tag="logs"):
@@ -277,10 +256,6 @@ class ListLogs(Struct, frozen=True, tag="list_logs"):
     """All logs below a path."""
 
     prefix: Name
-
-
-class AskMembers(Struct, frozen=True, tag="ask_members"):
-    """Who is in the cluster."""
 
 
 class AskStatus(Struct, frozen=True, tag="ask_status"):
@@ -487,7 +462,7 @@ Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
     | Seal | Clean | AskReleased | Yield | GroupCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
-    | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets
+    | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cordwood.layout.message import EpochNodes, LogReply, MemberInfo
+from cordwood.layout.message import EpochNodes, LogReply
+from cordwood.layout.message_nodes import MemberInfo
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.metadata.log_tree import LogInfo
 from cordwood.nodes import Member, NodeId
@@ -40,6 +41,6 @@ def epoch_nodes(record: EpochRecord) -> list[EpochNodes]:
 def member_infos(members: Mapping[NodeId, Member]) -> list[MemberInfo]:
     """Members in node order."""
     return [
-        MemberInfo(m.node, m.address, m.location, m.incarnation, m.weight)
+        MemberInfo(m.node, m.address, m.location, m.incarnation, m.weight, m.authority)
         for _, m in sorted(members.items())
     ]

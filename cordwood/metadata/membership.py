@@ -24,12 +24,13 @@ from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
-from cordwood.errors import BadSetting, Malformed, NotOurCluster
+from cordwood.errors import BadSetting, Malformed, NotOurCluster, Rejected
 from cordwood.host.address import split_address
 from cordwood.layout.json_text import read_json
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
-from cordwood.nodes import SCOPES, Member, NodeId
+from cordwood.nodes import SCOPES, Authority, Member, NodeId
+from cordwood.quorum.authority import may_become
 
 CLUSTER_BYTES = 16
 
@@ -69,7 +70,7 @@ class Claim(NamedTuple):
     reached: int = -1
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`nodes/<number>`; `claim` and `reached` are `Claim.name` and `Claim.reached`."""
 
     address: str
@@ -78,6 +79,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: Annotated[float, msgspec.Meta(ge=0, le=WEIGHT_MAX)]
     claim: Annotated[str, msgspec.Meta(max_length=CLAIM_CHARS_MAX)] = ""
     reached: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    authority: Authority = Authority.FULLY_AUTHORITATIVE
 
 
 class Membership:
@@ -123,7 +125,8 @@ class Membership:
         reached: int = -1,
         over: Collection[str] | None = None,
     ) -> Member:
-        """Say that a node starts, and where.
+        """Say that a node starts, and where; so it is fully authoritative, whatever was said
+        of its data: it has its disk, and says itself if that lost something.
 
         Args:
             address: `host:port` where the others reach it.
@@ -193,6 +196,42 @@ class Membership:
 
         await change_repeatably(self._store, _key(node_id), decide)
 
+    async def set_authority(
+        self, node_id: NodeId, authority: Authority, expected: Authority | None = None
+    ) -> Member:
+        """Say what became of a node's data.
+
+        Args:
+            expected: what was said of it before; None is anything.
+        Raises:
+            BadSetting: the node never registered.
+            Rejected: something else than `expected` was said of it, or the one cannot follow
+                the other (`quorum.authority.may_become`).
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is None:
+                raise BadSetting(f"there is no node {node_id}")
+            entry = _decode(node_id, found)
+            if entry.authority is authority:
+                return None
+            if expected not in (None, entry.authority):
+                assert expected is not None
+                raise Rejected(
+                    f"node {node_id} is {entry.authority.value} by now, not {expected.value}: "
+                    "look again before you change it"
+                )
+            if not may_become(entry.authority, authority):
+                raise Rejected(
+                    f"node {node_id} is {entry.authority.value}, so it cannot become "
+                    f"{authority.value}: it is fully authoritative again once it starts"
+                )
+            return msgspec.json.encode(msgspec.structs.replace(entry, authority=authority))
+
+        stored = await change_repeatably(self._store, _key(node_id), decide)
+        assert stored is not None, "the entry was there"
+        return _member(node_id, stored)
+
     async def members(self) -> tuple[Member, ...]:
         """Every node that ever registered, in node order."""
         listed = await self._store.list(_NODES)
@@ -229,7 +268,9 @@ def _node_of(key: str) -> NodeId:
 
 def _member(node_id: NodeId, value: bytes) -> Member:
     entry = _decode(node_id, value)
-    return Member(node_id, entry.address, entry.location, entry.incarnation, entry.weight)
+    return Member(
+        node_id, entry.address, entry.location, entry.incarnation, entry.weight, entry.authority
+    )
 
 
 def _decode(node_id: int, value: bytes) -> _Entry:

@@ -208,6 +208,10 @@ class SenderChoice:
             if self.is_single:
                 self._ask_anew(at_once=why is not Doubt.SLOW)
 
+    def on_moved(self) -> None:
+        """A node's data lies on other nodes by now, where it may not have been before."""
+        self._ask_anew(at_once=True)
+
     def on_late(self) -> None:
         """The old order takes too long to come to its end."""
         self._ask_anew(at_once=True)

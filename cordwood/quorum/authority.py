@@ -1,8 +1,10 @@
 """What a reader may conclude from the silence of some nodes, given what became of them.
 
-Each node of a nodeset has an *authoritative status*, kept in the event log. A reader asks
-of the nodes that have come past an LSN without a record whether they are enough to say
-that there is none:
+Each node of a nodeset has an *authoritative status* (`nodes.Authority`), kept in the metadata
+store beside its address. A person sets it of a node that is down, and the node itself takes it
+back when it starts again with its disk (`BECOMES` says what may follow what). A reader asks of
+the nodes that have come past an LSN without a record whether they are enough to say that there
+is none:
 
 - nodes whose data was rebuilt elsewhere (AUTHORITATIVE_EMPTY) are as good as not there;
 - nodes whose data is gone (UNDER_REPLICATED) can never be heard, and do not have to be once
@@ -21,20 +23,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Set
 
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 
-
-class Authority(enum.Enum):
-    """What is known of a node's data."""
-
-    FULLY_AUTHORITATIVE = "fully authoritative"
-    UNDER_REPLICATED = "under-replicated"
-    """Its data is gone and not rebuilt."""
-    AUTHORITATIVE_EMPTY = "authoritative empty"
-    """Its data lies on other nodes by now."""
-    UNAVAILABLE = "unavailable"
-    """It is down; its data is still there."""
-
+BECOMES: Mapping[Authority, frozenset[Authority]] = {
+    Authority.FULLY_AUTHORITATIVE: frozenset(Authority),
+    Authority.UNAVAILABLE: frozenset(Authority),
+    Authority.UNDER_REPLICATED: frozenset(Authority),
+    Authority.AUTHORITATIVE_EMPTY: frozenset(
+        {Authority.AUTHORITATIVE_EMPTY, Authority.FULLY_AUTHORITATIVE}
+    ),
+}
+"""What a status may be followed by. A node whose data lies elsewhere stays out of what readers
+weigh until it is back with a disk of its own: what happens to its old disk means nothing any
+more. All else may turn out otherwise: data thought lost is found, or is not."""
 
 HAS_DATA = frozenset({Authority.FULLY_AUTHORITATIVE, Authority.UNAVAILABLE})
 
@@ -51,6 +52,14 @@ class Hearing(enum.Enum):
     NON_AUTHORITATIVE = "non-authoritative"
     """All that have data were heard, and do not meet every copyset: more nodes lost their
     data than the copies survive."""
+
+
+def may_become(before: Authority, after: Authority) -> bool:
+    """Whether a node's status may go from `before` to `after`.
+
+    Source: LogDevice digest 2.9 ("already AE stays AE"; acknowledged is fully authoritative).
+    """
+    return after in BECOMES[before]
 
 
 def hear(

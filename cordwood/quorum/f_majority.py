@@ -17,8 +17,8 @@ The second is why location pays: with R=3 over 2 of 3 racks, two whole racks are
 enough to hear, however many nodes the third has.
 
 Members count whatever their weight: weight is a wish about new records, and an old
-record may lie on a node that takes none today. Authoritative status (nodes whose
-data is gone, or was rebuilt elsewhere) comes with rebuilding.
+record may lie on a node that takes none today. What became of a node's data (its
+authoritative status) counts for readers only so far, in `quorum.authority`.
 
 Source: LogDevice digest 2.6; common/FailureDomainNodeSet.h.
 """

@@ -1,10 +1,10 @@
 """What may come at the end of a run, when all is healed: nodes lost for good, or one hampered.
 
-*Losses.* Some nodes never come back, and their operator says so to the readers by hand, as
-long as nobody rebuilds: their data is gone (UNDER_REPLICATED), or they had none of this log
-(AUTHORITATIVE_EMPTY). Readers must then come to the tail without waiting for them, and tell a
-loss exactly where no copy is left. Either fewer nodes are lost than there are copies, or all
-that hold some block.
+*Losses.* Some nodes never come back, and an operator says so by hand, as long as nobody
+rebuilds: their data is gone (UNDER_REPLICATED), or they had none (AUTHORITATIVE_EMPTY), or
+nobody knows yet (UNAVAILABLE). Readers must then come to the tail without waiting for them, and
+tell a loss exactly where no copy is left. Either fewer nodes are lost than there are copies, or
+all that hold some block.
 
 *Pace.* A client measures how long appends take while all is well, and then with one node that
 is stopped, or whose disk is a hundred times slower (L7).
@@ -23,8 +23,7 @@ from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
-from cordwood.nodes import NodeId
-from cordwood.quorum.authority import Authority
+from cordwood.nodes import Authority, NodeId
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.end_events import NodesLost, PaceBegan, PaceEnded
@@ -38,6 +37,15 @@ FEW, COPIES = "few", "copies"
 """Fewer nodes than there are copies; or all that hold some block."""
 
 Statuses = Mapping[NodeId, Authority]
+
+OPERATOR = "operator"
+"""Who says what became of the nodes."""
+
+DOUBT_S = 20.0
+"""How long the operator calls a lost node unavailable before it is given up, in half of the
+runs: readers have met the loss by then, and must look at it anew."""
+
+ASK_AGAIN_S = 1.0
 
 PACER = "pacer"
 
@@ -80,12 +88,14 @@ async def pick_lost(cluster: SimCluster, kind: str, chance: random.Random) -> tu
     return lost if len(lost) < len(numbers) else ()
 
 
-async def true_statuses(cluster: SimCluster, lost: Sequence[NodeId], log: int) -> Statuses:
-    """What is true of nodes that are lost, each still running: what it holds of a log is gone."""
+async def true_statuses(cluster: SimCluster, lost: Sequence[NodeId]) -> Statuses:
+    """What is true of nodes that are lost, each still running: what it holds is gone."""
     statuses: dict[NodeId, Authority] = {}
     for node in lost:
-        holds = await held_blocks(cluster.running[node].shard, log)
-        statuses[node] = Authority.UNDER_REPLICATED if holds else Authority.AUTHORITATIVE_EMPTY
+        shard = cluster.running[node].shard
+        holds = [await held_blocks(shard, log) for log in sorted(shard.cache.logs)]
+        is_empty = not any(holds)
+        statuses[node] = Authority.AUTHORITATIVE_EMPTY if is_empty else Authority.UNDER_REPLICATED
     return statuses
 
 
@@ -96,32 +106,51 @@ async def lose_nodes(
     lost = await pick_lost(cluster, kind, chance)
     if not lost:
         return ()
-    logs = {name: log for name, log in clients.log_ids.items() if log in clients.tails}
-    statuses = {name: await true_statuses(cluster, lost, log) for name, log in logs.items()}
-    if kind == FEW and chance.random() < 0.5:
-        # Nobody knows yet what became of them: that must not keep a reader from its records.
-        unavailable = dict.fromkeys(lost, Authority.UNAVAILABLE)
-        statuses = dict.fromkeys(statuses, unavailable)
+    logs = [name for name, log in clients.log_ids.items() if log in clients.tails]
+    statuses = await true_statuses(cluster, lost)
+    unavailable = dict.fromkeys(lost, Authority.UNAVAILABLE)
+    told: list[Statuses] = [statuses]
+    if chance.random() < 0.5:
+        # Nobody knows yet what became of them: that must not keep a reader from its records,
+        # where there are some on other nodes.
+        told = [unavailable] if kind == FEW else [unavailable, statuses]
     for node in lost:
         cluster.kill(node)
     clients.recorder.add(NodesLost(clients.recorder.now_us, lost))
+    crew.start(OPERATOR, partial(_tell, OPERATOR, told, clients))
     readers = []
-    for number, (log, of_nodes) in enumerate(statuses.items(), start=1):
+    for number, log in enumerate(logs, start=1):
         readers.append(f"survivor-{number}")
-        crew.start(readers[-1], partial(read_what_is_left, readers[-1], log, of_nodes, clients))
-    return tuple(readers)
+        crew.start(readers[-1], partial(read_what_is_left, readers[-1], log, clients))
+    return (*readers, OPERATOR)
 
 
-async def read_what_is_left(
-    name: str, log: str, statuses: Statuses, clients: Clients, host: Host
-) -> None:
-    """Read a log from its start to its tail, told what became of some nodes."""
+async def _tell(name: str, told: Sequence[Statuses], clients: Clients, host: Host) -> None:
+    """Say of all nodes what became of them, and later perhaps something else."""
+    _, chance = clients.next_life(name)
+    left = [dict(statuses) for statuses in told]
+    while left and not clients.giving_up:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while left:
+                    while left[0]:
+                        node, status = min(left[0].items())
+                        await store.set_authority(node, status)
+                        del left[0][node]
+                    left.pop(0)
+                    await asyncio.sleep(DOUBT_S if left else 0)
+        except CordwoodError as error:  # some are not taken for dead yet
+            clients.told(name, "say", error)
+            await asyncio.sleep(ASK_AGAIN_S)
+
+
+async def read_what_is_left(name: str, log: str, clients: Clients, host: Host) -> None:
+    """Read a log from its start to its tail."""
     _, chance = clients.next_life(name)
     recorder, is_done = clients.recorder, False
     while not (is_done or clients.giving_up):
         try:
             async with connected(clients.addresses, host, clients.settings(chance)) as store:
-                store._cluster.statuses = dict(statuses)
                 log_id = await find_log(store, log, clients)
                 until = clients.tails[log_id]
                 stream = await store.read(log, OLDEST, until)

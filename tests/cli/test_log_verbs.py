@@ -107,6 +107,15 @@ def test_nodes(run):
     assert "there are 1" in run("nodes", "scrub", "9", exit_code=1)
 
 
+def test_what_is_said_of_a_nodes_data(run):
+    assert json.loads(run("nodes", "status", "1", "--json")) == {
+        "node": 1, "status": "fully-authoritative",
+    }  # fmt: skip
+    assert "there are 1" in run("nodes", "status", "9", exit_code=1)
+    assert "node 1 is up" in run("nodes", "status", "1", "under-replicated", "--yes", exit_code=1)
+    assert "unavailable" in run("nodes", "status", "1", "unavailable", "--yes")
+
+
 def test_nodesets_tile_the_epochs():
     history = [EpochNodes(1, [1, 2, 3], 3, 1), EpochNodes(4, [1, 2], 2, 1)]
     rows = epoch_rows(EpochsReply(9, 7, 5, 0, 1, 0, history))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cordwood.cli.overview import view_logs, view_nodes
 from cordwood.client.cluster import LogInfo
 from cordwood.errors import Unreachable
-from cordwood.layout.message import LogState, MemberInfo, StatusReply
+from cordwood.layout.message import LogState, StatusReply
+from cordwood.layout.message_nodes import MemberInfo
 from cordwood.lsn import make_lsn
-from cordwood.nodes import NodeId, Replication
+from cordwood.nodes import Authority, NodeId, Replication
 
 
 def state(log: int, epoch: int, esn: int, *, sequencing: bool = False) -> LogState:
@@ -31,6 +34,14 @@ class TestNodes:
         assert (one.node, one.up, one.problem, one.wal_used_bytes) == (1, True, "", 10)
         assert (two.node, two.up, two.problem) == (2, False, "nobody there")
         assert (two.address, two.location) == ("h:2", "rack2")
+
+    def test_what_is_said_of_the_data_of_one_that_is_away(self):
+        said = answer(1)
+        gone = msgspec.structs.replace(said.members[1], authority=Authority.UNDER_REPLICATED)
+        said = msgspec.structs.replace(said, members=[said.members[0], gone])
+        answers = {NodeId(1): said, NodeId(2): Unreachable("nobody there")}
+        one, two = view_nodes(answers, {})
+        assert (one.authority, two.authority) == ("fully-authoritative", "under-replicated")
 
     def test_a_node_that_cannot_store_says_why(self):
         (node,) = view_nodes({NodeId(1): answer(1, failed="its disk failed")}, {})

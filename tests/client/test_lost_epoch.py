@@ -11,14 +11,13 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate, until
+from cluster_at_hand import ClusterAtHand, say_of_dead, simulate, until
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.store import Store
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import make_lsn
-from cordwood.nodes import NodeId
-from cordwood.quorum.authority import Authority
+from cordwood.nodes import Authority
 from cordwood.settings import StorageSettings
 
 LOG = 1
@@ -56,7 +55,7 @@ def test_it_is_passed_in_a_few_steps(flushed: bool) -> None:
                 await until(lambda: readable.readable >= tail)
             cluster.kill(lost)
             async with cluster.client() as store:
-                store._cluster.statuses = {NodeId(lost): Authority.UNDER_REPLICATED}
+                await say_of_dead(store, lost, Authority.UNDER_REPLICATED)
                 items: list[Record | Gap] = []
                 async with asyncio.timeout(30):
                     stream = await store.read("log", make_lsn(1, 1), tail)

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
+from cluster_at_hand import ClusterAtHand, say_of_dead, simulate
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import Cluster
@@ -15,9 +15,8 @@ from cordwood.client.store import Store
 from cordwood.layout.waves import StoredBlock
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import make_lsn
-from cordwood.nodes import NodeId
+from cordwood.nodes import Authority
 from cordwood.protocol.single_copy import CopyFilter, Shuffle, shuffled
-from cordwood.quorum.authority import Authority
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.zoo import PlantedBug, planted
 from cordwood.sim.zoo.read_manners import FIRST_KEY_ONLY
@@ -70,8 +69,8 @@ async def drained_nodes(cluster: ClusterAtHand) -> None:
             held = cluster.running[node].shard.cache.log(LOG)
             del held._blocks[1]
             del held._lasts[1]
-        empty = Authority.AUTHORITATIVE_EMPTY
-        store._cluster.statuses = {NodeId(3): empty, NodeId(4): empty}
+        for node in (3, 4):
+            await say_of_dead(store, node, Authority.AUTHORITATIVE_EMPTY)
         async with asyncio.timeout(30):
             items = await read_up_to(store, 3)
         assert numbers(items) == [0, 2]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, simulate, until
+from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, until
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read_stream import STUCK_S
 from cordwood.client.store import Store
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn, make_lsn
-from cordwood.nodes import NodeId
+from cordwood.nodes import Authority, NodeId
 from cordwood.protocol.single_copy import CopyFilter, Doubt, Shuffle, shuffled
-from cordwood.quorum.authority import Authority
 
 LOG = 1
 FIVE = {"nodes": 5, "copies": 3, "wal_bytes": 16 << 20}
@@ -231,9 +230,8 @@ def test_where_nodes_are_gone_for_good_the_others_are_enough(monkeypatch) -> Non
             reading = asyncio.create_task(_all(stream))
             await asyncio.sleep(60)
             assert not reading.done()
-            store._cluster.statuses = {
-                NodeId(number): Authority.UNDER_REPLICATED for number in copyset
-            }
+            for number in copyset:
+                await say_of_dead(store, number, Authority.UNDER_REPLICATED)
             items = await asyncio.wait_for(reading, 30)
             lost = {
                 lsn

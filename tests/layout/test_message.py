@@ -36,7 +36,6 @@ from cordwood.layout.message import (
     AskEpoch,
     AskEpochs,
     AskGroups,
-    AskMembers,
     AskNodesets,
     AskReleased,
     AskStatus,
@@ -62,8 +61,6 @@ from cordwood.layout.message import (
     LogReply,
     LogsReply,
     LogState,
-    MemberInfo,
-    MembersReply,
     NodesetsReply,
     Ping,
     RaiseToken,
@@ -88,6 +85,7 @@ from cordwood.layout.message import (
     to_error,
     to_fault,
 )
+from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply, SetAuthority
 from cordwood.layout.message_staging import (
     AskPublication,
     AskStaged,
@@ -104,6 +102,7 @@ from cordwood.layout.message_staging import (
 )
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import LSN_MAX
+from cordwood.nodes import Authority
 
 
 def lsn(epoch: int, esn: int) -> int:
@@ -133,6 +132,7 @@ CALLS: list[Call] = [
     RenameLog("/orders", "/o"), RaiseToken("/orders", 5, "worker"),
     SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
     TellNodesets(9, 5, [EpochNodes(1, [1, 2, 3], 3, 2)]), AskNodesets(9),
+    SetAuthority(3, Authority.UNDER_REPLICATED, Authority.UNAVAILABLE),
     RenameLog("/orders", "/o"), SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
     StageBlock(STAGE, 9, 60_000, 2, 1, 30, 5, 6, b"body"), PinStaged("query", 2, [STAGE]),
     Unstage("query", 2, [STAGE]), AskStaged(STAGE), AskPublication("query"),

@@ -8,10 +8,10 @@ import random
 import pytest
 from metadata_play import run_patiently
 
-from cordwood.errors import BadSetting, Malformed, Unreachable
+from cordwood.errors import BadSetting, Malformed, Rejected, Unreachable
 from cordwood.metadata.membership import CLUSTER_BYTES, NODE_MAX, WEIGHT_MAX, Membership
 from cordwood.metadata.memory import MemoryMetadata
-from cordwood.nodes import Member, NodeId
+from cordwood.nodes import Authority, Member, NodeId
 
 
 class TestCluster:
@@ -175,3 +175,65 @@ class TestMembers:
                 await Membership(memory).members()
 
         run_patiently(main())
+
+
+class TestAuthority:
+    """What became of a node's data."""
+
+    def test_it_is_kept_until_the_node_starts_again(self, play):
+        async def act(store) -> None:
+            membership = Membership(store)
+            await membership.register(NodeId(3), "host:1", "rack1", 2.0)
+            gone = await membership.set_authority(NodeId(3), Authority.UNDER_REPLICATED)
+            assert gone.authority is Authority.UNDER_REPLICATED
+            assert (gone.address, gone.location, gone.weight) == ("host:1", "rack1", 2.0)
+            assert await membership.members() == (gone,)
+            assert (await membership.move(NodeId(3), "host:2")).authority is gone.authority
+            back = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
+            assert back.authority is Authority.FULLY_AUTHORITATIVE
+
+        play(act)
+
+    def test_it_is_a_compare_and_set(self, play):
+        async def act(store) -> None:
+            membership = Membership(store)
+            with pytest.raises(BadSetting, match="no node 3"):
+                await membership.set_authority(NodeId(3), Authority.UNAVAILABLE)
+            await membership.register(NodeId(3), "host:1")
+            full, gone = Authority.FULLY_AUTHORITATIVE, Authority.UNDER_REPLICATED
+            with pytest.raises(Rejected, match="fully-authoritative by now, not under-replicated"):
+                await membership.set_authority(NodeId(3), Authority.UNAVAILABLE, gone)
+            await membership.set_authority(NodeId(3), gone, full)
+            await membership.set_authority(NodeId(3), gone, full)  # it is so already
+
+        play(act)
+
+    @pytest.mark.parametrize("after", Authority)
+    @pytest.mark.parametrize("before", Authority)
+    def test_what_may_follow_what(self, play, before, after):
+        """Whoever is empty stays so until it is fully authoritative; all else may change."""
+        allowed = before is not Authority.AUTHORITATIVE_EMPTY or after in (
+            before, Authority.FULLY_AUTHORITATIVE,
+        )  # fmt: skip
+
+        async def act(store) -> None:
+            membership = Membership(store)
+            await membership.register(NodeId(3), "host:1")
+            await membership.set_authority(NodeId(3), before)
+            try:
+                await membership.set_authority(NodeId(3), after)
+            except Rejected:
+                assert not allowed
+            else:
+                assert allowed
+
+        play(act)
+
+    def test_an_entry_of_before_there_were_any(self, memory):
+        async def main() -> None:
+            old = b'{"address":"host:1","location":"","incarnation":4,"weight":1.0}'
+            await memory.compare_and_set("nodes/0000000003", old, 0)
+            (member,) = await Membership(memory).members()
+            assert member.authority is Authority.FULLY_AUTHORITATIVE
+
+        asyncio.run(main())

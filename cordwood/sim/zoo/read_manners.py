@@ -12,8 +12,8 @@ from typing import Any
 from cordwood.block import Record
 from cordwood.layout.message import EpochNodes, ReleasedReply
 from cordwood.layout.reading import NodeGap
+from cordwood.nodes import Authority
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.quorum.authority import Authority
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from cordwood.block import BlockKind, Gap, GapKind
 from cordwood.lsn import ESN_MAX, Lsn
+from cordwood.nodes import Authority
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.slow_shards import Change
-from cordwood.quorum.authority import Authority, Hearing
+from cordwood.quorum.authority import Hearing
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 

@@ -1,0 +1,68 @@
+"""`cordwood nodes status`: what became of the data of a node that is down, shown and said.
+
+Source: `quorum.authority`; LogDevice digest 2.9.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Annotated
+
+import typer
+
+from cordwood.cli.target import ClusterOption, JsonOption, open_store
+from cordwood.errors import BadSetting
+
+
+class Status(enum.StrEnum):
+    """As `nodes.Authority`, which is loaded only when it is needed."""
+
+    FULLY_AUTHORITATIVE = "fully-authoritative"
+    UNAVAILABLE = "unavailable"
+    UNDER_REPLICATED = "under-replicated"
+    AUTHORITATIVE_EMPTY = "authoritative-empty"
+
+
+MEANING = {
+    Status.FULLY_AUTHORITATIVE: "readers wait for it where others cannot say that nothing is lost",
+    Status.UNAVAILABLE: "its data is there and will be back: readers wait for it",
+    Status.UNDER_REPLICATED: "its data is gone: readers tell as lost what no other node has",
+    Status.AUTHORITATIVE_EMPTY: "its data lies on other nodes, on as many as it should: readers "
+    "do without it",
+}
+
+
+def node_status(
+    node: Annotated[int, typer.Argument(metavar="NODE", help="Its number.")],
+    status: Annotated[
+        Status | None, typer.Argument(help="What to say of its data; shown without.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Show or say what became of a node's data: its authoritative status.
+
+    Readers weigh by it whether what nobody sends them is lost. It is said of a node that is
+    down, and nobody checks it: said wrongly, readers tell losses that are none. A node that
+    starts again takes it back.
+    """
+    from cordwood.nodes import Authority
+
+    with open_store(cluster) as store:
+        said = {int(number): authority for number, authority in store.authorities().items()}
+        if node not in said:
+            known = ", ".join(map(str, said))
+            raise BadSetting(f"there is no node {node}; there are {known}")
+        before = said[node]
+        if status is not None:
+            if not yes:
+                typer.echo(f"node {node} is {before.value}; {status.value}: {MEANING[status]}.")
+                typer.confirm("Go on?", abort=True)
+            store.set_authority(node, Authority(status.value), before)
+            before = Authority(status.value)
+    if as_json:
+        typer.echo(json.dumps({"node": node, "status": before.value}))
+    else:
+        typer.echo(f"node {node} is {before.value}: {MEANING[Status(before.value)]}")

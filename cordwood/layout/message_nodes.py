@@ -1,0 +1,46 @@
+"""Control messages about nodes; `layout.message` has all others, and the reading.
+
+Source: design.md §6.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cordwood.layout.message_fields import U32, Name
+from cordwood.nodes import Authority
+
+
+class MemberInfo(Struct, frozen=True):
+    """A node for the wire; see `nodes.Member`."""
+
+    node: U32
+    address: Name
+    location: Name
+    incarnation: int
+    weight: float
+    authority: Authority = Authority.FULLY_AUTHORITATIVE
+
+
+class AskMembers(Struct, frozen=True, tag="ask_members"):
+    """Who is in the cluster."""
+
+
+class MembersReply(Struct, frozen=True, tag="members"):
+    """The cluster's id (16 bytes) and its nodes.
+
+    Attributes:
+        dead: those of them that the answering node takes for dead.
+    """
+
+    cluster: bytes
+    members: list[MemberInfo]
+    dead: list[U32] = []
+
+
+class SetAuthority(Struct, frozen=True, tag="set_authority"):
+    """Say what became of a node's data, if `expected` is what was said of it before."""
+
+    node: U32
+    authority: Authority
+    expected: Authority
