@@ -21,7 +21,7 @@ Source: seed logdevice-read-path, "Authoritative Status"; LogDevice digest 2.6, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 
@@ -81,10 +81,21 @@ def hear(
         if statuses.get(member.node, fully) is not Authority.AUTHORITATIVE_EMPTY
     ]
     complete = all(member.node in heard for member, status in rest if status in HAS_DATA)
-    scopes = (("node", replication.copies), *replication.spans)
-    if any(_meets(heard, rest, scope, copies) for scope, copies in scopes):
+    if _meet_every_copyset(heard, rest, replication):
         return Hearing.COMPLETE if complete else Hearing.INCOMPLETE
     return Hearing.NON_AUTHORITATIVE if complete else Hearing.NONE
+
+
+def _meet_every_copyset(
+    heard: Set[NodeId], rest: Sequence[tuple[Member, Authority]], replication: Replication
+) -> bool:
+    """Whether the nodes that were not heard cannot hold a copyset; where all together could not
+    either, for want of domains in one of the scopes, whether all were heard."""
+    scopes = (("node", replication.copies), *replication.spans)
+    for scope, copies in scopes:
+        if len({member.domain(scope) for member, _ in rest}) < copies:
+            return all(status in HAS_DATA and member.node in heard for member, status in rest)
+    return any(_meets(heard, rest, scope, copies) for scope, copies in scopes)
 
 
 def _meets(
@@ -96,6 +107,4 @@ def _meets(
         domain = member.domain(scope)
         answered = status in HAS_DATA and member.node in heard
         full[domain] = full.get(domain, True) and answered
-    if len(full) < copies:
-        return all(full.values())
     return sum(full.values()) >= len(full) - copies + 1

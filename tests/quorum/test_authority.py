@@ -62,6 +62,9 @@ def nodes(text: str) -> frozenset[NodeId]:
         # Fewer nodes than copies are left: every one of them is needed.
         (FIVE, 3, 1, "1e 2e 3e", "4", "NONE"),
         (FIVE, 3, 1, "1e 2e 3e", "4 5", "COMPLETE"),
+        # Also where one scope has domains enough: two racks are left, and not three nodes.
+        ("a:1 b:2 c:3", 3, 2, "3e", "1", "NONE"),
+        ("a:1 b:2 c:3", 3, 2, "3e", "1 2", "COMPLETE"),
     ],
 )  # fmt: skip
 def test_what_the_nodes_heard_amount_to(members, copies, racks, marked, heard, hearing) -> None:
@@ -119,5 +122,7 @@ def test_against_a_twin_that_tries_every_copyset(made, copies, counts) -> None:
     assert (found in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE)) == complete
     if possible and found in (Hearing.COMPLETE, Hearing.INCOMPLETE):
         assert not hidden
+    if not possible and found in (Hearing.COMPLETE, Hearing.INCOMPLETE):
+        assert {m.node for m in left} <= heard, "too few for a copyset: each of them is asked"
     if possible and hidden:
         assert found in (Hearing.NONE, Hearing.NON_AUTHORITATIVE)
