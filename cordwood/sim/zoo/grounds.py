@@ -421,6 +421,12 @@ READERS = ground(
     restart_s=2.0, readers=3,
 )  # fmt: skip
 
+SPREAD = ground(
+    "crash", "link_cut", shape=cluster_of(5, 2), restart_s=2.0, readers=3,
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+)  # fmt: skip
+"""Each block has a copyset of its own, and readers who start over."""
+
 MANNERS = ground(
     "crash", keyed=1.0, manners=0.9, browsers=1, restart_s=1.0, burst=20, ask_s=0.2
 )  # fmt: skip

@@ -7,16 +7,18 @@ Source: reliability digest §6; LogDevice digest 2.10.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from cordwood.block import Record
+from cordwood.block import BlockKind, Record
 from cordwood.layout.message import EpochNodes, ReleasedReply
 from cordwood.layout.reading import NodeGap
 from cordwood.nodes import Authority
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.sim.zoo import grounds
-from cordwood.sim.zoo.bug import PlantedBug, changed
+from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
+_CHOICE = "protocol.single_copy:SenderChoice"
 _STREAMS = "storage.read_streams:ReadStreams"
 
 
@@ -109,6 +111,25 @@ def _told_is_forgotten(right: Any) -> Any:
     return replay
 
 
+class _Seen:
+    """A block with another envelope, as far as a share looks at it."""
+
+    def __init__(self, block: Any, copyset: tuple[int, ...]) -> None:
+        self.header = block.header
+        self.envelope = replace(block.envelope, copyset=copyset)
+
+
+def _copyset_before(right: Any) -> Any:
+    def part(self: Any, block: Any) -> Any:
+        before = self._mine.get((), block.envelope.copyset)
+        answer = right(self, _Seen(block, before))
+        if block.header.kind == BlockKind.DATA:
+            self._mine[()] = block.envelope.copyset
+        return answer
+
+    return part
+
+
 FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
     changed({"client.batch:key_bits": _first_key_only}), hunt=grounds.MANNERS,
@@ -135,6 +156,10 @@ BUGS = (
     PlantedBug("nodesets-forgotten", "a node forgets the nodesets of its logs when it restarts",
                changed({"storage.shard:Shard._replay": _told_is_forgotten}),
                hunt=grounds.NODESETS),
+    PlantedBug("stale-copyset", "a node goes by the copyset of the block before; nobody asks all",
+               changed({"storage.read_streams:_Share.part": _copyset_before,
+                        f"{_CHOICE}.on_suspicion": instead(lambda self: None)}),
+               hunt=grounds.SPREAD),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
                changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
 )  # fmt: skip
