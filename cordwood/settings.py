@@ -93,8 +93,10 @@ class StorageSettings:
             WAL gathers what waits into fewer, larger ones. LogsDB's writes are not counted:
             leave them a share where they go to the same volume.
         cache_bytes: blocks that are in the WAL and not yet in LogsDB; at this, appends
-            wait. Half of it is a burst that no flush disturbs: a second of the fastest disk
-            measured. Memory is taken only for what is there.
+            wait. Stores of what was numbered already are taken up to an eighth more, those of
+            recoveries up to a quarter more, and nothing beyond. Half of it is a burst that
+            no flush disturbs: a second of the fastest disk measured. Memory is taken only for
+            what is there.
         flush_bytes: a flush begins when so much has gathered and appends pause, or when half
             of the cache or of the WAL is full. Large files are read with few seeks; 32 MiB
             are written in a fifth of a second.

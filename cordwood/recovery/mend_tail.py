@@ -33,6 +33,12 @@ from cordwood.wire.store_channel import StoreChannel
 MEND_TIMEOUT_S = 10.0
 """One durable wave per node; LogDevice's mutation takes half a second a try."""
 
+FULL_PAUSE_S = 0.2
+"""Between tries of a node that has no room just now: a flush takes as long."""
+
+FULL_TRIES = 10
+"""Then recovery begins anew, with other nodes maybe: one that cannot flush holds nobody up."""
+
 
 @dataclass(frozen=True, slots=True)
 class MendJob:
@@ -118,11 +124,17 @@ async def _store(
     for header, body in wave:
         parts += (pack_header(header), envelope, body)
     crc = checksum(parts)
-    answers = {node: _answer(channel, node, parts, crc) for node in copyset}
+    missing: Sequence[NodeId] = copyset
     try:
         async with asyncio.timeout(MEND_TIMEOUT_S):
-            for node, answer in answers.items():
-                _check(job.log, node, await answer)
+            for _ in range(FULL_TRIES):
+                answers = {node: _answer(channel, node, parts, crc) for node in missing}
+                missing = [n for n, answer in answers.items() if _check(job.log, n, await answer)]
+                if not missing:
+                    return
+                # To begin anew would store all of it again, into nodes that are full.
+                await asyncio.sleep(FULL_PAUSE_S)
+            raise NoSequencer(f"log {job.log} cannot be mended: nodes {missing} have no room")
     except TimeoutError:
         raise NoSequencer(
             f"log {job.log}: mending was not stored within {MEND_TIMEOUT_S:g} s"
@@ -146,10 +158,13 @@ def _answer(
     return answer
 
 
-def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> None:
+def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> bool:
+    """What a node said: whether it had no room just now; False for stored."""
     if refusals is None:
         raise NoSequencer(f"log {log} cannot be mended: node {node} went away")
     for refusal in refusals:
         if refusal.reason == Refusal.SEALED:
             raise Fenced(f"log {log} is sealed by epoch {refusal.epoch}", refusal.epoch)
-        raise NoSequencer(f"log {log} cannot be mended: node {node} is {refusal.reason.name}")
+        if refusal.reason != Refusal.FULL:
+            raise NoSequencer(f"log {log} cannot be mended: node {node} is {refusal.reason.name}")
+    return bool(refusals)

@@ -20,9 +20,6 @@ LOOK_EVERY_S = 1.0
 FLUSH_SLACK_S = 5.0
 """What a flush may be late while nothing fails: the one before it takes its time."""
 
-CACHE_TIMES = 2
-"""Times `cache_bytes`: at that no first waves are taken, and retries and recoveries still are."""
-
 
 class Gauges:
     """See the module; `run` looks until it is cancelled.
@@ -58,7 +55,7 @@ class Gauges:
         settings: StorageSettings = self._cluster.options.storage
         shard = node.shard
         yield "wal_bytes", shard.wal.used_bytes, shard.wal.capacity_bytes
-        yield "cache_bytes", shard.cache.bytes, settings.cache_bytes * CACHE_TIMES
+        yield "cache_bytes", shard.cache.bytes, shard.cache_bytes_max
         batch = shard.cache.batch
         if number in self.flushing and batch is not None:
             waits_s = asyncio.get_running_loop().time() - max(batch.since_s, self._since_s)

@@ -8,6 +8,8 @@ the WAL over all logs, and what is behind it is here.
 Blocks are indexed by last LSN, so that a read may begin inside a block. Two
 copies of one range keep the one of higher precedence; a late loser is dropped.
 
+How much it holds at most is `Shard.cache_bytes_max`: the shard refuses what would not fit.
+
 Source: design.md §2 (precedence), §5; s3stream digest (b) and trap 10 (cache order must
 be WAL order).
 """

@@ -58,13 +58,11 @@ from cordwood.storage.log_cache import Batch, EpochEnd, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.recent_blocks import RecentBlocks
+from cordwood.storage.room import cache_bytes_max, cache_takes, first_wave_room
 from cordwood.storage.staged_index import StagedIndex
 from cordwood.storage.wal import Wal
 
 logger = logging.getLogger(__name__)
-
-RETRY_SHARE = 1 / 8
-"""Share of the WAL kept for second waves: of 128 MiB, a few times what is in flight."""
 
 SEAL_TIMEOUT_S = 10.0
 """A durable write takes under a millisecond; a disk this slow has stalled."""
@@ -239,7 +237,7 @@ class Shard:
         refused: dict[int, StoreRefusal] = {}
         is_full = len(payload) > self.room_bytes
         for block in blocks:
-            refusal = self._refusal(wave, block, seal_epoch, is_full)
+            refusal = self._refusal(wave, block, seal_epoch, is_full, len(payload))
             if refusal is None:
                 if not self._is_trimmed(block):
                     taken.append(block)
@@ -271,7 +269,7 @@ class Shard:
         return held is not None and block.header.last <= held.trim
 
     def _refusal(
-        self, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool
+        self, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool, size: int
     ) -> StoreRefusal | None:
         header = block.header
         if self.failed:
@@ -285,7 +283,8 @@ class Shard:
             return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
         if not seal_epoch and self.low_space:
             return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
-        if is_full and not seal_epoch and block.envelope.wave == 1:
+        is_first = not seal_epoch and block.envelope.wave == 1
+        if (is_full and is_first) or not self._cache_takes(size, by_recovery=bool(seal_epoch)):
             reason = Refusal.NO_SPACE if self.is_out_of_space else Refusal.FULL
             return StoreRefusal(wave, header.log, reason)
         if crc32c(block.body) != header.stored_crc:
@@ -296,18 +295,24 @@ class Shard:
         return None
 
     @property
-    def room_bytes(self) -> int:
-        """Bytes left for first waves, in the WAL and in the cache; 0 for none.
+    def cache_bytes_max(self) -> int:
+        """The most that the cache ever holds; see `storage.room`."""
+        return cache_bytes_max(self._cache_bytes, self._wal.record_bytes_max)
 
-        They stop before the ring is full: what was numbered already must still find a
-        place somewhere, or its sequencer's acks would stall for good. A flush makes room
-        in both.
-        """
+    @property
+    def _cached(self) -> int:
+        return self.cache.bytes + self._bytes_on_way
+
+    def _cache_takes(self, size: int, *, by_recovery: bool) -> bool:
+        return cache_takes(self._cache_bytes, self._cached, size, by_recovery=by_recovery)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes left for first waves, in the WAL and in the cache; 0 for none."""
         if self.low_space:
             return 0
-        limit = int(self._wal.capacity_bytes * (1 - RETRY_SHARE))
-        cached = self.cache.bytes + self._bytes_on_way
-        return max(0, min(limit - self._wal.used_bytes, self._cache_bytes - cached))
+        wal = self._wal
+        return first_wave_room(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, self._cached)
 
     def _append_store(
         self,

@@ -99,12 +99,15 @@ def made_host(disk: MemoryDisk) -> Host:
 
 
 async def open_shard(
-    disk: MemoryDisk, wal: Wal, on_change: Callable[[int], None] = lambda log: None
+    disk: MemoryDisk,
+    wal: Wal,
+    on_change: Callable[[int], None] = lambda log: None,
+    storage: StorageSettings = STORAGE,
 ) -> Shard:
     """A shard over a WAL that was opened, with the LogsDB that lies beside it."""
-    tables = memory_tables("logsdb", STORAGE, made_host(disk))
-    logs, states = await LogsStore.open(tables, STORAGE, OWNER)
-    return await Shard.open(wal, logs, states, STORAGE, on_change)
+    tables = memory_tables("logsdb", storage, made_host(disk))
+    logs, states = await LogsStore.open(tables, storage, OWNER)
+    return await Shard.open(wal, logs, states, storage, on_change)
 
 
 class Settled(list[tuple[StoreRefusal, ...]]):
@@ -121,20 +124,28 @@ class Made:
         told: the logs that `on_change` was told of since the start.
     """
 
-    def __init__(self, disk: MemoryDisk, limits: WalLimits) -> None:
+    def __init__(
+        self, disk: MemoryDisk, limits: WalLimits, storage: StorageSettings = STORAGE
+    ) -> None:
         self.disk = disk
+        self._storage = storage
         self.shard: Shard
         self.told: list[int] = []
         self._limits = limits
 
     @classmethod
     async def new(
-        cls, *, by_hand: bool = False, ring: int = RING, limits: WalLimits = LIMITS
+        cls,
+        *,
+        by_hand: bool = False,
+        ring: int = RING,
+        limits: WalLimits = LIMITS,
+        storage: StorageSettings = STORAGE,
     ) -> Made:
         """An empty one. With `by_hand` writes end when the test says so."""
         disk = MemoryDisk()
         await Wal.format(disk, PATH, 8192 + ring, owner=OWNER)
-        made = cls(disk, limits)
+        made = cls(disk, limits, storage)
         await made.open()
         disk.by_hand = disk.file.by_hand = by_hand
         return made
@@ -144,7 +155,7 @@ class Made:
         self.disk.by_hand = False
         self.told.clear()
         wal = await Wal.open(self.disk, PATH, owner=OWNER, limits=self._limits)
-        self.shard = await open_shard(self.disk, wal, self.told.append)
+        self.shard = await open_shard(self.disk, wal, self.told.append, self._storage)
 
     async def crash(self, chance: random.Random) -> None:
         """Cut the power, start again."""

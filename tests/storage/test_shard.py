@@ -15,11 +15,17 @@ from cordwood.errors import Corrupt, Fenced, Malformed, Overloaded, Rejected, Re
 from cordwood.layout.message import SealReply
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import Refusal, StoreRefusal
+from cordwood.settings import StorageSettings
+from cordwood.sim.zoo import find_bug, planted
 from cordwood.storage.log_cache import EpochEnd
-from cordwood.storage.shard import RETRY_SHARE, SEAL_TIMEOUT_S, Shard
+from cordwood.storage.room import LATER_SHARE, RECOVERY_SHARE, RETRY_SHARE
+from cordwood.storage.shard import SEAL_TIMEOUT_S, Shard
 from cordwood.storage.wal import Wal, WalLimits
 
 BIG = bytes(20_000)
+
+CRAMPED = StorageSettings(cache_bytes=64 << 10, flush_bytes=4096, recent_bytes=0)
+"""A cache that is full long before the WAL."""
 
 
 def sealed_by(epoch: int, log: int = LOG, wave: int = 1) -> StoreRefusal:
@@ -389,6 +395,68 @@ class TestFull:
             await made.crash(random.Random(1))
             assert made.held() == before
             assert made.shard.sealed(LOG) == 2
+
+        run(scenario)
+
+    def test_no_wave_and_no_recovery_grows_the_cache_past_its_bound(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new(storage=CRAMPED)
+            shard, size = made.shard, CRAMPED.cache_bytes
+            for wave, seal, share in ((1, 0, 0.0), (2, 0, LATER_SHARE), (3, 2, RECOVERY_SHARE)):
+                if seal:
+                    await shard.seal(LOG, seal, 0)
+                await fill(made, wave=wave, seal=seal, size=2000)
+                assert size * (1 + share) - 2500 < shard.cache.bytes <= size * (1 + share)
+            assert shard.cache.bytes <= shard.cache_bytes_max
+            assert shard.wal.used_bytes < shard.wal.capacity_bytes / 2, "it is not the WAL"
+
+        run(scenario)
+
+    def test_without_the_bound_it_grows(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new(storage=CRAMPED)
+            await fill(made, wave=2, size=2000)
+            assert made.shard.cache.bytes > 4 * CRAMPED.cache_bytes
+
+        with planted(find_bug("cache-without-bound")):
+            run(scenario)
+
+    def test_what_is_on_its_way_counts(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new(by_hand=True, storage=CRAMPED)
+            frames = [made.store(packed(at(n), bytes(9000), wave=2), wave=n) for n in range(1, 21)]
+            taken = [settled for settled in frames if not settled]
+            assert len(taken) < 9
+            assert [(refused(Refusal.FULL, wave=20),)] == frames[-1]
+            while made.disk.file.pending:
+                made.disk.file.end_all()
+                await turns()
+            assert made.shard.cache.bytes <= CRAMPED.cache_bytes * (1 + LATER_SHARE)
+
+        run(scenario)
+
+    def test_an_empty_cache_takes_a_frame_that_is_larger_than_all_of_it(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new(storage=CRAMPED)
+            settled = made.store(packed(at(1), bytes(100_000), wave=2), wave=1)
+            await turns()
+            assert settled == [()]
+            assert made.shard.cache.bytes <= made.shard.cache_bytes_max
+
+        run(scenario)
+
+    def test_a_flush_lets_recovery_go_on(self) -> None:
+        async def scenario() -> None:
+            made = await Made.new(storage=CRAMPED)
+            await made.shard.seal(LOG, 2, 0)
+            await fill(made, wave=1, seal=2, size=2000)
+            batch = made.shard.cut()
+            assert batch is not None
+            await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+            made.shard.evict(batch)
+            settled = made.store(packed(at(1, epoch=2), BIG), seal=2)
+            await turns()
+            assert settled == [()]
 
         run(scenario)
 
