@@ -1,7 +1,7 @@
 """The nodes that send to one read stream: what they were asked, and what came of it.
 
-What may arrive is bounded for each node in bytes, and in LSNs by a window that follows the
-size of the records. Whenever somebody else must send, all nodes are asked anew.
+What may arrive is bounded by `protocol.read_window`. Whenever somebody else must send, all
+nodes are asked anew.
 
 Source: LogDevice digest 2.11; seed logdevice-read-path.
 """
@@ -34,6 +34,7 @@ from cordwood.lsn import LSN_MAX, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import ReadBuffer
 from cordwood.protocol.read_budget import ReadBudget
+from cordwood.protocol.read_window import Credit, ReadWindow
 from cordwood.protocol.single_copy import Doubt, SenderChoice, Shuffle
 from cordwood.protocol.slow_shards import SlowShards
 from cordwood.settings import ClientSettings
@@ -75,21 +76,20 @@ class Source:
         version: of what the node obeys; 0 until it answers.
         asked: version of what it was asked.
         switches: it goes on by the old order up to where all change to the new one.
+        credit: what it may send.
     """
 
-    __slots__ = ("asked", "connection", "granted", "held", "received", "switches", "version")
+    __slots__ = ("asked", "connection", "credit", "switches", "version")
 
-    def __init__(self, connection: Connection, granted: int) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.start(granted, 0)
+        self.start(0, 0)
 
     def start(self, granted: int, asked: int) -> None:
         self.version = 0
         self.asked = asked
         self.switches = False
-        self.received = 0
-        self.held = 0
-        self.granted = granted
+        self.credit = Credit(granted)
 
 
 class HeldBlock:
@@ -162,16 +162,12 @@ class Senders:
         self._heads_only = heads_only
         self._keys = keys
         self._is_local = settings.local_scd_enabled or bool(info.attributes.local_scd_enabled)
-        self._budget = budget
-        self._wanted = min(settings.read_bytes, CREDIT_BYTES_FIRST)
-        self._reserved = 0
         self._loop = asyncio.get_running_loop()
-        self._moved_at = self._loop.time() - WINDOW_QUICK_S
-        self._credit = self._reserve(self._loop.time())
-        self._window = WINDOW_LSNS_MIN
-        self._low = buffer.next
-        self._high = self._window_high()
-        self._mean_bytes = 256.0
+        self._window = ReadWindow(
+            buffer.next, len(self.choice.nodes), budget, self._loop.time(),
+            bytes_max=settings.read_bytes,
+            threshold=settings.client_read_flow_control_threshold,
+        )  # fmt: skip
         self._blocks: dict[NodeId, int] = {}
         self._began = False
         self._closed = False
@@ -180,14 +176,13 @@ class Senders:
 
     def open(self) -> None:
         """Ask every node that is up; the others are asked when they come."""
-        self.slow.on_window(self._high, self._loop.time())
+        self.slow.on_window(self._window.high, self._loop.time())
         self._ask_those_up(self.choice.nodes)
 
     def close(self) -> None:
         """Stop every node's sending."""
-        if not self._closed:
-            self._budget.give_back(self._reserved)
         self._closed = True
+        self._window.close()
         for source in self.sources.values():
             source.connection.send(Kind.STOP, 0, (pack_stop(self._number),))
         self.sources.clear()
@@ -218,20 +213,6 @@ class Senders:
     def sending(self) -> frozenset[NodeId]:
         """The nodes that answered what they were asked."""
         return frozenset(n for n, each in self.sources.items() if each.version == each.asked)
-
-    def _reserve(self, now: float) -> int:
-        """What each node may send ahead of the reader, reserved anew."""
-        took_s, self._moved_at = now - self._moved_at, now
-        if took_s < WINDOW_QUICK_S:
-            self._wanted = min(self._settings.read_bytes, self._wanted * 2)
-        elif took_s > WINDOW_SLOW_S:
-            first = min(self._settings.read_bytes, CREDIT_BYTES_FIRST)
-            self._wanted = max(first, self._wanted // 2)
-        self._budget.give_back(self._reserved)
-        nodes = len(self.choice.nodes)
-        wanted = self._wanted * nodes
-        self._reserved = self._budget.take(wanted, min(wanted, CREDIT_BYTES_MIN * nodes))
-        return self._reserved // nodes
 
     def _ask_those_up(self, nodes: Iterable[NodeId]) -> None:
         for node in nodes:
@@ -322,7 +303,7 @@ class Senders:
 
     def _on_block(self, node: NodeId, source: Source, stored: StoredBlock) -> None:
         header, size = stored.header, stored.wire_bytes
-        source.received += size
+        source.credit.on_received(size)
         self._began = True
         if header.kind == BlockKind.BRIDGE:
             self.bridge = Lsn(header.first)
@@ -333,9 +314,8 @@ class Senders:
             self._blocks[node] = self._blocks.get(node, 0) + 1
             self.choice.on_shipped(node)
         if self._buffer.on_block(HeldBlock(node, stored)):
-            source.held += size
-            mean = size / header.count
-            self._mean_bytes += 0.05 * (mean - self._mean_bytes)
+            source.credit.on_kept(size)
+            self._window.on_block(size, header.count)
 
     # What nodes are asked.
 
@@ -343,16 +323,16 @@ class Senders:
         """Have a node send from `next` on, or from `start` if that is later."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
-            source = self.sources[node] = Source(connection, self._credit)
-        source.start(self._credit, self.choice.version)
+            source = self.sources[node] = Source(connection)
+        source.start(self._window.credit, self.choice.version)
         self._buffer.on_connected(node)
         request = ReadRequest(
             self._number,
             self._log,
             max(start, self._buffer.next),
             self._buffer.until,
-            self._high,
-            self._credit,
+            self._window.high,
+            self._window.credit,
             version=self.choice.version,
             one_copy=self._one_copy(node),
             heads_only=self._heads_only,
@@ -395,9 +375,8 @@ class Senders:
             format_lsn(self._buffer.next), self.choice.known_down,
         )  # fmt: skip
         self._buffer.rewind()
-        self._low = self._buffer.next
-        self._high = max(self._high, self._window_high())
-        self.slow.on_rewind(self._high, self._loop.time())
+        self._window.restart(self._buffer.next)
+        self.slow.on_rewind(self._window.high, self._loop.time())
         for node, source in sorted(self.sources.items()):
             self._ask(node, source.connection)
 
@@ -411,7 +390,7 @@ class Senders:
         the new one: nothing that came, or is under way, is asked for again. A rewind for each
         slow node had a reader on a busy machine sent 1.2 to 1.7 bytes for each that it read."""
         if not self.is_switching:
-            self._switch_at = self._high + 1
+            self._switch_at = self._window.high + 1
         logger.debug(
             "log %d: from %s on, known down: %s",
             self._log, format_lsn(min(LSN_MAX, self._switch_at)), self.choice.known_down,
@@ -427,42 +406,31 @@ class Senders:
     def on_consumed(self, block: HeldBlock) -> None:
         source = self.sources.get(block.node)
         if source is not None:
-            # A node that came back started from nothing, so what the old
-            # connection sent may be counted off only down to zero.
-            source.held = max(0, source.held - block.stored.wire_bytes)
+            source.credit.on_consumed(block.stored.wire_bytes)
             self._grant(source)
 
     def _grant(self, source: Source) -> None:
-        """Let a node send more once a quarter of its credit was used up."""
-        limit = source.received - source.held + self._credit
-        if limit - source.granted >= self._credit // 4:
-            source.granted = limit
+        """Let a node send more, if that is worth a message."""
+        limit = source.credit.grant(self._window.credit)
+        if limit is not None:
             window = pack_window(self._number, self._high_of(source), limit)
             source.connection.send(Kind.WINDOW, 0, (window,))
 
     def _high_of(self, source: Source) -> int:
         """The window of one node: where it changes to another order, it does not go past that."""
-        return min(self._high, self._switch_at - 1) if source.switches else self._high
-
-    def _window_high(self) -> int:
-        return min(LSN_MAX, self._buffer.next + self._window)
+        high = self._window.high
+        return min(high, self._switch_at - 1) if source.switches else high
 
     def move_window(self) -> None:
         """Move the LSN window once `client_read_flow_control_threshold` of it was used up."""
-        threshold = self._settings.client_read_flow_control_threshold
-        if self._buffer.next - self._low < (self._high - self._low) * threshold:
+        if self._buffer.next < self._window.due:
             return
         now = self._loop.time()
-        self._credit = self._reserve(now)
-        fitting = int(2 * self._credit / max(1.0, self._mean_bytes))
-        self._window = max(WINDOW_LSNS_MIN, min(WINDOW_LSNS_MAX, fitting))
-        high = self._window_high()
-        if high <= self._high:
+        if not self._window.move(self._buffer.next, len(self.choice.nodes), now):
             return
-        self._low, self._high = self._buffer.next, high
-        self.slow.on_window(high, now)
+        self.slow.on_window(self._window.high, now)
         self.choice.on_slide()
         for source in self.sources.values():
-            window = pack_window(self._number, self._high_of(source), source.granted)
+            window = pack_window(self._number, self._high_of(source), source.credit.granted)
             source.connection.send(Kind.WINDOW, 0, (window,))
         self.rewind_soon()

@@ -217,7 +217,7 @@ async def slow_node(cluster: ClusterAtHand) -> None:
         async with cluster.client() as writer:
             for number in range(BLOCKS):
                 await writer.append("log", b"%d" % number + bytes(SIZE))
-        patch.setattr("cordwood.client.senders.WINDOW_LSNS_MIN", 32)
+        patch.setattr("cordwood.protocol.read_window.LSNS_MIN", 32)
         usual = await _rate(cluster, LinkSettings(bytes_per_s=BYTES_PER_S))
         for times in (7, 100):
             before = _sent(cluster)

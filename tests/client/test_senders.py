@@ -132,8 +132,8 @@ def test_when_a_sender_fails_others_send_within_seconds(monkeypatch, how) -> Non
 
 def test_a_node_that_comes_back_sends_its_share_again(monkeypatch) -> None:
     spread(monkeypatch)
-    monkeypatch.setattr("cordwood.client.senders.WINDOW_LSNS_MIN", 20)
-    monkeypatch.setattr("cordwood.client.senders.WINDOW_LSNS_MAX", 20)
+    monkeypatch.setattr("cordwood.protocol.read_window.LSNS_MIN", 20)
+    monkeypatch.setattr("cordwood.protocol.read_window.LSNS_MAX", 20)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
@@ -167,8 +167,8 @@ def forget(cluster: ClusterAtHand, number: int, esn: int) -> None:
 
 def test_what_its_sender_has_lost_is_asked_of_all_and_is_no_loss(monkeypatch) -> None:
     spread(monkeypatch)
-    monkeypatch.setattr("cordwood.client.senders.WINDOW_LSNS_MIN", 50)
-    monkeypatch.setattr("cordwood.client.senders.WINDOW_LSNS_MAX", 50)
+    monkeypatch.setattr("cordwood.protocol.read_window.LSNS_MIN", 50)
+    monkeypatch.setattr("cordwood.protocol.read_window.LSNS_MAX", 50)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
