@@ -199,7 +199,9 @@ class TestMemory:
                 idle = [await store.read(log, until=at(10)) for log in logs]
                 await asyncio.sleep(2)
                 held = sum(
-                    source.held for stream in idle for source in stream.senders.sources.values()
+                    source.credit.held
+                    for stream in idle
+                    for source in stream.senders.sources.values()
                 )
                 floors = len(idle) * 3 * (CREDIT_BYTES_MIN + 30_000)
                 assert 0 < held <= (1 << 20) + floors
