@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable, UnknownLog, Unreachable
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    CordwoodError,
+    Overloaded,
+    Retryable,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame
 from cordwood.layout.hello import ANY_CLUSTER, Hello
@@ -44,6 +52,11 @@ LEARN_EVERY_S = 0.5
 
 ASK_ONE_S = 5.0
 """How long one node may take before another one is asked."""
+
+ASK_AGAIN_S = 0.05
+ASK_AGAIN_MAX_S = 1.0
+"""Pauses before all are asked again: short while nodes are away, growing while they have too
+much to do, so that those who were refused do not come back together."""
 
 SCHEME = "cordwood://"
 
@@ -199,24 +212,58 @@ class Cluster:
 
         Raises:
             Unreachable: none answered in time.
+            Overloaded: all that answered had too much to do, all the time.
             CordwoodError: what the first one that answered said.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        failure = Unreachable("no node of the cluster is up")
+        failure: Retryable = Unreachable("no node of the cluster is up")
+        pause_s = ASK_AGAIN_S
         while (left := deadline - loop.time()) > 0:
             self.check_open()
-            for node in self.peers.up:
-                connection = self.peers.get(node)
-                if connection is None or left <= 0:
-                    continue
+            for connection in self._least_asked():
+                if left <= 0:
+                    break
                 try:
-                    return await connection.call(message, timeout_s=min(left, ASK_ONE_S))
-                except Unreachable as error:
+                    return await connection.call(message, timeout_s=left, answer_s=ASK_ONE_S)
+                except (Unreachable, Overloaded) as error:
                     failure = error
                     left = deadline - loop.time()
-            await asyncio.sleep(min(0.05, max(0.0, deadline - loop.time())))
+            if isinstance(failure, Overloaded):
+                pause_s = self._longer(pause_s)
+            await asyncio.sleep(min(pause_s, max(0.0, deadline - loop.time())))
         raise failure
+
+    def _least_asked(self) -> list[Connection]:
+        """The connections that are up, those with the fewest calls of ours first, then in
+        node order: what is asked at once is spread over the nodes."""
+        up = [each for each in map(self.peers.get, self.peers.up) if each is not None]
+        return sorted(up, key=lambda connection: connection.calls)
+
+    def _longer(self, pause_s: float) -> float:
+        """The pause after one of `pause_s`, with chance in it."""
+        return min(ASK_AGAIN_MAX_S, pause_s * self._host.random.uniform(1.0, 2.0))
+
+    async def call_node(self, node: NodeId, message: Call, *, timeout_s: float) -> Reply:
+        """Ask one node, and again for as long as it has too much to do, all within `timeout_s`.
+
+        Raises:
+            Unreachable: no connection or no answer in time.
+            Overloaded: it had too much to do all the time.
+            CordwoodError: what it answered.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        pause_s = ASK_AGAIN_S
+        while True:
+            left = max(0.001, deadline - loop.time())
+            try:
+                return await self.peers.call(node, message, timeout_s=left)
+            except Overloaded:
+                pause_s = self._longer(pause_s)
+                if loop.time() + pause_s >= deadline:
+                    raise
+            await asyncio.sleep(pause_s)
 
     async def dial_node(
         self, node: NodeId, handler: FrameHandler, *, timeout_s: float

@@ -77,7 +77,7 @@ class Nodes:
     ) -> dict[NodeId, Answer | CordwoodError]:
         async def ask(node: NodeId) -> Answer | CordwoodError:
             try:
-                reply = await self._cluster.peers.call(node, message, timeout_s=ASK_EACH_S)
+                reply = await self._cluster.call_node(node, message, timeout_s=ASK_EACH_S)
             except CordwoodError as error:
                 return error
             assert isinstance(reply, kind), f"{type(message).__name__} has one kind of answer"

@@ -290,7 +290,7 @@ class Positions:
 
         async def ask(node: NodeId) -> Answer | CordwoodError:
             try:
-                reply = await self._cluster.peers.call(node, call, timeout_s=timeout_s)
+                reply = await self._cluster.call_node(node, call, timeout_s=timeout_s)
             except CordwoodError as error:
                 return error
             assert isinstance(reply, kind), f"{call} is answered with {kind.__name__}"

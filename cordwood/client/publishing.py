@@ -178,7 +178,7 @@ class Publisher:
                 by_node.setdefault(node, []).append(block.stage)
 
         async def pin(node: int, stages: list[bytes]) -> None:
-            reply = await self._cluster.peers.call(
+            reply = await self._cluster.call_node(
                 NodeId(node), PinStaged(query, attempt, stages), timeout_s=CALL_S
             )
             assert isinstance(reply, DoneReply), "pinning is answered when it is done"

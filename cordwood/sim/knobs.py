@@ -91,6 +91,8 @@ KNOBS: Mapping[str, Knob] = {
                 )
             ),
         ),
+        Knob("wire.connection", "CLIENT_CALLS_AT_ONCE", (2, 8)),
+        Knob("wire.server", "CLIENT_CALLS_MAX", (4, 32)),
     )
 }  # fmt: skip
 """Every knob by its name."""

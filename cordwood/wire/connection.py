@@ -21,6 +21,7 @@ from cordwood.errors import (
     Corrupt,
     Malformed,
     NotOurCluster,
+    Overloaded,
     Rejected,
     Retryable,
     Unreachable,
@@ -35,7 +36,16 @@ from cordwood.layout.hello import (
     pack_hello,
     unpack_hello,
 )
-from cordwood.layout.message import Call, Reply, pack, read_fault, read_reply, to_error
+from cordwood.layout.message import (
+    AskMembers,
+    Call,
+    Ping,
+    Reply,
+    pack,
+    read_fault,
+    read_reply,
+    to_error,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +57,16 @@ BACKLOG_BYTES_MAX = 256 << 20
 
 CALLS_MAX = 4096
 """Calls in flight on one connection; every caller of ours has far fewer."""
+
+CLIENT_CALLS_AT_ONCE = 128
+"""Of a client's on one connection; the rest wait here, in order. Enough to hide the round
+trips, and a node takes as many of eight clients before it refuses any."""
+
+CLIENT_CALLS_WAITING_MAX = 1 << 16
+"""Calls that wait for their turn on one connection: a few hundred bytes each."""
+
+_AT_ONCE = (Ping, AskMembers)
+"""Calls that wait for no others: by these a client finds out that a node is dead."""
 
 
 class FrameHandler(Protocol):
@@ -82,6 +102,9 @@ class Connection:
         self._out_bytes = 0
         self._flush_due = False
         self._calls: dict[int, asyncio.Future[Reply]] = {}
+        # Nodes ask for what appends wait for, and do not stand behind one another.
+        self._turns = None if ours.node else asyncio.Semaphore(CLIENT_CALLS_AT_ONCE)
+        self._waiting = 0
         self._next_request = 1
         self._error: CordwoodError | None = None
         self._writable = asyncio.Event()
@@ -193,14 +216,53 @@ class Connection:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
-    async def call(self, message: Call, *, timeout_s: float) -> Reply:
+    @property
+    def calls(self) -> int:
+        """Calls that are unanswered, or wait for their turn to be sent."""
+        return len(self._calls) + self._waiting
+
+    async def call(
+        self, message: Call, *, timeout_s: float, answer_s: float | None = None
+    ) -> Reply:
         """Ask and wait for the answer.
 
+        Of a client's calls CLIENT_CALLS_AT_ONCE are on their way at a time; the others wait
+        for their turn, first come first served. What asks whether nodes live waits for none.
+
+        Args:
+            timeout_s: for all of it.
+            answer_s: for the answer alone, from when the call is sent; None for what is left.
         Raises:
             Unreachable: no answer in time, or the connection went away, for whatever reason.
+            Overloaded: too many wait already; nothing was sent.
             Closed, NotOurCluster: this side closed it, or the other one refused.
             CordwoodError: what the other side answered.
         """
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._turns is None or isinstance(message, _AT_ONCE):
+                    return await self._ask(message, answer_s)
+                if self._waiting >= CLIENT_CALLS_WAITING_MAX:
+                    raise Overloaded(f"{self._waiting} calls to {self} wait for their turn")
+                await self._wait_turn(self._turns)
+                try:
+                    return await self._ask(message, answer_s)
+                finally:
+                    self._turns.release()
+        except TimeoutError:
+            raise Unreachable(
+                f"{self} did not answer {type(message).__name__} within {timeout_s:g} s"
+            ) from None
+
+    async def _wait_turn(self, turns: asyncio.Semaphore) -> None:
+        self._waiting += 1
+        try:
+            await turns.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def _ask(self, message: Call, answer_s: float | None) -> Reply:
+        """Send a call and wait for its answer; see `call`."""
         if self._error is not None:
             raise self._for_callers(self._error)
         if len(self._calls) >= CALLS_MAX:
@@ -211,11 +273,11 @@ class Connection:
         self._calls[request] = answer
         self.send(Kind.CALL, request, (pack(message),))
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(answer_s):
                 return await answer
         except TimeoutError:
             raise Unreachable(
-                f"{self} did not answer {type(message).__name__} within {timeout_s:g} s"
+                f"{self} did not answer {type(message).__name__} within {answer_s:g} s"
             ) from None
         finally:
             self._calls.pop(request, None)

@@ -25,8 +25,13 @@ STRANGERS_MAX = 256
 CONNECTIONS_MAX = 4096
 """Well under the usual limit of open files, which the WAL and peers share."""
 
-CALLS_RUNNING_MAX = 1024
-"""Calls that run at once on one node; control calls are rare and short."""
+CLIENT_CALLS_MAX = 1024
+"""Calls of clients that run at once on one node. A client holds its own back; see
+`connection.CLIENT_CALLS_AT_ONCE`."""
+
+NODE_CALLS_MAX = 4096
+"""Calls of nodes, beside those: a client that asks for a tail waits until the log is recovered,
+and that takes seals. Were these refused because so many clients wait, none would end."""
 
 CALL_TIMEOUT_S = 30.0
 """The longest any call may run; the callers' own deadlines are shorter."""
@@ -59,7 +64,8 @@ class Server:
         self._service = service
         self._tasks = tasks
         self._connections: dict[Connection, None] = {}
-        self._running: dict[asyncio.Task[None], None] = {}
+        # Calls of clients, and of nodes, that run now.
+        self._running: tuple[dict[asyncio.Task[None], None], ...] = ({}, {})
         self._strangers = 0
         self._listener: Listener | None = None
 
@@ -88,7 +94,7 @@ class Server:
             await self._listener.close()
         for connection in list(self._connections):
             connection.close()
-        for task in list(self._running):
+        for task in [task for running in self._running for task in running]:
             task.cancel()
 
     def _accept(self) -> Connection:
@@ -125,13 +131,15 @@ class Server:
             # Nearly all calls of an idle cluster, and nothing to wait for: no task for it.
             connection.send(Kind.REPLY, frame.request, _PONG)
             return
-        if len(self._running) >= CALLS_RUNNING_MAX:
-            fault = to_fault(Overloaded(f"{CALLS_RUNNING_MAX} calls are running on this node"))
+        of_node = connection.peer is not None and connection.peer.node > 0
+        running = self._running[of_node]
+        if len(running) >= (NODE_CALLS_MAX if of_node else CLIENT_CALLS_MAX):
+            fault = to_fault(Overloaded(f"{len(running)} calls are running on this node"))
             connection.send(Kind.FAULT, frame.request, (pack(fault),))
             return
         task = self._tasks.create_task(self._answer(connection, frame.request, call))
-        self._running[task] = None
-        task.add_done_callback(lambda done: self._running.pop(done, None))
+        running[task] = None
+        task.add_done_callback(lambda done: running.pop(done, None))
 
     def on_lost(self, connection: Connection, error: CordwoodError) -> None:
         self._service.on_lost(connection, error)

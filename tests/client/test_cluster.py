@@ -14,12 +14,14 @@ from cordwood.errors import (
     Closed,
     LogExists,
     NotOurCluster,
+    Overloaded,
     UnknownLog,
     Unreachable,
 )
-from cordwood.layout.message import EpochNodes
-from cordwood.nodes import Replication
+from cordwood.layout.message import AskStatus, EpochNodes
+from cordwood.nodes import NodeId, Replication
 from cordwood.settings import ClientSettings
+from cordwood.wire import server as server_module
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,56 @@ class TestCalls:
                 start = now()
                 assert len(await store.logs()) == 1
                 assert now() - start < 6
+
+        simulate(scenario)
+
+    def test_a_client_that_opens_thousands_of_logs_at_once_is_refused_by_nobody(
+        self, monkeypatch
+    ) -> None:
+        """A node ran 1,024 calls and refused the others: they were errors of the caller's."""
+        refused: list[Overloaded] = []
+
+        def refuse(text: str) -> Overloaded:
+            refused.append(Overloaded(text))
+            return refused[-1]
+
+        monkeypatch.setattr(server_module, "Overloaded", refuse)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                opened = await asyncio.gather(
+                    *(store.open_log(f"many/{number}") for number in range(3000))
+                )
+                assert len(opened) == 3000
+                assert refused == []
+
+        simulate(scenario)
+
+    def test_what_nodes_refuse_for_want_of_time_is_asked_again(self, monkeypatch) -> None:
+        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 1)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as one, cluster.client() as two:
+                lsns = await asyncio.gather(
+                    *(store.append(f"log/{n}", b"v") for store in (one, two) for n in range(40))
+                )
+                assert len(lsns) == 80
+                assert len(await one.logs()) == 40
+
+        simulate(scenario)
+
+    def test_nodes_that_go_on_to_refuse_are_told_of_at_the_deadline(self, monkeypatch) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=3) as store:
+                monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 0)
+                start = now()
+                with pytest.raises(Overloaded, match="calls are running on this node"):
+                    await store.create_log("log")
+                assert now() - start == pytest.approx(3, abs=0.1)
+                start = now()
+                with pytest.raises(Overloaded):
+                    await store._cluster.call_node(NodeId(1), AskStatus(), timeout_s=2)
+                assert 1 <= now() - start <= 2
 
         simulate(scenario)
 

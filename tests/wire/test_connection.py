@@ -30,11 +30,22 @@ from cordwood.errors import (
     Malformed,
     NoSequencer,
     NotOurCluster,
+    Overloaded,
     Unreachable,
 )
 from cordwood.layout.frame import CONTROL_BYTES_MAX, HELLO_BYTES_MAX, Kind, frame, frame_header
 from cordwood.layout.hello import ANY_CLUSTER, REFUSAL_BYTES_MAX, VERSION, Hello, pack_hello
-from cordwood.layout.message import DoneReply, Fault, Ping, TailReply, pack, read_call
+from cordwood.layout.message import (
+    AskMembers,
+    AskTail,
+    Call,
+    DoneReply,
+    Fault,
+    Ping,
+    TailReply,
+    pack,
+    read_call,
+)
 from cordwood.wire import connection as connection_module
 from cordwood.wire.connection import CALLS_MAX, Connection, dial
 
@@ -375,6 +386,121 @@ class TestCalls:
                 await ours.call(Ping(), timeout_s=5)
             ours.close()
             await asyncio.gather(*waiting, return_exceptions=True)
+
+        run(scenario)
+
+
+def asks(number: int) -> AskTail:
+    return AskTail(1 + number, False)
+
+
+class TestTurns:
+    """A client's calls, held back here so that no node has to refuse them."""
+
+    @pytest.fixture(autouse=True)
+    def two_at_once(self, monkeypatch) -> None:
+        monkeypatch.setattr(connection_module, "CLIENT_CALLS_AT_ONCE", 2)
+
+    def test_the_rest_wait_and_are_sent_in_the_order_they_came(self, make_ends) -> None:
+        async def scenario() -> None:
+            ours, theirs = await pair(make_ends())
+            calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(5)]
+            for answered in range(5):
+                await settle()
+                asked = [read_call(body) for _, _, body in kept(theirs).frames]
+                assert asked == [asks(n) for n in range(min(5, answered + 2))]
+                assert ours.calls == 5 - answered
+                theirs.send(Kind.REPLY, answered + 1, (pack(DoneReply()),))
+            assert await asyncio.gather(*calls) == [DoneReply()] * 5
+
+        run(scenario)
+
+    def test_one_that_gives_up_leaves_its_turn_to_the_next(self) -> None:
+        async def scenario() -> None:
+            ours, theirs = await pair(memory_ends())
+            sent = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in (1, 2)]
+            await asyncio.sleep(0)
+            start = now()
+            with pytest.raises(Unreachable, match=r"within 0\.5 s"):
+                await ours.call(asks(3), timeout_s=0.5)
+            assert now() - start == 0.5
+            cancelled = asyncio.create_task(ours.call(asks(4), timeout_s=60))
+            last = asyncio.create_task(ours.call(asks(5), timeout_s=60))
+            await settle()
+            cancelled.cancel()
+            sent[0].cancel()
+            await settle()
+            asked = [read_call(body) for _, _, body in kept(theirs).frames]
+            assert asked == [asks(1), asks(2), asks(5)]
+            for request in (2, 3):
+                theirs.send(Kind.REPLY, request, (pack(DoneReply()),))
+            assert await last == await sent[1] == DoneReply()
+
+        run(scenario)
+
+    def test_an_answer_is_late_only_from_when_it_was_asked_for(self) -> None:
+        async def scenario() -> None:
+            ours, theirs = await pair(memory_ends())
+            calls = [
+                asyncio.create_task(ours.call(asks(n), timeout_s=60, answer_s=2)) for n in range(3)
+            ]
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(end) for end in ends} == {Unreachable}
+            assert now() == pytest.approx(4, abs=0.1), "the third was asked once the first gave up"
+            assert len(kept(theirs).frames) == 3
+
+        run(scenario)
+
+    def test_all_fail_when_the_connection_goes(self, make_ends) -> None:
+        async def scenario() -> None:
+            ours, theirs = await pair(make_ends())
+            calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(9)]
+            await settle()
+            theirs.close()
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(end) for end in ends} == {Unreachable}
+            assert now() < 2
+            assert ours.calls == 0
+
+        run(scenario)
+
+    def test_whether_a_node_lives_is_asked_at_once(self) -> None:
+        async def scenario() -> None:
+            ours, theirs = await pair(memory_ends())
+            waiting: list[Call] = [asks(1), asks(2), asks(3), AskMembers(), Ping()]
+            calls = [asyncio.create_task(ours.call(each, timeout_s=60)) for each in waiting]
+            await settle()
+            asked = [read_call(body) for _, _, body in kept(theirs).frames]
+            assert asked == [asks(1), asks(2), AskMembers(), Ping()]
+            ours.close()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+        run(scenario)
+
+    def test_a_node_s_own_wait_for_none(self) -> None:
+        async def scenario() -> None:
+            ends = memory_ends()
+            accepted = await listen(ends)
+            ours = await dial_in(ends.client, Hello(2, CLUSTER, 5))
+            calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(9)]
+            await settle()
+            assert len(kept(accepted[-1]).frames) == 9
+            ours.close()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+        run(scenario)
+
+    def test_those_who_wait_are_bounded(self, monkeypatch) -> None:
+        monkeypatch.setattr(connection_module, "CLIENT_CALLS_WAITING_MAX", 3)
+
+        async def scenario() -> None:
+            ours, _ = await pair(memory_ends())
+            calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(5)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="3 calls to node 1 wait for their turn"):
+                await ours.call(asks(6), timeout_s=60)
+            ours.close()
+            await asyncio.gather(*calls, return_exceptions=True)
 
         run(scenario)
 

@@ -10,6 +10,7 @@ import pytest
 from wire_ends import (
     ADDRESS,
     CLIENT,
+    CLUSTER,
     NODE_1,
     Ends,
     Offering,
@@ -33,11 +34,22 @@ from cordwood.errors import (
 )
 from cordwood.host.real_network import RealNetwork
 from cordwood.layout.frame import Kind, frame
-from cordwood.layout.hello import pack_hello
-from cordwood.layout.message import AskMembers, AskStatus, Call, DoneReply, Ping, Reply
+from cordwood.layout.hello import Hello, pack_hello
+from cordwood.layout.message import (
+    AskMembers,
+    AskStatus,
+    AskTail,
+    Call,
+    DoneReply,
+    Ping,
+    Reply,
+    Seal,
+)
 from cordwood.wire import server as server_module
 from cordwood.wire.connection import HELLO_TIMEOUT_S
 from cordwood.wire.server import CALL_TIMEOUT_S, Server
+
+NODE_2 = Hello(2, CLUSTER, 5)
 
 
 @asynccontextmanager
@@ -75,7 +87,7 @@ class TestCalls:
         run(scenario)
 
     def test_a_ping_is_answered_at_once_whatever_the_service_does(self, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "CALLS_RUNNING_MAX", 0)
+        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 0)
 
         async def scenario() -> None:
             ends, service = memory_ends(), Offering()
@@ -108,8 +120,47 @@ class TestCalls:
 
         run(scenario)
 
+    def test_calls_of_clients_that_wait_keep_no_node_s_call_out(self, monkeypatch) -> None:
+        """Clients that ask for a tail wait until the log is recovered, and that takes seals."""
+        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 2)
+
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            is_sealed = asyncio.Event()
+
+            async def answer(call: Call) -> Reply:
+                if isinstance(call, Seal):
+                    is_sealed.set()
+                await is_sealed.wait()
+                return DoneReply()
+
+            service.answer = answer
+            async with serving(ends, service):
+                client, node = await dial_in(ends.client), await dial_in(ends.client, NODE_2)
+                ask = AskTail(1, False)
+                asking = [asyncio.create_task(client.call(ask, timeout_s=9)) for _ in "12"]
+                await asyncio.sleep(0.1)
+                with pytest.raises(Overloaded):
+                    await client.call(ask, timeout_s=1)
+                assert await node.call(Seal(1, 2, 0), timeout_s=1) == DoneReply()
+                assert await asyncio.gather(*asking) == [DoneReply()] * 2
+
+        run(scenario)
+
+    def test_calls_of_nodes_are_bounded_too(self, monkeypatch) -> None:
+        monkeypatch.setattr(server_module, "NODE_CALLS_MAX", 0)
+
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            async with serving(ends, service):
+                node = await dial_in(ends.client, NODE_2)
+                with pytest.raises(Overloaded, match="0 calls are running"):
+                    await node.call(Seal(1, 2, 0), timeout_s=1)
+
+        run(scenario)
+
     def test_calls_that_run_at_once_are_bounded(self, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "CALLS_RUNNING_MAX", 3)
+        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 3)
 
         async def scenario() -> None:
             ends, service = memory_ends(), Offering()
