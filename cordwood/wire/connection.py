@@ -37,7 +37,6 @@ from cordwood.layout.hello import (
     unpack_hello,
 )
 from cordwood.layout.message import (
-    AskMembers,
     Call,
     Ping,
     Reply,
@@ -46,6 +45,7 @@ from cordwood.layout.message import (
     read_reply,
     to_error,
 )
+from cordwood.layout.message_nodes import AskMembers
 
 logger = logging.getLogger(__name__)
 
