@@ -73,6 +73,9 @@ KILLS_MAX = 100
 
 KILLS_A_MINUTE = 30
 
+FLOOR_KILLS_MINUTES = 30.0
+"""What KILLS_MAX rounds may take on a machine that does other things, with a wide margin."""
+
 FUZZ = "fuzz"
 
 FUZZ_RUNS_A_MINUTE = 4000
@@ -138,8 +141,22 @@ def run_part(command: str, part: Part, seed: int, minutes: float, workers: int) 
     return not problem
 
 
+@dataclass(frozen=True, slots=True)
+class CrashSweep:
+    """What one core's sweep of crash states came to: how many states, which rare things it met
+    and the seed that broke a promise."""
+
+    report: str
+    states: int
+    hit: frozenset[str]
+    failed: int | None
+
+
 def run_crash_states(seed: int, minutes: float, workers: int, states: int | None = None) -> bool:
     """Start from crash states until the time is over; whether no promise broke.
+
+    If all cores together went through so many states that a sweep is a full one, it also fails
+    for each rare thing that none of them met.
 
     Args:
         states: go on until there were so many, over all cores, however long that takes.
@@ -151,16 +168,34 @@ def run_crash_states(seed: int, minutes: float, workers: int, states: int | None
     share = None if states is None else math.ceil(states / workers)
     with ProcessPoolExecutor(workers) as pool:
         swept = list(pool.map(_sweep_crash_states, firsts, [seconds] * workers, [share] * workers))
-    for report, failed in swept:
-        say(report)
-        if failed is not None:
-            say(f"crash states: FAILED\n  again: python tools/prove.py --crash-seed {failed}")
-    return all(failed is None for _, failed in swept)
+    for each in swept:
+        say(each.report)
+        if each.failed is not None:
+            say(f"crash states: FAILED\n  again: python tools/prove.py --crash-seed {each.failed}")
+    missed = missed_crash_probes(swept)
+    if missed:
+        say(f"crash states: FAILED, a full sweep never met: {', '.join(missed)}")
+    return not missed and all(each.failed is None for each in swept)
 
 
-def run_kills(seed: int, minutes: float) -> bool:
-    """Kill a real store under load again and again; whether all that it acknowledged stayed."""
-    rounds = max(1, min(KILLS_MAX, round(KILLS_A_MINUTE * minutes)))
+def missed_crash_probes(swept: Sequence[CrashSweep]) -> list[str]:
+    """What a full sweep should have met and did not; nothing where it was no full one."""
+    from cordwood.sim.crash_states.prove import FULL_STATES, PROBES
+
+    if sum(each.states for each in swept) < FULL_STATES:
+        return []
+    hit = frozenset[str]().union(*(each.hit for each in swept))
+    return [name for name in PROBES if name not in hit]
+
+
+def run_kills(seed: int, minutes: float, rounds: int | None = None) -> bool:
+    """Kill a real store under load again and again; whether all that it acknowledged stayed.
+
+    Args:
+        rounds: so many, whatever the minutes.
+    """
+    if rounds is None:
+        rounds = max(1, min(KILLS_MAX, round(KILLS_A_MINUTE * minutes)))
     arguments = ["-m", "cordwood.chaos.kill_rounds", "--rounds", str(rounds), "--seed", str(seed)]
     return run_program(KILLS, [sys.executable, *arguments], minutes)
 
@@ -206,13 +241,21 @@ def run_program(name: str, arguments: Sequence[str], minutes: float) -> bool:
     return done.returncode == 0
 
 
-def _sweep_crash_states(first: int, seconds: float, states: int | None) -> tuple[str, int | None]:
-    """One core's sweep: its report, and the seed that failed."""
+def run_floors(seed: int, workers: int) -> bool:
+    """What one proof of the storage node is to have gone through, however long that takes."""
+    from cordwood.sim.crash_states.prove import FULL_STATES
+
+    survived = run_kills(seed, FLOOR_KILLS_MINUTES, KILLS_MAX)
+    return run_crash_states(seed, 0, workers, FULL_STATES) and survived
+
+
+def _sweep_crash_states(first: int, seconds: float, states: int | None) -> CrashSweep:
+    """One core's sweep."""
     from cordwood.sim.crash_states import prove
 
     quiet()
     swept = prove.sweep(seconds, first, states_max=states)
-    return swept.report(), swept.failed
+    return CrashSweep(swept.report(), swept.states, frozenset(swept.hit), swept.failed)
 
 
 def run_crash_seed(seed: int) -> int:
@@ -263,6 +306,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--crash-states", type=int, metavar="N", help="only crash states, until there were N"
     )
+    parser.add_argument(
+        "--floors",
+        action="store_true",
+        help=f"only {KILLS_MAX} kills and the crash states of a full sweep",
+    )
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     options = parser.parse_args(arguments)
     if options.crash_seed is not None:
@@ -272,6 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--parts takes some of {','.join(PARTS)}")
     parts = [PARTS[name] for name in names]
     first = seed_of_commit() if options.first_seed is None else options.first_seed
+    if options.floors:
+        return 0 if run_floors(first, options.workers) else 1
     if options.crash_states is not None:
         clean = run_crash_states(first, 0, options.workers, options.crash_states)
         return 0 if clean else 1

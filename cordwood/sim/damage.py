@@ -74,17 +74,25 @@ def zero_wal(disk: SimDisk, chance: random.Random) -> int:
     return len(hit)
 
 
-def damage_tables(disk: SimDisk, chance: random.Random) -> int:
+def damage_tables(
+    disk: SimDisk, chance: random.Random, directory: str = TABLES_PATH, tables: str = "p"
+) -> int:
     """Flip bits in rows of a stopped node's LogsDB: index entries and bodies of partitions.
 
+    Args:
+        tables: how the names of the tables begin that are hit.
     Returns:
         How many rows were hit; 0 if there are none to hit.
     """
     places: list[tuple[str, int, int]] = []
-    for name in disk.tree.names(TABLES_PATH):
-        path = f"{TABLES_PATH}/{name}"
+    try:
+        names = disk.tree.names(directory)
+    except OSError:
+        return 0  # it never came as far as having one
+    for name in names:
+        path = f"{directory}/{name}"
         data = disk.tree.content(path)
-        if name.startswith("p") and data:
+        if name.startswith(tables) and data:
             rows = read_file(data, path)
             places += [
                 (path, each.start, each.stop)

@@ -14,15 +14,25 @@ BATCH_BLOCKS = 1000
 
 async def held_blocks(shard: Shard, log: int) -> list[StoredBlock]:
     """All that a node holds of a log, in its cache and in LogsDB."""
+    blocks, _ = await held_and_damaged(shard, log)
+    return blocks
+
+
+async def held_and_damaged(
+    shard: Shard, log: int
+) -> tuple[list[StoredBlock], list[tuple[int, int]]]:
+    """Likewise, and the ranges of which it says that it does not know what it holds."""
     blocks: list[StoredBlock] = []
+    damaged: list[tuple[int, int]] = []
     start = 0
     while start <= LSN_MAX:
         run = await shard.reader.read(
             log, start, LSN_MAX, bytes_max=BATCH_BYTES, blocks_max=BATCH_BLOCKS
         )
         blocks += run.blocks
+        damaged += run.damaged
         start = run.next
-    return blocks
+    return blocks, damaged
 
 
 async def rotten_ranges(shard: Shard) -> dict[int, list[tuple[int, int]]]:

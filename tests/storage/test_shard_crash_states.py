@@ -57,6 +57,10 @@ def test_every_state_is_opened_and_holds_what_was_promised(found: Found):
         "a seal not answered held",
         "an end was answered",
         "an end not answered held",
+        "a partition was dropped",
+        "a partition was cut",
+        "rot in LogsDB was told",
+        "rot in metadata was told",
     ],
 )
 def test_the_states_were_of_every_kind(found: Found, rarity: str):

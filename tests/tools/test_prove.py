@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cordwood.sim.crash_states.prove import PROBES
 
 PROVE = Path(__file__).resolve().parents[2] / "tools" / "prove.py"
 
@@ -121,3 +124,35 @@ def test_a_quick_proof_leaves_spark_out_and_says_so(simulator):
     done = prove(simulator, "--parts", "spark,spark42", "--minutes", "2")
     assert done.returncode == 0
     assert done.stdout.count("left out of a proof of less than 15 min") == 2
+
+
+class TestFullCrashSweeps:
+    """What a full sweep of crash states never met is a failure; a short one only tells it."""
+
+    @pytest.fixture
+    def tool(self):
+        spec = importlib.util.spec_from_file_location("prove_tool", PROVE)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["prove_tool"] = module  # where its dataclasses look themselves up
+        spec.loader.exec_module(module)
+        yield module
+        del sys.modules["prove_tool"]
+
+    @pytest.mark.parametrize(
+        ("states", "left_out", "missed"),
+        [
+            ((50_000, 50_000), "a partition was cut", ["a partition was cut"]),
+            ((50_000, 49_999), "a partition was cut", []),
+            ((90_000, 20_000), "", []),
+        ],
+    )
+    def test_all_cores_together_count(self, tool, states, left_out, missed):
+        half = len(PROBES) // 2
+        met = [frozenset(PROBES[:half]), frozenset(PROBES[half:])]
+        swept = [
+            tool.CrashSweep("", count, hit - {left_out}, None)
+            for count, hit in zip(states, met, strict=True)
+        ]
+        assert tool.missed_crash_probes(swept) == missed

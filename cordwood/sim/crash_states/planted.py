@@ -339,6 +339,15 @@ def _table_dropped_before_metadata() -> Plant:
 # ---- staged blocks ----
 
 
+def _cut_takes_all() -> Plant:
+    original = MemoryTables.cut
+
+    async def cut(self: MemoryTables, table: str, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        await original(self, table, [(b"", b"\xff" * 32)])
+
+    return [(MemoryTables, "cut", cut)]
+
+
 def _pins_are_not_flushed() -> Plant:
     original = StagedIndex.cut
 
@@ -528,6 +537,8 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
          _trim_not_written),
     _bug(SHARD, "table-before-metadata", "a partition's table goes before what names it",
          _table_dropped_before_metadata),
+    _bug(SHARD, "cut-takes-all", "a partition of which most is trimmed is cut down to nothing",
+         _cut_takes_all),
     _bug(STAGING, "pins-not-flushed", "a flush takes staged blocks without who pinned them",
          _pins_are_not_flushed),
     _bug(STAGING, "staged-not-flushed", "the WAL is trimmed before the staged table is durable",

@@ -58,13 +58,19 @@ PROBES = (
     "the WAL held what LogsDB had",
     "a trim was answered",
     "a partition was dropped",
+    "a partition was cut",
     "rot was told",
+    "rot in LogsDB was told",
+    "rot in metadata was told",
     "a staged block came back",
     "a pin came back",
     "LogsDB held staged blocks",
     "an operation on a staged block was in doubt",
 )
 """What a sweep of some length must have met, or it proves less than it says."""
+
+FULL_STATES = 100_000
+"""A sweep of so many states is a full one: what it never met counts as a failure."""
 
 
 @dataclass(slots=True)
@@ -88,11 +94,16 @@ class Swept:
         """States that were started from."""
         return sum(found.states for found in self.found.values())
 
-    def missed(self) -> list[str]:
-        """Probes that were not hit."""
-        hit = {
+    @property
+    def hit(self) -> set[str]:
+        """Probes that were hit."""
+        return {
             name for found in self.found.values() for name, times in found.probes.items() if times
         }
+
+    def missed(self) -> list[str]:
+        """Probes that were not hit."""
+        hit = self.hit
         return [name for name in PROBES if name not in hit]
 
     def report(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,14 +20,17 @@ from typing import Any
 from crc32c import crc32c
 
 from cordwood.block import BlockHeader, Envelope
-from cordwood.errors import Overloaded, Retryable
+from cordwood.errors import Corrupt, Overloaded, Retryable
 from cordwood.layout.block_header import pack_envelope, pack_header
+from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.waves import Refusal, StoreRefusal, store_head
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, StorageSettings
 from cordwood.sim.crash_states.explorer import Life, PromiseBroken
 from cordwood.sim.crash_states.wal_subject import Formatted, Opening, opened
-from cordwood.sim.holdings import held_blocks
+from cordwood.sim.damage import damage_tables
+from cordwood.sim.disk import SimDisk
+from cordwood.sim.holdings import held_and_damaged
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 from cordwood.storage.flusher import Flusher
@@ -38,6 +42,9 @@ RING_UNITS = 40
 """Room for a dozen waves: a long life flushes a few times, and is full now and then."""
 
 DIRECTORY = "/logsdb"
+
+ROT_IN_PARTITIONS = 0.75
+"""Share of the rot that hits partitions; the rest hits metadata."""
 
 STORAGE = tuple(
     StorageSettings(
@@ -59,6 +66,9 @@ BODY_SIZES = (0, 100, 1000, 4000, 9000)
 ESNS = 1 << 30
 """Places are drawn out of so many, so that no two blocks of a run share one."""
 
+FILLED_MAX = 5
+"""Partitions that are filled before a cut: the newest two are never cut."""
+
 REST_S = 0.000_4
 """A rest is up to this: a few writes end meanwhile."""
 
@@ -79,6 +89,9 @@ class Copy:
 
 
 Copies = frozenset[Copy]
+
+Damaged = Sequence[tuple[int, int, int]]
+"""Log, first and last LSN of ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +261,16 @@ class ShardPromises:
         is_trimmed = copy.first <= self.trims_asked.get(copy.log, 0)
         return is_trimmed or any(end.drops(copy) for end in self.ends_asked)
 
-    def judge(self, found: Opened) -> str:
-        """What is wrong with what a start found; "" for nothing."""
+    def judge(self, found: Opened, damaged: Damaged = ()) -> str:
+        """What is wrong with what a start found; "" for nothing.
+
+        Args:
+            damaged: by log, ranges [first, last] that it says it does not know.
+        """
         seals, trims = dict(found.seals), dict(found.trims)
+        lost = [copy for copy in self.must - found.copies if not _is_told(copy, damaged)]
         wrongs = {
-            "lost, though stored": _places(self.must - found.copies),
+            "lost, though stored": _places(frozenset(lost)),
             "visible, though never taken, or dropped": _places(found.copies - self.may),
             "its seal was forgotten": [log for log in LOGS if seals[log] < self.seals.get(log, 0)],
             "sealed by nobody": [log for log in LOGS if seals[log] > self.seals_asked.get(log, 0)],
@@ -268,6 +286,10 @@ class ShardPromises:
         return "; ".join(f"{wrong}: {what}" for wrong, what in wrongs.items() if what)
 
 
+def _is_told(copy: Copy, damaged: Damaged) -> bool:
+    return any(log == copy.log and first <= copy.first <= last for log, first, last in damaged)
+
+
 def _raise(epochs: dict[int, int], log: int, epoch: int) -> None:
     epochs[log] = max(epochs.get(log, 0), epoch)
 
@@ -280,19 +302,22 @@ def _sorted(ends: frozenset[End]) -> list[tuple[int, int]]:
     return sorted((end.log, end.epoch) for end in ends)
 
 
-async def found_in(shard: Shard) -> Opened:
-    """All that a shard that was just opened shows."""
+async def found_in(shard: Shard) -> tuple[Opened, Damaged]:
+    """All that a shard that was just opened shows, and what it says it does not know."""
     copies: set[Copy] = set()
     ends: set[End] = set()
+    damaged: list[tuple[int, int, int]] = []
     for log in LOGS:
         held = shard.cache.log(log)
-        for block in await held_blocks(shard, log):
+        blocks, ranges = await held_and_damaged(shard, log)
+        damaged += [(log, first, last) for first, last in ranges]
+        for block in blocks:
             wire = bytes(block.wire) + bytes(block.body)
             copies.add(Copy(log, block.header.first, block.envelope.seal_epoch, wire))
         ends |= {End(log, epoch, end.seal, end.lng) for epoch, end in held.ends.items()}
     seals = tuple((log, shard.sealed(log)) for log in LOGS)
     trims = tuple((log, shard.cache.log(log).trim) for log in LOGS)
-    return Opened(frozenset(copies), seals, frozenset(ends), trims)
+    return Opened(frozenset(copies), seals, frozenset(ends), trims), damaged
 
 
 async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
@@ -301,8 +326,14 @@ async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
     Raises:
         PromiseBroken: it does not hold what it must, or more than it may.
     """
-    found = await found_in(shard)
-    wrong = promised.judge(found) or shard.damage or shard.failed or _broken_seal(shard)
+    found, damaged = await found_in(shard)
+    wrong = (
+        promised.judge(found, damaged)
+        or ("" if life.has_rot or not damaged else f"damage where there is none: {damaged}")
+        or shard.damage
+        or shard.failed
+        or _broken_seal(shard)
+    )
     if wrong:
         raise PromiseBroken(wrong)
     life.log.promise(found)
@@ -315,6 +346,7 @@ async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
         "an end not answered held": found.ends - promised.ends,
         "LogsDB held blocks": shard.logs.logs,
         "LogsDB had several partitions": len(shard.logs.partitions) > 1,
+        "rot in LogsDB was told": damaged,
         "the WAL held what LogsDB had": shard.logs.offset > shard.wal.trim_offset,
     }
     life.probes.update(name for name, is_so in seen.items() if is_so)
@@ -383,6 +415,8 @@ class ShardScript:
                     await self._begin(self._trim(each, is_all=is_all))
             elif draw < 0.8:
                 await self._begin(self._flush_now())
+            elif draw < 0.84:
+                await self._begin(self._tidy(log))
             else:
                 await asyncio.sleep(REST_S * self._chance.random())
         await asyncio.gather(*self._asked)
@@ -474,6 +508,21 @@ class ShardScript:
         with contextlib.suppress(Retryable):  # where the WAL failed
             await self._flush()
 
+    async def _tidy(self, log: int) -> None:
+        """Fill some partitions and trim a log or all: a flush drops some, or most of one is cut."""
+        for _ in range(self._chance.randrange(FILLED_MAX)):
+            for _ in LOGS:
+                self._store()
+            await asyncio.sleep(REST_S)
+            await self._flush_now()
+        is_all = self._chance.random() < 0.4
+        for each in LOGS if is_all else (log,):
+            await self._trim(each, is_all=True)
+        await self._flush_now()
+        for _ in self._shard.logs.partitions:
+            cut = await self._shard.logs.cut_trimmed(self._shard.trim_of)
+            self._probes["a partition was cut"] += cut is not None
+
     async def _trim(self, log: int, *, is_all: bool) -> None:
         """Trim a log in its middle, or all that was sent of it."""
         sent = sorted(copy.first for copy in self._sent if copy.log == log)
@@ -498,8 +547,21 @@ class ShardSubject:
         """See `Subject`."""
         return ShardPromises()
 
+    def rot(self, disk: SimDisk, chance: random.Random) -> int:
+        """Flip bits in rows of LogsDB, of partitions or of metadata; how many were hit."""
+        tables = "p" if chance.random() < ROT_IN_PARTITIONS else META_TABLE
+        return damage_tables(disk, chance, DIRECTORY, tables)
+
     async def live(self, life: Life, promised: ShardPromises) -> None:
-        """See `Subject`."""
+        """See `Subject`. What has rotted in metadata may keep it from starting, with a word."""
+        try:
+            await self._live(life, promised)
+        except Corrupt:
+            if not life.has_rot:
+                raise
+            life.probes["rot in metadata was told"] += 1
+
+    async def _live(self, life: Life, promised: ShardPromises) -> None:
         wal = await opened(life, is_formatted=promised.is_formatted, units=RING_UNITS)
         host = life.host(Process("node"))
         settings = life.chance.choice(STORAGE)
