@@ -39,7 +39,7 @@ async def bench_start(
         Unreachable: fio failed.
         WalFailed: a write did.
     """
-    name = f"wal_recovery_of_{record_bytes}B_records"
+    name = figure_name(record_bytes)
     size = await _fill(path, record_bytes)
     say(f"{name}: {size >> 20:,} MiB are live")
     offset, _ = ring_place(capacity_bytes)
@@ -56,6 +56,11 @@ async def bench_start(
         reference_is=NO_FIO if program is None else job.describe(),
         parameters={"record_bytes": record_bytes, "ring_bytes": size, "cores": os.cpu_count() or 0},
     )  # fmt: skip
+
+
+def figure_name(record_bytes: int) -> str:
+    """The figure of starts that find records of this size."""
+    return f"wal_recovery_of_{record_bytes}B_records"
 
 
 async def _fill(path: str, record_bytes: int) -> int:

@@ -56,7 +56,7 @@ def test_a_command_that_fails_is_named_on_the_page(told):
 
 
 def test_the_aims_are_those_of_figures_that_there_are():
-    from cordwood.bench import append, logsdb, node, read, wal_figures
+    from cordwood.bench import append, logsdb, node, read, wal_figures, wal_start
 
     text = FIGURES.read_text()
     for name in (
@@ -64,6 +64,9 @@ def test_the_aims_are_those_of_figures_that_there_are():
         *(profile.name for profile in (read.RECORDS, read.ARROW, read.BLOCKS)),
         node.BLOCKS.name,
         logsdb.STANDARD[0].name,
-        f"{wal_figures.STANDARD[0].name}_at_the_device",
+        *(f"{wal_figures.STANDARD[place].name}_at_the_device" for place in (0, 4, 5)),
+        f"{wal_figures.STANDARD[2].name}_iops",
+        f"{wal_figures.STANDARD[3].name}_mean",
+        wal_start.figure_name(wal_start.RECORD_BYTES[0]),
     ):
         assert f'"{name}": ' in text, name
