@@ -17,6 +17,7 @@ import cordwood
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.aio import open_store
 from cordwood.client.blocking import BlockingStore, connect, open_blocking
+from cordwood.client.cursors import Lag
 from cordwood.embedded import embedded_store
 from cordwood.errors import BadSetting, Closed, NotOurCluster, StoreInUse
 from cordwood.lsn import Lsn, make_lsn, parse_lsn
@@ -219,6 +220,39 @@ class TestBlocking:
                         break
                 assert reader.next_lsn == make_lsn(1, 11), "a block was fetched as a whole"
             assert [len(list(store.read("log", start=lsn))) for lsn in ("e1n5", "tail")] == [6, 0]
+
+    def test_a_reader_of_several_logs(self, tmp_path: Path) -> None:
+        """Batches, a callback that may refuse and may use the store, one log less, and lag."""
+        with open_at(tmp_path) as store:
+            for log in ("a", "b"):
+                store.append_many(log, [b"1", b"2", b"3"])
+            last = make_lsn(1, 3)
+            with store.reader("a", "b", until=last) as reader:
+                assert reader.logs == ("a", "b")
+                rows = [
+                    (log, value)
+                    for log, batch in reader.arrow(["value"])
+                    if not isinstance(batch, Gap)
+                    for value in batch.column("value").to_pylist()
+                ]
+                assert sorted(rows) == [(log, b"%d" % n) for log in "ab" for n in (1, 2, 3)]
+            seen: list[tuple[str, bytes]] = []
+
+            def accept(log: str, item: Record | Gap) -> bool:
+                assert isinstance(item, Record)
+                is_new = (log, item.value) not in seen
+                seen.append((log, item.value))
+                store.save_cursors("billing", {log: item.lsn + 1})
+                return item.value != b"1" or not is_new  # each first one is given again
+
+            with store.reader("a", "b", until=last) as reader:
+                reader.stop("b")
+                assert reader.logs == ("a",)
+                reader.deliver(accept)
+            assert seen == [("a", b"1"), ("a", b"1"), ("a", b"2"), ("a", b"3")]
+            (behind,) = store.lag("billing").values()
+            assert isinstance(behind, Lag)
+            assert behind.records == 0
 
     def test_many_threads_share_one_store(self, tmp_path: Path) -> None:
         with open_at(tmp_path) as store, ThreadPoolExecutor(8) as pool:

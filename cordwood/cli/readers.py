@@ -12,11 +12,10 @@ from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words
 from cordwood.errors import CordwoodError
-from cordwood.lsn import LSN_MAX, Lsn, format_lsn
+from cordwood.lsn import LSN_MAX, format_lsn
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
-    from cordwood.client.cursors import Lag
     from cordwood.layout.message import GroupReply
 
 Row = dict[str, object]
@@ -108,9 +107,9 @@ def groups(
 def _group_rows(store: BlockingStore, group: GroupReply) -> list[Row]:
     """A line for each log that a consumer has a position in or a member for."""
     rows: list[Row] = []
-    for log in sorted({*group.positions, *group.owners}):
+    for log, found in store.lag(group.consumer).items():
         position = group.positions.get(log)
-        lag, error = _lag(store, log, position or 0)
+        lag = None if isinstance(found, CordwoodError) else found
         rows.append(
             {
                 "consumer": group.consumer,
@@ -121,18 +120,7 @@ def _group_rows(store: BlockingStore, group: GroupReply) -> list[Row]:
                 "tail": "" if lag is None else format_lsn(lag.tail),
                 "lag": "" if lag is None else str(lag),
                 "lag_records": None if lag is None else lag.records,
-                "error": error,
+                "error": str(found) if isinstance(found, CordwoodError) else "",
             }
         )
     return rows
-
-
-def _lag(store: BlockingStore, log: str, position: int) -> tuple[Lag | None, str]:
-    """How far behind, or why that is not known: one log that was deleted hides no other."""
-    from cordwood.client.cursors import Lag
-    from cordwood.lsn import OLDEST
-
-    try:
-        return Lag(Lsn(position or OLDEST), store.tail(log)), ""
-    except CordwoodError as error:
-        return None, str(error)

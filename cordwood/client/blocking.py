@@ -26,6 +26,7 @@ from cordwood.client.blocking_readers import BlockingConsumer, BlockingLogsReade
 from cordwood.client.blocking_writer import BlockingBufferedWriter
 from cordwood.client.buffered_writer import WriterOptions
 from cordwood.client.cluster import LogInfo
+from cordwood.client.cursors import Lag
 from cordwood.client.log_tree import LogTree
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.producer import Producer
@@ -200,9 +201,12 @@ class BlockingStore(BlockingPositions):
         *,
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
+        record_keys: bool = True,
     ) -> BlockingReader:
         """Read `[start, until]`; see `store.Store.read`."""
-        stream = self._store.read(log, start, until, keys=keys, payloads=payloads)
+        stream = self._store.read(
+            log, start, until, keys=keys, payloads=payloads, record_keys=record_keys
+        )
         return BlockingReader(self._thread, self._call(stream))
 
     def buffered_writer(self, options: WriterOptions | None = None) -> BlockingBufferedWriter:
@@ -224,6 +228,7 @@ class BlockingStore(BlockingPositions):
         until: Position | None = None,
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
+        record_keys: bool = True,
         gaps: bool = True,
         on_health: OnLogHealth | None = None,
     ) -> BlockingLogsReader:
@@ -239,6 +244,7 @@ class BlockingStore(BlockingPositions):
                 until=until,
                 keys=keys,
                 payloads=payloads,
+                record_keys=record_keys,
                 gaps=gaps,
                 on_health=on_health,
             )
@@ -346,6 +352,10 @@ class BlockingStore(BlockingPositions):
     def consumers(self, name: str = "") -> list[GroupReply]:
         """What is known of a consumer, or of all; see `cursors.Cursors.list`."""
         return self._call(self._store.cursors.list(name))
+
+    def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
+        """How far a consumer is behind, by log; see `cursors.Cursors.lag`."""
+        return self._call(self._store.cursors.lag(consumer, *logs))
 
     def save_cursors(
         self,

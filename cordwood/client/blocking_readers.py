@@ -7,7 +7,7 @@ Source: design.md §7; hotpath digest §1 (a hand-off costs 50 µs).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from cordwood.block import Gap, Record
@@ -122,9 +122,34 @@ class BlockingLogsReader:
             for item in portion:
                 yield portion.log, item
 
+    def arrow(
+        self, columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, pa.RecordBatch | Gap]]:
+        """Batches of columns of one log each, and gaps; see `Reader.arrow`."""
+        yield from _each(self._thread, self._reader.arrow(columns))
+
+    def deliver(self, accept: Callable[[str, Record | Gap], bool | None]) -> None:
+        """Give everything to a callback until every log was read to its end; see `Reader.deliver`.
+
+        It is called in the caller's thread, so that it may do as it likes; a hop between threads
+        is paid for each record, and `read` is far quicker where nothing is refused.
+        """
+        while (offered := self._thread.call(self._reader.offer())) is not None:
+            accepted = accept(*offered) is not False
+            self._thread.call(_settle(self._reader, accepted=accepted))
+
     def start(self, log: str, start: Start = "oldest", until: Position | None = None) -> None:
         """Read a log too; see `Reader.start`."""
         self._thread.call(self._reader.start(log, start, until))
+
+    def stop(self, log: str) -> None:
+        """Read a log no more; see `Reader.stop`."""
+        self._thread.call(_stop(self._reader, log))
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The logs that are read, by name."""
+        return self._reader.logs
 
     def seek(self, log: str, position: Start) -> None:
         """Go on at another place; see `Reader.seek`."""
@@ -187,6 +212,14 @@ class BlockingConsumer:
             portion = self.read()
             for item in portion:
                 yield portion.log, item
+
+
+async def _settle(reader: Reader, *, accepted: bool) -> None:
+    reader.settle(accepted=accepted)
+
+
+async def _stop(reader: Reader, log: str) -> None:
+    reader.stop(log)
 
 
 async def _close(reading: ReadStream | Reader) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cordwood.client.cluster import LogInfo
+from cordwood.errors import CordwoodError
 from cordwood.layout.message import AskGroups, Call, GroupReply, GroupsReply, Reply, SaveCursors
-from cordwood.lsn import ESN_MAX, Lsn, format_lsn
+from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
 
 
 class Ask(Protocol):
@@ -53,9 +54,19 @@ class Lag:
 class Cursors:
     """The consumers of a cluster."""
 
-    def __init__(self, ask: Ask, find: Callable[[str], Awaitable[LogInfo]]) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        find: Callable[[str], Awaitable[LogInfo]],
+        tail: Callable[[LogInfo], Awaitable[Lsn]],
+    ) -> None:
+        """
+        Args:
+            find: a log by name; tail: the last LSN of it that can be read.
+        """
         self._ask = ask
         self._find = find
+        self._tail = tail
 
     async def list(self, consumer: str = "") -> list[GroupReply]:
         """What is known of a consumer, or of all: positions, members, who reads what.
@@ -67,6 +78,29 @@ class Cursors:
         reply = await self._ask(AskGroups(consumer))
         assert isinstance(reply, GroupsReply), "AskGroups is answered with groups"
         return reply.groups
+
+    async def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
+        """How far a consumer is behind, by log; where that is not known, why.
+
+        One log that was deleted, or has no sequencer just now, hides no other.
+
+        Args:
+            logs: by name; without any, all that the consumer has a position in or a member for.
+                In one without a position it stands at the oldest record.
+        Raises:
+            BadSetting: that names no consumer.
+            Retryable: the cluster did not answer.
+        """
+        (group,) = await self.list(consumer)
+        behind: dict[str, Lag | CordwoodError] = {}
+        for name in logs or sorted({*group.positions, *group.owners}):
+            try:
+                info = await self._find(name)
+                position = Lsn(group.positions.get(info.name, OLDEST))
+                behind[info.name] = Lag(position, await self._tail(info))
+            except CordwoodError as error:
+                behind[name] = error
+        return behind
 
     async def save(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.senders import HeldBlock
@@ -31,6 +32,11 @@ def with_keys(items: list[Record | Gap], keys: Set[bytes]) -> list[Record | Gap]
     return kept
 
 
+def without_keys(items: list[Record | Gap]) -> list[Record | Gap]:
+    """The same, and no record has its key."""
+    return [replace(each, key=None) if isinstance(each, Record) else each for each in items]
+
+
 def body_of(block: HeldBlock, *, verify: bool = True) -> Body:
     """A delivered block's body; empty payloads where none were asked for.
 
@@ -43,13 +49,17 @@ def body_of(block: HeldBlock, *, verify: bool = True) -> Body:
     return open_body(header, stored, verify=verify)
 
 
-def records_of(delivery: Delivery[HeldBlock]) -> list[Record | Gap]:
+def records_of(delivery: Delivery[HeldBlock], *, record_keys: bool = True) -> list[Record | Gap]:
     """The records of a delivered block, clipped.
 
+    Args:
+        record_keys: without, no record has its key.
     Raises:
         Corrupt: the body cannot be read.
     """
     header = delivery.block.header
     body = body_of(delivery.block)
+    if not record_keys:
+        body = body.without_keys()
     start, stop = delivery.first - header.first, delivery.last - header.first + 1
     return list(body.records(header.first, header.append_time_us, start, stop))

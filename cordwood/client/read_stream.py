@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import Cluster, LogInfo
-from cordwood.client.delivered import records_of, with_keys
+from cordwood.client.delivered import records_of, with_keys, without_keys
 from cordwood.client.read_health import HEALTH_S, ReadHealth
 from cordwood.client.senders import HeldBlock, Senders
 from cordwood.errors import AccessDenied, Closed, CordwoodError, UnknownLog
@@ -123,13 +123,14 @@ class ReadStream:
         seed: int = 0,
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
+        record_keys: bool = True,
     ) -> None:
         """
         Args:
             nudge: asks for the tail when nothing comes.
             budget: what all streams of the client may have sent ahead.
             seed: puts copysets in order where each reader has an order of its own.
-            keys, payloads: what is left out, see `Store.read`.
+            keys, payloads, record_keys: what is left out, see `Store.read`.
         """
         self.number = number
         self.info = info
@@ -139,6 +140,7 @@ class ReadStream:
         self._settings = settings
         self._nudge = nudge
         self._keys = None if keys is None else frozenset(keys)
+        self._record_keys = record_keys
         self.senders = Senders(
             number, info, self._buffer, cluster, settings, budget, seed,
             heads_only=not payloads, keys=None if keys is None else key_bits(keys),
@@ -541,8 +543,10 @@ class ReadStream:
         """
         if isinstance(taken, Gap):
             return [taken]
-        items = records_of(taken)
-        return items if self._keys is None else with_keys(items, self._keys)
+        if self._keys is None:
+            return records_of(taken, record_keys=self._record_keys)
+        items = with_keys(records_of(taken), self._keys)
+        return items if self._record_keys else without_keys(items)
 
     async def __aiter__(self) -> AsyncIterator[Record | Gap]:
         try:

@@ -126,6 +126,7 @@ class Reader:
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._offered: _Feed | None = None
 
     async def __aenter__(self) -> Reader:
         return self
@@ -295,25 +296,41 @@ class Reader:
         Raises:
             CordwoodError: the stream of a log failed.
         """
+        while (offered := await self.offer()) is not None:
+            answer = accept(*offered)
+            if isinstance(answer, Awaitable):
+                answer = await answer
+            self.settle(accepted=answer is not False)
+
+    async def offer(self) -> tuple[str, Record | Gap] | None:
+        """One step of `deliver`: what comes next, to be settled before anything else is asked for;
+        None once every log was read to its `until`.
+
+        Raises:
+            CordwoodError: the stream of a log failed.
+        """
         while True:
             self._news.clear()
             feed = self._next_ready()
-            if feed is None:
-                waits = [each.retry_at for each in self._feeds if each.items]
-                if not waits and all(each.is_over for each in self._feeds):
-                    return
-                await self._wait(min(waits, default=None))
-                continue
-            answer = accept(feed.log, feed.items[0])
-            if isinstance(answer, Awaitable):
-                answer = await answer
-            if answer is not False:
-                feed.items.popleft()
-                feed.refused = 0
-                continue
-            pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.refused)
-            feed.refused += 1
-            feed.retry_at = self._loop.time() + pause_s
+            if feed is not None:
+                self._offered = feed
+                return feed.log, feed.items[0]
+            waits = [each.retry_at for each in self._feeds if each.items]
+            if not waits and all(each.is_over for each in self._feeds):
+                return None
+            await self._wait(min(waits, default=None))
+
+    def settle(self, *, accepted: bool) -> None:
+        """What `offer` gave last was dealt with, or is to come again later."""
+        feed, self._offered = self._offered, None
+        assert feed is not None, "something was offered"
+        if accepted:
+            feed.items.popleft()
+            feed.refused = 0
+            return
+        pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.refused)
+        feed.refused += 1
+        feed.retry_at = self._loop.time() + pause_s
 
     # Inside.
 

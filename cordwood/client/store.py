@@ -97,7 +97,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
         self._tasks = tasks
-        self.cursors = Cursors(self._ask, self._find)
+        self.cursors = Cursors(self._ask, self._find, self._tail_of)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._positions = Positions(cluster, self._tail_of, self.read, settings)
@@ -217,6 +217,7 @@ class Store(Stages, PositionCalls, Nodes):
         *,
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
+        record_keys: bool = True,
     ) -> ReadStream:
         """Read `[start, until]`, both ends included; iterate what this returns.
 
@@ -230,6 +231,9 @@ class Store(Stages, PositionCalls, Nodes):
                 others. Nodes leave out the blocks whose headers say that they have none.
             payloads: without, bodies are neither read nor sent: records come with their
                 LSN and append time, an empty payload, and no key.
+            record_keys: without, records come without their keys, also where they were chosen by
+                them. They are sent all the same, beside the payloads; `arrow` gives the columns
+                that it is asked for.
         Raises:
             BadSetting: a position that is none, a time without a zone, or keys without payloads.
             UnknownLog: there is no such log.
@@ -246,6 +250,7 @@ class Store(Stages, PositionCalls, Nodes):
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, nudge,
             budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
+            record_keys=record_keys,
         )  # fmt: skip
         self._streams[number] = stream
         stream.open()
@@ -258,6 +263,7 @@ class Store(Stages, PositionCalls, Nodes):
         until: Position | None = None,
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
+        record_keys: bool = True,
         gaps: bool = True,
         on_health: OnLogHealth | None = None,
     ) -> Reader:
@@ -265,12 +271,12 @@ class Store(Stages, PositionCalls, Nodes):
 
         Args:
             start, until: for each of these logs, see `read`; None follows them.
-            keys, payloads: for all logs, see `read`.
+            keys, payloads, record_keys: for all logs, see `read`.
             gaps, on_health: see `reader.Reader`.
         Raises:
             BadSetting, UnknownLog, Retryable: see `read`.
         """
-        read = partial(self.read, keys=keys, payloads=payloads)
+        read = partial(self.read, keys=keys, payloads=payloads, record_keys=record_keys)
         made = Reader(read, self._tasks, gaps=gaps, on_health=on_health)
         self._readers = [each for each in self._readers if not each.is_closed] + [made]
         try:

@@ -316,6 +316,12 @@ class Body:
         self.keys = keys
         self.header_columns = header_columns
 
+    def without_keys(self) -> Body:
+        """The same records, none of which has a key."""
+        return Body(
+            self.raw, self.first_timestamp_us, self.values, self.stamps, None, self.header_columns
+        )
+
     def value(self, index: int) -> bytes:
         """Copy out one payload."""
         return self.values[index]

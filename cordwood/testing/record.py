@@ -322,11 +322,14 @@ class RecordedStore(_Store):
         *,
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
+        record_keys: bool = True,
     ) -> ReadStream:
         """See `Store.read`. A read that leaves something out is not written down: records are
         known by what they hold."""
-        if keys is not None or not payloads:
-            return await self._store.read(log, start, until, keys=keys, payloads=payloads)
+        if keys is not None or not (payloads and record_keys):
+            return await self._store.read(
+                log, start, until, keys=keys, payloads=payloads, record_keys=record_keys
+            )
         log_id = await self._log_id(log)
         if "tail" in (start, until):
             tail = await self.tail(log)

@@ -149,6 +149,21 @@ def test_where_a_time_lies_and_where_a_log_begins_and_ends(run):
     assert run("tail", "orders/eu", "--from", "2200-01-01") == ""
 
 
+def test_who_sent_what_is_a_table_at_the_end(tmp_path):
+    where = str(tmp_path / "store")
+    with cordwood.connect(where) as store:
+        for value in (b"1", b"2", b"3"):
+            store.append("log", value)
+    outcome = CliRunner().invoke(app, ["tail", "log", "--stats", "--cluster", where])
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stdout.split() == ["1", "2", "3"]
+    head, row, rewinds = outcome.stderr.splitlines()[-3:]
+    assert head.split() == ["node", "blocks", "window", "state"]
+    assert row.split()[:2] == ["1", "3"]
+    assert row.split()[-1] == "sending"
+    assert rewinds == "asked anew 0 times"
+
+
 def test_a_fenced_log_takes_appends_under_the_token_only(run):
     run("append", "other", "before")
     told = json.loads(run("fence", "other", "7", "--holder", "the leader", "--json"))

@@ -8,8 +8,9 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.client.consumer import MEMBER_TTL_S, Consumer
+from cordwood.client.cursors import Lag
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting, Fenced, Rejected
+from cordwood.errors import BadSetting, Fenced, Rejected, UnknownLog
 from cordwood.lsn import make_lsn
 
 
@@ -156,5 +157,24 @@ class TestMembers:
                 await first.close()
                 assert (await two.cursors.list("group"))[0].positions == {"/log": make_lsn(1, 4)}
                 await second.close()
+
+        simulate(scenario)
+
+
+class TestLag:
+    def test_by_consumer_and_log(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 5)
+                await fill(store, "b", 2)
+                await store.cursors.save("billing", {"a": make_lsn(1, 4)})
+                (behind,) = (await store.cursors.lag("billing")).values()
+                assert isinstance(behind, Lag)
+                assert (behind.records, behind.tail) == (2, make_lsn(1, 5))
+                found = await store.cursors.lag("billing", "a", "/b", "gone")
+                assert [*found] == ["/a", "/b", "gone"]
+                assert str(found["/b"]) == "2", "it stands at the oldest record"
+                assert isinstance(found["gone"], UnknownLog)
+                assert await store.cursors.lag("nobody") == {}
 
         simulate(scenario)

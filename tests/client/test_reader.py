@@ -242,6 +242,25 @@ class TestDelivery:
         simulate(scenario)
 
 
+class TestKeys:
+    @pytest.mark.parametrize("wanted", [None, [b"b"]])
+    def test_records_come_without_them_where_they_are_not_wanted(self, wanted) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append_many("log", [b"1", b"2", b"3"], keys=[b"a", b"b", None])
+                for record_keys in (True, False):
+                    stream = await store.read("log", keys=wanted, record_keys=record_keys)
+                    found = [item async for item in stream if isinstance(item, Record)]
+                    values = [b"1", b"2", b"3"] if wanted is None else [b"2"]
+                    assert [each.value for each in found] == values
+                    assert any(each.key for each in found) is record_keys
+                reader = await store.reader("log", until=at(3), record_keys=False)
+                items = [item async for _, item in reader]
+                assert [item.key for item in items if isinstance(item, Record)] == [None] * 3
+
+        simulate(scenario)
+
+
 class TestArrow:
     def test_batches_hold_what_records_hold_and_gaps_that_lose_nothing_are_left_out(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
