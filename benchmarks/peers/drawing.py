@@ -1,0 +1,43 @@
+"""The environment in which charts are drawn: matplotlib, pinned, and nothing of the clone's.
+
+It is `.peers/venv` and is made once for each content of the lock file. Where it cannot be had, the
+page is written without a chart, and why is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+from benchmarks.peers.java_driver import KEPT, ROOT
+from benchmarks.peers.processes import run_tool
+
+LOCK = Path(__file__).resolve().parent / "requirements.lock"
+VENV = KEPT / "venv"
+INSTALL_TIMEOUT_S = 600.0
+DRAW_TIMEOUT_S = 120.0
+
+
+async def draw_charts(results: Path, out: Path) -> None:
+    """Draw the charts of saved results into a directory.
+
+    Raises:
+        Unreachable: matplotlib could not be installed, or failed; the text quotes why.
+    """
+    python = str(VENV / "bin" / "python")
+    stamp = VENV / "installed"
+    wanted = LOCK.read_text() + sys.version
+    if not stamp.exists() or stamp.read_text() != wanted:
+        await asyncio.to_thread(shutil.rmtree, VENV, ignore_errors=True)
+        await run_tool([sys.executable, "-m", "venv", str(VENV)], INSTALL_TIMEOUT_S)
+        await run_tool(
+            [python, "-m", "pip", "install", "-q", "--require-hashes", "-r", str(LOCK)],
+            INSTALL_TIMEOUT_S,
+        )
+        stamp.write_text(wanted)
+    await run_tool(
+        [python, "-m", "benchmarks.peers.chart", str(results.resolve()), str(out.resolve())],
+        DRAW_TIMEOUT_S, {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip

@@ -1,0 +1,313 @@
+"""`docs/benchmarks.md`, from the results of a run. Pure: results in, text out.
+
+No figure is written by hand, nor is it by hand that the page says where Cordwood loses, and
+whether the run was a short one or the machine a busy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.peers.machine import BUSY_LOAD
+from benchmarks.peers.results import (
+    CORDWOOD,
+    TAIL_NAME,
+    Cell,
+    Results,
+    System,
+    append_name,
+    catch_up_name,
+    ratio_to_cordwood,
+    size_words,
+)
+from benchmarks.peers.workload import IN_FLIGHT, SIZES, TAIL_RATE, TAIL_SIZE
+
+REPEATS_MIN = 5
+"""Medians of fewer are not what this page is for."""
+
+NONE = "–"
+
+HEAD = """# Cordwood beside its peers
+
+The same workloads, one system after the other, on one machine in one run: all servers, the client
+and the disk are shared by everything a system consists of. So this compares what systems cost on
+a small machine; on many machines, or with another disk, the order may be another. **An ack does
+not mean the same thing everywhere**: read the table of acks before the others.
+
+Made by `{command}`, on {made} UTC. Nothing here is written by hand.
+"""
+
+BIASES = """## What speaks for whom
+
+- Records go to one log, from one client with one connection, so nothing is gained by spreading
+  over partitions, which is how Kafka, BookKeeper's users and Cordwood grow.
+- Servers, client and (for Java) their compilers share the machine's cores. Systems of one
+  process have fewer wake-ups for a record than those of three, whatever they are written in.
+- Redis, NATS and RabbitMQ are driven by raw clients of ours, which are lighter than any library;
+  Kafka and BookKeeper by their own Java clients; Cordwood by its public client, a future for each
+  record. That is to Cordwood's disadvantage where a client is what limits.
+- Records are sent one by one, as many in flight as the column says. Clients that gather (Kafka,
+  Cordwood, RabbitMQ streams) may send together what is there at one time, and none may wait for
+  more. BookKeeper's does not gather: those who use it do that above it.
+- JVMs are warmed up for seconds, not minutes, and have small heaps, for three of them fit here.
+- What is read was appended just before: it comes from memory (page cache, or a server's own).
+- Everything is on loopback, and an fsync costs what the disk below says, which is little.
+"""
+
+FOOT = """## Again
+
+`make peers` measures all that is installed and writes this page, its chart and
+[what was measured](benchmarks.json); `python -m benchmarks.peers --draw` only draws both anew.
+`--only kafka,nats_r3 --quick` is a short run that leaves this page as it is. Jars come by Maven and
+matplotlib by pip into `.peers/`; servers of Debian's are `nats-server`, `redis-server` and
+`rabbitmq-server`. Measured on a machine that does nothing else, or the page says so.
+"""
+
+
+def page(results: Results, chart: str = "benchmarks.svg") -> str:
+    """All of it, as Markdown.
+
+    Args:
+        chart: where the chart is, from the page; "" if there is none.
+    """
+    measured = [system for system in results.systems if system.cells]
+    parts = [
+        HEAD.format(command=results.command, made=results.made),
+        _warnings(results),
+        _machine(results),
+        _acks(results),
+        f"![Appends, reads and lag of every system]({chart})\n" if chart else "",
+        *(_appends(results, measured, size) for size in SIZES),
+        _catch_up(results, measured),
+        _tail(results, measured),
+        _losses(results, measured),
+        BIASES,
+        FOOT,
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+# ---- what was measured, and where ----
+
+
+def _warnings(results: Results) -> str:
+    told = []
+    if results.repeats < REPEATS_MIN:
+        told.append(
+            f"a short run, of {results.repeats} repeat{'s' * (results.repeats > 1)} of "
+            f"{results.seconds:g} s where {REPEATS_MIN} of 1 s are meant"
+        )
+    load = float(results.machine.get("load_before", 0))
+    if load > BUSY_LOAD:
+        told.append(
+            f"a busy machine: {load:g} processes wanted its {results.machine['cores']} cores "
+            "before anything was started"
+        )
+    if not told:
+        return ""
+    return f"> **Not to be relied on**: {'; and '.join(told)}.\n"
+
+
+def _machine(results: Results) -> str:
+    machine = results.machine
+    probes = [each for system in results.systems for each in system.probes]
+    lines = [
+        f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB, "
+        f"{machine['system']}, {machine['file_system']}, CPython {machine['python']}. Medians of "
+        f"{results.repeats} runs of {results.seconds:g} s (or {results.bytes_max >> 20} MiB, if "
+        "that is sooner); ratios are Cordwood over the peer, the median of the repeats' own."
+    ]
+    if probes:
+        syncs = [each["syncs_per_s"] for each in probes]
+        spins = [each["spin_ms"] for each in probes]
+        lines.append(
+            "Before each turn of a system the machine was probed: between "
+            f"{min(syncs):,.0f} and {max(syncs):,.0f} synced writes of 4 KiB a second, and "
+            f"{min(spins):.1f} to {max(spins):.1f} ms for a fixed loop. By as much as these "
+            "differ, so may figures for no reason of the systems'."
+        )
+    return "\n\n".join(lines) + "\n"
+
+
+def _acks(results: Results) -> str:
+    rows = [
+        (
+            system.title,
+            system.version or NONE,
+            str(system.servers),
+            str(system.copies),
+            "yes" if system.synced else "**no**",
+            system.durability,
+            system.client + (f". {_capital(system.notes)}" if system.notes else ""),
+        )
+        for system in results.systems
+    ]
+    head = ("System", "Version", "Servers", "Copies", "Synced", "An ack means", "Client and notes")
+    text = "## What an ack means\n\n" + _table(head, rows)
+    for system in results.systems:
+        if system.skipped:
+            what = "was measured in part" if system.cells else "was not measured"
+            text += f"\n{system.title} {what}: {_one_line(system.skipped)}\n"
+    return text
+
+
+# ---- tables ----
+
+
+def _appends(results: Results, measured: Sequence[System], size: int) -> str:
+    names = [append_name(size, in_flight) for in_flight in IN_FLIGHT]
+    if not any(name in system.cells for system in measured for name in names):
+        return ""
+    head = ("System", *(f"{in_flight} in flight" for in_flight in IN_FLIGHT))
+    rates = _rows(measured, names, lambda cell: _rate(cell, size))
+    return (
+        f"## Appends of {size_words(size)}\n\n"
+        f"{'MB/s' if _in_bytes(size) else 'Records/s'} (p50 / p99 ms from sending to ack).\n\n"
+        + _table(head, rates)
+        + "\nCordwood over the peer:\n\n"
+        + _table(head, _ratio_rows(results, measured, names))
+    )
+
+
+def _catch_up(results: Results, measured: Sequence[System]) -> str:
+    names = [catch_up_name(size) for size in SIZES]
+    head = ("System", *(size_words(size) for size in SIZES))
+    rows = [
+        (system.title, *(_read(system.cells.get(catch_up_name(size)), size) for size in SIZES))
+        for system in measured
+    ]
+    return (
+        "## Catching up\n\nOne reader, from the oldest record to the newest, records/s (MB/s); "
+        "each record becomes an object of the client's language.\n\n"
+        + _table(head, rows)
+        + "\nCordwood over the peer:\n\n"
+        + _table(head, _ratio_rows(results, measured, names))
+    )
+
+
+def _tail(results: Results, measured: Sequence[System]) -> str:
+    rows = []
+    for system in measured:
+        cell = system.cells.get(TAIL_NAME)
+        if cell is None:
+            continue
+        ratio = ratio_to_cordwood(results, system.name, TAIL_NAME)
+        own = system.name == CORDWOOD or ratio is None
+        rows.append((system.title, _ms(cell.p50), _ms(cell.p99), NONE if own else f"{ratio:.2f}"))
+    head = ("System", "p50 ms", "p99 ms", "Cordwood over the peer (below 1: Cordwood is sooner)")
+    return (
+        f"## The lag of a reader at the tail\n\n{size_words(TAIL_SIZE)} records, {TAIL_RATE:,} a "
+        "second whatever becomes of them: from when a record was due until the reader has it, all "
+        "the way through client, servers and reader.\n\n" + _table(head, rows)
+    )
+
+
+def _rows(
+    measured: Sequence[System], names: Sequence[str], tell: Callable[[Cell], str]
+) -> list[tuple[str, ...]]:
+    return [
+        (system.title, *(tell(system.cells[n]) if n in system.cells else NONE for n in names))
+        for system in measured
+    ]
+
+
+def _ratio_rows(
+    results: Results, measured: Sequence[System], names: Sequence[str]
+) -> list[tuple[str, ...]]:
+    rows = []
+    for system in measured:
+        if system.name == CORDWOOD:
+            continue
+        ratios = [ratio_to_cordwood(results, system.name, name) for name in names]
+        rows.append((system.title, *(NONE if each is None else _ratio(each) for each in ratios)))
+    return rows
+
+
+# ---- where Cordwood loses ----
+
+
+def _losses(results: Results, measured: Sequence[System]) -> str:
+    lines = []
+    for system in measured:
+        if system.name == CORDWOOD:
+            continue
+        lost = [told for name in system.cells if (told := _loss(results, system, name))]
+        if lost:
+            kind = f"{_copies(system)}, {'synced' if system.synced else 'not synced'}"
+            lines.append(f"- {system.title} ({kind}): {', '.join(lost)}.")
+    if results.system(CORDWOOD) not in measured:
+        text = "Cordwood was not measured in this run.\n"
+    elif lines:
+        text = "Cordwood over the peer, wherever the peer is better:\n\n" + "\n".join(lines) + "\n"
+    else:
+        text = "Nowhere in this run.\n"
+    return "## Where Cordwood loses\n\n" + text
+
+
+def _loss(results: Results, system: System, name: str) -> str:
+    """One cell in words, "" if Cordwood is not behind in it."""
+    ratio = ratio_to_cordwood(results, system.name, name)
+    if ratio is None:
+        return ""
+    if name == TAIL_NAME:
+        return f"lag at the tail {ratio:.2f} times as long" if ratio > 1 else ""
+    if ratio >= 1:
+        return ""
+    words = name.replace("_in_flight", "").replace("catch_up", "catching up on")
+    words = words.replace("append_", "").replace("_", " ").replace("B ", "B × ", 1)
+    return (
+        f"{words} {_ratio(ratio)}"
+        if "catching" not in words
+        else (f"{name.replace('catch_up_', 'catching up on ')} {_ratio(ratio)}")
+    )
+
+
+# ---- words ----
+
+
+def _rate(cell: Cell, size: int) -> str:
+    value = f"{cell.value * size / 1e6:,.1f}" if _in_bytes(size) else f"{cell.value:,.0f}"
+    return f"{value} ({_ms(cell.p50)} / {_ms(cell.p99)})"
+
+
+def _read(cell: Cell | None, size: int) -> str:
+    return NONE if cell is None else f"{cell.value:,.0f} ({cell.value * size / 1e6:,.1f})"
+
+
+def _in_bytes(size: int) -> bool:
+    """Large records are told by their bytes, small ones by their number."""
+    return size >= 16 << 10
+
+
+def _ms(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def _ratio(value: float) -> str:
+    """Bold where Cordwood has less."""
+    text = f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    return f"**{text}**" if value < 1 else text
+
+
+def _copies(system: System) -> str:
+    return "1 copy" if system.copies == 1 else f"{system.copies} copies"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [
+        head,
+        ["---", *["---:" if _is_figure(n, rows) else "---" for n in range(1, len(head))]],
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [*lines, *rows])
+
+
+def _is_figure(column: int, rows: Sequence[Sequence[str]]) -> bool:
+    return all(row[column].strip("*")[:1] in "0123456789–" for row in rows)

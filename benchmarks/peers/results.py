@@ -1,0 +1,221 @@
+"""What was measured, as it is saved, and the figures that follow from it. Pure but for the file.
+
+Saved are all repeats of all cells, so that page and charts can be drawn anew without measuring.
+A figure is Cordwood beside one peer: its reference is the peer's median, and the ratio is the
+median over the repeats of Cordwood's value over the peer's in the same repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.workload import IN_FLIGHT, SIZES
+from cordwood.errors import Malformed
+
+CORDWOOD = "cordwood"
+FORMAT = 1
+
+
+@dataclass(slots=True)
+class Cell:
+    """The repeats of one measurement of one system.
+
+    Attributes:
+        name: `append_100B_16_in_flight`, `catch_up_1KiB` or `tail_lag_1KiB`.
+        unit: records/s, or ms for a lag.
+        values: one for each repeat, in their order.
+        p50_ms, p99_ms: latencies of each repeat, empty where there are none.
+    """
+
+    name: str
+    unit: str
+    values: list[float] = field(default_factory=list)
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        return statistics.median(self.values)
+
+    @property
+    def p50(self) -> float | None:
+        """Median of the repeats' medians."""
+        return statistics.median(self.p50_ms) if self.p50_ms else None
+
+    @property
+    def p99(self) -> float | None:
+        """Median of the repeats' 99th percentiles."""
+        return statistics.median(self.p99_ms) if self.p99_ms else None
+
+
+@dataclass(slots=True)
+class System:
+    """One line of the page; the words are those of `Variant`.
+
+    Attributes:
+        skipped: why there are no cells, or not all; "" if there are.
+        probes: of the machine, before each of its turns.
+    """
+
+    name: str
+    title: str
+    version: str
+    servers: int
+    copies: int
+    synced: bool
+    durability: str
+    client: str
+    notes: str
+    skipped: str = ""
+    cells: dict[str, Cell] = field(default_factory=dict)
+    probes: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Results:
+    """One run.
+
+    Attributes:
+        made: when it began, a date and time in UTC.
+        command: what made it.
+        machine: see `machine.describe`, with the load after the run.
+        repeats: wished for; a system that failed has fewer.
+        seconds: of each append.
+        bytes_max: of each append.
+    """
+
+    made: str
+    command: str
+    machine: dict[str, Any]
+    repeats: int
+    seconds: float
+    bytes_max: int
+    systems: list[System] = field(default_factory=list)
+
+    def system(self, name: str) -> System | None:
+        """By its name, None if it is not there."""
+        return next((each for each in self.systems if each.name == name), None)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def load_results(path: Path) -> Results:
+    """Read what `save` wrote.
+
+    Raises:
+        Malformed: it is not that.
+    """
+    try:
+        told = json.loads(path.read_text())
+        if told.pop("format") != FORMAT:
+            raise Malformed(f"{path} has another format: measure anew")
+        systems = [
+            System(**{**each, "cells": {n: Cell(**cell) for n, cell in each["cells"].items()}})
+            for each in told.pop("systems")
+        ]
+        return Results(**told, systems=systems)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Malformed(f"{path} holds no results of a run ({error}): measure anew") from None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFigure:
+    """Cordwood beside one peer, as `--json` prints it.
+
+    Attributes:
+        name: of the measurement.
+        value, unit: Cordwood's median.
+        reference: the peer's median, in the same unit.
+        reference_is: which peer, and what its ack means.
+        ratio: see the module; below 1 the peer has more, which for a lag is worse.
+        p50_ms, p99_ms, reference_p50_ms, reference_p99_ms: latencies of appends.
+        repeats: that both have.
+    """
+
+    name: str
+    value: float
+    unit: str
+    reference: float
+    reference_is: str
+    ratio: float
+    p50_ms: float | None
+    p99_ms: float | None
+    reference_p50_ms: float | None
+    reference_p99_ms: float | None
+    repeats: int
+
+
+def figures(results: Results) -> list[PeerFigure]:
+    """One for each cell of each peer that Cordwood has too, in the order of the run."""
+    ours = results.system(CORDWOOD)
+    if ours is None:
+        return []
+    made = []
+    for peer in results.systems:
+        for name, theirs in peer.cells.items():
+            mine = ours.cells.get(name)
+            if peer is ours or mine is None or not theirs.values:
+                continue
+            made.append(_figure(mine, theirs, peer))
+    return made
+
+
+def _figure(mine: Cell, theirs: Cell, peer: System) -> PeerFigure:
+    pairs = list(zip(mine.values, theirs.values, strict=False))
+    return PeerFigure(
+        f"{mine.name}_beside_{peer.name}",
+        _round(mine.value), mine.unit, _round(theirs.value),
+        f"{peer.title} {peer.version}: {peer.durability}",
+        _round(statistics.median(a / b for a, b in pairs)),
+        mine.p50, mine.p99, theirs.p50, theirs.p99, len(pairs),
+    )  # fmt: skip
+
+
+def ratio_to_cordwood(results: Results, peer: str, cell: str) -> float | None:
+    """Cordwood's value over the peer's, None where either has none."""
+    ours, theirs = results.system(CORDWOOD), results.system(peer)
+    if ours is None or theirs is None:
+        return None
+    mine, other = ours.cells.get(cell), theirs.cells.get(cell)
+    if mine is None or other is None or not mine.values or not other.values:
+        return None
+    return statistics.median(a / b for a, b in zip(mine.values, other.values, strict=False))
+
+
+def size_words(size: int) -> str:
+    """100 B, 1 KiB, 64 KiB."""
+    return f"{size >> 10} KiB" if size >= 1024 else f"{size} B"
+
+
+def append_name(size: int, in_flight: int) -> str:
+    """Of a cell of appends."""
+    return f"append_{size_words(size).replace(' ', '')}_{in_flight}_in_flight"
+
+
+def catch_up_name(size: int) -> str:
+    """Of a cell of reads."""
+    return f"catch_up_{size_words(size).replace(' ', '')}"
+
+
+TAIL_NAME = "tail_lag"
+
+NAMES = (
+    *(append_name(size, in_flight) for size in SIZES for in_flight in IN_FLIGHT),
+    *(catch_up_name(size) for size in SIZES),
+    TAIL_NAME,
+)
+"""Of all cells, in the order in which they are measured."""
+
+
+def _round(value: float) -> float:
+    """Four digits: more of them would be noise."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,210 @@
+"""Takes each peer through all cells: one peer's servers at a time, several turns.
+
+A turn starts every peer anew and takes a share of the repeats, so that the medians of one peer
+come from more than one part of the run. What fails is told, and the next peer goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from benchmarks.peers.machine import probe
+from benchmarks.peers.peer import Peer, Session, Variant
+from benchmarks.peers.results import (
+    TAIL_NAME,
+    Cell,
+    Results,
+    System,
+    append_name,
+    catch_up_name,
+)
+from benchmarks.peers.workload import (
+    FILL_IN_FLIGHT,
+    IN_FLIGHT,
+    SIZES,
+    TAIL_RATE,
+    TAIL_SIZE,
+    AppendLoad,
+    TailLoad,
+)
+from cordwood.errors import CordwoodError
+
+Say = Callable[[str], None]
+
+MIB = 1 << 20
+WARM_UP_IN_FLIGHT = 64
+WARM_UP_SIZES = (100, 1024)
+TAIL_WARM_UP_S = 0.5
+
+VARIANT_TIMEOUT_S = 900.0
+"""Of one turn of one variant; every call within has a shorter deadline of its own."""
+
+PREFIX = ".cordwood-bench-peers-"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        repeats: of each cell, over all turns.
+        turns: how often each peer is started; no more than there are repeats.
+        seconds: of each append.
+        bytes_max: of each append, which bounds the disk.
+        fill_bytes: appended to be read.
+        tail_seconds: of records offered at the tail, after TAIL_WARM_UP_S.
+        sizes, in_flight: of records; of appends.
+    """
+
+    repeats: int = 5
+    turns: int = 2
+    seconds: float = 1.0
+    bytes_max: int = 256 * MIB
+    fill_bytes: int = 128 * MIB
+    tail_seconds: float = 1.5
+    sizes: Sequence[int] = SIZES
+    in_flight: Sequence[int] = IN_FLIGHT
+
+    def repeats_of(self, turn: int) -> int:
+        """The share of a turn, counted from 0; the first have one more where it does not fit."""
+        return (self.repeats - turn + self.turns - 1) // self.turns
+
+
+async def measure(
+    peers: Sequence[Peer], plan: Plan, results: Results, directory: str, say: Say
+) -> None:
+    """Run the plan and put what it gave into `results`, whose `systems` this makes.
+
+    Args:
+        directory: on the disk that is measured.
+    Raises:
+        OSError: the directory cannot be used.
+    """
+    ready: list[Peer] = []
+    for peer in peers:
+        why = await _prepare(peer, say)
+        version = peer.version() if not why else ""
+        results.systems += [_system(variant, version, why) for variant in peer.variants]
+        if why:
+            say(f"{peer.name}: skipped: {why}")
+        else:
+            ready.append(peer)
+    for turn in range(plan.turns):
+        for number, peer in enumerate(ready, 1):
+            say(f"turn {turn + 1} of {plan.turns}, {number} of {len(ready)}: {peer.name} starts")
+            await _turn(peer, plan, plan.repeats_of(turn), results, directory, say)
+
+
+async def _prepare(peer: Peer, say: Say) -> str:
+    """Why a peer cannot run here, "" if it can."""
+    if why := peer.missing():
+        return why
+    try:
+        await peer.prepare()
+    except (CordwoodError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _system(variant: Variant, version: str, skipped: str) -> System:
+    return System(
+        variant.name, variant.title, version, variant.servers, variant.copies, variant.synced,
+        variant.durability, variant.client, variant.notes, skipped,
+    )  # fmt: skip
+
+
+async def _turn(
+    peer: Peer, plan: Plan, repeats: int, results: Results, directory: str, say: Say
+) -> None:
+    below = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
+    reading = asdict(await asyncio.to_thread(probe, below))
+    systems = [system for each in peer.variants if (system := results.system(each.name))]
+    try:
+        async with peer.running(below) as running:
+            for variant, system in zip(peer.variants, systems, strict=True):
+                system.probes.append(reading)
+                try:
+                    async with (
+                        asyncio.timeout(VARIANT_TIMEOUT_S),
+                        running.session(variant) as session,
+                    ):
+                        await _variant(peer, session, system, plan, repeats, say)
+                except Exception as error:
+                    system.skipped = _reason(error)
+                    say(f"{system.name}: {system.skipped}")
+    except Exception as error:
+        for system in systems:
+            system.skipped = system.skipped or _reason(error)
+        say(f"{peer.name}: {_reason(error)}")
+    finally:
+        await asyncio.to_thread(shutil.rmtree, below, ignore_errors=True)
+
+
+def _reason(error: Exception) -> str:
+    """The words of what a peer may do wrong; a fault of ours is raised again."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, CordwoodError | OSError | TimeoutError):
+        return str(error) or type(error).__name__
+    raise error
+
+
+async def _variant(
+    peer: Peer, session: Session, system: System, plan: Plan, repeats: int, say: Say
+) -> None:
+    for size in WARM_UP_SIZES:
+        seconds = peer.warm_up_s / len(WARM_UP_SIZES)
+        await session.append(AppendLoad(size, WARM_UP_IN_FLIGHT, seconds, plan.bytes_max))
+    for repeat in range(repeats):
+        for size in plan.sizes:
+            await session.fresh()
+            for in_flight in plan.in_flight:
+                await _append(session, system, AppendLoad(
+                    size, in_flight, plan.seconds, plan.bytes_max
+                ))  # fmt: skip
+        say(f"{system.name}: appends {repeat + 1} of {repeats}")
+    for size in plan.sizes:
+        await _catch_up(session, system, size, plan, repeats)
+    say(f"{system.name}: reads")
+    load = TailLoad(TAIL_SIZE, TAIL_RATE, plan.tail_seconds + TAIL_WARM_UP_S, TAIL_WARM_UP_S)
+    for _ in range(repeats):
+        await session.fresh()
+        lag = await session.tail(load)
+        cell = _cell(system, TAIL_NAME, "ms")
+        cell.values.append(lag.p50_ms)
+        cell.p50_ms.append(lag.p50_ms)
+        cell.p99_ms.append(lag.p99_ms)
+    say(f"{system.name}: tail")
+
+
+async def _append(session: Session, system: System, load: AppendLoad) -> None:
+    run = await session.append(load)
+    cell = _cell(system, append_name(load.size, load.in_flight), "records/s")
+    cell.values.append(run.rate)
+    cell.p50_ms.append(run.p50_ms)
+    cell.p99_ms.append(run.p99_ms)
+
+
+async def _catch_up(session: Session, system: System, size: int, plan: Plan, repeats: int) -> None:
+    load = AppendLoad(size, FILL_IN_FLIGHT[size], plan.seconds, plan.fill_bytes)
+    count = 0
+    for repeat in range(repeats):
+        if repeat == 0 or session.reads_consume:
+            await session.fresh()
+            count = (await session.append(load)).records
+        seconds = await session.read(size, count)
+        _cell(system, catch_up_name(size), "records/s").values.append(count / seconds)
+
+
+def _cell(system: System, name: str, unit: str) -> Cell:
+    return system.cells.setdefault(name, Cell(name, unit))
+
+
+def free_bytes(directory: str) -> int:
+    """Room on the disk that would be measured."""
+    return shutil.disk_usage(os.path.abspath(directory)).free
