@@ -13,6 +13,7 @@ reads, or land in Delta or Iceberg.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,6 +43,8 @@ class ParquetTable:
         self._path = path
         self._notes = path / OURS / "batches"
         self._compactions = path / OURS / "compactions"
+        # Of each query the newest: a landing of a minute's batches has half a million in a year.
+        self._newest = dict(self._find_newest())
         self._roll_forward()
 
     @property
@@ -51,12 +54,13 @@ class ParquetTable:
 
     def published(self, query: str) -> int:
         """See `table.LakeTable`."""
-        return max((number for _, number in self._manifests(query)), default=-1)
+        newest = self._newest.get(query)
+        return -1 if newest is None else int(newest["batch"])
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
         newest = max(
-            (_read(path) for path, _ in self._manifests("*")),
+            self._newest.values(),
             key=lambda manifest: (manifest["turn"], manifest["batch"]),
             default=None,
         )
@@ -84,6 +88,7 @@ class ParquetTable:
         }
         place = self._notes / batch.query / f"{batch.batch:012}.json"
         write_whole(place, json.dumps(manifest, sort_keys=True).encode())
+        self._newest[batch.query] = manifest
         move_in(self._path, batch.files)
 
     def compact(self, target_bytes: int) -> Compacted:
@@ -95,21 +100,22 @@ class ParquetTable:
             added += 1
         return Compacted(removed, added)
 
-    def _manifests(self, query: str) -> Iterator[tuple[Path, int]]:
-        for path in sorted(self._notes.glob(f"{query}/*.json")):
-            yield path, int(path.stem)
+    def _find_newest(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The newest manifest of each query; numbers are padded, so names sort as they do."""
+        for query in sorted(self._notes.glob("*")):
+            names = [name for name in os.listdir(query) if name.endswith(".json")]
+            if names:
+                yield query.name, _read(query / max(names))
 
     def _turn(self, query: str) -> int:
         """Counts the queries that landed here, so that the newest offset is known."""
-        turns = {path.parent.name: _read(path)["turn"] for path, _ in self._manifests("*")}
-        return int(turns.get(query, max(turns.values(), default=0) + 1))
+        turns = {name: int(manifest["turn"]) for name, manifest in self._newest.items()}
+        return turns.get(query, max(turns.values(), default=0) + 1)
 
     def _roll_forward(self) -> None:
         """Finish what a crash interrupted. Only the newest manifest of a query can be open."""
-        for query in sorted(self._notes.glob("*")):
-            newest = max(self._manifests(query.name), default=None)
-            if newest is not None:
-                move_in(self._path, [self._staged(file) for file in _read(newest[0])["files"]])
+        for newest in self._newest.values():
+            move_in(self._path, [self._staged(file) for file in newest["files"]])
         for note in sorted(self._compactions.glob("*.json")):
             self._finish_join(note)
 
