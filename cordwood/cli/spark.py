@@ -247,7 +247,9 @@ def replay(
     to_cluster: Annotated[
         str, typer.Option("--to-cluster", metavar="URL", help="Another cluster than --cluster.")
     ] = "",
-    max_bytes: BytesOption = "256m",
+    max_bytes: Annotated[
+        str, typer.Option("--max-bytes", help="Of a micro-batch, about; 64 MiB are published.")
+    ] = "32m",
     ordered: OrderedOption = False,
     master: MasterOption = "local[*]",
     dry_run: DryRunOption = False,

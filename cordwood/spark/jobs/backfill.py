@@ -27,6 +27,7 @@ from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 REPLAY_BYTES = "32m"
 """Of records in a micro-batch of a replay: well inside the 64 MiB that are published at a time,
@@ -34,6 +35,9 @@ however its logs are spread; overheads and a sample that was not typical have th
 
 STEP_BYTES = 512 << 20
 """Of files in one step: what is written again at most after a crash."""
+
+PROGRESS_S = 5
+"""How often a replay's progress is asked for: far fewer than a hundred micro-batches go by."""
 
 Say = Callable[[str], None]
 
@@ -84,12 +88,24 @@ def replay(
         .start()
     )
     try:
-        query.awaitTermination()
+        counts = _until_done(query, say)
     finally:
         query.stop()
-    counts = [progress.numInputRows for progress in query.recentProgress]
-    say(f"{sum(counts):,} records in {len(counts)} micro-batches")
-    return Copied(sum(counts), sum(1 for count in counts if count), 0, time.monotonic() - began)
+    return Copied(sum(counts), len(counts), 0, time.monotonic() - began)
+
+
+def _until_done(query: StreamingQuery, say: Say) -> list[int]:
+    """The records of each micro-batch that had any, told as they are done."""
+    counts: dict[int, int] = {}
+    done = False
+    while not done:
+        # Spark remembers a hundred micro-batches, so they are looked at before it forgets them.
+        done = bool(query.awaitTermination(PROGRESS_S))
+        for progress in query.recentProgress:
+            if progress.numInputRows and progress.batchId not in counts:
+                counts[progress.batchId] = progress.numInputRows
+                say(f"batch {progress.batchId}: {progress.numInputRows:,} records")
+    return list(counts.values())
 
 
 def backfill(

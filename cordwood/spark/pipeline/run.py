@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from cordwood.spark.jobs.backfill import replay
+from cordwood.spark.given import Given
+from cordwood.spark.jobs.backfill import REPLAY_BYTES, replay
 from cordwood.spark.jobs.land import describe, land
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.options import SERVERS
@@ -19,6 +20,8 @@ from cordwood.spark.pipeline.spec import Pipeline, Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+REPLAY_BYTES_MAX = Given({"at": REPLAY_BYTES}).size("at", 0)
 
 Say = Callable[[str], None]
 FindServers = Callable[[str], str]
@@ -63,10 +66,18 @@ def _run_sink(
             for line in describe(landed):
                 say(f"{sink.table}: {line}")
         return landed.records
-    copied = replay(spark, source, _found(sink.options, find_servers), sink.checkpoint)
+    to = _found(sink.options, find_servers)
+    copied = replay(spark, _publishable(source), to, sink.checkpoint, say=say)
     if copied.records:
         say(f"log {sink.options['log']}: {copied.records:,} records in {copied.seconds:.1f} s")
     return copied.records
+
+
+def _publishable(source: Mapping[str, str]) -> dict[str, str]:
+    """The source with micro-batches that fit into one publish, however large a table's may be."""
+    named = Given(source).size("maxBytesPerTrigger", REPLAY_BYTES_MAX)
+    rest = {name: value for name, value in source.items() if name != "maxBytesPerTrigger"}
+    return {**rest, "maxBytesPerTrigger": str(min(named, REPLAY_BYTES_MAX))}
 
 
 def _found(options: Mapping[str, str], find_servers: FindServers) -> dict[str, str]:

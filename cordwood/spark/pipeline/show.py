@@ -36,7 +36,7 @@ def _branch(row: int, count: int) -> str:
 
 def _sink(sink: Sink) -> str:
     if not isinstance(sink, Landing):
-        return f"log {sink.options['log']}, at least once (checkpoint {sink.checkpoint})"
+        return f"log {sink.options['log']}, each record once (checkpoint {sink.checkpoint})"
     by = f" by {', '.join(sink.partition_by)}" if sink.partition_by else ""
     joined = ", small files joined" if sink.compact else ""
     return f"{sink.format} {sink.table}{by}, each record once{joined}"

@@ -19,7 +19,7 @@
         format: delta                # parquet, delta, iceberg
         partition_by: event_date
         compact: true
-      - log: orders-copy             # at least once
+      - log: orders-copy             # exactly once, in micro-batches of at most 32m
         cluster: other:4440
         checkpoint: ./orders-copy
 

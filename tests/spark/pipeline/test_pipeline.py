@@ -109,7 +109,7 @@ def test_the_drawing():
         "",
         "  orders, clicks    ─┬─► delta ./lake/orders by event_date, log, each record once, "
         "small files joined",
-        "  at 127.0.0.1:4440  └─► log orders-copy, at least once (checkpoint ./copy)",
+        "  at 127.0.0.1:4440  └─► log orders-copy, each record once (checkpoint ./copy)",
         "  from earliest",
     ]
 
