@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
-"""What Spark's engine calls them, in 4.2 and 4.3; tests/spark/test_exactly_once.py looks."""
+"""What Spark's engine calls them, in 4.2 and 4.3; without them a stream into a log is refused."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ class _Writer:
 
     def _store(self) -> BlockingStore:
         options = self._options
-        settings = ClientSettings(timeout_s=options.request_timeout_s, codec=options.codec)
+        settings = ClientSettings(
+            timeout_s=options.request_timeout_s,
+            codec=options.codec,
+            write_tokens=options.write_tokens,
+        )
         return shared_store(options.servers, options.request_timeout_s, settings)
 
     def _write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:

@@ -6,7 +6,7 @@ Source: research digest on PySpark 4.3, §6 ("Sink input"), §8.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
@@ -16,9 +16,12 @@ from cordwood.spark.options import REQUEST_TIMEOUT_MS, SERVERS, TIMEOUT, parse_s
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+WRITE_TOKENS = "cordwood.write.tokens"
+
 SINK_OPTIONS = {
     SERVERS: "host:port of one or more nodes, with commas, or a cordwood:// address",
     TIMEOUT: "how long an append may take, retries included, 30000",
+    WRITE_TOKENS: "with commas, for logs that ask for a write token",
     "log": "the log that records go to which have none in the column log",
     "deliveryMode": "exactlyOnce, idempotent (cheaper; for queries that only map) or atLeastOnce",
     "txnAppId": "names a write across restarts; a stream has its query's id without it",
@@ -60,6 +63,7 @@ class SinkOptions:
         delivery: one of the three modes.
         app, version: `txnAppId` and `txnVersion`; "" and None where they were not given.
         stage_ttl_s: of what is staged.
+        write_tokens: for logs that ask for one; shown to nobody.
     """
 
     servers: str
@@ -70,6 +74,7 @@ class SinkOptions:
     app: str = ""
     version: int | None = None
     stage_ttl_s: float = STAGE_TTL_S
+    write_tokens: tuple[str, ...] = field(default=(), repr=False)
 
     def check_batch(self) -> None:
         """Check what a batch needs.
@@ -116,7 +121,13 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
         app=_app(options),
         version=_version(options),
         stage_ttl_s=options.duration_s("stageTtl", STAGE_TTL_S),
+        write_tokens=_tokens(options),
     )
+
+
+def _tokens(options: Given) -> tuple[str, ...]:
+    tokens = tuple(each.strip() for each in (options.text(WRITE_TOKENS) or "").split(","))
+    return tuple(each for each in tokens if each)
 
 
 def _app(options: Given) -> str:

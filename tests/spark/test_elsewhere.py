@@ -11,8 +11,10 @@ from cordwood.block import Record
 from cordwood.client.aio import open_store
 from cordwood.client.blocking import open_blocking
 from cordwood.embedded import embedded_store
+from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.settings import MIB, ClientSettings
 from cordwood.spark.options import SERVERS
+from cordwood.spark.sink_options import WRITE_TOKENS, parse_sink_options
 
 pytestmark = [pytest.mark.spark, pytest.mark.real]
 
@@ -47,6 +49,34 @@ def test_its_bare_directory_is_refused_in_words(spark, tmp_path):
         PySparkException, match=r"a directory: an embedded store .*store\.serve\(\)"
     ):
         spark.read.format("cordwood").options(**options).load().collect()
+
+
+def test_a_log_that_asks_for_a_write_token(spark, cluster, store, tmp_path):
+    """The sink is refused without it, writes with it, and shows it nowhere."""
+    log = f"/e-{uuid.uuid4().hex[:8]}"
+    store.create_log(log, attributes=LogAttributes(write_token=token_digest(SECRET)))
+    rows = spark.createDataFrame([(b"1",)], "value BINARY")
+    options = {SERVERS: cluster.url, "log": log}
+    with pytest.raises(PySparkException, match="wants a write token"):
+        rows.write.format("cordwood").options(**options).mode("append").save()
+    options[WRITE_TOKENS] = f"another, {SECRET}"
+    rows.write.format("cordwood").options(**options).mode("append").save()
+    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
+    query = (
+        stream.selectExpr("'2' AS value")
+        .writeStream.format("cordwood")
+        .options(**options, checkpointLocation=str(tmp_path))
+        .trigger(once=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    plan = query._jsq.explainInternal(True)
+    assert "WriteToDataSourceV2" in plan or "MicroBatchWrite" in plan, plan
+    assert SECRET not in plan
+    assert SECRET not in str(query.lastProgress)
+    assert SECRET not in repr(parse_sink_options(options))
+    with store.read(log) as reader:
+        assert [item.value for item in reader if isinstance(item, Record)] == [b"1", b"2", b"2"]
 
 
 def test_secrets_are_in_no_plan_and_no_error(spark, cluster, store):
