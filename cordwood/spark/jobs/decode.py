@@ -13,7 +13,7 @@ Source: research digest on PySpark 4.3, §7 ("quarantine bad rows").
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
@@ -24,28 +24,38 @@ if TYPE_CHECKING:
 
 ERROR = "_error"
 
-_PARSED = "_parsed"
-_BROKEN = "_broken"
-
 
 def decode_json(frame: DataFrame, columns: Sequence[Column]) -> DataFrame:
     """The fields of JSON objects as columns; a null value has null fields and no error."""
     from pyspark.sql import functions as f
 
+    corrupt = _unlike("_broken", (column.field for column in columns))
     fields = [f"{_quoted(column.field)} {column.type}" for column in columns]
-    schema = ", ".join([*fields, f"{_BROKEN} STRING"])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN}
+    schema = ", ".join([*fields, f"{corrupt} STRING"])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
+    # By place from here on: fields of JSON may differ in their case alone, columns may not.
+    places = [f"c{place}: {column.type}" for place, column in enumerate(columns)]
+    by_place = f"struct<{', '.join([*places, 'broken: string'])}>"
     text = f.col("value").cast("string")
-    parsed = frame.withColumn(_PARSED, f.from_json(text, schema, options))
+    holder = _unlike("_parsed", frame.columns)
+    parsed = frame.withColumn(holder, f.from_json(text, schema, options).cast(by_place))
     broken = f.col("value").isNotNull() & (
-        f.col(_PARSED).isNull() | f.col(f"{_PARSED}.{_BROKEN}").isNotNull()
+        f.col(holder).isNull() | f.col(f"{holder}.broken").isNotNull()
     )
     told = f.lit("no JSON object of the table's columns")
     return parsed.select(
         *frame.columns,
-        *(f.col(f"{_PARSED}.{_quoted(column.field)}").alias(column.name) for column in columns),
+        *(f.col(f"{holder}.c{place}").alias(each.name) for place, each in enumerate(columns)),
         f.when(broken, told).alias(ERROR),
     )
+
+
+def _unlike(name: str, others: Iterable[str]) -> str:
+    """The name, made longer until none of the others is like it."""
+    taken = {other.lower() for other in others}
+    while name in taken:
+        name += "_"
+    return name
 
 
 def given_columns(schema: str) -> list[Column]:

@@ -68,6 +68,25 @@ class IcebergTable:
         table = self._open() or self._create(batch.schema)
         self._partition(table)
         places = [str(place) for place in move_in(self._path, batch.files, "data")]
+        try:
+            self._commit(table, batch, places)
+        except OverflowError:
+            # A record's timestamp is its producer's word, and pyiceberg reads the bounds of a file
+            # as Python's dates, which end with the year 9999. One such record would stop a landing
+            # for good, so from here on the table keeps no bounds of timestamps.
+            self._commit(self._without_bounds(batch.schema), batch, places)
+
+    def _without_bounds(self, schema: pa.Schema) -> Table:
+        names = [field.name for field in schema if pa.types.is_timestamp(field.type)]
+        table = self._open()
+        assert table is not None, "it was made before files were added"
+        with table.transaction() as change:
+            change.set_properties(
+                {f"write.metadata.metrics.column.{name}": "none" for name in names}
+            )
+        return table
+
+    def _commit(self, table: Table, batch: StagedBatch, places: list[str]) -> None:
         with table.transaction() as change:
             with change.update_schema() as update:
                 update.union_by_name(batch.schema)

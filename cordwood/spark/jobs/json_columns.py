@@ -63,7 +63,7 @@ def _types(sample: Iterable[bytes | str | None]) -> dict[str, str]:
     types: dict[str, str] = {}
     for record in sample:
         for field, value in _object(record).items():
-            if value is not None:
+            if value is not None and _is_text(field):
                 found = _type_of(value)
                 types[field] = _joined(types.get(field, found), found)
     return types
@@ -74,9 +74,18 @@ def _object(record: bytes | str | None) -> Mapping[str, object]:
         return {}
     try:
         value = json.loads(record)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _is_text(field: str) -> bool:
+    """Whether a column could have the name: half a surrogate pair is legal in JSON, and no text."""
+    try:
+        field.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _type_of(value: object) -> str:

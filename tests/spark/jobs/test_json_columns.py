@@ -29,6 +29,7 @@ def columns(*records: object, known: tuple[Column, ...] = (), taken: tuple[str, 
         ([{"a": None}, {"a": None, "b": 1}], [("b", "BIGINT")]),
         ([{"a": 1 << 63}], [("a", "STRING")]),
         ([5, "text", [1], None], []),
+        ([{"\ud800": 1, "a": 1}], [("a", "BIGINT")]),
     ],
 )  # fmt: skip
 def test_types(records, wanted):
