@@ -57,6 +57,7 @@ class ClusterAtHand:
         simulation: faults of network and disks are asked for there.
         metadata: the store that all nodes share.
         running: the nodes that run, by number.
+        weights: of nodes that start from now on, where it is not 1.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ClusterAtHand:
         self.simulation = simulation
         self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
         self.running: dict[int, Node] = {}
+        self.weights: dict[int, float] = {}
         self.numbers = range(1, nodes + 1)
         self._replication = Replication(copies, racks)
         self._sequencer = sequencer or SequencerSettings()
@@ -150,6 +152,7 @@ class ClusterAtHand:
             metadata="",
             listen=f"node-{number}:{PORT}",
             location=f"rack{number}",
+            weight=self.weights.get(number, 1.0),
             default_replication=self._replication,
             create_logs=self._create_logs,
             refresh_s=0.5,

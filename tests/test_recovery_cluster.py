@@ -87,6 +87,15 @@ async def epochs(cluster: ClusterAtHand) -> tuple[int, int]:
     return record.next_epoch, record.clean_epoch
 
 
+def epoch_ends(cluster: ClusterAtHand) -> list[int]:
+    """The nodes that hold the bridge of epoch 1."""
+    return [
+        number
+        for number in sorted(cluster.running)
+        if any(each[2] == "BRIDGE" and each[0] >> 32 == 1 for each in cluster.held(number, LOG))
+    ]
+
+
 @asynccontextmanager
 async def written(
     cluster: ClusterAtHand, count: int = 3, **settings: float
@@ -280,6 +289,27 @@ class TestMending:
                 assert await read_all(store, "log", until=at(5)) == items
 
         simulate(scenario, nodes=5)
+
+    def test_an_epoch_of_nodes_that_take_nothing_new_is_ended_on_these(self) -> None:
+        """All that an epoch was on are to be emptied: its end had no place, and what came
+        after it was never released."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with written(cluster) as store:
+                cluster.numbers = range(1, 7)
+                cluster.weights = dict.fromkeys(range(1, 5), 0.0)
+                await cluster.start(5, 6)
+                for number in range(1, 5):
+                    cluster.kill(number)
+                    await cluster.start(number)
+                await asyncio.sleep(1)
+                lsn = await reach(store)
+                assert (await store.log("log")).nodes_of(lsn.epoch) == (5, 6)
+                await store.append("log", b"4")
+                assert await known(store) == [b"1", b"2", b"3", b"4"]
+                assert len(epoch_ends(cluster)) == 2
+
+        simulate(scenario, nodes=4, copies=2)
 
 
 class TestAbsentMembers:

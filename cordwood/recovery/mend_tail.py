@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cordwood.block import (
     BlockHeader,
@@ -38,6 +38,10 @@ FULL_PAUSE_S = 0.2
 
 FULL_TRIES = 10
 """Then recovery begins anew, with other nodes maybe: one that cannot flush holds nobody up."""
+
+
+SPARED_WEIGHT = 1e-6
+"""Of a node that takes no new records beside those that do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +117,15 @@ async def _store(
     channel: StoreChannel,
     host: Host,
 ) -> None:
-    """Store one wave on one copyset."""
-    copyset = choose_copyset(job.nodeset, job.replication, frozenset(job.nodes), host.random)
+    """Store one wave on one copyset.
+
+    Of nodes that take no new records if there is no other: the end of an epoch can lie on its
+    own nodes only, and without it nothing that comes after is ever released.
+    """
+    nodes = frozenset(job.nodes)
+    copyset = choose_copyset(job.nodeset, job.replication, nodes, host.random) or choose_copyset(
+        _all_taking(job.nodeset), job.replication, nodes, host.random
+    )
     if copyset is None:
         raise TooFewNodes(
             f"log {job.log} wants {job.replication}, and nodes {job.nodes} cannot give that"
@@ -139,6 +150,11 @@ async def _store(
         raise NoSequencer(
             f"log {job.log}: mending was not stored within {MEND_TIMEOUT_S:g} s"
         ) from None
+
+
+def _all_taking(nodeset: Nodeset) -> Nodeset:
+    """The same nodes, those of weight 0 with next to none."""
+    return Nodeset(tuple(replace(m, weight=m.weight or SPARED_WEIGHT) for m in nodeset.members))
 
 
 def _answer(
