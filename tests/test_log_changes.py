@@ -19,7 +19,9 @@ from cordwood.errors import (
 )
 from cordwood.log_attributes import LogAttributes, parse_attributes
 from cordwood.lsn import Lsn
+from cordwood.metadata import epoch_store
 from cordwood.nodes import Replication
+from cordwood.sequencer import activation
 
 LOG = 1
 
@@ -112,6 +114,26 @@ class TestNewEpochs:
                 assert (await store.log("log")).history[-1].copies == 2
 
         simulate(scenario, nodes=3, copies=3)
+
+    def test_a_log_that_has_had_all_its_nodesets_goes_on_with_the_last(self, monkeypatch):
+        """Another was refused, and with it the epoch: the log took nothing any more."""
+        for module in (activation, epoch_store):
+            monkeypatch.setattr(module, "HISTORY_MAX", 2)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", copies=2)
+                for size in (3, 2, 3):
+                    await store.append("log", b"v")
+                    wanted = LogAttributes(nodeset_size=size)
+                    await store.log_tree.set_attributes("log", wanted)
+                    await asyncio.sleep(1)
+                cluster.kill(cluster.sequencer_of(LOG))
+                await store.append("log", b"w")
+                history = (await store.log("log")).history
+                assert [len(each.nodes) for each in history] == [4, 3]
+
+        simulate(scenario, nodes=4)
 
     def test_what_needs_no_new_epoch_takes_none(self):
         async def scenario(cluster: ClusterAtHand) -> None:

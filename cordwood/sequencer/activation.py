@@ -20,7 +20,7 @@ from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.message import Yield
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import LogId
-from cordwood.metadata.epoch_store import EpochRecord, Wanted
+from cordwood.metadata.epoch_store import HISTORY_MAX, EpochRecord, Wanted
 from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.producers import ProducerTable
@@ -112,6 +112,10 @@ class Activation:
 
         def wanted(record: EpochRecord) -> tuple[tuple[NodeId, ...], Replication] | None:
             known = self._members().keys()
+            if len(record.history) >= HISTORY_MAX:
+                # It goes on with the nodes that it has: refused, it would take nothing any more.
+                logger.warning("log %d has had %d nodesets: the last stays", log, HISTORY_MAX)
+                return None
             if info is None or not known >= set(record.history[-1].nodes):
                 # A node that just started may not know all members yet, and must not take
                 # those that it does not know out of the nodeset.
