@@ -17,6 +17,15 @@ ISOLATED_S = 2.0
 dead. LogDevice waits 20 minutes; here the others have given its logs away by then."""
 
 
+HEIR_S = 60.0
+"""How long clients are sent on to the node that a log was given up to. It asked for it because
+a client could not reach this one; took this one the log back for the next client that can, it
+went to and fro between the two, an epoch each time."""
+
+HEIRS_MAX = 100_000
+"""Logs of which that is remembered; past that it is forgotten of all."""
+
+
 class View(Protocol):
     """What the failure detector knows; see `wire.gossip.Gossip`."""
 
@@ -45,9 +54,25 @@ class Mandate:
         self._view = view
         self._now = now
         self._isolated_since: float | None = None
+        # By log: who took it over from this node, and until when that holds.
+        self._heirs: dict[int, tuple[NodeId, float]] = {}
+
+    def note_heir(self, log: int, heir: NodeId) -> None:
+        """`log` was given up to `heir`."""
+        if len(self._heirs) >= HEIRS_MAX:
+            self._heirs.clear()
+        self._heirs[log] = heir, self._now() + HEIR_S
+
+    def on_peer_up(self, node: NodeId) -> None:
+        """A node connected: it may have started anew, and then sequences nothing."""
+        self._heirs = {log: each for log, each in self._heirs.items() if each[0] != node}
 
     def elsewhere(self, log: int, activate_here: bool) -> NodeId:
         """The node that should sequence `log`, 0 if this one may."""
+        heir, until = self._heirs.get(log, (NodeId(0), 0.0))
+        if heir and not activate_here and self._now() < until and heir not in self._view.dead:
+            return heir
+        self._heirs.pop(log, None)
         order = sequencer_order(log, self._members().values(), self._view.dead)
         if activate_here or not order or order[0] == self._node:
             return NodeId(0)

@@ -186,6 +186,8 @@ class SequencerRole:
         appender = slot.appender
         assert appender is not None, "only an active log finishes"
         slot.heir = heir
+        if heir:
+            self._mandate.note_heir(log, heir)
         error = NoSequencer(f"log {log}: epoch {appender.epoch} ends, another node takes over")
         for waiting in appender.take_pending():
             self._in_flight_bytes -= waiting.entry.stored_bytes
@@ -376,6 +378,7 @@ class SequencerRole:
         """A node connected: it may have missed releases, and runs may wait for it."""
         self._tools.states.on_up(node)
         self._tools.times.forget(node)
+        self._mandate.on_peer_up(node)
         self._releases.on_peer_up(node)
 
     @property

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 
+from cordwood.client.store import Store
+from cordwood.metadata.epoch_store import EpochStore
 from cordwood.nodes import NodeId
-from cordwood.sequencer.mandate import Mandate
+from cordwood.sequencer.mandate import HEIR_S, Mandate
 from cordwood.sequencer.role import SequencerRole
 
 LOG = 1
@@ -69,3 +72,82 @@ def test_a_client_that_asks_the_wrong_node_is_sent_on_once(asked: list[bool]) ->
                 assert len(asked) == 2
 
     simulate(scenario)
+
+
+async def append_for(store: Store, log: str, seconds: float) -> int:
+    """Append one by one; how many were acknowledged."""
+    loop = asyncio.get_running_loop()
+    end, acked = loop.time() + seconds, 0
+    while loop.time() < end:
+        await store.append(log, b"v")
+        acked += 1
+        await asyncio.sleep(0.02)
+    return acked
+
+
+@pytest.fixture
+def apart() -> Callable[[ClusterAtHand, Store, Store], Awaitable[int]]:
+    """Two clients of one log, of which the second cannot reach its sequencer; who that was."""
+
+    async def prepare(cluster: ClusterAtHand, one: Store, two: Store) -> int:
+        await one.append("log", b"0")
+        await two.append("log", b"0")
+        owner = cluster.sequencer_of(LOG)
+        cluster.simulation.network.partition(["client-2"], [f"node-{owner}"])
+        await asyncio.sleep(10)  # the second one's connection has gone
+        return owner
+
+    return prepare
+
+
+def test_clients_that_see_different_nodes_share_the_one_that_both_see(apart) -> None:
+    """The log went to and fro between two nodes, with an epoch for each append of the client
+    that could not reach the first: a hundred in a minute."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as one, cluster.client() as two:
+            owner = await apart(cluster, one, two)
+            acked = await asyncio.gather(append_for(one, "log", 30), append_for(two, "log", 30))
+            assert min(acked) > 1000
+            record = await EpochStore(cluster.metadata).read(LOG)
+            assert record is not None
+            assert record.next_epoch <= 4
+            assert cluster.sequencer_of(LOG) != owner
+
+    simulate(scenario)
+
+
+def test_who_gave_a_log_up_takes_it_again_after_a_while(apart) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as one, cluster.client() as two:
+            owner = await apart(cluster, one, two)
+            await two.append("log", b"1")
+            heir = cluster.sequencer_of(LOG)
+            await one.append("log", b"2")
+            assert cluster.sequencer_of(LOG) == heir
+            await asyncio.sleep(HEIR_S)
+            async with cluster.client() as three:
+                await three.append("log", b"3")
+            assert cluster.sequencer_of(LOG) == owner
+
+    simulate(scenario, nodes=5)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_an_heir_that_is_gone_or_knows_nothing_of_it_is_not_waited_for(
+    apart, returns: bool
+) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as one, cluster.client() as two:
+            await apart(cluster, one, two)
+            await two.append("log", b"1")
+            heir = cluster.sequencer_of(LOG)
+            cluster.kill(heir)
+            if returns:
+                await cluster.start(heir)
+            began = asyncio.get_running_loop().time()
+            await one.append("log", b"2")
+            assert asyncio.get_running_loop().time() - began < 2
+            assert await values(one, "log") == [b"0", b"0", b"1", b"2"]
+
+    simulate(scenario, nodes=5)
