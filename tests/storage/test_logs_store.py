@@ -17,12 +17,14 @@ from cordwood.block import BlockKind
 from cordwood.errors import NotOurCluster
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
 from cordwood.sim.loop import SimLoop
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.storage import logs_read
-from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.index_search import search
+from cordwood.storage.logs_store import OPEN_PARTITIONS, LogsStore
 from cordwood.storage.partition import Part
 from cordwood.storage.tables import TablesFailed
 
@@ -69,15 +71,41 @@ def wires(blocks: list[StoredBlock]) -> list[bytes]:
     return [bytes(each.wire) + bytes(each.body) for each in blocks]
 
 
+class KilledError(Exception):
+    """The process ends at this write."""
+
+
+class DeadlyDisk(MemoryDisk):
+    """Its process is killed before or after one of the next writes, if it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes_left = -1
+        self.is_written = False
+
+    def arm(self, writes: int, *, is_written: bool) -> None:
+        self.writes_left, self.is_written = writes, is_written
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        self.writes_left -= self.writes_left > 0
+        if self.writes_left == 0:
+            if self.is_written:
+                await super().write_file(path, data)
+            raise KilledError
+        await super().write_file(path, data)
+
+
 class LogsMachine(stateful.RuleBasedStateMachine):
-    """Flushes, reads, trims and restarts; the dictionary holds a block for each place."""
+    """Flushes, reads, searches by time, trims, cuts and restarts, and kills in the middle of each
+    change; the dictionary holds a block for each place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(logs_read, "SCAN_ROWS_MIN", 2)
         self.runner = asyncio.Runner(loop_factory=lambda: SimLoop(random.Random(1)))
-        self.disk = MemoryDisk()
+        self.disk = DeadlyDisk()
+        self.times = dict.fromkeys(LOGS, 0)
         self.model: dict[int, dict[tuple[int, int, int], StoredBlock]] = {n: {} for n in LOGS}
         self.next = dict.fromkeys(LOGS, 1)
         self.trims = dict.fromkeys(LOGS, 0)
@@ -116,14 +144,52 @@ class LogsMachine(stateful.RuleBasedStateMachine):
         )
     )  # fmt: skip
     def flush(self, stored: list[tuple[int, int, int, int, int, int]]) -> None:
+        self.take(self.made(stored))
+
+    def made(self, stored: list[tuple[int, int, int, int, int, int]]) -> list[StoredBlock]:
+        """New blocks; logs' clocks differ, and along a log no time falls."""
         blocks: list[StoredBlock] = []
         for log, gap, count, size, later_s, wave in stored:
             first = at(self.next[log] + gap)
             self.next[log] += gap + count
             self.now_us += 1_000_000
-            time_us = self.now_us + later_s * 1_000_000
+            time_us = max(self.times[log], self.now_us + later_s * 1_000_000)
+            self.times[log] = time_us
             blocks.append(self.put(log, first, count, bytes(size), wave, time_us))
-        self.take(blocks)
+        return blocks
+
+    @stateful.rule(
+        stored=st.lists(
+            st.tuples(
+                st.sampled_from(LOGS), st.integers(0, 2), st.integers(1, 3),
+                st.sampled_from([10, 700, 3000]), st.integers(-20, 30), st.integers(1, 3),
+            ),
+            min_size=2, max_size=6,
+        ),
+        writes=st.integers(1, 4), is_written=st.booleans(),
+    )  # fmt: skip
+    def killed_while_it_flushes(
+        self, stored: list[tuple[int, int, int, int, int, int]], writes: int, is_written: bool
+    ) -> None:
+        """What came to no end the WAL has, and is flushed again: nothing is there twice."""
+        blocks, before = self.made(stored), self.store.offset
+        if self.is_killed(self.flushed(blocks), writes, is_written=is_written):
+            assert self.store.offset in (before, self.offset)
+            if self.store.offset == before:
+                self.wait(self.flushed(blocks, again=True))
+        assert self.store.offset == self.offset
+
+    def is_killed(self, work: Awaitable[object], writes: int, *, is_written: bool) -> bool:
+        """Do something, and be killed at one of its writes, if it has so many; then start."""
+        self.disk.arm(writes, is_written=is_written)
+        try:
+            self.wait(work)
+        except KilledError:
+            self.disk.arm(-1, is_written=False)
+            self.store, _ = self.wait(opened(self.disk))
+            return True
+        self.disk.arm(-1, is_written=False)
+        return False
 
     @stateful.rule(log=st.sampled_from(LOGS), pick=st.integers(0, 50), wave=st.integers(1, 5))
     def store_again(self, log: int, pick: int, wave: int) -> None:
@@ -157,10 +223,13 @@ class LogsMachine(stateful.RuleBasedStateMachine):
         return made
 
     def take(self, blocks: list[StoredBlock]) -> None:
-        self.offset += 10
-        states = {each.header.log: LogState(released=each.header.last) for each in blocks}
-        self.wait(self.store.flush(blocks, states, self.offset, self.now_us))
+        self.wait(self.flushed(blocks))
         assert self.store.offset == self.offset
+
+    async def flushed(self, blocks: list[StoredBlock], *, again: bool = False) -> None:
+        self.offset += 0 if again else 10
+        states = {each.header.log: LogState(released=each.header.last) for each in blocks}
+        await self.store.flush(blocks, states, self.offset, self.now_us)
 
     @stateful.rule(
         log=st.sampled_from(LOGS), start=st.integers(0, 40), span=st.integers(0, 40),
@@ -188,9 +257,72 @@ class LogsMachine(stateful.RuleBasedStateMachine):
         dropped = self.wait(self.store.drop_trimmed(lambda each: self.trims[each]))
         assert {each.number for each in (*self.store.partitions, *dropped)} == before
 
+    @stateful.rule(
+        log=st.sampled_from(LOGS), esn=st.integers(1, 40), looks=st.integers(1, 4),
+        writes=st.sampled_from([1, 2, 3, 4, 99]), is_written=st.booleans(),
+    )  # fmt: skip
+    def cut(self, log: int, esn: int, looks: int, writes: int, is_written: bool) -> None:
+        """Partitions of which most is trimmed are written anew, and a kill may come between."""
+        settled = [each.number for each in self.store.partitions[:-OPEN_PARTITIONS]]
+        parts = self.wait(self.store.directory(log))
+        lasts = [entry.last for partition, entry in parts if partition.number in settled]
+        if lasts:
+            self.trims[log] = max(self.trims[log], lasts[esn % len(lasts)])
+
+        async def look() -> None:
+            for _ in range(looks):
+                await self.store.cut_trimmed(lambda each: self.trims[each])
+
+        self.is_killed(look(), writes, is_written=is_written)
+
+    def trim_some(self, log: int, esn: int) -> None:
+        """Up to there, and not all: what is left is searched."""
+        self.trims[log] = max(self.trims[log], at(min(esn, self.next[log] * 2 // 3)))
+
+    @stateful.rule(
+        log=st.sampled_from(LOGS), esn=st.integers(1, 40), writes=st.integers(1, 3),
+        is_written=st.booleans(),
+    )  # fmt: skip
+    def killed_while_it_drops(self, log: int, esn: int, writes: int, is_written: bool) -> None:
+        self.trim_some(log, esn)
+        work = self.store.drop_trimmed(lambda each: self.trims[each])
+        self.is_killed(work, writes, is_written=is_written)
+
+    @stateful.rule(log=st.sampled_from(LOGS), pick=st.integers(0, 50), off_us=st.integers(-1, 1))
+    def find_time(self, log: int, pick: int, off_us: int) -> None:
+        """At a block's time and beside it: what is older, and what is not, as the dictionary."""
+        held = [
+            each.header
+            for (last, _, kind), each in sorted(self.model[log].items())
+            if kind == BlockKind.DATA and last > self.trims[log]
+        ]
+        times = [header.append_time_us for header in held] or [0]
+        time_us = times[pick % len(times)] + off_us
+        older, newer = self.wait(self.searched(log, time_us))
+        expected_older = max((h.last for h in held if h.append_time_us < time_us), default=0)
+        expected_newer = min(
+            (h.first for h in held if h.append_time_us >= time_us), default=LSN_MAX + 1
+        )
+        if newer <= self.trims[log]:
+            # Something trimmed, and still there, is as new: all that is kept is.
+            assert expected_older == 0
+        else:
+            assert newer == expected_newer
+        assert (older if older > self.trims[log] else 0) == expected_older
+
+    async def searched(self, log: int, time_us: int) -> tuple[int, int]:
+        older, newer = 0, LSN_MAX + 1
+        for partition, entry in await self.store.directory(log):
+            before, after = await search(
+                self.store.tables, partition, log, entry, every,
+                lambda header: header.append_time_us < time_us,
+            )  # fmt: skip
+            older, newer = max(older, before), min(newer, after)
+        return older, newer
+
 
 LogsMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=50, stateful_step_count=40, deadline=None, derandomize=True
 )
 TestLogsStore = LogsMachine.TestCase
 
@@ -223,6 +355,52 @@ def test_partitions_go_oldest_first_once_all_their_logs_are_trimmed() -> None:
         trims = dict.fromkeys(LOGS, at(6))
         await again.drop_trimmed(lambda log: trims[log])
         assert len(again.partitions) == 1, "the newest stays"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_kill_at_any_write_of_a_cut_leaves_all_that_is_not_trimmed(*, is_written: bool) -> None:
+    trims = {1: at(6), 2: 0}
+
+    async def filled(disk: DeadlyDisk) -> LogsStore:
+        store, _ = await opened(disk)
+        for turn in range(8):
+            blocks = [
+                block(at(turn + 1), bytes(size), log=log, time_us=turn)
+                for log, size in ((1, 3000), (2, 100))
+            ]
+            states = {each.header.log: LogState(released=each.header.last) for each in blocks}
+            await store.flush(blocks, states, turn, turn)
+        return store
+
+    async def cut_all(store: LogsStore) -> int:
+        cuts = [await store.cut_trimmed(lambda log: trims[log]) for _ in store.partitions]
+        return len([each for each in cuts if each is not None])
+
+    async def killed_at(writes: int) -> bool:
+        disk = DeadlyDisk()
+        store = await filled(disk)
+        disk.arm(writes, is_written=is_written)
+        try:
+            assert await cut_all(store) > 1
+        except KilledError:
+            disk.arm(-1, is_written=False)
+            store, _ = await opened(disk)
+            await cut_all(store)
+            is_killed = True
+        else:
+            is_killed = False
+        lasts = [each.header.last for each in await read_all(store, 2)]
+        assert lasts == [at(n) for n in range(1, 9)]
+        assert [each.header.last for each in await read_all(store, 1, at(7))] == [at(7), at(8)]
+        return is_killed
+
+    async def scenario() -> None:
+        writes = 1
+        while await killed_at(writes):
+            writes += 1
+        assert writes > 4, "each cut writes twice or more"
 
     run(scenario)
 
