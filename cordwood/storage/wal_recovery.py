@@ -75,6 +75,12 @@ class WalProgress:
     records: int
     bytes: int
 
+    def __str__(self) -> str:
+        return (
+            f"{self.scanned >> 20:,} of {self.to_scan >> 20:,} MiB gone through, "
+            f"{self.records:,} live records of {self.bytes >> 20:,} MiB so far"
+        )
+
 
 OnProgress = Callable[[WalProgress], None]
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import re
 
 import pytest
 from made_blocks import run
@@ -192,8 +193,7 @@ def test_a_long_recovery_logs_its_progress(caplog: pytest.LogCaptureFixture) -> 
     run(scenario)
     lines = [each.getMessage() for each in caplog.records if "recovering" in each.getMessage()]
     assert 3 <= len(lines) <= 12
-    assert "records=" in lines[0]
-    assert "scanned=" in lines[0]
+    assert re.search(r"recovering, \d+ of \d+ MiB gone through, \d+ live records", lines[0])
 
 
 def test_a_short_recovery_logs_its_end_only(caplog: pytest.LogCaptureFixture) -> None:
