@@ -1,22 +1,27 @@
 """What a storage node keeps in memory for a log, and for a partition, that nobody touches.
 
-LogsDB alone, in this process: blocks are flushed, once into many logs of one partition, once
-into many partitions of one log, and once into as many of both, each log in one partition; what
-the process has grown by is counted after all that is transient was let go of. The last of them
-is opened again, as a node's start does it.
+LogsDB alone: blocks are flushed, once into many logs of one partition, once into many
+partitions of one log, and once into as many of both, each log in one partition; what the process
+has grown by is counted after all that is transient was let go of. Each has a process of its
+own: what one has let go of another would take without growing. A LogsDB that was filled is
+opened again, as a node's start does it.
+
+As a program it is one of those processes: `python -m cordwood.bench.idle DIR LOGS PARTITIONS`
+fills a LogsDB in DIR with so many logs in each of so many partitions and prints what that cost.
 
 Source: design.md §5 (thousands of partitions and 100,000 logs stay cheap).
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import os
 import resource
 import shutil
+import sys
 import tempfile
-from collections.abc import Awaitable, Callable
-from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -25,6 +30,7 @@ from crc32c import crc32c
 from cordwood.bench.append import Say
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.block import BlockHeader, Envelope
+from cordwood.errors import Unreachable
 from cordwood.host.real import real_host
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.logs_db import LogState
@@ -47,7 +53,8 @@ LOGS = "idle_log"
 PARTITIONS = "idle_partition"
 BOTH = "idle_logs_and_partitions"
 
-Fill = Callable[[LogsStore], Awaitable[None]]
+FILL_TIMEOUT_S = 1800.0
+"""A partition takes some 10 ms to make, and ten times that on a machine that does other things."""
 
 
 class _Cost(NamedTuple):
@@ -79,16 +86,16 @@ async def bench_idle(*, logs: int, partitions: int, directory: str, say: Say) ->
         )  # fmt: skip
 
     say(f"{logs:,} logs")
-    cost = await _cost(directory, partial(_fill_logs, count=logs), FILES_MAX)
+    cost = await _cost(directory, logs, 1)
     add(f"{LOGS}_bytes", cost.grown / logs, "B", count=logs)
     add(f"{LOGS}_us_to_make", cost.seconds / logs * 1e6, "us", count=logs)
     say(f"{partitions:,} partitions")
-    cost = await _cost(directory, partial(_fill_partitions, count=partitions, logs=1))
+    cost = await _cost(directory, 1, partitions)
     add(f"{PARTITIONS}_bytes", cost.grown / partitions, "B", count=partitions)
     add(f"{PARTITIONS}_us_to_make", cost.seconds / partitions * 1e6, "us", count=partitions)
     say(f"{logs:,} logs in {partitions:,} partitions")
     each = max(1, logs // partitions)
-    cost = await _cost(directory, partial(_fill_partitions, count=partitions, logs=each))
+    cost = await _cost(directory, each, partitions)
     shape = {"logs": each * partitions, "partitions": partitions}
     add(f"{BOTH}_bytes", cost.grown, "B", **shape)
     add(f"{BOTH}_us_to_flush", cost.seconds / partitions * 1e6, "us", **shape)
@@ -96,34 +103,53 @@ async def bench_idle(*, logs: int, partitions: int, directory: str, say: Say) ->
     return figures
 
 
-async def _cost(directory: str, fill: Fill, files: int = 1) -> _Cost:
-    """
+async def _cost(directory: str, logs: int, partitions: int) -> _Cost:
+    """Fill a LogsDB in a process of its own.
+
     Args:
-        files: of a partition.
+        logs: in each partition.
     """
-    settings = StorageSettings(partition_files=files)
     below = tempfile.mkdtemp(prefix=".cordwood-bench-", dir=directory)
-    path = os.path.join(below, "logsdb")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cordwood.bench.idle", below, str(logs), str(partitions),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
     try:
-        async with real_host() as host:
-            tables = rocks_tables(path, settings, host)
-            store, _ = await LogsStore.open(tables, settings, NodeId(1))
-            try:
-                await store.flush([_block(1, 1)], {1: LogState()}, 1, 1)
-                before, began = _resident_bytes(), perf_counter()
-                await fill(store)
-                grown, seconds = _resident_bytes() - before, perf_counter() - began
-            finally:
-                await tables.close()
-            tables = rocks_tables(path, settings, host)
-            began = perf_counter()
-            try:
-                await LogsStore.open(tables, settings, NodeId(1))
-                return _Cost(grown, seconds, perf_counter() - began)
-            finally:
-                await tables.close()
+        async with asyncio.timeout(FILL_TIMEOUT_S):
+            printed, _ = await process.communicate()
+        return _Cost(*json.loads(printed))
+    except (TimeoutError, ValueError) as error:
+        raise Unreachable("LogsDB could not be filled") from error
     finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
         shutil.rmtree(below, ignore_errors=True)
+
+
+async def _fill(directory: str, logs: int, partitions: int) -> _Cost:
+    settings = StorageSettings(partition_files=FILES_MAX if partitions == 1 else 1)
+    path = os.path.join(directory, "logsdb")
+    async with real_host() as host:
+        tables = rocks_tables(path, settings, host)
+        store, _ = await LogsStore.open(tables, settings, NodeId(1))
+        try:
+            await store.flush([_block(1, 1)], {1: LogState()}, 1, 1)
+            before, began = _resident_bytes(), perf_counter()
+            if partitions == 1:
+                await _fill_logs(store, logs)
+            else:
+                await _fill_partitions(store, partitions, logs)
+            grown, seconds = _resident_bytes() - before, perf_counter() - began
+        finally:
+            await tables.close()
+        tables = rocks_tables(path, settings, host)
+        began = perf_counter()
+        try:
+            await LogsStore.open(tables, settings, NodeId(1))
+            return _Cost(grown, seconds, perf_counter() - began)
+        finally:
+            await tables.close()
 
 
 async def _fill_logs(store: LogsStore, count: int) -> None:
@@ -159,3 +185,9 @@ def _resident_bytes() -> int:
     gc.collect()
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(
+        json.dumps(asyncio.run(_fill(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    )
