@@ -140,6 +140,9 @@ def read(
     cold: Annotated[
         bool, typer.Option("--cold", help="Only from the disk, beside from memory.")
     ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Only what disks give and nodes send for each byte.")
+    ] = False,
     nats: Annotated[
         bool, typer.Option("--nats", help="Only beside NATS JetStream, if it is installed.")
     ] = False,
@@ -154,15 +157,17 @@ def read(
     Without options four profiles: 256 B records as objects and into Arrow, and 64 KiB blocks
     unopened, sent by one node each and by all that hold them. The reference is one loopback
     TCP connection with the same bytes. Then the lag of a reader at the tail at 10,000 records a
-    second, and appends beside a hundred readers; --tail measures only these two. --slow-node and
-    --cold measure only that, in a fresh cluster: a read beside a node that is a hundred times
-    slower, and one from the disk. --nats reads records, and follows the tail, in turns with
-    JetStream; without options that is the end, where nats-server is installed.
+    second, and appends beside a hundred readers; --tail measures only these two. --slow-node,
+    --cold and --once measure only that, in a fresh cluster: a read beside a node that is a
+    hundred times slower, one from the disk, and the bytes that disks give and nodes send for each
+    byte of it, with single copies beside all copies. --nats reads records, and follows the tail,
+    in turns with JetStream; without options that is the end, where nats-server is installed.
     """
     from cordwood.bench.nats import find_nats
     from cordwood.bench.read import STANDARD, bench_read, custom_profile
     from cordwood.bench.read_beside import bench_read_beside_nats
     from cordwood.bench.read_cold import bench_cold
+    from cordwood.bench.read_once import OnceProfile, bench_once
     from cordwood.bench.read_slow import SlowProfile, bench_slow
     from cordwood.bench.read_tail import TAIL, bench_tail
 
@@ -182,6 +187,8 @@ def read(
     async def measure() -> list[Figure]:
         if nats:
             return await beside_nats()
+        if once:
+            return await bench_once(OnceProfile(), directory=directory, repeats=repeat, say=say)
         if cold:
             return [await bench_cold(directory=directory, nodes=nodes, repeats=repeat, say=say)]
         if slow:
