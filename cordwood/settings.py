@@ -240,9 +240,9 @@ class ClientSettings:
         local_scd_enabled: a node in the client's region sends it, if one holds it: less
             traffic between regions, more load on the nodes of a region with many readers.
         scd_copyset_reordering_max: who of a copyset sends. `none`: its first member;
-            `hash-shuffle`: the same one for every reader, whose caches serve all who
-            read nearby; `hash-shuffle-client-seed`: another one for each client, which
-            spreads many readers over all copies. LogDevice's default.
+            `hash-shuffle`, LogDevice's default: the same one for every reader, whose caches
+            serve all who read nearby; `hash-shuffle-client-seed`: another one for each
+            client, which spreads many readers over all copies.
         client_read_flow_control_threshold: a reader's window moves once this part of it
             was used up. Higher sends fewer messages; nodes wait when it comes too late.
         reader_slow_shards_detection: a node that is far slower than its peers is not

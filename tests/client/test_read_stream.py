@@ -12,7 +12,7 @@ from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read_stream import GRACE_S
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting, Closed, Retryable, UnknownLog
+from cordwood.errors import AccessDenied, BadSetting, Closed, Retryable, UnknownLog
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX, Lsn, make_lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -384,6 +384,26 @@ class TestOver:
                 assert await stream.next_items() == []
                 assert stream.is_done
                 assert [each.name for each in await store.logs()] == []
+
+        simulate(scenario)
+
+    def test_a_reader_that_may_not_read_gets_what_is_here_and_one_gap(self, monkeypatch) -> None:
+        """No node says so yet: logs have no readers' rights."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, 3)
+                stream = await store.read("log", until=None)
+                assert numbers(await stream.next_items()) == [1, 2, 3]
+
+                async def refuse(*_: object) -> None:
+                    raise AccessDenied("this client may not read it")
+
+                monkeypatch.setattr("cordwood.sequencer.role.SequencerRole.tail", refuse)
+                async with asyncio.timeout(30):
+                    items = await stream.next_items()
+                assert items == [Gap(at(4), Lsn(LSN_MAX), GapKind.ACCESS)]
+                assert await stream.next_items() == []
 
         simulate(scenario)
 
