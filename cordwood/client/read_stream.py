@@ -23,7 +23,6 @@ from cordwood.client.senders import HeldBlock, Senders
 from cordwood.errors import AccessDenied, Closed, CordwoodError, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
-from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
@@ -247,7 +246,7 @@ class ReadStream:
             self.senders.on_reading(node, connection, status, version)
 
     def on_blocks(
-        self, node: NodeId, connection: Connection, head: BlocksHead, blocks: list[StoredBlock]
+        self, node: NodeId, connection: Connection, head: BlocksHead, blocks: Sequence[HeldBlock]
     ) -> None:
         """A node sent blocks, or only how far it has come."""
         if self._closed or not self.senders.on_blocks(node, connection, head, blocks):

@@ -93,14 +93,27 @@ class Source:
 
 
 class HeldBlock:
-    """A block in the buffer and the node that sent it."""
+    """A block and the node that sent it; one for all streams that it was sent to together.
 
-    __slots__ = ("header", "node", "stored")
+    Attributes:
+        size: bytes it took in its frame.
+    """
+
+    __slots__ = ("_is_intact", "header", "node", "size", "stored")
 
     def __init__(self, node: NodeId, stored: StoredBlock) -> None:
         self.node = node
         self.stored = stored
         self.header = stored.header
+        self.size = stored.wire_bytes
+        self._is_intact: bool | None = None
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether its body is what its header says; summed once, however many streams ask."""
+        if self._is_intact is None:
+            self._is_intact = crc32c(self.stored.body) == self.header.stored_crc
+        return self._is_intact
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +271,7 @@ class Senders:
         self.rewind_soon()
 
     def on_blocks(
-        self, node: NodeId, connection: Connection, head: BlocksHead, blocks: list[StoredBlock]
+        self, node: NodeId, connection: Connection, head: BlocksHead, blocks: Sequence[HeldBlock]
     ) -> bool:
         """A node sent blocks, or only how far it has come; False if that counts no more."""
         source = self.sources.get(node)
@@ -268,8 +281,8 @@ class Senders:
         if source.version != source.asked:
             # By an older order: it comes again, or another node sends it.
             return is_trimmed
-        for stored in blocks:
-            self._on_block(node, source, stored)
+        for block in blocks:
+            self._on_block(source, block)
         self._buffer.on_marker(node, head.next)
         self.slow.on_marker(node, head.next, self._loop.time())
         self._grant(source)
@@ -301,21 +314,21 @@ class Senders:
         self.choice.on_doubt(node, Doubt.BAD_COPY)
         self.rewind_soon()
 
-    def _on_block(self, node: NodeId, source: Source, stored: StoredBlock) -> None:
-        header, size = stored.header, stored.wire_bytes
-        source.credit.on_received(size)
+    def _on_block(self, source: Source, block: HeldBlock) -> None:
+        header, node = block.header, block.node
+        source.credit.on_received(block.size)
         self._began = True
         if header.kind == BlockKind.BRIDGE:
             self.bridge = Lsn(header.first)
-        if not self._heads_only and crc32c(stored.body) != header.stored_crc:
+        if not (self._heads_only or block.is_intact):
             self._on_bad_copy(node, header.first, header.last)
             return
         if header.kind == BlockKind.DATA:
             self._blocks[node] = self._blocks.get(node, 0) + 1
             self.choice.on_shipped(node)
-        if self._buffer.on_block(HeldBlock(node, stored)):
-            source.credit.on_kept(size)
-            self._window.on_block(size, header.count)
+        if self._buffer.on_block(block):
+            source.credit.on_kept(block.size)
+            self._window.on_block(block.size, header.count)
 
     # What nodes are asked.
 
@@ -406,7 +419,7 @@ class Senders:
     def on_consumed(self, block: HeldBlock) -> None:
         source = self.sources.get(block.node)
         if source is not None:
-            source.credit.on_consumed(block.stored.wire_bytes)
+            source.credit.on_consumed(block.size)
             self._grant(source)
 
     def _grant(self, source: Source) -> None:

@@ -37,6 +37,7 @@ from cordwood.client.publishing import Publisher
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import OnLogHealth, Reader
 from cordwood.client.record_check import Headers, Timestamp
+from cordwood.client.senders import HeldBlock
 from cordwood.client.stages import Stages
 from cordwood.client.staging import Stager
 from cordwood.errors import (
@@ -516,13 +517,15 @@ class Store(Stages, PositionCalls, Nodes):
             head, blocks = read(frame.payload)
             stream = self._streams.get(head.stream)
             if stream is not None:
-                stream.on_blocks(node, connection, head, blocks)
+                held = [HeldBlock(node, each) for each in blocks]
+                stream.on_blocks(node, connection, head, held)
         elif frame.kind == Kind.SHARED:
             numbers, head, blocks = read_shared_frame(frame.payload)
+            held = [HeldBlock(node, each) for each in blocks]
             for number in numbers:
                 stream = self._streams.get(number)
                 if stream is not None:
-                    stream.on_blocks(node, connection, head, blocks)
+                    stream.on_blocks(node, connection, head, held)
         elif frame.kind == Kind.GAPS:
             number, gaps = read_gaps(frame.payload)
             stream = self._streams.get(number)

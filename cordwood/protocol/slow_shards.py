@@ -16,6 +16,7 @@ Source: seed logdevice-read-path, "SCD greylisting"; LogDevice digest 2.11 (outl
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -92,6 +93,9 @@ class Change:
     back: tuple[NodeId, ...] = ()
 
 
+NO_CHANGE = Change()
+
+
 class SlowShards:
     """See the module.
 
@@ -108,6 +112,7 @@ class SlowShards:
         self._series: dict[NodeId, _Series] = {}
         self._probations: dict[NodeId, _Probation] = {}
         self._grey: set[NodeId] = set()
+        self._late_at = -math.inf  # when a window last took SLOW_MIN_S or more
 
     @property
     def greylisted(self) -> tuple[NodeId, ...]:
@@ -135,6 +140,8 @@ class SlowShards:
                 return
             if node not in completed:
                 completed.add(node)
+                if now_s - since_s >= SLOW_MIN_S:
+                    self._late_at = now_s
                 self._series.setdefault(node, _Series()).add(now_s - since_s, now_s)
 
     def decide(self, nodes: Sequence[NodeId], down: Iterable[NodeId], now_s: float) -> Change:
@@ -144,6 +151,8 @@ class SlowShards:
             nodes: the nodes that send.
             down: those not counted on for other reasons.
         """
+        if self._all_quick(len(nodes), now_s):
+            return NO_CHANGE
         back = tuple(n for n in self.greylisted if self._probations[n].ends_s <= now_s)
         for node in back:
             self._grey.discard(node)
@@ -156,6 +165,16 @@ class SlowShards:
         for node in slow:
             self._put_away(node, now_s)
         return Change(slow, back)
+
+    def _all_quick(self, nodes: int, now_s: float) -> bool:
+        """Whether nobody is away and nothing took as long as SLOW_MIN_S of late, or has up to now:
+        so it is with most readers at the tail, of which there may be hundreds, and they ask often.
+        """
+        if self._grey or now_s - self._late_at <= (BUCKETS + 1) * BUCKET_S:
+            return False
+        return not any(
+            now_s - at >= SLOW_MIN_S and 0 < len(done) < nodes for _, at, done in self._windows
+        )
 
     def _outliers(self, nodes: Sequence[NodeId], now_s: float) -> list[NodeId]:
         """Slow nodes among `nodes`, the slowest first."""
