@@ -27,6 +27,7 @@ Source: LogDevice digest 2.10; design.md §2.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -101,9 +102,11 @@ NodesIn = Callable[[str], AbstractSet[int]]
 class _Share:
     """The blocks that are this node's to send to one reader."""
 
-    __slots__ = ("_me", "_mine", "_rule")
+    __slots__ = ("_me", "_mine", "_rule", "kind")
 
-    def __init__(self, me: NodeId, asked: OneCopy, nodes_in: NodesIn) -> None:
+    def __init__(
+        self, me: NodeId, asked: OneCopy, nodes_in: NodesIn, kinds: Callable[[CopyFilter], int]
+    ) -> None:
         self._me = me
         self._rule = CopyFilter(
             Shuffle(asked.shuffle),
@@ -113,12 +116,9 @@ class _Share:
             frozenset(nodes_in(asked.region)) if asked.region else frozenset(),
             asked.quiet,
         )
+        # Equal for equal rules: with each block a stream at the tail is looked up by it.
+        self.kind = kinds(self._rule)
         self._mine: dict[tuple[int, ...], Part] = {}
-
-    @property
-    def rule(self) -> CopyFilter:
-        """Who sends what: streams with one rule are sent the same."""
-        return self._rule
 
     @property
     def known_down(self) -> list[int]:
@@ -227,6 +227,8 @@ class ReadStreams:
         self._ready: TurnQueue[Connection, _Stream] = TurnQueue()
         self._parked: dict[Connection, list[_Stream]] = {}
         self._pumping = False
+        self._kinds: dict[CopyFilter, int] = {}
+        self._kinds_made = itertools.count(1)
 
     def start(
         self, connection: Connection, request: ReadRequest, status: ReadStatus = ReadStatus.OK
@@ -241,13 +243,19 @@ class ReadStreams:
         if len(streams) >= STREAMS_MAX:
             raise Overloaded(f"more than {STREAMS_MAX} read streams on one connection")
         asked = request.one_copy
-        share = None if asked is None else _Share(self._me, asked, self._nodes_in)
+        share = None if asked is None else _Share(self._me, asked, self._nodes_in, self._kind_of)
         stream = _Stream(connection, request, share)
         streams[request.stream] = stream
         self._by_log.setdefault(request.log, {})[stream] = None
         connection.on_writable = self._on_writable
         self._answer(stream, status)
         self._wake(stream)
+
+    def _kind_of(self, rule: CopyFilter) -> int:
+        """A number for a rule; never one that another rule had."""
+        if len(self._kinds) >= CHOICES_MAX:
+            self._kinds.clear()
+        return self._kinds.setdefault(rule, next(self._kinds_made))
 
     def move_window(self, connection: Connection, number: int, high: int, limit: int) -> None:
         """A reader consumed something; windows never shrink."""
@@ -385,8 +393,12 @@ class ReadStreams:
             (run, bound), stream.held, stream.fetching = stream.held, None, False
             self._ship(stream, run, bound)
             return True  # its window may have moved meanwhile
-        self._pass_trimmed(stream)
-        bound = self._bound(stream)
+        log = self._reader.get(stream.log)
+        if log is not None and 0 < log.trim >= stream.next:
+            self._pass_trimmed(stream, log.trim)
+        bound = min(stream.until, stream.high)
+        if not stream.digest:
+            bound = min(bound, log.readable if log is not None else 0)
         if stream.next > bound or stream.fetching:
             return False
         credit = stream.limit - stream.sent
@@ -430,8 +442,7 @@ class ReadStreams:
 
     def _push(self, stream: _Stream, bound: int, credit: int, pushes: Pushes) -> bool:
         """Send from memory, with all others who want the same; True if there is more at once."""
-        rule = None if stream.share is None else stream.share.rule
-        key = (stream.log, stream.next, rule)
+        key = (stream.log, stream.next, None if stream.share is None else stream.share.kind)
         push = pushes.find(key)
         if push is None or push.sent_bytes > credit or push.run.next > bound + 1:
             run = self._reader.read_cached(
@@ -451,10 +462,9 @@ class ReadStreams:
         stream.sent += push.sent_bytes
         return push.run.next <= bound and stream.sent < stream.limit
 
-    def _pass_trimmed(self, stream: _Stream) -> None:
+    def _pass_trimmed(self, stream: _Stream, trim: int) -> None:
         """Say at once that nothing comes up to the trim point, whatever the window."""
-        trim = self._trim(stream.log)
-        if 0 < trim >= stream.next and stream.next <= stream.until and not stream.fetching:
+        if stream.next <= stream.until and not stream.fetching:
             stream.next = trim + 1
             self._send_blocks(stream, ())
 
