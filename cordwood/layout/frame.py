@@ -6,9 +6,14 @@ Little-endian, 20 bytes of header, then the payload::
     0      4     payload length in bytes
     4      1     kind, see Kind
     5      1     flags, 0
-    6      2     reserved, 0
+    6      2     number of the frame in its direction of the connection: 1 to 65,535, then 1
+                 again; 0 from a sender that does not count
     8      8     request: pairs a reply with its call, or numbers a wave
     16     4     CRC32C over the payload, then over bytes [0, 16)
+
+TCP brings every byte once and in its turn; what stands in between (a proxy, a bug in a peer) may
+bring a whole frame twice or too early, with a good checksum. An append that comes twice would
+be stored twice: so frames are counted, and one out of its turn ends the connection.
 
 The payload comes first into the checksum so that a payload sent to several
 peers is summed once. Lengths are checked against the kind's limit before a byte
@@ -39,6 +44,9 @@ HELLO_BYTES_MAX = 1024
 
 CONTROL_BYTES_MAX = 4 << 20
 """Room for a listing of tens of thousands of logs; far above any single answer."""
+
+NUMBER_MAX = 0xFFFF
+"""Frames of one direction are numbered up to here, and from 1 again."""
 
 DATA_BYTES_MAX = 72 << 20
 """Two blocks of the hard body limit (32 MiB) with their headers."""
@@ -98,10 +106,15 @@ def checksum(parts: Sequence[Buffer], crc: int = 0) -> int:
     return crc
 
 
-def frame_header(kind: int, request: int, length: int, payload_crc: int) -> bytes:
+def frame_header(kind: int, request: int, length: int, payload_crc: int, number: int = 0) -> bytes:
     """The 20 bytes that go before a payload of `length` bytes and CRC32C `payload_crc`."""
-    summed = _SUMMED.pack(length, kind, 0, 0, request)
+    summed = _SUMMED.pack(length, kind, 0, number, request)
     return summed + crc32c(summed, payload_crc).to_bytes(4, "little")
+
+
+def next_number(number: int) -> int:
+    """The number of the frame after the one of this number; 0 is before the first."""
+    return number % NUMBER_MAX + 1
 
 
 def _cut(whole: memoryview, kind: int, request: int, crc: int) -> Frame:
@@ -124,11 +137,12 @@ class FrameParser:
     waits. Whoever sets it True feeds `b""` once, for what has waited.
     """
 
-    __slots__ = ("_filled", "_frame", "_rest", "greeted")
+    __slots__ = ("_filled", "_frame", "_number", "_rest", "greeted")
 
     def __init__(self) -> None:
         self.greeted = False
         self._rest = b""
+        self._number = 0
         # The frame that is arriving, all of its bytes, and how many of them are here.
         self._frame: memoryview | None = None
         self._filled = 0
@@ -137,7 +151,7 @@ class FrameParser:
         """Take bytes, give the frames that they complete, in order.
 
         Raises:
-            Malformed: unknown kind, set reserved bits, too long, or not a hello
+            Malformed: unknown kind, set flags, too long, out of its turn, or not a hello
                 while greetings are due. The parser is of no use afterwards.
             ChecksumMismatch: a frame's CRC is wrong; likewise.
         """
@@ -152,14 +166,16 @@ class FrameParser:
             self._rest, end = b"", len(data)
         view = memoryview(data)
         while end - at >= FRAME_HEADER_BYTES:
-            length, kind, flags, reserved, request, crc = _HEADER.unpack_from(data, at)
-            if not self.greeted or flags or reserved or length > _LIMITS.get(kind, -1):
-                self._check(length, kind, flags, reserved)
+            length, kind, flags, number, request, crc = _HEADER.unpack_from(data, at)
+            if not self.greeted or flags or length > _LIMITS.get(kind, -1):
+                self._check(length, kind, flags)
             stop = at + FRAME_HEADER_BYTES + length
             if stop > end:
                 self._begin(view[at:], stop - at)
                 return frames
             frames.append(_cut(view[at:stop], kind, request, crc))
+            if number:
+                self._count(number)
             at = stop
             if not self.greeted and at < end:
                 break  # it waits for `greeted`
@@ -179,8 +195,17 @@ class FrameParser:
         if self._filled < len(self._frame):
             return []
         frame, self._frame = self._frame, None
-        _, kind, _, _, request, crc = _HEADER.unpack_from(frame)
-        return [_cut(frame, kind, request, crc)]
+        _, kind, _, number, request, crc = _HEADER.unpack_from(frame)
+        cut = _cut(frame, kind, request, crc)
+        if number:
+            self._count(number)
+        return [cut]
+
+    def _count(self, number: int) -> None:
+        """A whole frame of this number is here. The first one is where the count begins."""
+        if self._number and number != next_number(self._number):
+            raise Malformed(f"frame {number} came when {next_number(self._number)} was due")
+        self._number = number
 
     def _begin(self, start: memoryview, length: int) -> None:
         """Make room for a frame whose header was checked and whose start is here.
@@ -192,11 +217,11 @@ class FrameParser:
         self._frame[: len(start)] = start
         self._filled = len(start)
 
-    def _check(self, length: int, kind: int, flags: int, reserved: int) -> None:
+    def _check(self, length: int, kind: int, flags: int) -> None:
         limit = _LIMITS.get(kind)
         if limit is None:
             raise Malformed(f"no frame has kind {kind}")
-        if flags or reserved:
+        if flags:
             raise Malformed("a frame sets bits that this version keeps at 0")
         if not self.greeted and kind not in _GREETINGS:
             raise Malformed(f"a frame of kind {kind} came before the hello")

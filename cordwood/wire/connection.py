@@ -27,7 +27,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Network, Transport
-from cordwood.layout.frame import Frame, FrameParser, Kind, checksum, frame_header
+from cordwood.layout.frame import Frame, FrameParser, Kind, checksum, frame_header, next_number
 from cordwood.layout.hello import (
     ANY_CLUSTER,
     REFUSAL_BYTES_MAX,
@@ -100,6 +100,7 @@ class Connection:
         self._transport: Transport | None = None
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        self._sent = 0
         self._flush_due = False
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         # Nodes ask for what appends wait for, and do not stand behind one another.
@@ -209,7 +210,8 @@ class Connection:
         for part in parts:
             length += len(part)
         crc = checksum(parts) if payload_crc is None else payload_crc
-        self._out.append(frame_header(kind, request, length, crc))
+        self._sent = next_number(self._sent)
+        self._out.append(frame_header(kind, request, length, crc, self._sent))
         self._out.extend(parts)
         self._out_bytes += length
         if not self._flush_due:

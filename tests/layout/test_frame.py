@@ -22,6 +22,7 @@ from cordwood.layout.frame import (
     checksum,
     frame,
     frame_header,
+    next_number,
 )
 
 GOLDEN = bytes.fromhex(
@@ -55,9 +56,9 @@ def whole(kind: int, request: int, payload: bytes) -> bytes:
     return b"".join(frame(kind, request, payload))
 
 
-def header(length: int, kind: int, flags: int = 0, reserved: int = 0) -> bytes:
+def header(length: int, kind: int, flags: int = 0, number: int = 0) -> bytes:
     """A header whose checksum is right for no payload at all."""
-    summed = struct.pack("<IBBHQ", length, kind, flags, reserved, 1)
+    summed = struct.pack("<IBBHQ", length, kind, flags, number, 1)
     return summed + struct.pack("<I", crc32c(summed))
 
 
@@ -228,12 +229,53 @@ def test_a_damaged_frame_in_one_chunk_with_good_ones_gives_none_of_those_after_i
         (header(0, 255), "no frame has kind 255"),
         (header(0, Kind.CALL, flags=1), "keeps at 0"),
         (header(0, Kind.CALL, flags=128), "keeps at 0"),
-        (header(0, Kind.CALL, reserved=0x8000), "keeps at 0"),
+        (header(0, Kind.CALL, number=2) * 2, "frame 2 came when 3 was due"),
     ],
 )
 def test_what_no_sender_of_ours_makes(bad: bytes, why: str) -> None:
     with pytest.raises(Malformed, match=why):
         greeted().feed(bad)
+
+
+def counted(*numbers: int, payload: bytes = b"once") -> list[bytes]:
+    """Whole frames of these numbers."""
+    crc = checksum([payload])
+    return [
+        frame_header(Kind.CALL, at, len(payload), crc, number) + payload
+        for at, number in enumerate(numbers)
+    ]
+
+
+class TestTurns:
+    def test_frames_in_their_turn_pass_and_the_count_begins_anew(self) -> None:
+        numbers = [1]
+        while len(numbers) < 70_000:
+            numbers.append(next_number(numbers[-1]))
+        assert numbers[65_534:65_536] == [65_535, 1]
+        assert len(greeted().feed(b"".join(counted(*numbers)))) == 70_000
+
+    @pytest.mark.parametrize("numbers", [(1, 1), (1, 2, 2), (1, 3), (9, 9), (1, 2, 1), (1, 65_535)])
+    def test_one_that_comes_twice_or_too_early_is_refused(self, numbers: tuple[int, ...]) -> None:
+        *good, bad = counted(*numbers)
+        parser = greeted()
+        assert len(parser.feed(b"".join(good))) == len(good)
+        with pytest.raises(Malformed, match=f"frame {numbers[-1]} came when"):
+            parser.feed(bad)
+
+    def test_one_that_is_put_into_its_place_is_counted_too(self) -> None:
+        good, bad = counted(1, 1, payload=bytes(100))
+        parser = greeted()
+        parser.feed(good + bad[:50])
+        into = parser.receive_into()
+        assert into is not None
+        into[:] = bad[50:]
+        with pytest.raises(Malformed, match="frame 1 came when 2 was due"):
+            parser.placed(len(into))
+
+    def test_who_does_not_count_is_not_counted(self) -> None:
+        one, two = counted(1, 2)
+        uncounted = whole(Kind.STOP, 9, b"")
+        assert len(greeted().feed(uncounted + one + uncounted + uncounted + two)) == 5
 
 
 class TestBeforeTheGreeting:
