@@ -18,7 +18,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 CLUSTER_FILE = "cluster.json"
 ADDRESS_FILE = "address"
 PORT = 4440
+NODE_MODULE = "cordwood.node_process"
 READY_TIMEOUT_S = 30.0
 """A node is ready in a second; a large WAL to replay, or a busy machine, takes longer."""
 
@@ -112,10 +113,21 @@ class Housing(Protocol):
 class LocalCluster:
     """See the module. Made by `local_cluster`."""
 
-    def __init__(self, directory: str, shape: ClusterShape, housing: Housing | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        shape: ClusterShape,
+        housing: Housing | None = None,
+        storage: StorageSettings | None = None,
+        module: str = NODE_MODULE,
+        logs: str = "",
+    ) -> None:
         self.directory = directory
         self.shape = shape
         self._housing = housing
+        self._storage = replace(storage or StorageSettings(), wal_bytes=shape.wal_bytes)
+        self._module = module
+        self._logs = logs
         self.nodes = {
             NodeId(number): LocalNode(
                 NodeId(number),
@@ -157,7 +169,7 @@ class LocalCluster:
         before = [] if self._housing is None else self._housing.command(number)
         try:
             node.process = await asyncio.create_subprocess_exec(
-                *before, sys.executable, "-m", "cordwood.node_process", path,
+                *before, sys.executable, "-m", self._module, path,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
@@ -182,6 +194,10 @@ class LocalCluster:
         process = self.nodes[number].process
         if process is not None and process.returncode is None:
             process.send_signal(what)
+
+    async def stop_node(self, number: NodeId) -> None:
+        """Stop one node as an operator does; it says goodbye, and `start_node` starts it again."""
+        await self._stop(self.nodes[number], signal.SIGTERM)
 
     async def stop(self) -> None:
         """Stop every node; nothing is left running."""
@@ -234,10 +250,12 @@ class LocalCluster:
             location=node.location,
             default_replication=Replication(self.shape.copies, self.shape.copy_racks),
             create_logs=True,
-            storage=StorageSettings(self.shape.wal_bytes),
+            storage=self._storage,
         )
 
     def _log_path(self, node: LocalNode) -> str:
+        if self._logs:
+            return os.path.join(self._logs, f"node-{node.node}.log")
         return os.path.join(node.directory, "log")
 
     def _last_words(self, node: LocalNode) -> str:
@@ -253,6 +271,9 @@ async def local_cluster(
     *,
     port: int = 0,
     housing: Housing | None = None,
+    storage: StorageSettings | None = None,
+    module: str = NODE_MODULE,
+    logs: str = "",
 ) -> AsyncIterator[LocalCluster]:
     """A running cluster for the length of the block.
 
@@ -261,13 +282,16 @@ async def local_cluster(
         shape: of a new cluster; None takes what is there, or the defaults.
         port: where the ports of a new cluster begin, if they are free; 0 takes any.
         housing: where its nodes run; None has them all on loopback.
+        storage: of every node, but for `wal_bytes`, which the shape says.
+        module: what a node's process runs.
+        logs: a directory for what the nodes say; "" leaves it with each node's data.
     Raises:
         StoreInUse: it is running already; the text says where.
         BadSetting: the directory holds another shape, or something else.
         Unreachable: a node did not start.
     """
     path, lock, shape = _prepare(directory, shape, port)
-    cluster = LocalCluster(path, shape, housing)
+    cluster = LocalCluster(path, shape, housing, storage, module, logs)
     try:
         try:
             await cluster.start()

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -25,6 +25,7 @@ import uvloop
 from cordwood.errors import CordwoodError
 from cordwood.host.kept_memory import keep_memory
 from cordwood.host.real import real_host
+from cordwood.host.seams import Clock
 from cordwood.host.shortcut_network import ShortcutNetwork
 from cordwood.metadata.where import open_metadata
 from cordwood.node import running_node
@@ -55,15 +56,23 @@ def rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def run(settings: NodeSettings) -> None:
-    """Run a node until told to stop."""
+async def run(settings: NodeSettings, clock: Clock | None = None) -> None:
+    """Run a node until told to stop.
+
+    Args:
+        clock: what it takes the time from; None for the machine's.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     _stop_when_orphaned(loop, stop)
     async with real_host() as machine:
-        host = dataclasses.replace(machine, network=ShortcutNetwork(machine.network))
+        host = dataclasses.replace(
+            machine,
+            network=ShortcutNetwork(machine.network),
+            clock=machine.clock if clock is None else clock,
+        )
         metadata = open_metadata(settings.metadata, host)
         try:
             async with running_node(settings, host, metadata, rocks_tables) as node:
@@ -89,8 +98,12 @@ def _stop_when_orphaned(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) ->
         logging.getLogger(__name__).debug("standard input cannot be watched")
 
 
-def main() -> int:
-    """Run the node whose settings file is named on the command line."""
+def main(clock_of: Callable[[NodeSettings], Clock] | None = None) -> int:
+    """Run the node whose settings file is named on the command line.
+
+    Args:
+        clock_of: makes the clock that it takes the time from; None for the machine's.
+    """
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m cordwood.node_process SETTINGS.json\n")
         return 2
@@ -103,7 +116,7 @@ def main() -> int:
         settings = msgspec.json.decode(file.read(), type=NodeSettings)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(settings))
+            runner.run(run(settings, None if clock_of is None else clock_of(settings)))
     except CordwoodError as error:
         sys.stderr.write(f"node {settings.node} stops: {error}\n")
         return 1
