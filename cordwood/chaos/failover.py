@@ -29,8 +29,8 @@ from cordwood.chaos.strikes import (
     STOP,
     STOP_STORAGE,
     Strikes,
-    why_no_strace,
 )
+from cordwood.chaos.syscalls import why_no_strace
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError, Unreachable
 from cordwood.host.real import real_host

@@ -11,14 +11,10 @@ digest §5.1.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import signal
-import subprocess
-from contextlib import suppress
 
 from cordwood.chaos.namespaces import Namespaces
-from cordwood.errors import Unreachable
+from cordwood.chaos.syscalls import SLOW_WRITES, let_go, tamper
 from cordwood.local_cluster import LocalCluster
 from cordwood.nodes import NodeId
 
@@ -29,30 +25,11 @@ KILL_STORAGE, STOP_STORAGE, CUT_STORAGE = "kill-storage", "stop-storage", "cut-s
 """The same of one that does not, and holds copies."""
 
 SLOW_DISK = "slow-disk"
-"""A storage node's writes take WRITE_DELAY_S longer each."""
+"""A storage node's writes take `syscalls.DELAY_S` longer each."""
 
 KINDS = (KILL, STOP, KILL_STORAGE, STOP_STORAGE, CUT, CUT_STORAGE, SLOW_DISK)
 
 OF_SEQUENCERS = (KILL, STOP, CUT)
-
-WRITE_DELAY_S = 0.05
-"""Ten times what a write takes on a busy disk: a disk that is ill, or one with too many guests."""
-
-WRITES = "pwritev,pwritev2,pwrite64,fdatasync,io_submit"
-
-END_TIMEOUT_S = 10.0
-"""strace lets go within a write's time."""
-
-
-def why_no_strace() -> str:
-    """Why no disk can be made slow here; "" if one can."""
-    if shutil.which("strace") is None:
-        return "strace is not installed"
-    probe = subprocess.run(
-        ["strace", "-f", "-qq", "-o", os.devnull, "true"],
-        check=False, capture_output=True, timeout=END_TIMEOUT_S,
-    )  # fmt: skip
-    return "strace may not trace here" if probe.returncode else ""
 
 
 class Strikes:
@@ -97,7 +74,7 @@ class Strikes:
         elif kind in (STOP, STOP_STORAGE):
             self._cluster.send_signal(node, signal.SIGCONT)
         elif kind == SLOW_DISK:
-            await _let_go(self._tracers.pop(node))
+            await let_go(self._tracers.pop(node))
         else:
             assert self._networks is not None, "it was cut off"
             self._networks.mend(node)
@@ -105,24 +82,9 @@ class Strikes:
     async def close(self) -> None:
         """Let go of whoever is still slowed down."""
         while self._tracers:
-            await _let_go(self._tracers.popitem()[1])
+            await let_go(self._tracers.popitem()[1])
 
     async def _slow_down(self, node: NodeId) -> asyncio.subprocess.Process:
         process = self._cluster.nodes[node].process
         assert process is not None, "only a node that runs is slowed down"
-        delay_us = round(WRITE_DELAY_S * 1e6)
-        try:
-            return await asyncio.create_subprocess_exec(
-                "strace", "-f", "-qq", "-o", os.devnull, "-p", str(process.pid),
-                "-e", f"trace={WRITES}", "-e", f"inject={WRITES}:delay_enter={delay_us}",
-            )  # fmt: skip
-        except OSError as error:
-            raise Unreachable(f"strace did not start: {error}") from error
-
-
-async def _let_go(tracer: asyncio.subprocess.Process) -> None:
-    """End strace; what it traced goes on."""
-    with suppress(ProcessLookupError):
-        tracer.terminate()
-    async with asyncio.timeout(END_TIMEOUT_S):
-        await tracer.wait()
+        return await tamper(process.pid, SLOW_WRITES)

@@ -1,4 +1,4 @@
-"""`cordwood chaos`: real processes, killed and stopped under load."""
+"""`cordwood chaos`: real processes, broken in every way this machine can, under load."""
 
 from __future__ import annotations
 
@@ -16,25 +16,88 @@ from cordwood.cli.target import JsonOption
 
 def chaos(
     seed: Annotated[int, typer.Option("--seed", help="Decides who is struck, how and when.")] = 1,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="At most.")] = 50,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", min=0.0, help="Start no round later.", show_default="no limit"),
+        typer.Option("--minutes", min=0.01, help="How long nodes are struck.", show_default="5"),
     ] = None,
-    directory: Annotated[str, typer.Option("--dir", help="Where a fresh cluster may lie.")] = ".",
+    kinds: Annotated[
+        str, typer.Option("--kinds", help="Only these strikes, by comma.", show_default="all")
+    ] = "",
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=1,
+            help="Strike one node at a time, at most so often, and measure each outage.",
+            show_default="no rounds",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            "-c",
+            metavar="URL",
+            help="Load and judge this cluster, not a fresh one.",
+            show_default="a fresh one",
+        ),
+    ] = None,
+    strike: Annotated[
+        str,
+        typer.Option(
+            "--strike",
+            metavar="COMMAND",
+            show_default="no strikes",
+            help="With --cluster: called as `COMMAND strike NODE`, then `COMMAND ease NODE`.",
+        ),
+    ] = "",
+    directory: Annotated[
+        str, typer.Option("--dir", help="Where a fresh cluster and the history may lie.")
+    ] = ".",
     bounds: Annotated[
-        bool, typer.Option(help="Fail if appends stood still for longer than promised.")
+        bool, typer.Option(help="With --rounds: fail if an outage was longer than promised.")
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Strike nodes, the sequencer's or another, again and again; check what clients saw.
+    """Start 5 nodes and a load, break what can be broken, and check what clients saw.
 
-    Nodes are killed with -9, stopped with SIGSTOP, cut off from all others (this takes root and
-    network namespaces), and have slow disks (this takes strace).
+    Nodes are killed, stopped, cut off, split, slowed down, filled up, and lose their power; packets
+    and frames are lost, late, doubled and damaged; clocks jump. What this machine has no means
+    for is said and left out: most of it takes root. No more goes wrong at once than the promises
+    allow, and a seed is a plan of strikes. The history is left for `cordwood verify`.
 
-    Exit code 1 if a promise was broken or appends stood still for too long; the history is
-    then left beside the cluster's directory for `cordwood verify`.
+    With --rounds, one node is struck at a time, and each outage is measured and judged. With
+    --cluster, a cluster of your own gets the load, and strikes by a command of yours.
+
+    Exit code 1 if a promise was broken or, in rounds, appends stood still for too long.
     """
+    if rounds is not None:
+        _play_rounds(seed, rounds, minutes, directory, bounds=bounds, as_json=as_json)
+        return
+    from cordwood.chaos.command import run_chaos, run_chaos_on
+    from cordwood.cli.target import find_target
+    from cordwood.errors import BadSetting
+
+    lasts = MINUTES if minutes is None else minutes
+    if strike and cluster is None:
+        raise BadSetting("--strike is for a cluster of your own: name it with --cluster")
+    if cluster is not None:
+        url = find_target(cluster).url
+        code = run_chaos_on(
+            url, directory, seed=seed, minutes=lasts, command=strike, as_json=as_json
+        )
+    else:
+        wanted = [name.strip() for name in kinds.split(",") if name.strip()]
+        code = run_chaos(directory, seed=seed, minutes=lasts, kinds=wanted, as_json=as_json)
+    raise typer.Exit(code)
+
+
+MINUTES = 5.0
+
+
+def _play_rounds(
+    seed: int, rounds: int, minutes: float | None, directory: str, *, bounds: bool, as_json: bool
+) -> None:
     from cordwood.chaos.failover import (
         BOUNDS_S,
         Report,
@@ -46,7 +109,7 @@ def chaos(
     def say(text: str) -> None:
         typer.echo(text, err=True)
 
-    kinds = drawn_here(say)
+    drawn = drawn_here(say)
     below = tempfile.mkdtemp(prefix=".cordwood-chaos-", dir=directory)
 
     async def play() -> Report:
@@ -55,7 +118,7 @@ def chaos(
             seed=seed,
             rounds=rounds,
             budget_s=float("inf") if minutes is None else 60 * minutes,
-            kinds=kinds,
+            kinds=drawn,
             say=say,
         )
 

@@ -14,7 +14,8 @@ from cordwood.chaos.failover import (
     run_failover,
 )
 from cordwood.chaos.namespaces import why_not
-from cordwood.chaos.strikes import CUT_STORAGE, KILL, KILL_STORAGE, SLOW_DISK, STOP, why_no_strace
+from cordwood.chaos.strikes import CUT_STORAGE, KILL, KILL_STORAGE, SLOW_DISK, STOP
+from cordwood.chaos.syscalls import why_no_strace
 from cordwood.sim.history import HistoryRecorder
 
 

@@ -1,0 +1,61 @@
+"""A node whose clock can be stepped from outside, at the seam through which it takes the time.
+
+`python -m cordwood.chaos.clocked_node SETTINGS.json`: a node as any other, but that its wall
+clock is off by the microseconds written in `DIRECTORY.clock`. Cordwood takes the time from that
+one seam only; what RocksDB, SQLite and the kernel take is not stepped, and the monotonic
+clock never jumps on a real machine either.
+
+Source: reliability digest §5.1 ("clock jump").
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import time
+
+from cordwood.node_process import main
+from cordwood.settings import NodeSettings
+
+_OFFSET = struct.Struct("<q")
+
+
+def clock_path(directory: str) -> str:
+    """Where the offset of the node on a directory stands; not on the node's own disk."""
+    return directory.rstrip("/") + ".clock"
+
+
+def step_clock(directory: str, offset_us: int) -> None:
+    """From now on the node on this directory is off by so many microseconds."""
+    with open(clock_path(directory), "r+b") as file:
+        file.write(_OFFSET.pack(offset_us))
+
+
+class SteppedClock:
+    """The machine's wall clock and an offset that another process sets.
+
+    Args:
+        path: made if it is not there, with no offset.
+    """
+
+    def __init__(self, path: str) -> None:
+        if not os.path.exists(path):
+            with open(path, "wb") as file:
+                file.write(_OFFSET.pack(0))
+        with open(path, "rb") as file:
+            self._shared = mmap.mmap(file.fileno(), _OFFSET.size, access=mmap.ACCESS_READ)
+
+    def now_us(self) -> int:
+        offset_us: int = _OFFSET.unpack(self._shared)[0]
+        return time.time_ns() // 1000 + offset_us
+
+
+def clock_of(settings: NodeSettings) -> SteppedClock:
+    """The clock of a node with these settings."""
+    return SteppedClock(clock_path(settings.directory))
+
+
+if __name__ == "__main__":
+    sys.exit(main(clock_of))

@@ -1,0 +1,383 @@
+"""A real cluster under load while a plan of strikes is played, and what became of it.
+
+The clients are the simulator's (`sim.workload`, `sim.readers`), on this machine's host: ordered
+producers, queries that publish, holders of fencing tokens, and readers of every kind: of
+one copy, of all copies, ones that start over, one that never does, one that reads from the
+oldest record again and again. Nodes flush within a second and keep nothing of it in memory, so
+what is older is read from their disks. What the clients saw is a history, which the same
+checkers judge as in the simulator and in `cordwood verify`.
+
+Source: reliability digest §1 (Vortex), §5, §6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cordwood.chaos.casts import LOAD, Cast
+from cordwood.chaos.disks import Disks, disks
+from cordwood.chaos.faults import Faults
+from cordwood.chaos.frame_proxy import Told
+from cordwood.chaos.means import kinds_without
+from cordwood.chaos.namespaces import Namespaces, namespaces
+from cordwood.chaos.outcome import Outcome, outcome_of
+from cordwood.chaos.plan import KINDS, Aim, Need, Strike, plan_of
+from cordwood.client.store import connected
+from cordwood.errors import CordwoodError, Unreachable
+from cordwood.host.real import real_host
+from cordwood.host.seams import Host
+from cordwood.local_cluster import ClusterShape, LocalCluster, local_cluster
+from cordwood.nodes import NodeId, Replication
+from cordwood.settings import MIB, ClientSettings, StorageSettings
+from cordwood.sim.history import Event, HistoryRecorder, to_jsonl
+from cordwood.sim.workload import WorkloadOptions
+
+SHAPE = ClusterShape(wal_bytes=64 * MIB)
+
+STORAGE = StorageSettings(
+    flush_bytes=MIB,
+    flush_age_s=1.0,
+    cache_bytes=32 * MIB,
+    partition_bytes=4 * MIB,
+    partition_age_s=20.0,
+    recent_bytes=0,
+    block_cache_bytes=MIB,
+    scrub_every_s=30.0,
+)
+"""What was acknowledged a second ago is read from disk: nothing of it is kept in memory."""
+
+BACK_S = 30.0
+"""Appends go on within so long of any strike, or the promise that they do is broken."""
+
+AGAIN_S = 1.0
+"""A node that is back has said so to the others before the next strike counts on it."""
+
+STRIKE_S = 240.0
+"""What doing and undoing a strike may take beside its length: five nodes that start one after
+another on a busy machine take a minute."""
+
+SETTLE_S = 3.0
+"""Between the end of the last strike and that of the load."""
+
+NODE_MODULE = "cordwood.chaos.clocked_node"
+
+LOGS_DIRECTORY = "logs"
+"""Where below its directory an ordeal leaves what the nodes said: not on the disks that fail."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come, for whoever looks.
+
+    Attributes:
+        running: strikes that last now, in words, by their number in the plan.
+        played: those that are over, by kind.
+        away: nodes struck now.
+    """
+
+    seconds: float
+    began_s: float = field(default_factory=time.monotonic)
+    stage: str = "starting 5 nodes"
+    acked: int = 0
+    last_ack_s: float = 0.0
+    planned: int = 0
+    running: dict[int, str] = field(default_factory=dict)
+    played: Counter[str] = field(default_factory=Counter)
+    away: tuple[int, ...] = ()
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One ordeal.
+
+    Attributes:
+        problems: promises broken, in words; empty if all is well.
+        proxied: what the proxies did, by harm.
+        left: strikes of the plan that there was no time for.
+    """
+
+    seed: int
+    seconds: float
+    outcome: Outcome
+    problems: tuple[str, ...]
+    proxied: Mapping[str, Told]
+    left: int
+    history: tuple[Event, ...] = field(repr=False)
+
+    def save(self, path: str) -> None:
+        """Leave the history for `cordwood verify`."""
+        with open(path, "wb") as file:
+            file.write(to_jsonl(self.history))
+
+
+async def run_ordeal(
+    directory: str,
+    *,
+    seed: int,
+    seconds: float,
+    lacks: Mapping[Need, str],
+    kinds: Sequence[str] = tuple(KINDS),
+    progress: Progress | None = None,
+) -> Ran:
+    """Start a cluster, play a plan, judge.
+
+    Args:
+        directory: where a fresh cluster's data may lie; the caller removes it.
+        seed: decides the plan, and what the clients do.
+        lacks: what this machine has no means for, see `means.lacking`.
+        kinds: to draw from, of those that it has.
+    Raises:
+        Unreachable: the cluster did not start.
+    """
+    able = [kind for kind in kinds_without(lacks) if kind in kinds]
+    plan = plan_of(seed, seconds, able, nodes=SHAPE.nodes, away_max=SHAPE.copies - 1)
+    shown = progress or Progress(seconds)
+    shown.planned = len(plan)
+    async with _cluster(directory, lacks) as (cluster, networks, own), real_host(seed) as host:
+        play = Play(
+            tuple(cluster.nodes),
+            tuple(node.address for node in cluster.nodes.values()),
+            Replication(SHAPE.copies, SHAPE.copy_racks),
+            host, seed, shown,
+        )  # fmt: skip
+        play.blows = Faults(cluster, networks, own, play.sequencer, play.wait_acked)
+        return await play.run(plan, seconds)
+
+
+@asynccontextmanager
+async def _cluster(
+    directory: str, lacks: Mapping[Need, str]
+) -> AsyncIterator[tuple[LocalCluster, Namespaces | None, Disks | None]]:
+    """A cluster with all that the machine can give it."""
+    numbers = [NodeId(number) for number in range(1, SHAPE.nodes + 1)]
+    data, logs = os.path.join(directory, "cluster"), os.path.join(directory, LOGS_DIRECTORY)
+    os.makedirs(logs, exist_ok=True)
+    with ExitStack() as held:
+        networks = None
+        if Need.NETWORKS not in lacks:
+            networks = held.enter_context(namespaces(numbers))
+        own = None
+        if Need.DISKS not in lacks:
+            places = {number: os.path.join(data, f"node-{number}") for number in numbers}
+            own = held.enter_context(
+                disks(os.path.join(directory, "disks"), places, can_clone=Need.CLONES not in lacks)
+            )
+        async with local_cluster(
+            data, SHAPE, housing=networks, storage=STORAGE, module=NODE_MODULE, logs=logs
+        ) as cluster:
+            yield cluster, networks, own
+
+
+class Blows(Protocol):
+    """What can do strikes, and undo them; `faults.Faults` for a cluster of ours."""
+
+    @property
+    def proxied(self) -> Mapping[str, Told]:
+        """What the proxies did, by harm."""
+
+    async def play(
+        self, kind: str, nodes: Sequence[NodeId], length_s: float, chance: random.Random
+    ) -> None:
+        """Do it, for so long, and undo it."""
+
+
+class Play:
+    """One run of one plan over a cluster of so many nodes and copies.
+
+    Attributes:
+        blows: what does the strikes; to be set before `run`.
+        recorder: the history.
+    """
+
+    blows: Blows
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeId],
+        addresses: tuple[str, ...],
+        replication: Replication,
+        host: Host,
+        seed: int,
+        progress: Progress,
+        load: WorkloadOptions = LOAD,
+        *,
+        own: bool = True,
+    ) -> None:
+        self._nodes = tuple(nodes)
+        self._addresses = addresses
+        self._away_max = replication.copies - 1
+        self._host = host
+        self._progress = progress
+        self._seed = seed
+        # The clients take the time of their questions from their loop.
+        now_s = asyncio.get_running_loop().time
+        self.recorder = HistoryRecorder(
+            lambda: round(now_s() * 1e6),
+            copies=replication.copies,
+            racks=replication.racks,
+            seed=seed,
+        )
+        self._cast = Cast(addresses, self.recorder, seed, host, load, own=own)
+        self._struck: set[NodeId] = set()
+        self._free = asyncio.Condition()
+        self._problems: list[str] = []
+        self._is_spoilt = False
+
+    async def run(self, plan: Sequence[Strike], seconds: float) -> Ran:
+        """The plan, the end of the workload, and the verdict."""
+        async with asyncio.TaskGroup() as tasks:
+            self._cast.start(tasks)
+            watching = tasks.create_task(self._watch())
+            self._progress.stage = "waiting for the first acknowledgement"
+            await self.wait_acked()
+            self._progress.stage = "striking"
+            left = await self._strike_all(plan, seconds)
+            self._progress.stage = "letting the clients come to their end"
+            self.recorder.faults_healed()
+            await asyncio.sleep(SETTLE_S)
+            self._problems += await self._cast.finish()
+            watching.cancel()
+        self._progress.stage = "judging the history"
+        events = self.recorder.events
+        outcome = await self._host.run_blocking(lambda: outcome_of(events), timeout_s=JUDGE_S)
+        self._progress.is_over = True
+        problems = (*self._problems, *outcome.problems(BACK_S))
+        return Ran(self._seed, seconds, outcome, problems, self.blows.proxied, left, events)
+
+    async def _watch(self) -> None:
+        """Keep the figures that are shown up to date."""
+        progress, acked = self._progress, -1
+        while True:
+            if self._cast.acked != acked:
+                acked = progress.acked = self._cast.acked
+                progress.last_ack_s = time.monotonic()
+            await asyncio.sleep(0.1)
+
+    async def _strike_all(self, plan: Sequence[Strike], seconds: float) -> int:
+        """Play the plan as far as the time goes; how many strikes were left."""
+        began_s = time.monotonic()
+        self._progress.began_s = began_s
+        async with asyncio.TaskGroup() as tasks:
+            for number, strike in enumerate(plan):
+                await asyncio.sleep(max(0.0, began_s + strike.at_s - time.monotonic()))
+                nodes = await self._take(strike)
+                if self._is_spoilt:
+                    return len(plan) - number
+                if time.monotonic() + strike.length_s > began_s + seconds:
+                    await self._give_back(_held(strike, nodes))
+                    return len(plan) - number
+                tasks.create_task(self._strike(number, strike, nodes))
+        return 0
+
+    async def _strike(self, number: int, strike: Strike, nodes: Sequence[NodeId]) -> None:
+        """One strike, noted in the history; what fails in it is a problem of the run."""
+        hit = _held(strike, nodes)
+        who = ",".join(map(str, hit))
+        self._progress.running[number] = f"{strike.kind} {who}"
+        self.recorder.fault_struck(strike.kind, hit, f"{strike.length_s:g} s")
+        try:
+            async with asyncio.timeout(strike.length_s + STRIKE_S):
+                await self.blows.play(
+                    strike.kind, nodes, strike.length_s, random.Random(strike.seed)
+                )
+        except* (CordwoodError, TimeoutError, OSError) as group:
+            # The cluster is not what it was: no more strikes, and what there is is judged.
+            self._is_spoilt = True
+            self._problems += [f"{strike.kind} of {who}: {text}" for text in _told(group)]
+        finally:
+            self.recorder.fault_eased(strike.kind, hit)
+        await asyncio.sleep(AGAIN_S)
+        self._progress.running.pop(number)
+        self._progress.played[strike.kind] += 1
+        await self._give_back(hit)
+
+    async def _take(self, strike: Strike) -> tuple[NodeId, ...]:
+        """Whom a strike hits, once no more are away than may be, and nobody else hits them."""
+        async with self._free:
+            await self._free.wait_for(lambda: self._has_room(strike))
+            ruling = await self.sequencer()
+            free = [node for node in self._nodes if node not in self._struck]
+            others = [node for node in free if node != ruling]
+            if strike.rank == 0 and ruling in free:
+                first = ruling
+            else:
+                first = others[strike.rank % len(others)]
+            rest = [node for node in free if node != first]
+            wanted = len(rest) if KINDS[strike.kind].aim is Aim.ALL else 1
+            chosen = random.Random(strike.seed).sample(rest, wanted)
+            # The other end of a link is not struck itself, but must be there to be cut off.
+            nodes = (first, *chosen)
+            self._struck.update(_held(strike, nodes))
+            self._progress.away = tuple(sorted(self._struck))
+            return nodes
+
+    def _has_room(self, strike: Strike) -> bool:
+        if not self._struck:
+            return True
+        return len(self._struck) + strike.away <= self._away_max
+
+    async def _give_back(self, nodes: Sequence[NodeId]) -> None:
+        async with self._free:
+            self._struck -= set(nodes)
+            self._progress.away = tuple(sorted(self._struck))
+            self._free.notify_all()
+
+    async def sequencer(self) -> NodeId | None:
+        """The node that sequences the first log in its highest epoch; None if none says so."""
+        try:
+            async with (
+                asyncio.timeout(BACK_S),
+                connected(self._addresses, self._host, ClientSettings()) as store,
+            ):
+                answers = await store.status()
+        except (CordwoodError, TimeoutError):
+            return None
+        ruling = [
+            (state.epoch, node)
+            for node, answer in answers.items()
+            if not isinstance(answer, CordwoodError)
+            for state in answer.logs
+            if state.sequencing and state.log == self._cast.first_log
+        ]
+        return max(ruling)[1] if ruling else None
+
+    async def wait_acked(self) -> None:
+        """Wait for the next acknowledgement.
+
+        Raises:
+            Unreachable: none came in BACK_S.
+        """
+        deadline, before = time.monotonic() + BACK_S, self._cast.acked
+        while self._cast.acked == before:
+            if time.monotonic() > deadline:
+                raise Unreachable(f"nothing was acknowledged for {BACK_S:g} s")
+            await asyncio.sleep(0.01)
+
+
+def _held(strike: Strike, nodes: Sequence[NodeId]) -> Sequence[NodeId]:
+    """Whom of the nodes that it needs a strike hits; the other end of a link is only there."""
+    return nodes[:1] if KINDS[strike.kind].aim is Aim.ANY else nodes
+
+
+def _told(group: BaseExceptionGroup) -> list[str]:
+    """What went wrong, each in a line."""
+    told: list[str] = []
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            told += _told(error)
+        else:
+            told.append(f"{type(error).__name__}: {error}")
+    return told
+
+
+JUDGE_S = 1800.0
+"""The checkers look at each event a few times; a long run has a million."""

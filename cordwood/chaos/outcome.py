@@ -1,0 +1,184 @@
+"""What a history of real processes says: the checkers' verdict and the figures of a run.
+
+A pure function of the history, so that it can be held against bad ones.
+
+Source: reliability digest §3, §6.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cordwood.block import GapKind
+from cordwood.lsn import Lsn
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.history import (
+    AppendInvoked,
+    AppendOk,
+    Event,
+    FaultEased,
+    FaultsHealed,
+    FaultStruck,
+    GapDelivered,
+    RecordDelivered,
+)
+from cordwood.sim.verdict import Verdict, judge, violation_words
+
+SHOWN_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class KindOutcome:
+    """The strikes of one kind.
+
+    Attributes:
+        strikes: how many.
+        stall_s: the longest time without an acknowledgement from any log's sequencer that fell
+            into one of them, at least in part.
+    """
+
+    kind: str
+    strikes: int
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        append_stall_s: the longest time in which none of a log's appends was acknowledged.
+        read_stall_s: the longest that an acknowledged record waited for its first reader.
+        lost: acknowledged records that no reader was given, by log and LSN.
+        false_losses: gaps that told of a loss; nothing was lost here that could be told.
+    """
+
+    verdict: Verdict
+    kinds: tuple[KindOutcome, ...]
+    append_stall_s: float
+    read_stall_s: float
+    lost: tuple[tuple[int, int], ...]
+    false_losses: int
+
+    def problems(self, stall_max_s: float) -> list[str]:
+        """Promises broken, in words.
+
+        Args:
+            stall_max_s: what appends may stand still for.
+        """
+        found = [violation_words(each) for each in self.verdict.violations]
+        if self.lost:
+            shown = ", ".join(f"{Lsn(lsn)} of log {log}" for log, lsn in self.lost[:SHOWN_MAX])
+            found.append(f"{len(self.lost)} acknowledged records were read by nobody: {shown}")
+        if self.false_losses:
+            found.append(f"{self.false_losses} losses were told, and nothing was lost")
+        if self.append_stall_s > stall_max_s:
+            found.append(
+                f"appends stood still for {self.append_stall_s:.1f} s; "
+                f"{stall_max_s:g} s is the most"
+            )
+        return found
+
+
+def outcome_of(history: Sequence[Event]) -> Outcome:
+    """Judge a history whose readers were let to the tail.
+
+    Raises:
+        Malformed: it contradicts itself.
+    """
+    evidence = Evidence(history)
+    stalls = _append_stalls(history)
+    return Outcome(
+        verdict=judge(history),
+        kinds=_by_kind(history, stalls),
+        append_stall_s=max((stop - start for start, stop in stalls), default=0) / 1e6,
+        read_stall_s=_read_stall_us(evidence) / 1e6,
+        lost=tuple(_lost(evidence)),
+        false_losses=sum(
+            isinstance(event, GapDelivered) and event.kind is GapKind.DATA_LOSS for event in history
+        ),
+    )
+
+
+def _append_stalls(history: Sequence[Event]) -> list[tuple[int, int]]:
+    """For each log, the times between two acknowledgements, in µs, while there was a load.
+
+    Of every log that had as steady a load as the busiest one, near enough.
+    """
+    logs: dict[int, int] = {}
+    acks: dict[int, list[int]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, AppendInvoked):
+            logs[event.op] = event.log
+        elif isinstance(event, AppendOk):
+            acks[logs[event.op]].append(event.time_us)
+        elif isinstance(event, FaultsHealed):
+            break
+    busiest = max(map(len, acks.values()), default=0)
+    return [
+        (before, after)
+        for times in acks.values()
+        if 4 * len(times) >= busiest
+        for before, after in itertools.pairwise(times)
+    ]
+
+
+def _by_kind(
+    history: Sequence[Event], stalls: Sequence[tuple[int, int]]
+) -> tuple[KindOutcome, ...]:
+    """What each kind's strikes cost; a stall counts for all that lasted in it."""
+    open_at: dict[tuple[str, tuple[int, ...]], int] = {}
+    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, FaultStruck):
+            open_at[event.kind, event.nodes] = event.time_us
+        elif isinstance(event, FaultEased):
+            since = open_at.pop((event.kind, event.nodes), event.time_us)
+            spans[event.kind].append((since, event.time_us))
+    struck = Counter(event.kind for event in history if isinstance(event, FaultStruck))
+    long = sorted(stalls, key=lambda stall: stall[0] - stall[1])
+    return tuple(
+        KindOutcome(kind, strikes, _worst_us(spans[kind], long) / 1e6)
+        for kind, strikes in sorted(struck.items())
+    )
+
+
+def _worst_us(spans: Sequence[tuple[int, int]], longest_first: Sequence[tuple[int, int]]) -> int:
+    for start, stop in longest_first:
+        if any(start < until and since < stop for since, until in spans):
+            return stop - start
+    return 0
+
+
+def _read_stall_us(evidence: Evidence) -> int:
+    given: dict[tuple[int, int], int] = {}
+    for read in evidence.reads:
+        if read.started.keys or read.started.heads:
+            continue  # it does not ask for every record
+        for _, item in read.records():
+            at = read.log, item.lsn
+            given[at] = min(given.get(at, item.time_us), item.time_us)
+    waited = 0
+    for log, acks in evidence.acks.items():
+        for ack in acks:
+            first = given.get((log, ack.lsn))
+            if first is not None and ack.append.end is not None:
+                waited = max(waited, first - ack.append.end.time_us)
+    return waited
+
+
+def _lost(evidence: Evidence) -> list[tuple[int, int]]:
+    given: dict[int, set[int]] = defaultdict(set)
+    for read in evidence.reads:
+        given[read.log].update(
+            item.lsn for _, item in read.items if isinstance(item, RecordDelivered)
+        )
+    return [
+        (log, ack.lsn)
+        for log, acks in sorted(evidence.acks.items())
+        for ack in acks
+        if ack.lsn not in given[log]
+    ]

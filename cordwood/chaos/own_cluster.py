@@ -1,0 +1,109 @@
+"""The same load, readers and checkers against a cluster of one's own, struck by a command.
+
+Nothing is done to the cluster but by the command, which is called as `COMMAND strike NODE` and,
+when that strike is over, `COMMAND ease NODE`: it may stop a service by ssh, pull a cable or drop
+packets. When to strike whom follows from the seed, and no more nodes are struck at once than
+the log's copies allow. The load goes to two logs made for it, deleted at the end if all is well.
+
+Source: issue text ("how to … run chaos on one's own cluster").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cordwood.chaos.casts import LOAD
+from cordwood.chaos.commands import run_beside
+from cordwood.chaos.frame_proxy import Told
+from cordwood.chaos.ordeal import Play, Progress, Ran
+from cordwood.chaos.plan import plan_of
+from cordwood.client.cluster import SCHEME
+from cordwood.client.store import Store, connected
+from cordwood.errors import BadSetting
+from cordwood.host.real import real_host
+from cordwood.nodes import NodeId
+from cordwood.settings import ClientSettings
+
+COMMAND_KIND = "command"
+
+JOIN_S = 5.0
+"""A node that has started is in every member list within a second or two."""
+
+
+class Commanded:
+    """Strikes by a command; see the module."""
+
+    def __init__(self, command: str) -> None:
+        self.proxied: dict[str, Told] = {}
+        self._words = shlex.split(command)
+
+    async def play(
+        self, kind: str, nodes: Sequence[NodeId], length_s: float, chance: random.Random
+    ) -> None:
+        """Strike, wait, ease; what was struck is eased whatever happens.
+
+        Raises:
+            Unreachable: the command failed; the text quotes it.
+        """
+        try:
+            await run_beside(*self._words, "strike", str(nodes[0]))
+            await asyncio.sleep(length_s)
+        finally:
+            await run_beside(*self._words, "ease", str(nodes[0]))
+
+
+async def run_against(
+    url: str, *, seed: int, seconds: float, command: str = "", progress: Progress | None = None
+) -> Ran:
+    """Load a running cluster for so long, strike it by the command, and judge.
+
+    Args:
+        url: `cordwood://host:port,…`.
+        command: "" for no strikes: then the load and the checkers are all there is.
+    Raises:
+        BadSetting: not a cluster's address, or one whose logs have a single copy and are to
+            be struck.
+        Unreachable: it cannot be reached.
+    """
+    if not url.startswith(SCHEME):
+        raise BadSetting(f"{url}: name a cluster, {SCHEME}host:port,…: a directory runs no nodes")
+    addresses = tuple(url.removeprefix(SCHEME).split(","))
+    shown = progress or Progress(seconds)
+    logs = tuple(f"/chaos-{seed}-{time.time_ns() // 1_000_000}/{name}" for name in "ab")
+    async with real_host(seed) as host:
+        async with connected(addresses, host, ClientSettings()) as store:
+            nodes = await _members(store, len(addresses))
+            replication = (await store.create_log(logs[0])).replication
+            await store.create_log(logs[1])
+        if command and (replication.copies < 2 or len(nodes) < 2):
+            raise BadSetting(
+                f"{replication.copies} copies on {len(nodes)} nodes cannot do without any of them: "
+                "leave --strike out"
+            )
+        kinds = (COMMAND_KIND,) if command else ()
+        plan = plan_of(
+            seed, seconds, kinds, nodes=len(nodes), away_max=max(1, replication.copies - 1)
+        )
+        shown.planned = len(plan)
+        load = replace(LOAD, logs=logs)
+        play = Play(nodes, addresses, replication, host, seed, shown, load, own=False)
+        play.blows = Commanded(command)
+        ran = await play.run(plan, seconds)
+        if not ran.problems:
+            async with connected(addresses, host, ClientSettings()) as store:
+                for log in logs:
+                    await store.log_tree.delete(log)
+    return ran
+
+
+async def _members(store: Store, named: int) -> tuple[NodeId, ...]:
+    """The cluster's nodes, once there are as many as were named; those of a young one join soon."""
+    deadline_s = time.monotonic() + JOIN_S
+    while len(store.members) < named and time.monotonic() < deadline_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    return tuple(store.members)

@@ -1,0 +1,189 @@
+"""What goes wrong in an ordeal and when: a pure function of its seed.
+
+A plan is a list of strikes, each with the second at which it begins, its length, and whom it
+hits: the sequencer, or one of the others by rank, since which node sequences then is not known
+before. It never takes more nodes away at once than the promises allow: R-1, but for a power cut
+of all at once, which comes alone and after which all come back.
+
+Kinds come from a deck that is shuffled anew whenever it is used up, so that every kind
+comes before any comes a second time.
+
+Source: reliability digest §5.1; FoundationDB's choice of kills by the replication policy (§1).
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Need(enum.Enum):
+    """What a machine must offer for a kind; see `chaos.means`."""
+
+    NETWORKS = "network namespaces"
+    PACKETS = "nftables in them"
+    NETEM = "netem"
+    TRACE = "strace"
+    DISKS = "file systems of the nodes' own"
+    CLONES = "reflink clones of them"
+    COMMAND = "a command of yours"
+
+
+class Aim(enum.Enum):
+    """Whom a kind may hit."""
+
+    ANY = "any"
+    PAIR = "two nodes"
+    ALL = "all nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way of going wrong.
+
+    Attributes:
+        needs: what it takes.
+        length_s: how long it may last; what ends by itself (a kill) waits so long before the
+            node starts again.
+        aim: whom it hits.
+        words: what it does, for people.
+    """
+
+    name: str
+    words: str
+    length_s: tuple[float, float] = (0.5, 4.0)
+    aim: Aim = Aim.ANY
+    needs: tuple[Need, ...] = ()
+
+
+_NET = (Need.NETWORKS,)
+_PACKETS = (Need.NETWORKS, Need.PACKETS)
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("kill", "kill -9, and started again", (0.0, 3.0)),
+        Kind("stop", "SIGSTOP, then SIGCONT", (0.2, 8.0)),
+        Kind("rolling-restart", "each node in turn stopped in order and started", aim=Aim.ALL),
+        Kind("ping-pong", "whoever sequences is killed, three times running", (0.0, 0.3), Aim.ALL),
+        Kind("clock-step", "a node's clock jumps by up to an hour, and back", (1.0, 6.0)),
+        Kind("cut-off", "nothing to or from a node", (0.5, 8.0), needs=_NET),
+        Kind("deaf", "nothing reaches a node; it can send", (0.5, 8.0), needs=_PACKETS),
+        Kind("mute", "nothing a node sends arrives; it hears", (0.5, 8.0), needs=_PACKETS),
+        Kind("split", "two nodes and the rest apart, clients reach all", (0.5, 8.0),
+             Aim.PAIR, _PACKETS),
+        Kind("link", "two nodes cannot reach one another", (0.5, 8.0), needs=_PACKETS),
+        Kind("reset", "a node's connections are reset again and again", (0.5, 4.0), needs=_PACKETS),
+        Kind("loss", "a node loses packets, 5 to 30 %", (1.0, 6.0), needs=_PACKETS),
+        Kind("jitter", "a node's packets are late (netem)", (1.0, 6.0),
+             needs=(Need.NETWORKS, Need.NETEM)),
+        Kind("proxy-delay", "frames to a node come late", (2.0, 6.0), needs=_PACKETS),
+        Kind("proxy-reorder", "frames to a node overtake one another", (2.0, 6.0), needs=_PACKETS),
+        Kind("proxy-duplicate", "frames to a node come twice", (2.0, 6.0), needs=_PACKETS),
+        Kind("proxy-corrupt", "bits of frames to a node flip", (2.0, 6.0), needs=_PACKETS),
+        Kind("slow-writes", "each write of a node takes 50 ms longer", (1.0, 6.0),
+             needs=(Need.TRACE,)),
+        Kind("slow-reads", "each read of a node takes 50 ms longer", (2.0, 8.0),
+             needs=(Need.TRACE,)),
+        Kind("fsync-eio", "each fsync of a node fails", (0.5, 4.0), needs=(Need.TRACE,)),
+        Kind("write-eio", "direct writes of a node fail", (0.5, 4.0), needs=(Need.TRACE,)),
+        Kind("full-disk", "no byte is free on a node's disk", (1.0, 8.0), needs=(Need.DISKS,)),
+        Kind("power-cut", "a node restarts from what its disk held", (0.0, 2.0),
+             needs=(Need.DISKS, Need.CLONES)),
+        Kind("command", "what your command does to a node", (1.0, 8.0), needs=(Need.COMMAND,)),
+        Kind("blackout", "a power cut of all nodes at once", (0.0, 1.0), Aim.ALL,
+             (Need.DISKS, Need.CLONES)),
+    )
+}  # fmt: skip
+"""By name."""
+
+CALM_S = (0.3, 1.5)
+"""Between two strikes that do not overlap."""
+
+OVERLAP_SHARE = 0.4
+"""Of the strikes, those that begin while another one lasts."""
+
+FIRST_S = 1.0
+"""When the first strike comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One thing that goes wrong.
+
+    Attributes:
+        at_s: since the start of the run; a strike before it that took longer moves it.
+        rank: whom it hits: 0 for whoever sequences, else the rank-th of the others.
+        seed: of the chances inside it.
+    """
+
+    at_s: float
+    length_s: float
+    kind: str
+    rank: int
+    seed: int
+
+    @property
+    def away(self) -> int:
+        """Nodes that it takes away; more than may be away for one that must be alone."""
+        return {Aim.PAIR: 2, Aim.ALL: ALONE}.get(KINDS[self.kind].aim, 1)
+
+
+ALONE = 1_000
+"""Away at once: more than any cluster lets go."""
+
+
+def plan_of(
+    seed: int, seconds: float, kinds: Sequence[str], *, nodes: int, away_max: int
+) -> tuple[Strike, ...]:
+    """The strikes of a run, in the order of their beginning; a pure function of its arguments.
+
+    Args:
+        seconds: no strike is planned to end later.
+        kinds: names in KINDS of those that the machine can do.
+        nodes: how many there are.
+        away_max: how many may be away at once: R-1.
+    """
+    chance = random.Random(f"ordeal {seed}")
+    names = [
+        name for name in KINDS if name in kinds
+        and (KINDS[name].aim is not Aim.PAIR or away_max >= 2)
+    ]  # fmt: skip
+    strikes: list[Strike] = []
+    deck: list[str] = []
+    at_s = FIRST_S
+    while names:
+        if not deck:
+            deck = chance.sample(names, len(names))
+        strike = _drawn(chance, deck.pop(), at_s, nodes)
+        at_s = _earliest(strikes, strike, away_max)
+        strike = Strike(at_s, strike.length_s, strike.kind, strike.rank, strike.seed)
+        if strike.at_s + strike.length_s > seconds:
+            break
+        strikes.append(strike)
+        at_s += chance.uniform(*CALM_S)
+        if chance.random() >= OVERLAP_SHARE:
+            at_s = max(at_s, max(s.at_s + s.length_s for s in strikes) + chance.uniform(*CALM_S))
+    return tuple(strikes)
+
+
+def _drawn(chance: random.Random, name: str, at_s: float, nodes: int) -> Strike:
+    """A strike of a kind, wherever it comes to stand."""
+    kind = KINDS[name]
+    # The sequencer is one of five and half of the trouble.
+    rank = 0 if kind.aim is Aim.ANY and chance.random() < 0.5 else chance.randrange(1, nodes)
+    return Strike(
+        at_s, round(chance.uniform(*kind.length_s), 3), name, rank, chance.getrandbits(32)
+    )
+
+
+def _earliest(strikes: Sequence[Strike], strike: Strike, away_max: int) -> float:
+    """From when on it takes no more away than is allowed beside those before it."""
+    at_s = strike.at_s
+    while True:
+        running = [each for each in strikes if each.at_s <= at_s < each.at_s + each.length_s]
+        if not running or sum(e.away for e in running) + strike.away <= away_max:
+            return at_s
+        at_s = min(each.at_s + each.length_s for each in running)

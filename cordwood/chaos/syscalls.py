@@ -1,0 +1,74 @@
+"""A node's system calls made slow, or to fail, by strace, which is attached to it as it runs.
+
+Slow writes and fsyncs are a disk that is ill; slow reads are one under a reader of what has been
+flushed; a failed fsync is one that lost what it had taken. A node that is traced is slower in
+all it does besides: each of its calls stops twice.
+
+Source: strace(1), "Tampering"; reliability digest §5.1; Rebello et al., ATC 2020.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+
+from cordwood.errors import Unreachable
+
+DELAY_S = 0.05
+"""Ten times what a call takes on a busy disk: a disk that is ill, or one with too many guests."""
+
+FSYNCS = "fsync,fdatasync,sync_file_range"
+DURABLE_WRITES = "pwritev,pwritev2,io_submit"
+"""How the WAL writes. RocksDB and SQLite write by others."""
+
+WRITES = f"pwrite64,{DURABLE_WRITES},fdatasync"
+READS = "pread64,preadv,preadv2,io_uring_enter"
+
+END_TIMEOUT_S = 10.0
+"""strace lets go within a call's time."""
+
+SLOW_WRITES = f"{WRITES}:delay_enter={round(DELAY_S * 1e6)}"
+SLOW_READS = f"{READS}:delay_enter={round(DELAY_S * 1e6)}"
+FSYNC_EIO = f"{FSYNCS}:error=EIO"
+WRITE_EIO = f"{DURABLE_WRITES}:error=EIO"
+
+
+def why_no_strace() -> str:
+    """Why no system call can be tampered with here; "" if one can."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    probe = subprocess.run(
+        ["strace", "-f", "-qq", "-o", os.devnull, "true"],
+        check=False, capture_output=True, timeout=END_TIMEOUT_S,
+    )  # fmt: skip
+    return "strace may not trace here" if probe.returncode else ""
+
+
+async def tamper(process: int, injection: str) -> asyncio.subprocess.Process:
+    """Attach to a process and do this to its calls, until `let_go`.
+
+    Args:
+        injection: what strace reads behind `inject=`.
+    Raises:
+        Unreachable: strace did not start.
+    """
+    calls = injection.partition(":")[0]
+    try:
+        return await asyncio.create_subprocess_exec(
+            "strace", "-f", "-qq", "-o", os.devnull, "-p", str(process),
+            "-e", f"trace={calls}", "-e", f"inject={injection}",
+            stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError as error:
+        raise Unreachable(f"strace did not start: {error}") from error
+
+
+async def let_go(tracer: asyncio.subprocess.Process) -> None:
+    """End strace; what it traced goes on."""
+    with suppress(ProcessLookupError):
+        tracer.terminate()
+    async with asyncio.timeout(END_TIMEOUT_S):
+        await tracer.wait()

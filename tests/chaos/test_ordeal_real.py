@@ -1,0 +1,103 @@
+"""A few seconds of an ordeal, and of the load on a cluster of one's own; `make prove` has more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cordwood.chaos.clocked_node import SteppedClock, clock_path, step_clock
+from cordwood.chaos.means import kinds_without, lacking
+from cordwood.chaos.ordeal import Progress, run_ordeal
+from cordwood.chaos.own_cluster import run_against
+from cordwood.cli.app import run as cordwood
+from cordwood.errors import BadSetting
+from cordwood.local_cluster import ClusterShape, local_cluster
+from cordwood.settings import MIB
+from cordwood.sim.history import FaultStruck
+from cordwood.sim.verify import show
+
+QUICK = ("kill", "clock-step", "proxy-corrupt", "power-cut")
+"""One each of processes, clocks, frames and disks, none of which lasts long."""
+
+SECONDS = 8.0
+
+
+@pytest.mark.real
+def test_an_ordeal_breaks_no_promise_and_leaves_a_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacks = lacking(str(tmp_path))
+    progress = Progress(SECONDS)
+    ran = asyncio.run(
+        run_ordeal(
+            str(tmp_path / "run"), seed=15, seconds=SECONDS, lacks=lacks, kinds=QUICK,
+            progress=progress,
+        )
+    )  # fmt: skip
+    assert ran.problems == ()
+    assert ran.outcome.verdict.acked > 100
+    assert ran.outcome.lost == ()
+    assert ran.outcome.false_losses == 0
+    struck = [event.kind for event in ran.history if isinstance(event, FaultStruck)]
+    assert len(struck) >= 2
+    assert {*struck} <= {*QUICK} & {*kinds_without(lacks)}
+    assert progress.played.total() == len(struck)
+    ran.save(str(tmp_path / "history.jsonl"))
+    assert show(str(tmp_path / "history.jsonl"), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["violations"] == []
+
+
+@pytest.mark.real
+def test_a_cluster_of_one_s_own_is_loaded_struck_and_left_as_it_was(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    script = tmp_path / "strike.py"
+    script.write_text(f"import sys; open({str(noted)!r}, 'a').write(' '.join(sys.argv[1:]) + '|')")
+
+    async def play() -> tuple[int, list[str]]:
+        shape = ClusterShape(nodes=3, racks=3, wal_bytes=16 * MIB)
+        async with local_cluster(str(tmp_path / "own"), shape) as cluster:
+            ran = await run_against(
+                cluster.url, seed=4, seconds=8.0, command=f"{sys.executable} {script}"
+            )
+        return ran.outcome.verdict.acked, list(ran.problems)
+
+    acked, problems = asyncio.run(play())
+    assert problems == []
+    assert acked > 100
+    calls = noted.read_text().split("|")[:-1]
+    assert calls
+    assert all(call.split()[0] in ("strike", "ease") for call in calls)
+    assert sum(call.startswith("strike") for call in calls) * 2 == len(calls)
+
+
+def test_only_a_cluster_of_one_s_own_is_struck_by_a_command() -> None:
+    with pytest.raises(BadSetting, match="name a cluster"):
+        asyncio.run(run_against("somewhere", seed=1, seconds=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--kinds", "kill,earthquake"], "earthquake"),
+        (["--strike", "true"], "name it with --cluster"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_the_way_out_told(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cordwood(["chaos", *arguments]) != 0
+    assert told in capsys.readouterr().err
+
+
+def test_a_clock_is_stepped_from_outside(tmp_path: Path) -> None:
+    directory = str(tmp_path / "node-1")
+    clock = SteppedClock(clock_path(directory))
+    before_us = clock.now_us()
+    step_clock(directory, -3_600_000_000)
+    assert -3_600_000_000 <= clock.now_us() - before_us < -3_590_000_000
+    step_clock(directory, 0)
+    assert 0 <= clock.now_us() - before_us < 60_000_000
