@@ -4,7 +4,8 @@
 all cores: the swarm (every seed another cluster, other clients, other faults), the demo's
 cluster, faults beyond what the copies survive (then every loss must be told exactly), the
 crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
-real cluster's nodes under load, and fuzzed input for every decoder. `--parts` chooses among
+real cluster's nodes under load, everything at once that this machine can do to such a cluster,
+and fuzzed input for every decoder. `--parts` chooses among
 them. Spark's parts (`prove_spark.py`) are left out of a proof of less than 15 minutes. The first
 three are `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many
 runs did not count, and, once the swarm's is a full one, a sweep that never reached one of the
@@ -23,8 +24,10 @@ import importlib.util
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -86,6 +89,11 @@ FAILOVER = "failover"
 STRIKES_MAX = 50
 """Kills and stops of a cluster's nodes in one proof; one takes three to ten seconds."""
 
+ORDEAL = "ordeal"
+
+ORDEAL_MINUTES_MIN = 0.1
+"""One strike at the least; the start and the end of a cluster take longer."""
+
 SPARK, SPARK42 = "spark", "spark42"
 
 PARTS = {
@@ -98,6 +106,7 @@ PARTS = {
         Part(KILLS, 0.1),
         Part(FUZZ, 0.1),
         Part(FAILOVER, 0.25),
+        Part(ORDEAL, 0.15),
         # A number of tests, which take what they take.
         Part(SPARK, 0.0),
         Part(SPARK42, 0.0),
@@ -210,6 +219,20 @@ def run_failover(command: str, seed: int, minutes: float) -> bool:
         "--seed", str(seed), "--no-bounds",
     ]  # fmt: skip
     return run_program(FAILOVER, [*shlex.split(command), *arguments], minutes)
+
+
+def run_ordeal(command: str, seed: int, minutes: float) -> bool:
+    """Do to a real cluster what this machine can; whether its clients saw no promise break.
+
+    What is left of one that failed (its history, what the nodes said) stays where it says.
+    """
+    below = tempfile.mkdtemp(prefix="cordwood-ordeal-")
+    least = max(minutes, ORDEAL_MINUTES_MIN)
+    arguments = ["chaos", "--minutes", f"{least:g}", "--seed", str(seed), "--dir", below]
+    is_clean = run_program(ORDEAL, [*shlex.split(command), *arguments], least)
+    if is_clean:
+        shutil.rmtree(below, ignore_errors=True)
+    return is_clean
 
 
 def run_fuzz(seed: int, minutes: float, workers: int) -> bool:
@@ -338,6 +361,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = run_fuzz(first, minutes, options.workers)
         elif part.name == FAILOVER:
             is_clean = run_failover(options.command, first, minutes)
+        elif part.name == ORDEAL:
+            is_clean = run_ordeal(options.command, first, minutes)
         elif part.name == SPARK:
             is_clean = run_spark(options.minutes, say)
         elif part.name == SPARK42:

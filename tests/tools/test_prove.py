@@ -93,6 +93,14 @@ def test_a_real_cluster_is_struck_and_not_judged_by_a_busy_machine_s_time(simula
     ]  # fmt: skip
 
 
+def test_all_that_can_be_done_to_a_real_cluster_is_and_nothing_is_left_of_it(simulator):
+    done = prove(simulator, "--parts", "ordeal", "--minutes", "0.5", "--first-seed", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [call] = calls(simulator)
+    assert call[:-1] == ["chaos", "--minutes", "0.5", "--seed", "7", "--dir"]
+    assert not Path(call[-1]).exists()
+
+
 def test_the_sweeps_after_one_that_failed_are_run_all_the_same(simulator):
     done = prove(simulator, *ALL, "--minutes", "0", "--first-seed", "12")
     assert any("--beyond" in call for call in calls(simulator))
