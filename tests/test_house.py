@@ -32,8 +32,9 @@ CLUSTER_URL = "cordwood://127.0.0.1:4440"
 
 
 def sources() -> list[Path]:
-    """Every module of the package, and those beside it."""
-    return sorted([*PACKAGE.rglob("*.py"), ROOT / "pyspark_cordwood.py"])
+    """Every module of the package, those beside it, and the benchmarks."""
+    beside = [ROOT / "pyspark_cordwood.py", *(ROOT / "benchmarks").rglob("*.py")]
+    return sorted([*PACKAGE.rglob("*.py"), *beside])
 
 
 def python(code: str) -> str:
@@ -134,6 +135,7 @@ class TestTheTree:
             "requirements-jre.lock",
             "requirements-connect.lock",
             "requirements-spark42.lock",
+            "benchmarks/peers/requirements.lock",
         ],
     )
     def test_the_locks_pin_by_hash_and_name_no_index(self, name):

@@ -69,9 +69,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help=f"of each append ({usual.seconds:g})")
     parser.add_argument("--repeat", type=int, help=f"the median counts ({usual.repeats})")
     parser.add_argument("--turns", type=int, help=f"how often each starts ({usual.turns})")
-    parser.add_argument("--dir", default=str(ROOT), help="whose disk is measured (the clone's)")
-    parser.add_argument("--out", type=Path, help="where page, chart and results go (docs, or "
-                        ".peers with --quick or --only)")  # fmt: skip
+    parser.add_argument(
+        "--dir",
+        type=os.path.abspath,
+        default=str(ROOT),
+        help="whose disk is measured (the clone's)",
+    )
+    parser.add_argument(
+        "--out", type=lambda text: Path(text).resolve(),
+        help="where page, chart and results go (docs, or .peers with --quick or --only)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print figures, an object each")
     parser.add_argument("--draw", action="store_true", help="only draw what was measured anew")
     return parser

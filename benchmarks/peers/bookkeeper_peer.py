@@ -76,7 +76,8 @@ class BookkeeperPeer(Peer):
                 running, "zookeeper",
                 ["java", *ZOOKEEPER_HEAP, "-Dzookeeper.admin.enableServer=false",
                  "-Dzookeeper.4lw.commands.whitelist=*", "-cp", path,
-                 "org.apache.zookeeper.server.quorum.QuorumPeerMain", _keeper(directory, zookeeper)],
+                 "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+                 _keeper(directory, zookeeper)],
                 directory,
             )  # fmt: skip
             await keeper.wait_port(zookeeper)

@@ -141,7 +141,11 @@ class CordwoodSession(Session):
         try:
             async with asyncio.timeout(load.seconds + TAIL_TIMEOUT_S), asyncio.TaskGroup() as tasks:
                 tasks.create_task(follow())
-                await stamped(lambda values: tasks.create_task(append(values)), load)
+
+                def offer(values: list[bytes]) -> None:
+                    tasks.create_task(append(values))
+
+                await stamped(offer, load)
         except TimeoutError:
             raise Unreachable("Cordwood did not send all records to the tail") from None
         finally:

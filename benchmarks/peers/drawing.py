@@ -21,7 +21,7 @@ DRAW_TIMEOUT_S = 120.0
 
 
 async def draw_charts(results: Path, out: Path) -> None:
-    """Draw the charts of saved results into a directory.
+    """Draw the charts of saved results into a directory; both paths are absolute.
 
     Raises:
         Unreachable: matplotlib could not be installed, or failed; the text quotes why.
@@ -38,6 +38,6 @@ async def draw_charts(results: Path, out: Path) -> None:
         )
         stamp.write_text(wanted)
     await run_tool(
-        [python, "-m", "benchmarks.peers.chart", str(results.resolve()), str(out.resolve())],
+        [python, "-m", "benchmarks.peers.chart", str(results), str(out)],
         DRAW_TIMEOUT_S, {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip

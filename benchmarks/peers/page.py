@@ -231,10 +231,10 @@ def _losses(results: Results, measured: Sequence[System]) -> str:
     for system in measured:
         if system.name == CORDWOOD:
             continue
-        lost = [told for name in system.cells if (told := _loss(results, system, name))]
+        lost = _lost_to(results, system)
         if lost:
             kind = f"{_copies(system)}, {'synced' if system.synced else 'not synced'}"
-            lines.append(f"- {system.title} ({kind}): {', '.join(lost)}.")
+            lines.append(f"- {system.title} ({kind}): {'; '.join(lost)}.")
     if results.system(CORDWOOD) not in measured:
         text = "Cordwood was not measured in this run.\n"
     elif lines:
@@ -244,22 +244,29 @@ def _losses(results: Results, measured: Sequence[System]) -> str:
     return "## Where Cordwood loses\n\n" + text
 
 
-def _loss(results: Results, system: System, name: str) -> str:
-    """One cell in words, "" if Cordwood is not behind in it."""
-    ratio = ratio_to_cordwood(results, system.name, name)
-    if ratio is None:
-        return ""
-    if name == TAIL_NAME:
-        return f"lag at the tail {ratio:.2f} times as long" if ratio > 1 else ""
-    if ratio >= 1:
-        return ""
-    words = name.replace("_in_flight", "").replace("catch_up", "catching up on")
-    words = words.replace("append_", "").replace("_", " ").replace("B ", "B × ", 1)
-    return (
-        f"{words} {_ratio(ratio)}"
-        if "catching" not in words
-        else (f"{name.replace('catch_up_', 'catching up on ')} {_ratio(ratio)}")
-    )
+def _lost_to(results: Results, system: System) -> list[str]:
+    """In words, each with its ratios, in the order of the tables."""
+
+    def ratio(name: str) -> float | None:
+        return ratio_to_cordwood(results, system.name, name)
+
+    lost = []
+    for size in SIZES:
+        behind = [
+            f"{each:.2f} with {in_flight:,}"
+            for in_flight in IN_FLIGHT
+            if (each := ratio(append_name(size, in_flight))) is not None and each < 1
+        ]
+        if behind:
+            lost.append(f"appends of {size_words(size)}: {', '.join(behind)} in flight")
+    for size in SIZES:
+        each = ratio(catch_up_name(size))
+        if each is not None and each < 1:
+            lost.append(f"catching up on {size_words(size)}: {each:.2f}")
+    lag = ratio(TAIL_NAME)
+    if lag is not None and lag > 1:
+        lost.append(f"lag at the tail: {lag:.2f} times as long")
+    return lost
 
 
 # ---- words ----

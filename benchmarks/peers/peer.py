@@ -107,10 +107,14 @@ class Peer(ABC):
         Raises:
             CordwoodError: it could not be had.
         """
+        return None
 
     @abstractmethod
     def running(self, directory: str) -> AbstractAsyncContextManager[RunningPeer]:
-        """Start its servers in a directory, and stop them at the end of the block.
+        """Start its servers, and stop them at the end of the block.
+
+        Args:
+            directory: an absolute path, of an empty directory for all they write.
 
         Raises:
             CordwoodError: they did not start.

@@ -6,7 +6,6 @@ Source: Redis protocol (RESP2); Redis documentation on persistence (`appendfsync
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -59,7 +58,7 @@ class RedisPeer(Peer):
             "--maxmemory-policy", "noeviction",
         ]  # fmt: skip
         async with servers() as running:
-            server = await start(running, "redis", command, os.path.abspath(directory))
+            server = await start(running, "redis", command, directory)
             await server.wait_port(port)
             yield _Running(port)
 

@@ -81,7 +81,7 @@ async def measure(
     """Run the plan and put what it gave into `results`, whose `systems` this makes.
 
     Args:
-        directory: on the disk that is measured.
+        directory: an absolute path, on the disk that is measured.
     Raises:
         OSError: the directory cannot be used.
     """
@@ -134,10 +134,10 @@ async def _turn(
                         running.session(variant) as session,
                     ):
                         await _variant(peer, session, system, plan, repeats, say)
-                except Exception as error:
+                except (CordwoodError, OSError, ExceptionGroup) as error:
                     system.skipped = _reason(error)
                     say(f"{system.name}: {system.skipped}")
-    except Exception as error:
+    except (CordwoodError, OSError, ExceptionGroup) as error:
         for system in systems:
             system.skipped = system.skipped or _reason(error)
         say(f"{peer.name}: {_reason(error)}")
@@ -149,7 +149,7 @@ def _reason(error: Exception) -> str:
     """The words of what a peer may do wrong; a fault of ours is raised again."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, CordwoodError | OSError | TimeoutError):
+    if isinstance(error, CordwoodError | OSError):
         return str(error) or type(error).__name__
     raise error
 

@@ -56,6 +56,9 @@ abstract class Driver {
     abstract void follow(Runnable ready, Consumer<ByteBuffer> take, Enough enough)
             throws Exception;
 
+    /** Make the log, which is fresh, into one for readers at the tail, if that is another. */
+    void expectTail() throws Exception {}
+
     abstract void close() throws Exception;
 
     /** Whether so many records have come, or it took too long. */
@@ -192,6 +195,7 @@ abstract class Driver {
 
     private String tail(int size, int batch, double tickS, int ticks, int ticksNotCounted)
             throws Exception {
+        expectTail();
         int count = batch * ticks;
         long[] lags = new long[count];
         Enough enough = new Enough(count, (long) (ticks * tickS) + TAIL_TIMEOUT_S);

@@ -29,28 +29,43 @@ final class BookKeeperDriver extends Driver {
     private static final long WAIT_MS = 1000;
 
     private final BookKeeper client;
+    private final BookKeeper tailClient;
     private final int ackQuorum;
     private LedgerHandle ledger;
 
     BookKeeperDriver(String zookeeper, int ackQuorum) throws Exception {
+        this.client = BookKeeper.forConfig(settings(zookeeper)).build();
+        // Tells readers what is confirmed where no next entry carries it to them.
+        this.tailClient = BookKeeper.forConfig(
+                settings(zookeeper).setExplictLacInterval(1)).build();
+        this.ackQuorum = ackQuorum;
+    }
+
+    private static ClientConfiguration settings(String zookeeper) {
         ClientConfiguration settings = new ClientConfiguration();
         settings.setMetadataServiceUri("zk+hierarchical://" + zookeeper + "/ledgers");
         settings.setAddEntryTimeout(30);
         settings.setReadEntryTimeout(30);
         settings.setThrottleValue(0);
-        // Tells readers what is confirmed when no next entry carries it to them.
-        settings.setExplictLacInterval(1);
-        this.client = BookKeeper.forConfig(settings).build();
-        this.ackQuorum = ackQuorum;
+        return settings;
     }
 
     @Override
     void fresh(String name) throws Exception {
+        replaceLedger(client);
+    }
+
+    @Override
+    void expectTail() throws Exception {
+        replaceLedger(tailClient);
+    }
+
+    private void replaceLedger(BookKeeper by) throws Exception {
         if (ledger != null) {
             ledger.close();
             client.deleteLedger(ledger.getId());
         }
-        ledger = client.createLedger(COPIES, COPIES, ackQuorum, DigestType.CRC32C, PASSWORD);
+        ledger = by.createLedger(COPIES, COPIES, ackQuorum, DigestType.CRC32C, PASSWORD);
     }
 
     @Override
@@ -135,6 +150,7 @@ final class BookKeeperDriver extends Driver {
 
     @Override
     void close() throws Exception {
+        tailClient.close();
         client.close();
     }
 
