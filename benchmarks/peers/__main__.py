@@ -43,6 +43,9 @@ QUICK = Plan(
     repeats=1, turns=1, seconds=0.3, bytes_max=64 * MIB, fill_bytes=32 * MIB, tail_seconds=0.5
 )
 
+UNFINISHED = KEPT / "unfinished.json"
+"""The results so far, after each peer; `--draw` takes it under its usual name."""
+
 FREE_BYTES_MIN = 12_000_000_000
 """A turn of the fastest system writes three copies of each append's `bytes_max`."""
 
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"peers: {error}", file=sys.stderr)
         return 1
     except (asyncio.CancelledError, KeyboardInterrupt):
-        print("peers: ended before it was done; nothing was saved", file=sys.stderr)
+        print(f"peers: ended before it was done; what there is: {UNFINISHED}", file=sys.stderr)
         return 130
 
 
@@ -69,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help=f"of each append ({usual.seconds:g})")
     parser.add_argument("--repeat", type=int, help=f"the median counts ({usual.repeats})")
     parser.add_argument("--turns", type=int, help=f"how often each starts ({usual.turns})")
+    parser.add_argument("--minutes", type=float, help=f"it may take ({usual.minutes:g})")
     parser.add_argument(
         "--dir",
         type=os.path.abspath,
@@ -130,9 +134,12 @@ async def _measure(options: argparse.Namespace) -> Results:
         repeats=plan.repeats, seconds=plan.seconds, bytes_max=plan.bytes_max,
     )  # fmt: skip
     began = perf_counter()
-    await measure(peers, plan, results, options.dir, lambda text: _say(
-        f"{perf_counter() - began:5.0f} s  {text}"
-    ))  # fmt: skip
+    await measure(
+        peers, plan, results, options.dir,
+        lambda text: _say(f"{perf_counter() - began:5.0f} s  {text}"),
+        lambda: results.save(UNFINISHED),
+    )  # fmt: skip
+    UNFINISHED.unlink(missing_ok=True)
     results.machine["load_after"] = round(os.getloadavg()[0], 2)
     results.machine["run_minutes"] = round((perf_counter() - began) / 60, 1)
     return results
@@ -142,10 +149,11 @@ def _plan(options: argparse.Namespace) -> Plan:
     plan = QUICK if options.quick else Plan()
     told = {
         "seconds": options.seconds, "repeats": options.repeat, "turns": options.turns,
+        "minutes": options.minutes,
     }  # fmt: skip
     plan = replace(plan, **{name: value for name, value in told.items() if value is not None})
-    if plan.seconds <= 0 or plan.repeats < 1 or plan.turns < 1:
-        raise BadSetting("--seconds is above 0, --repeat and --turns are at least 1")
+    if min(plan.seconds, plan.minutes) <= 0 or min(plan.repeats, plan.turns) < 1:
+        raise BadSetting("--seconds and --minutes are above 0, --repeat and --turns at least 1")
     return replace(plan, turns=min(plan.turns, plan.repeats))
 
 
@@ -165,7 +173,7 @@ def _chosen(only: str | None) -> list[Peer]:
 def _command(options: argparse.Namespace) -> str:
     """What was run, without the places of one machine."""
     words = ["python", "-m", "benchmarks.peers"]
-    for name in ("only", "seconds", "repeat", "turns"):
+    for name in ("only", "seconds", "repeat", "turns", "minutes"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name}", str(value)]
     return shlex.join(words + (["--quick"] if options.quick else []))

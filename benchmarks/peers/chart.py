@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.ticker import EngFormatter
 
 from benchmarks.peers.results import (
     CORDWOOD,
@@ -39,7 +40,9 @@ def draw(results: Results, out: Path) -> list[Path]:
     """Write `benchmarks.svg` and `benchmarks.png` into a directory; their paths."""
     matplotlib.use("agg")
     # The same results give the same bytes, so that a page drawn anew shows no change.
-    matplotlib.rcParams.update({"svg.hashsalt": "cordwood", "font.size": 9, "hatch.linewidth": 0.6})
+    matplotlib.rcParams.update(
+        {"svg.hashsalt": "cordwood", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.6}
+    )
     from matplotlib import pyplot
 
     measured = [system for system in results.systems if system.cells]
@@ -54,7 +57,7 @@ def draw(results: Results, out: Path) -> list[Path]:
     machine = results.machine
     figure.suptitle(
         f"Cordwood beside its peers: {machine['cores']} cores, medians of {results.repeats}, "
-        f"{results.made}, load before {machine['load_before']}. Solid: synced before the ack."
+        f"{results.made}, load before it {machine['load_before']}. Solid: synced before the ack."
     )
     paths = [out / "benchmarks.svg", out / "benchmarks.png"]
     figure.savefig(paths[0], metadata={"Date": None})
@@ -91,6 +94,8 @@ def _catch_up(axis: Any, measured: list[System], size: int) -> None:
     name = catch_up_name(size)
     _bars(axis, [(each, each.cells[name].value) for each in measured if name in each.cells])
     axis.set(title=f"Catching up, {size_words(size)}", xlabel="records/s")
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.locator_params(axis="x", nbins=5)
 
 
 def _lag(axis: Any, measured: list[System]) -> None:
@@ -103,8 +108,8 @@ def _lag(axis: Any, measured: list[System]) -> None:
     for at, (system, _) in enumerate(shown):
         axis.plot([system.cells[TAIL_NAME].value], [at], "k|", markersize=9)
     axis.set(
-        title=f"Lag at the tail, p99 (mark: p50), {size_words(TAIL_SIZE)}, {TAIL_RATE:,}/s",
-        xlabel="ms", xscale="log",
+        title=f"Lag at the tail, {size_words(TAIL_SIZE)}, {TAIL_RATE:,}/s",
+        xlabel="ms at p99 (mark: p50)", xscale="log",
     )  # fmt: skip
 
 

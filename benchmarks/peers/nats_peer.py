@@ -41,16 +41,17 @@ CLIENT = (
     "raw protocol on uvloop, a PUB for each record with a reply for its ack; reads by pull "
     "consumer without acks (nats-py's own publish is several times slower)"
 )
+NOTES = "newer servers can sync before the ack (`sync_interval: always`), 2.9 of Debian cannot"
 
 R1 = Variant(
     "nats_r1", "NATS JetStream R1", servers=1, copies=1, synced=False,
     durability="written to the file by 1 server, in its page cache; synced every 2 minutes",
-    client=CLIENT, notes="one copy",
+    client=CLIENT, notes=f"one copy; {NOTES}",
 )  # fmt: skip
 R3 = Variant(
     "nats_r3", "NATS JetStream R3", servers=3, copies=3, synced=False,
     durability="in the page caches of a majority (2 of 3); synced every 2 minutes",
-    client=CLIENT,
+    client=CLIENT, notes=NOTES,
 )  # fmt: skip
 
 

@@ -114,8 +114,9 @@ def _machine(results: Results) -> str:
     lines = [
         f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB, "
         f"{machine['system']}, {machine['file_system']}, CPython {machine['python']}. Medians of "
-        f"{results.repeats} runs of {results.seconds:g} s (or {results.bytes_max >> 20} MiB, if "
-        "that is sooner); ratios are Cordwood over the peer, the median of the repeats' own."
+        f"{results.repeats} run{'s' * (results.repeats > 1)} of {results.seconds:g} s (or "
+        f"{results.bytes_max >> 20} MiB, if that is sooner); ratios are Cordwood over the peer, "
+        "the median of the repeats' own."
     ]
     if probes:
         syncs = [each["syncs_per_s"] for each in probes]
@@ -145,6 +146,12 @@ def _acks(results: Results) -> str:
     head = ("System", "Version", "Servers", "Copies", "Synced", "An ack means", "Client and notes")
     text = "## What an ack means\n\n" + _table(head, rows)
     for system in results.systems:
+        fewest = min((len(cell.values) for cell in system.cells.values()), default=0)
+        if not system.skipped and fewest < results.repeats:
+            text += (
+                f"\n{system.title} was too slow for its share of the run: medians of {fewest} "
+                "where fewest.\n"
+            )
         if system.skipped:
             what = "was measured in part" if system.cells else "was not measured"
             text += f"\n{system.title} {what}: {_one_line(system.skipped)}\n"
@@ -164,7 +171,7 @@ def _appends(results: Results, measured: Sequence[System], size: int) -> str:
         f"## Appends of {size_words(size)}\n\n"
         f"{'MB/s' if _in_bytes(size) else 'Records/s'} (p50 / p99 ms from sending to ack).\n\n"
         + _table(head, rates)
-        + "\nCordwood over the peer:\n\n"
+        + "\nCordwood over the peer, bold where the peer has more:\n\n"
         + _table(head, _ratio_rows(results, measured, names))
     )
 
@@ -180,7 +187,7 @@ def _catch_up(results: Results, measured: Sequence[System]) -> str:
         "## Catching up\n\nOne reader, from the oldest record to the newest, records/s (MB/s); "
         "each record becomes an object of the client's language.\n\n"
         + _table(head, rows)
-        + "\nCordwood over the peer:\n\n"
+        + "\nCordwood over the peer, bold where the peer has more:\n\n"
         + _table(head, _ratio_rows(results, measured, names))
     )
 

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from time import perf_counter
 
 from benchmarks.peers.machine import probe
 from benchmarks.peers.peer import Peer, Session, Variant
@@ -41,6 +42,9 @@ WARM_UP_IN_FLIGHT = 64
 WARM_UP_SIZES = (100, 1024)
 TAIL_WARM_UP_S = 0.5
 
+APPENDS_SHARE = 0.6
+"""Of a system's share of the time; the reads take a third as long, and starting it some."""
+
 VARIANT_TIMEOUT_S = 900.0
 """Of one turn of one variant; every call within has a shorter deadline of its own."""
 
@@ -58,6 +62,7 @@ class Plan:
         bytes_max: of each append, which bounds the disk.
         fill_bytes: appended to be read.
         tail_seconds: of records offered at the tail, after TAIL_WARM_UP_S.
+        minutes: that the run may take; a system that is too slow for its share has fewer repeats.
         sizes, in_flight: of records; of appends.
     """
 
@@ -67,6 +72,7 @@ class Plan:
     bytes_max: int = 256 * MIB
     fill_bytes: int = 128 * MIB
     tail_seconds: float = 1.5
+    minutes: float = 25.0
     sizes: Sequence[int] = SIZES
     in_flight: Sequence[int] = IN_FLIGHT
 
@@ -76,12 +82,18 @@ class Plan:
 
 
 async def measure(
-    peers: Sequence[Peer], plan: Plan, results: Results, directory: str, say: Say
+    peers: Sequence[Peer],
+    plan: Plan,
+    results: Results,
+    directory: str,
+    say: Say,
+    keep: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the plan and put what it gave into `results`, whose `systems` this makes.
 
     Args:
         directory: an absolute path, on the disk that is measured.
+        keep: called whenever a peer has had its turn.
     Raises:
         OSError: the directory cannot be used.
     """
@@ -94,10 +106,13 @@ async def measure(
             say(f"{peer.name}: skipped: {why}")
         else:
             ready.append(peer)
+    variants = max(1, sum(len(peer.variants) for peer in ready))
     for turn in range(plan.turns):
         for number, peer in enumerate(ready, 1):
             say(f"turn {turn + 1} of {plan.turns}, {number} of {len(ready)}: {peer.name} starts")
-            await _turn(peer, plan, plan.repeats_of(turn), results, directory, say)
+            share_s = plan.minutes * 60 / plan.turns / variants
+            await _turn(peer, plan, plan.repeats_of(turn), share_s, results, directory, say)
+            keep()
 
 
 async def _prepare(peer: Peer, say: Say) -> str:
@@ -119,8 +134,9 @@ def _system(variant: Variant, version: str, skipped: str) -> System:
 
 
 async def _turn(
-    peer: Peer, plan: Plan, repeats: int, results: Results, directory: str, say: Say
-) -> None:
+    peer: Peer, plan: Plan, repeats: int, share_s: float, results: Results, directory: str,
+    say: Say,
+) -> None:  # fmt: skip
     below = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
     reading = asdict(await asyncio.to_thread(probe, below))
     systems = [system for each in peer.variants if (system := results.system(each.name))]
@@ -133,7 +149,7 @@ async def _turn(
                         asyncio.timeout(VARIANT_TIMEOUT_S),
                         running.session(variant) as session,
                     ):
-                        await _variant(peer, session, system, plan, repeats, say)
+                        await _variant(peer, session, system, plan, repeats, share_s, say)
                 except (CordwoodError, OSError, ExceptionGroup) as error:
                     system.skipped = _reason(error)
                     say(f"{system.name}: {system.skipped}")
@@ -155,12 +171,18 @@ def _reason(error: Exception) -> str:
 
 
 async def _variant(
-    peer: Peer, session: Session, system: System, plan: Plan, repeats: int, say: Say
-) -> None:
+    peer: Peer, session: Session, system: System, plan: Plan, repeats: int, share_s: float,
+    say: Say,
+) -> None:  # fmt: skip
+    began = perf_counter()
     for size in WARM_UP_SIZES:
         seconds = peer.warm_up_s / len(WARM_UP_SIZES)
         await session.append(AppendLoad(size, WARM_UP_IN_FLIGHT, seconds, plan.bytes_max))
     for repeat in range(repeats):
+        if repeat and perf_counter() - began > share_s * APPENDS_SHARE:
+            say(f"{system.name}: too slow for {repeats} repeats in {share_s:.0f} s")
+            repeats = repeat
+            break
         for size in plan.sizes:
             await session.fresh()
             for in_flight in plan.in_flight:

@@ -111,6 +111,11 @@ class TestPage:
         half = replace(system("redis", **{APPEND: [1.0]}), skipped="it ended")
         assert "Redis was measured in part: it ended" in page(results(ours(), half))
 
+    def test_a_system_with_fewer_repeats_is_named(self) -> None:
+        text = page(results(ours(**{APPEND: [1.0] * 5}), system("kafka", **{APPEND: [1.0] * 3})))
+        assert "Kafka was too slow for its share of the run: medians of 3 where" in text
+        assert "Cordwood was too slow" not in text
+
     def test_an_ack_that_is_not_synced_stands_out(self) -> None:
         text = page(results(ours(), system("kafka", synced=False)))
         assert "| Kafka | 1.2 | 3 | 3 | **no** | on the disk |" in text

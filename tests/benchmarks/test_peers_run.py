@@ -21,7 +21,13 @@ from cordwood.bench.nats import find_nats
 from cordwood.errors import BadSetting, Unreachable
 
 TINY = Plan(
-    repeats=1, turns=1, seconds=0.05, bytes_max=1 << 20, fill_bytes=1 << 19, tail_seconds=0.1
+    repeats=2,
+    turns=1,
+    minutes=0.001,
+    seconds=0.05,
+    bytes_max=1 << 20,
+    fill_bytes=1 << 19,
+    tail_seconds=0.1,
 )
 
 
@@ -37,7 +43,7 @@ def run(results: Results, directory: Path, *peers: CordwoodPeer | NatsPeer) -> l
 
 
 @pytest.mark.real
-def test_a_tiny_run(
+def test_a_tiny_run_that_has_no_time_for_a_second_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require: Callable[[str, str], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -66,6 +72,7 @@ def test_a_tiny_run(
     assert all(each["ratio"] > 0 for each in told)
     page = (out / "benchmarks.md").read_text()
     assert "a short run" in page
+    assert "Cordwood was too slow for its share of the run: medians of 1 where" in page
     assert "NATS JetStream R1" in page
     assert "benchmarks.svg" not in page, "there is no chart to show"
 
@@ -123,7 +130,9 @@ def test_cordwood_says_what_its_ack_means() -> None:
     assert CORDWOOD.copies == CORDWOOD.servers == 3
 
 
-@pytest.mark.parametrize("words", [["--repeat", "0"], ["--seconds", "0"], ["--only", "x"]])
+@pytest.mark.parametrize(
+    "words", [["--repeat", "0"], ["--seconds", "0"], ["--minutes", "0"], ["--only", "x"]]
+)
 def test_a_wrong_setting_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(words) == 1
     assert "peers: " in capsys.readouterr().err

@@ -65,6 +65,8 @@ abstract class Driver {
     static final class Enough {
         private final long count;
         private final long until;
+        private long began = System.nanoTime();
+        private long ended;
         long taken;
 
         Enough(long count, long timeoutS) {
@@ -74,6 +76,7 @@ abstract class Driver {
 
         boolean is() throws TimeoutException {
             if (taken >= count) {
+                ended = System.nanoTime();
                 return true;
             }
             if (System.nanoTime() > until) {
@@ -84,6 +87,15 @@ abstract class Driver {
 
         long left() {
             return count - taken;
+        }
+
+        /** The reader is open: what comes from here on is what is timed. */
+        void begin() {
+            began = System.nanoTime();
+        }
+
+        double seconds() {
+            return (ended - began) / 1e9;
         }
     }
 
@@ -184,13 +196,12 @@ abstract class Driver {
 
     private String readAll(long count) throws Exception {
         Enough enough = new Enough(count, READ_TIMEOUT_S);
-        long began = System.nanoTime();
         read(value -> {
             byte[] copy = new byte[value.remaining()];
             value.get(copy);
             enough.taken++;
         }, enough);
-        return String.format(Locale.ROOT, "%.6f", (System.nanoTime() - began) / 1e9);
+        return String.format(Locale.ROOT, "%.6f", enough.seconds());
     }
 
     private String tail(int size, int batch, double tickS, int ticks, int ticksNotCounted)

@@ -80,6 +80,7 @@ final class BookKeeperDriver extends Driver {
         LedgerHandle reader = client.openLedgerNoRecovery(
                 ledger.getId(), DigestType.CRC32C, PASSWORD);
         try {
+            enough.begin();
             long size = Math.max(1, ledger.getLength() / Math.max(1, left));
             int run = (int) Math.max(1, Math.min(READ_ENTRIES, READ_BYTES / size));
             ArrayDeque<CompletableFuture<Enumeration<LedgerEntry>>> waiting = new ArrayDeque<>();
@@ -96,7 +97,9 @@ final class BookKeeperDriver extends Driver {
                     take.accept(ByteBuffer.wrap(some.nextElement().getEntry()));
                 }
             }
-            enough.is();
+            if (!enough.is()) {
+                throw new IllegalStateException(enough.left() + " entries are not there");
+            }
         } finally {
             reader.close();
         }

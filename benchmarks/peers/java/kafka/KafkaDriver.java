@@ -86,6 +86,8 @@ final class KafkaDriver extends Driver {
     @Override
     void read(Consumer<ByteBuffer> take, Enough enough) throws Exception {
         try (KafkaConsumer<ByteBuffer, ByteBuffer> consumer = consumer()) {
+            consumer.position(new TopicPartition(topic, 0), Duration.ofSeconds(CALL_TIMEOUT_S));
+            enough.begin();
             while (!enough.is()) {
                 for (ConsumerRecord<ByteBuffer, ByteBuffer> each : consumer.poll(POLL)) {
                     take.accept(each.value());
