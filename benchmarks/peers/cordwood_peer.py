@@ -28,6 +28,7 @@ from cordwood.block import Record
 from cordwood.client.store import Store
 from cordwood.errors import Unreachable
 from cordwood.local_cluster import ClusterShape, local_cluster
+from cordwood.lsn import Lsn
 
 NODES = 3
 
@@ -123,6 +124,8 @@ class CordwoodSession(Session):
 
     async def tail(self, load: TailLoad) -> Lag:
         lags: list[float] = []
+        log = await self._store.open_log(self._log)
+        answers: list[asyncio.Future[Lsn]] = []
         stream = await self._reading.read(self._log, "tail", None)
 
         async def follow() -> None:
@@ -135,17 +138,15 @@ class CordwoodSession(Session):
                         left -= 1
                         lags.append(now - TIME.unpack_from(item.value)[0])
 
-        async def append(values: list[bytes]) -> None:
-            await self._store.append_many(self._log, values)
-
         try:
             async with asyncio.timeout(load.seconds + TAIL_TIMEOUT_S), asyncio.TaskGroup() as tasks:
                 tasks.create_task(follow())
 
                 def offer(values: list[bytes]) -> None:
-                    tasks.create_task(append(values))
+                    answers.extend(map(log.append_nowait, values))
 
                 await stamped(offer, load)
+                await asyncio.gather(*answers)
         except TimeoutError:
             raise Unreachable("Cordwood did not send all records to the tail") from None
         finally:
