@@ -143,6 +143,7 @@ abstract class Driver {
         new Random(7).nextBytes(value);
         Semaphore window = new Semaphore(inFlight);
         AtomicReference<Throwable> failure = new AtomicReference<>();
+        AtomicInteger slots = new AtomicInteger();
         AtomicInteger answered = new AtomicInteger();
         long[] latencies = new long[(int) Math.min(recordsMax, 4_000_000)];
         long began = System.nanoTime();
@@ -162,7 +163,9 @@ abstract class Driver {
                     if (why != null) {
                         failure.compareAndSet(null, why);
                     }
-                    latencies[answered.getAndIncrement()] = System.nanoTime() - at;
+                    latencies[slots.getAndIncrement()] = System.nanoTime() - at;
+                    // Last, so that who sees all answered sees all latencies too.
+                    answered.incrementAndGet();
                     window.release();
                 });
                 sent++;
