@@ -30,13 +30,13 @@ def read_nodesets(packed: bytes) -> list[EpochNodes]:
     """What a node kept; empty for nothing.
 
     Raises:
-        Malformed: it is none of ours.
+        Malformed: it is none of ours, nested too deep, or a name in it is no UTF-8.
     """
     if not packed:
         return []
     try:
         return _decoder.decode(packed)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"a log's nodesets cannot be read: {error}") from error
 
 

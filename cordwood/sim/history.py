@@ -152,9 +152,7 @@ def from_jsonl(data: bytes) -> tuple[Event, ...]:
 def _decode(number: int, line: bytes) -> Event:
     try:
         return _DECODER.decode(line)
-    except msgspec.DecodeError as error:
-        raise Malformed(f"line {number}: {error}") from error
-    except UnicodeDecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"line {number}: {error}") from error
 
 

@@ -280,7 +280,7 @@ def _assigned(value: str) -> list[str]:
     wrong = BadSetting(f"assign is {value!r}; it takes {OPTIONS['assign']}")
     try:
         logs = json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, a nest
         raise wrong from None
     if not isinstance(logs, list) or not logs:
         raise wrong

@@ -149,7 +149,7 @@ def parse_times(option: str, text: str, default: Edge) -> Places:
         return Places(At(int(told) * 1000))
     try:
         entries = json.loads(told)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         raise wrong from None
     if not isinstance(entries, dict):
         raise wrong

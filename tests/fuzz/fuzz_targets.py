@@ -113,7 +113,7 @@ def append(data: bytes) -> None:
     entries = waves.read_append(memoryview(data))
     again = [waves.append_head(len(entries))]
     for entry in entries:
-        again += (waves.append_entry(entry), bytes(entry.body))
+        again += (waves.append_entry(entry), *map(bytes, entry.bodies))
     assert b"".join(again) == data
 
 
@@ -182,6 +182,7 @@ def stored(data: bytes) -> None:
     """A STORED payload."""
     wave, refusals = waves.read_stored(memoryview(data))
     assert waves.read_stored(memoryview(waves.pack_stored(wave, refusals))) == (wave, refusals)
+    assert waves.stored_room(memoryview(data)) >= 0
 
 
 @target
@@ -401,9 +402,13 @@ def spark_options(data: bytes) -> None:
 @target
 def spark_places(data: bytes) -> None:
     """Offsets and times of the Spark source."""
-    for parse in (parse_places, parse_times):
+    for parse, option in (
+        (parse_places, "startingOffsets"),
+        (parse_times, "startingTimestamp"),
+        (parse_times, "startingOffsetsByTimestamp"),
+    ):
         with suppress(CordwoodError):
-            parse("startingOffsets", _text(data), "earliest")
+            parse(option, _text(data), "earliest")
 
 
 @target

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
+import fuzz_more  # noqa: F401 (it adds to TARGETS)
 import pytest
+from decoders_found import decoders, reached
 from fuzz_node import FuzzedNode, frames_of
 from fuzz_run import CANARY, CORPUS, NODE, corpus, names
 from fuzz_targets import DECODERS, TARGETS
 
-from cordwood.errors import CordwoodError, Malformed
+from cordwood.errors import BadSetting, CordwoodError, Malformed
+from cordwood.layout.nodesets import read_nodesets
 from cordwood.metadata.epoch_store import _decode
+from cordwood.sim.history import from_jsonl
+from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.options import parse_options
+from cordwood.spark.places import parse_times
 
 
 def test_every_target_has_a_corpus_and_every_corpus_a_target() -> None:
@@ -39,6 +47,68 @@ def test_a_target_lets_through_what_is_not_ours(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("fuzz_targets.read_gossip", broken)
     with pytest.raises(ValueError, match="not ours"):
         TARGETS["gossip"](b"")
+
+
+NOT_FUZZED = {
+    ("layout/block_header.py", "peek_first_last"): "reads what was checked before",
+    ("layout/block_header.py", "peek_stored_bytes"): "reads what was checked before",
+    ("layout/waves.py", "store_blocks"): "reads what the same process packed",
+    ("local_cluster.py", "_read_or_make_shape"): "opens a file; `identity` has what it reads",
+    ("metadata/log_numbers.py", "_take_for"): "a call; `records_of_metadata` has what it reads",
+    ("metadata/log_numbers.py", "decide"): "a call; `records_of_metadata` has what it reads",
+    ("node_process.py", "main"): "only says which encoding a log line has",
+    ("quorum/sequencer_placement.py", "_score"): "a hash as a number",
+    ("spark/idempotent.py", "producer_id"): "a hash as a number",
+    ("spark/jobs/backfill.py", "backfill"): "what the same job wrote, through Spark",
+    ("spark/jobs/delta_table.py", "last_offset"): "needs a Delta table: tests/spark",
+    ("spark/jobs/iceberg_table.py", "last_offset"): "needs an Iceberg table: tests/spark",
+    ("spark/jobs/json_columns.py", "_object"): "a record's own JSON in the user's job: tests/spark",
+    ("spark/jobs/land.py", "_known_columns"): "needs a landing under way: tests/spark",
+    ("spark/jobs/landing.py", "_check_same"): "needs a landing: tests/spark",
+    ("spark/jobs/parquet_table.py", "_read"): "needs a Parquet table: tests/spark",
+    ("storage/data_directory.py", "_check_newest"): "opens files; `identity` has what it reads",
+}
+"""Why a function that decodes has no target of its own."""
+
+
+def test_every_decoder_of_the_code_is_reached_by_a_corpus() -> None:
+    def run() -> None:
+        for name in sorted(TARGETS):
+            for data in corpus(name):
+                TARGETS[name](data)
+
+    found, by_some = decoders(), reached(run)
+    assert len(found) > 100, "the search for decoders finds them"
+    left = {place for place in found if place not in by_some}
+    assert sorted(left) == sorted(NOT_FUZZED), "give a new decoder a target in tests/fuzz"
+
+
+def test_text_of_too_many_digits_or_brackets_is_refused_and_no_more() -> None:
+    servers = {"cordwood.bootstrap.servers": "h:1"}
+    for text in ("[" * 5000, "[" + "1" * 5000 + "]"):
+        with pytest.raises(BadSetting):
+            parse_options({**servers, "assign": text})
+    for text in ("[" * 5000, '{"/a":' + "1" * 5000 + "}"):
+        with pytest.raises(BadSetting):
+            parse_times("startingOffsetsByTimestamp", text, "earliest")
+    with pytest.raises(Malformed, match="line 1"):
+        from_jsonl(b'{"event":' + b"[" * 5000 + b"\n")
+
+
+def test_nodesets_that_nest_too_deep_or_are_no_text_are_refused() -> None:
+    for packed in (b"\x91\x82\xa1x" + b"\x91" * 100_000, corpus("nodesets")[-1]):
+        with pytest.raises(Malformed, match="nodesets cannot be read"):
+            read_nodesets(packed)
+
+
+def test_a_checkpoint_that_nests_too_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text("[" * 5000)
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_text("[" * 5000)
+    with pytest.raises(BadSetting, match="which query"):
+        Checkpoint(tmp_path).query()
+    with pytest.raises(BadSetting, match="what batch 0 reads"):
+        Checkpoint(tmp_path).end_of(0)
 
 
 @pytest.fixture

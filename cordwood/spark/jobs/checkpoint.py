@@ -37,7 +37,7 @@ class Checkpoint:
         path = self.directory / "metadata"
         try:
             return str(json.loads(path.read_text())["id"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadSetting(f"{path} does not say which query it is of ({error})") from error
 
     def end_of(self, batch: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Checkpoint:
             # A version, the batch's metadata, then an offset a source.
             lines = path.read_text().splitlines()
             offset = json.loads(lines[-1])
-        except (OSError, ValueError, IndexError) as error:
+        except (OSError, ValueError, IndexError, RecursionError) as error:
             raise BadSetting(f"{path} does not say what batch {batch} reads ({error})") from error
         if not isinstance(offset, dict) or "logs" not in offset:
             raise BadSetting(f"{path} holds no offset of Cordwood's: {lines[-1][:200]}")

@@ -1,0 +1,238 @@
+"""What is fuzzed beside `fuzz_targets`: rows, files and options that came later.
+
+Source: reliability digest §1, §7.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+from fuzz_targets import target
+
+from cordwood.block import BlockHeader, BlockKind, Codec
+from cordwood.client.position_calls import to_lsn
+from cordwood.client.staging import StagedRef
+from cordwood.errors import CordwoodError
+from cordwood.layout import logs_db, staged, wal_block, wal_run
+from cordwood.layout.append_group import pack_group, read_group
+from cordwood.layout.arrow import COLUMNS, COLUMNS_ON_REQUEST, body_to_batch
+from cordwood.layout.body import parse_body
+from cordwood.layout.frame import FrameParser, frame
+from cordwood.layout.json_text import read_json
+from cordwood.layout.nodesets import pack_nodesets, read_nodesets
+from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
+from cordwood.local_cluster import ClusterShape
+from cordwood.metadata import lease, log_numbers, publications
+from cordwood.spark.java import parse_java_version
+from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.sink_options import parse_sink_options
+from cordwood.storage.data_directory import Incarnations
+from cordwood.storage.identity import Identity, check_identity
+from cordwood.write_budget import parse_budget
+
+_SALT = 7
+"""Of the WAL that records are looked for in."""
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+@target
+def pieces(data: bytes) -> None:
+    """A frame that comes in steps, put in place as it comes; bytes say its kind and the step."""
+    if len(data) < 2:
+        return
+    parser = FrameParser()
+    parser.greeted = True
+    payload, step = data[2:], 1 + data[1]
+    wire = b"".join(map(bytes, frame(data[0], 1, payload)))
+    got, at = [], 0
+    while at < len(wire):
+        room = parser.receive_into()
+        if room is None:
+            got += parser.feed(wire[at : at + step])
+            at += step
+            continue
+        count = min(step, len(room), len(wire) - at)
+        room[:count] = wire[at : at + count]
+        got += parser.placed(count)
+        at += count
+    for each in got:
+        assert bytes(each.payload) == payload
+
+
+@target
+def nodesets(data: bytes) -> None:
+    """A log's nodesets, as a node keeps them."""
+    found = read_nodesets(data)
+    assert read_nodesets(pack_nodesets(found)) == found
+    for each in found:
+        with suppress(CordwoodError):
+            each.replication.copies  # noqa: B018
+
+
+@target
+def staging(data: bytes) -> None:
+    """STAGE, PIN and UNSTAGE records and a staged block's row: a byte says which."""
+    which, rest = data[:1], memoryview(data[1:])
+    if which == b"S":
+        stage = staged.read_stage(rest)
+        again = staged.pack_stage_head(stage.head) + bytes(stage.body)
+        assert staged.read_stage(memoryview(again)) == stage
+    elif which == b"P":
+        pin = staged.read_pin(rest)
+        assert staged.read_pin(memoryview(staged.pack_pin(pin))) == pin
+    elif which == b"R":
+        row = staged.read_row(bytes(rest))
+        assert staged.read_row(staged.pack_row(*row)) == row
+    else:
+        gone = staged.read_unstage(rest)
+        assert staged.pack_unstage(gone) == rest
+
+
+@target
+def groups(data: bytes) -> None:
+    """A group of an APPEND frame."""
+    parts, stop = read_group(memoryview(data), 0)
+    again = pack_group(parts) + b"".join(bytes(part.body) for part in parts)
+    assert again == data[:stop]
+
+
+@target
+def scrub_rows(data: bytes) -> None:
+    """What scrubbing keeps, and what else LogsDB has in rows of its own: a byte says which."""
+    which, rest = data[:1], data[1:]
+    if which == b"p":
+        read_progress(rest)
+    elif which == b"d":
+        assert damage_key(read_damage_key(rest)) == b"x" + rest[1:]
+    elif which == b"w":
+        read_why(rest).encode()
+    elif which == b"l":
+        assert logs_db.pack_lost(logs_db.read_lost(rest)) == rest
+    else:
+        logs_db.read_place(rest)
+
+
+@target
+def wal_runs(data: bytes) -> None:
+    """Records back to back, as a start reads them; the CRC of each header is put right first."""
+    size = wal_block.WAL_RECORD_HEADER_BYTES
+    whole = bytearray(data)
+    for at in wal_run.data_starts(memoryview(bytes(whole)), 0, 0):
+        summed = bytes(whole[at : at + size - 4])
+        whole[at + size - 4 : at + size] = struct.pack("<I", crc32c(summed, _SALT))
+    view = memoryview(bytes(whole))
+    starts = np.array(wal_run.data_starts(view, 0, 0), np.int64)
+    if not len(starts):
+        return
+    headers, intact = wal_run.RunReader(_SALT).headers(view, starts)
+    one_by_one = [wal_block.unpack_wal_record(view, at, _SALT) for at in starts.tolist()]
+    assert all(found is not None for found in one_by_one[:intact])
+    good = starts[:intact] + size
+    stops = good + headers["length"][:intact].astype(np.int64)
+    wal_run.intact_bodies(view, good, stops, headers["body_crc"][:intact])
+
+
+_HEADER = BlockHeader(
+    log=1, first=1 << 32, count=1, kind=BlockKind.DATA, codec=Codec.NONE, append_time_us=1
+)
+
+
+@target
+def arrow(data: bytes) -> None:
+    """A body as Arrow columns; what a JVM is handed must be valid to the last byte."""
+    found = parse_body(data)
+    header = replace(_HEADER, count=found.count)
+    batch = body_to_batch(header, found, "/a", columns=(*COLUMNS, *COLUMNS_ON_REQUEST))
+    batch.validate(full=True)
+    assert batch.num_rows == found.count
+
+
+@target
+def records_of_metadata(data: bytes) -> None:
+    """Values of the metadata store beside `metadata`: every decoder is tried."""
+    decoders: tuple[Callable[[], object], ...] = (
+        lambda: publications._decode("q", data),
+        lambda: lease._decode("/lease", data),
+        lambda: read_json(data, log_numbers._Counter, "the counter of logs"),
+    )
+    for decode in decoders:
+        with suppress(CordwoodError):
+            decode()
+
+
+@target
+def identity(data: bytes) -> None:
+    """The files by which a directory is known: every decoder is tried."""
+    for kind in (Incarnations, ClusterShape):
+        with suppress(CordwoodError):
+            read_json(data, kind, "a file")
+    check_identity(data, Identity("a", 1, 4096), "identity")
+
+
+@target
+def sink_options(data: bytes) -> None:
+    """Options of the Spark sink, `name=value` a line."""
+    parse_sink_options(dict(line.partition("=")[::2] for line in _text(data).splitlines()))
+
+
+@target
+def short_text(data: bytes) -> None:
+    """A write budget and what `java -version` prints."""
+    with suppress(CordwoodError):
+        parse_budget(_text(data))
+    parse_java_version(_text(data))
+
+
+@target
+def staged_refs(data: bytes) -> None:
+    """What refers to something staged, which Spark's tasks hand over as JSON."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    found = StagedRef.from_json(value)
+    assert StagedRef.from_json(msgspec.json.decode(msgspec.json.encode(found.to_json()))) == found
+
+
+@target
+def checkpoints(data: bytes) -> None:
+    """Spark's checkpoint of a query: its `metadata`, and what a batch reads."""
+    folder = _checkpoint_folder()
+    for file in ("metadata", "offsets/0"):
+        (folder / file).write_bytes(data)
+    checkpoint = Checkpoint(folder)
+    for read in (checkpoint.query, lambda: checkpoint.end_of(0)):
+        with suppress(CordwoodError):
+            read()
+
+
+@cache
+def _checkpoint_folder() -> Path:
+    kept = TemporaryDirectory(prefix="cordwood-fuzz-")
+    atexit.register(kept.cleanup)
+    folder = Path(kept.name)
+    (folder / "offsets").mkdir()
+    return folder
+
+
+@target
+def positions(data: bytes) -> None:
+    """A position that a caller of another process names, as a number or as text."""
+    text = _text(data)
+    with suppress(CordwoodError):
+        to_lsn(text)
+    to_lsn(int.from_bytes(data, "little", signed=True))
