@@ -9,7 +9,8 @@
 Each target runs in a process of its own, from `corpus/NAME.hex` and a seed. What breaks a
 target is printed as a line for that file: put there, `make test` runs it for ever. `--keep`
 adds what reached new lines, the smallest inputs that reach all of them. Memory is bounded
-too: a decoder that allocates what a length in its input claims ends as a MemoryError.
+too: one input of many is measured, and a decoder that allocates what a length in its input
+claims ends as a MemoryError.
 
 Source: reliability digest §1 (fuzzing by budget, a corpus that is kept).
 """
@@ -17,6 +18,7 @@ Source: reliability digest §1 (fuzzing by budget, a corpus that is kept).
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import resource
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,6 +46,16 @@ read, is not. Longer ones are slower and find the same."""
 MEMORY_SLACK_BYTES = 512 << 20
 """Above what a process has when it begins to fuzz: an inflated body is 64 KiB, and atheris and
 the allocator keep a good deal; a length field that is believed asks for gigabytes."""
+
+FRAMES_BYTES_MAX = (72 + 8) << 20
+"""What reading frames may take for an input: room for one frame of the largest kind."""
+
+DECODED_BYTES_MAX = 16 << 20
+"""What any other decoder may take: inputs have 8 KiB, and the objects that a few kilobytes of
+records or YAML become take a hundred times that; no length is believed."""
+
+MEASURED_EVERY = 64
+"""Of so many inputs one has its memory measured: that takes some times as long."""
 
 INPUT_S_MAX = 60
 """An input that takes longer hangs; none takes a hundredth, on a loaded machine either."""
@@ -80,6 +93,28 @@ def _canary(data: bytes) -> None:
         raise RuntimeError("planted")
 
 
+def bounded(
+    name: str, run: Callable[[bytes], object], every: int = MEASURED_EVERY
+) -> Callable[[bytes], None]:
+    """`run`, an AssertionError for an input that takes more memory than it may."""
+    most = FRAMES_BYTES_MAX if name in ("frames", "framed", "pieces") else DECODED_BYTES_MAX
+    count = itertools.count(1)
+
+    def measured(data: bytes) -> None:
+        if next(count) % every:
+            run(data)
+            return
+        tracemalloc.start()
+        try:
+            run(data)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak <= most, f"{name} took {peak:,} bytes for {len(data):,}; it may take {most:,}"
+
+    return measured
+
+
 def fuzz(name: str, flags: Sequence[str]) -> None:
     """Fuzz one target in this process, which does not return from it."""
     import atheris
@@ -97,7 +132,7 @@ def fuzz(name: str, flags: Sequence[str]) -> None:
             import fuzz_more  # noqa: F401 (it adds to TARGETS)
             from fuzz_targets import TARGETS
 
-            run = TARGETS[name]
+            run = bounded(name, TARGETS[name])
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     limit = used + MEMORY_SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

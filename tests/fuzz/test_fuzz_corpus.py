@@ -10,7 +10,7 @@ import fuzz_more  # noqa: F401 (it adds to TARGETS)
 import pytest
 from decoders_found import decoders, reached
 from fuzz_node import FuzzedNode, frames_of
-from fuzz_run import CANARY, CORPUS, NODE, corpus, names
+from fuzz_run import CANARY, CORPUS, DECODED_BYTES_MAX, NODE, bounded, corpus, names
 from fuzz_targets import DECODERS, TARGETS
 
 from cordwood.errors import BadSetting, CordwoodError, Malformed
@@ -31,7 +31,7 @@ def test_every_target_has_a_corpus_and_every_corpus_a_target() -> None:
 def test_what_was_found_is_refused_or_taken(name: str) -> None:
     taken = 0
     for data in corpus(name):
-        TARGETS[name](data)
+        bounded(name, TARGETS[name], every=1)(data)
         try:
             DECODERS[name](data)
         except CordwoodError:
@@ -109,6 +109,13 @@ def test_a_checkpoint_that_nests_too_deep_is_refused(tmp_path: Path) -> None:
         Checkpoint(tmp_path).query()
     with pytest.raises(BadSetting, match="what batch 0 reads"):
         Checkpoint(tmp_path).end_of(0)
+
+
+def test_a_target_that_takes_more_memory_than_it_may_is_told() -> None:
+    greedy = bounded("greedy", lambda data: bytearray(DECODED_BYTES_MAX), every=2)
+    greedy(b"")
+    with pytest.raises(AssertionError, match="greedy took"):
+        greedy(b"")
 
 
 @pytest.fixture
