@@ -6,7 +6,7 @@ import os
 
 from cordwood import embedded
 from cordwood.client import aio
-from cordwood.client.cluster import SCHEME
+from cordwood.client.address import SCHEME
 from cordwood.client.store import Store
 from cordwood.settings import ClientSettings
 

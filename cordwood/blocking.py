@@ -6,8 +6,8 @@ import os
 
 from cordwood import embedded
 from cordwood.client import blocking
+from cordwood.client.address import SCHEME
 from cordwood.client.blocking import BlockingStore
-from cordwood.client.cluster import SCHEME
 from cordwood.settings import ClientSettings
 
 __all__ = ["BlockingStore", "connect"]

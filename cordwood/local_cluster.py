@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from cordwood.client.cluster import SCHEME
+from cordwood.client.address import SCHEME
 from cordwood.errors import BadSetting, Malformed, StoreInUse, Unreachable
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import DirLock

@@ -54,7 +54,7 @@ def find_target(cluster: str | None) -> Target:
         Unreachable: no cluster runs on the directory; the text says how to start one.
         BadSetting: neither an address nor a directory that holds a store.
     """
-    from cordwood.client.cluster import SCHEME
+    from cordwood.client.address import SCHEME
     from cordwood.local_cluster import CLUSTER_FILE, find_address
 
     if cluster is None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from cordwood.client.cluster import parse_url
+from cordwood.client.address import parse_url
 from cordwood.client.store import Store, connected
 from cordwood.host.real import real_host
 from cordwood.settings import ClientSettings

@@ -11,15 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cordwood.errors import (
-    BadSetting,
-    Closed,
-    CordwoodError,
-    Overloaded,
-    Retryable,
-    UnknownLog,
-    Unreachable,
-)
+from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, UnknownLog, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame
 from cordwood.layout.hello import ANY_CLUSTER, Hello
@@ -57,28 +49,6 @@ ASK_AGAIN_S = 0.05
 ASK_AGAIN_MAX_S = 1.0
 """Pauses before all are asked again: short while nodes are away, growing while they have too
 much to do, so that those who were refused do not come back together."""
-
-SCHEME = "cordwood://"
-
-
-def parse_url(url: str) -> tuple[str, ...]:
-    """The addresses in `cordwood://host:port,host:port` or `host:port,host:port`.
-
-    Raises:
-        BadSetting: no address, or one without a port.
-    """
-    addresses = tuple(part.strip() for part in url.removeprefix(SCHEME).rstrip("/").split(","))
-    for address in addresses:
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and _is_port(port)):
-            raise BadSetting(
-                f"{url!r} names no cluster: write cordwood://host:port, several with commas"
-            )
-    return addresses
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
 
 
 @dataclass(frozen=True, slots=True)

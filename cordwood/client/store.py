@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 
 from cordwood.block import Buffer
+from cordwood.client.address import SCHEME
 from cordwood.client.append_calls import AppendCalls
 from cordwood.client.appending import Appending
 from cordwood.client.appends import Appends
@@ -25,7 +26,7 @@ from cordwood.client.buffered_writer import (
     OnSuccess,
     WriterOptions,
 )
-from cordwood.client.cluster import SCHEME, Cluster, LogInfo, log_info
+from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
 from cordwood.client.log_tree import LogTree, check_write_token

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from cordwood.client.address import SCHEME
 from cordwood.client.aio import connect
-from cordwood.client.cluster import SCHEME
 from cordwood.client.store import Store
 from cordwood.demo.board import Board, Moving
 from cordwood.demo.checks import CheckFailed

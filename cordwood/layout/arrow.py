@@ -38,17 +38,14 @@ import numpy as np
 
 from cordwood.block import BlockHeader, Record
 from cordwood.errors import BadSetting
+from cordwood.layout.batch_columns import COLUMNS as COLUMNS
+from cordwood.layout.batch_columns import COLUMNS_ON_REQUEST as COLUMNS_ON_REQUEST
 from cordwood.layout.body import Body
 from cordwood.layout.columns import BytesColumn
 from cordwood.lsn import ESN_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-COLUMNS = ("key", "value", "log", "log_id", "lsn", "epoch", "offset", "timestamp")
-"""What a batch has unless it is asked for something else."""
-
-COLUMNS_ON_REQUEST = ("headers", "append_time")
 
 _SCHEMAS_KEPT = 64
 """Schemas cost 20 µs to build; a process asks for a handful of different ones."""

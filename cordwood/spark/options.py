@@ -16,9 +16,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cordwood.client.cluster import SCHEME, parse_url
+from cordwood.client.address import SCHEME, parse_url
 from cordwood.errors import BadSetting
-from cordwood.layout.arrow import COLUMNS
+from cordwood.layout.batch_columns import COLUMNS
 from cordwood.spark.given import Given, refuse_unknown
 from cordwood.spark.places import (
     At,

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import atexit
 import os
+from typing import TYPE_CHECKING
 
-from cordwood.client.blocking import BlockingStore, connect
-from cordwood.settings import ClientSettings
+if TYPE_CHECKING:
+    from cordwood.client.blocking import BlockingStore
+    from cordwood.settings import ClientSettings
 
 STORES_MAX = 8
 """Clusters that one worker stays connected to; beyond it the oldest is closed."""
 
-_Key = tuple[int, str, ClientSettings]
+_Key = tuple[int, str, "ClientSettings"]
 _stores: dict[_Key, BlockingStore] = {}
 
 
@@ -34,6 +36,10 @@ def shared_store(
     Raises:
         Unreachable: no node answered; the text says how to start one.
     """
+    # Most of a query's Python processes check options and never connect: see `source`.
+    from cordwood.client.blocking import connect
+    from cordwood.settings import ClientSettings
+
     settings = settings or ClientSettings(timeout_s=timeout_s)
     key = (os.getpid(), servers, settings)
     store = _stores.pop(key, None)

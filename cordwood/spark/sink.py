@@ -27,24 +27,16 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from cordwood.client.blocking import BlockingStore
-from cordwood.client.staging import StagedRef
 from cordwood.errors import BadSetting, RecordTooLarge, StageExpired
-from cordwood.settings import ClientSettings
-from cordwood.spark.delivery import (
-    append_all,
-    publish,
-    publish_in_parts,
-    stage_all,
-    unstage,
-)
-from cordwood.spark.idempotent import OnceAppender
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from cordwood.spark.sink_rows import Portion, portions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from cordwood.client.blocking import BlockingStore
+    from cordwood.client.staging import StagedRef
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -76,6 +68,8 @@ class _Writer:
     _options: SinkOptions
 
     def _store(self) -> BlockingStore:
+        from cordwood.settings import ClientSettings
+
         options = self._options
         settings = ClientSettings(
             timeout_s=options.request_timeout_s,
@@ -93,6 +87,8 @@ class _Writer:
         )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        from cordwood.spark.delivery import unstage
+
         refs = _refs(messages)
         if refs:
             unstage(self._store, refs)
@@ -112,6 +108,9 @@ def write_portions(
         BadSetting: a value is null, or a row has no log.
         CordwoodError: it failed; Spark may run the task again.
     """
+    from cordwood.spark.delivery import append_all, stage_all
+    from cordwood.spark.idempotent import OnceAppender
+
     refs: list[StagedRef] = []
     if options.delivery == AT_LEAST_ONCE:
         records, size = append_all(store, rows)
@@ -151,6 +150,8 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         if self._options.app:
             _publish(self._store(), self._query, self._batch, refs)
         elif refs:
+            from cordwood.spark.delivery import publish_in_parts
+
             publish_in_parts(self._store(), self._query, refs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -220,6 +221,8 @@ def _refs(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRef]:
 
 def _publish(store: BlockingStore, query: str, batch: int, refs: Sequence[StagedRef]) -> None:
     """As `delivery.publish`, with words for whoever runs the query."""
+    from cordwood.spark.delivery import publish
+
     try:
         publish(store, query, batch, refs)
     except RecordTooLarge as error:

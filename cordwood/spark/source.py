@@ -9,6 +9,9 @@ What Spark does with these classes, and what follows, is in the digest's §2: `p
 must not even be defined (trap 6), argument names are literal (9), offsets compare as JSON
 text (2), an idle query polls some 80 times a second (1), `stop` may never be called (5).
 
+What connects is imported where it is first used: Spark starts a dozen Python processes for a
+query, most of which check options and go, and the client takes 0.4 s of a core to import.
+
 Source: research digest on PySpark 4.3, §2, §6, §8; style.md §10.
 """
 
@@ -51,8 +54,6 @@ from pyspark.sql.types import (
 from cordwood.errors import BadSetting, Rejected
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, check_any, initial_places, stream_stops
-from cordwood.spark.gap_probe import check_whole
-from cordwood.spark.group import CursorKeeper, check_free
 from cordwood.spark.offsets import (
     KnownOffsets,
     Limits,
@@ -67,14 +68,14 @@ from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.pushdown import Narrowed, narrow
 from cordwood.spark.runs import advance, records_in
 from cordwood.spark.shared_store import shared_store
-from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter
 from cordwood.spark.sink_options import SinkOptions, check_columns, parse_sink_options
-from cordwood.spark.slice_reader import read_slices
 from cordwood.spark.splitting import Slice, plan
-from cordwood.spark.watch import Watch
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from cordwood.spark.group import CursorKeeper
+    from cordwood.spark.watch import Watch
 
 NAME = "cordwood"
 
@@ -143,6 +144,8 @@ class CordwoodSource(DataSource):
             raise Rejected(
                 "a log cannot be overwritten: write with mode('append'), or to another log"
             )
+        from cordwood.spark.sink import CordwoodWriter
+
         options = self._sink_options(schema)
         options.check_batch()
         return CordwoodWriter(options)
@@ -156,6 +159,8 @@ class CordwoodSource(DataSource):
         """
         if overwrite:
             raise Rejected("a log cannot be overwritten: use outputMode('append') or 'update'")
+        from cordwood.spark.sink import CordwoodStreamWriter
+
         options = self._sink_options(schema)
         options.check_stream()
         return CordwoodStreamWriter(options)
@@ -192,6 +197,8 @@ class _SliceReader:
         # Spark makes a partition of its own, without a value, when none was planned.
         slices: Sequence[Slice] = partition.value or ()
         if slices:
+            from cordwood.spark.slice_reader import read_slices
+
             options = self._options
             store = shared_store(options.servers, options.request_timeout_s)
             yield from read_slices(
@@ -209,6 +216,8 @@ def _partitions(watch: Watch, slices: Sequence[Slice], options: SourceOptions) -
     Raises:
         DataLoss: records of them are gone, and that is a failure.
     """
+    from cordwood.spark.gap_probe import check_whole
+
     if options.fail_on_data_loss and not options.gaps:
         check_whole(watch.store, watch.not_new(slices))
     planned = plan(
@@ -234,6 +243,8 @@ class CordwoodReader(_SliceReader, DataSourceReader):
             UnknownLog: one that was named is not there.
             Retryable: the cluster did not answer in time.
         """
+        from cordwood.spark.watch import Watch
+
         watch = Watch(self._options)
         logs = watch.selected()
         if not logs:
@@ -283,13 +294,19 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         self._idle_polls = 0
         self._moved_at: float | None = None
         self._turn = 0
-        self._keeper = CursorKeeper(options.group) if options.group else None
+        self._keeper: CursorKeeper | None = None
+        if options.group:
+            from cordwood.spark.group import CursorKeeper
+
+            self._keeper = CursorKeeper(options.group)
         self._offsets, self._reports = KnownOffsets(), KnownOffsets()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new stream starts; Spark asks again after a crash in batch 0."""
         logs = self._watch.selected()
         if self._keeper is not None:
+            from cordwood.spark.group import check_free
+
             check_free(self._watch.store, self._options.group, logs)
         tails = self._watch.tails(logs)
         places = initial_places(self._watch.placed(logs, tails), logs, tails)
@@ -370,6 +387,8 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
     def _watch(self) -> Watch:
         """Made on first use: what is pickled for the tasks must not hold one."""
         if self._watched is None:
+            from cordwood.spark.watch import Watch
+
             self._watched = Watch(self._options)
         return self._watched
 

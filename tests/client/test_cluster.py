@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
-from cordwood.client.cluster import REFRESH_S, Cluster, LogInfo, parse_url
+from cordwood.client.address import parse_url
+from cordwood.client.cluster import REFRESH_S, Cluster, LogInfo
 from cordwood.client.store import connected
 from cordwood.errors import (
     BadSetting,

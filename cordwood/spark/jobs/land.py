@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from cordwood.errors import BadSetting
-from cordwood.layout.arrow import COLUMNS, COLUMNS_ON_REQUEST
+from cordwood.layout.batch_columns import COLUMNS, COLUMNS_ON_REQUEST
 from cordwood.spark.jobs.checkpoint import Checkpoint
 from cordwood.spark.jobs.decode import (
     ERROR,
