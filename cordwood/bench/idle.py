@@ -112,14 +112,16 @@ async def _cost(directory: str, logs: int, partitions: int) -> _Cost:
     below = tempfile.mkdtemp(prefix=".cordwood-bench-", dir=directory)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cordwood.bench.idle", below, str(logs), str(partitions),
-        stdout=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         async with asyncio.timeout(FILL_TIMEOUT_S):
-            printed, _ = await process.communicate()
+            printed, problem = await process.communicate()
+        if process.returncode != 0:
+            raise Unreachable(f"LogsDB was not filled: {problem.decode(errors='replace')[-400:]}")
         return _Cost(*json.loads(printed))
-    except (TimeoutError, ValueError) as error:
-        raise Unreachable("LogsDB could not be filled") from error
+    except TimeoutError:
+        raise Unreachable(f"LogsDB was not filled within {FILL_TIMEOUT_S:g} s") from None
     finally:
         if process.returncode is None:
             process.kill()
