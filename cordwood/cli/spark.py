@@ -54,8 +54,11 @@ def source_options(
     max_bytes: str = "",
 ) -> dict[str, str]:
     """Options of the source, from those of a verb; what is wrong the source says itself."""
+    from cordwood.errors import BadSetting
     from cordwood.spark.options import SERVERS
 
+    if not logs and not pattern:
+        raise BadSetting("which logs? name them, or give --pattern")
     options = {SERVERS: find_target(cluster).url}
     if logs:
         options["subscribe"] = ",".join(logs)
@@ -162,14 +165,19 @@ def stats(
         str, typer.Option("--checkpoint", metavar="DIR", help="Of a query: tell its lag too.")
     ] = "",
     master: MasterOption = "local[*]",
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Records, bytes and rate by log and hour, and what is missing."""
     from cordwood.lsn import format_lsn
+    from cordwood.spark.jobs.landing import planned_batch
     from cordwood.spark.jobs.stats import stats as job
 
     source = source_options(cluster, logs, pattern, start=start)
+    if dry_run:
+        _show_planned(planned_batch(source), as_json)
+        return
     found = job(session("stats", master), source, checkpoint)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))
@@ -197,20 +205,30 @@ def audit(
     pattern: PatternOption = "",
     master: MasterOption = "local[*]",
     table: Annotated[
-        str, typer.Option("--table", metavar="DIR", help="Write the findings there, as Parquet.")
+        str,
+        typer.Option(
+            "--table", metavar="DIR", help="Write the findings there, as Parquet, step by step."
+        ),
     ] = "",
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Compare every copy of every block on every node; exit code 1 if one is wrong."""
+    """Compare every copy of every block on every node; exit code 1 if one is wrong.
+
+    With --table it goes on, started again, where it was stopped.
+    """
     from cordwood.lsn import format_lsn
-    from cordwood.spark.jobs.audit import audit as job
+    from cordwood.spark.jobs import audit as job
+    from cordwood.spark.jobs.landing import planned_batch
     from cordwood.spark.jobs.replica_rule import HARMLESS
 
-    found = job(session("audit", master), source_options(cluster, logs, pattern))
-    if table:
-        found.write.parquet(table)
-        found = found.sparkSession.read.parquet(table)
+    source = source_options(cluster, logs, pattern)
+    if dry_run:
+        _show_planned(planned_batch(source), as_json)
+        return
+    spark = session("audit", master)
+    found = job.audit_into(spark, source, table, _say) if table else job.audit(spark, source)
     rows = [row.asDict() for row in found.collect()]
     bad = [row for row in rows if row["finding"] not in HARMLESS]
     if as_json:

@@ -5,6 +5,9 @@ that may hold it, one after another, for all it has there, sums each body up, an
 block by `replica_rule`. What comes back to Spark is findings only, as a table; the store mends,
 the audit tells.
 
+With a table, the plan is noted in it and done step by step; an audit that was stopped goes on after
+the last step that was done.
+
 A block that no node holds any more is no block here: `cordwood spark stats` tells such ranges as
 gaps. Holes and bridges are compared likewise.
 
@@ -13,15 +16,18 @@ Source: research digest on PySpark 4.3, §7 ("Spark emits findings, the store re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cordwood.client.blocking import BlockingStore
 from cordwood.client.replica_scan import Copy
-from cordwood.errors import CordwoodError
+from cordwood.errors import BadSetting, CordwoodError
 from cordwood.lsn import OLDEST
 from cordwood.spark.jobs.replica_rule import Finding, judge_block
+from cordwood.spark.jobs.table import OURS, check_path, only_writer, write_whole
 from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, plan
@@ -33,6 +39,11 @@ if TYPE_CHECKING:
 
 TASK_BYTES = 64 << 20
 """Of records in one task; every node's copies of them are read."""
+
+STEP_TASKS = 64
+"""Of one step: 4 GiB of records, some minutes, which is what a stop costs."""
+
+Say = Callable[[str], None]
 
 COLUMNS = "log STRING, log_id BIGINT, first_lsn BIGINT, last_lsn BIGINT, node INT, " \
     "finding STRING, text STRING"  # fmt: skip
@@ -63,7 +74,57 @@ def audit(spark: SparkSession, source: Mapping[str, str]) -> DataFrame:
     """
     options = parse_options(source)
     options.check_batch()
+    return _findings(spark, options, audit_slices(options))
+
+
+def audit_into(
+    spark: SparkSession, source: Mapping[str, str], table: str, say: Say = lambda _: None
+) -> DataFrame:
+    """As `audit`, step by step into a table; what an earlier run did is not done again.
+
+    Args:
+        table: a directory, of one audit; `source` counts when it begins.
+    Raises:
+        BadSetting: an option is wrong, or the table is none of an audit's.
+        StoreInUse: another process audits into it.
+    """
+    options = parse_options(source)
+    options.check_batch()
+    path = check_path(table)
+    with only_writer(path):
+        note = path / OURS / "audit.json"
+        plan_, done = _noted(note, path, options)
+        while done < len(plan_):
+            step = plan_[done : done + STEP_TASKS]
+            found = _findings(spark, options, step)
+            # A directory of its own: a step that is done again replaces what it left.
+            found.write.mode("overwrite").parquet(str(path / f"step={done:08}"))
+            done += len(step)
+            _note(note, plan_, done)
+            say(f"{done:,} of {len(plan_):,} ranges")
+    if not plan_:
+        return spark.createDataFrame([], COLUMNS)
+    return spark.read.parquet(str(path)).drop("step")
+
+
+def _noted(note: Path, path: Path, options: SourceOptions) -> tuple[list[Slice], int]:
+    """The plan of the audit in a table, made now if it is new; how much of it is done."""
+    if note.exists():
+        noted = json.loads(note.read_bytes())
+        return [Slice(*each) for each in noted["plan"]], int(noted["done"])
+    if any(path.glob("*.parquet")) or any(path.glob("*=*")):
+        raise BadSetting(f"{path} holds a table that no audit made: give another directory")
     slices = audit_slices(options)
+    _note(note, slices, 0)
+    return slices, 0
+
+
+def _note(note: Path, slices: Sequence[Slice], done: int) -> None:
+    plan_ = [astuple(each) for each in slices]
+    write_whole(note, json.dumps({"plan": plan_, "done": done}).encode())
+
+
+def _findings(spark: SparkSession, options: SourceOptions, slices: Sequence[Slice]) -> DataFrame:
     rows = [(each.name, each.log_id, each.start, each.stop) for each in slices]
     tasks = spark.createDataFrame(rows, _TASKS).repartition(max(1, len(rows)))
     servers, timeout_s = options.servers, options.request_timeout_s

@@ -13,7 +13,7 @@ from typing import Any
 
 from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST
-from cordwood.spark.bounds import initial_places, stream_stops
+from cordwood.spark.bounds import batch_ranges, initial_places, stream_stops
 from cordwood.spark.jobs.checkpoint import Checkpoint
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path, write_whole
@@ -158,6 +158,19 @@ def dry_run(landing: Landing) -> list[Planned]:
 def planned_reads(source: Mapping[str, str], checkpoint: str) -> list[Planned]:
     """What a query with this checkpoint would read now, from the earliest if it is new."""
     return _planned(source, Checkpoint(check_path(checkpoint)).last())
+
+
+def planned_batch(source: Mapping[str, str]) -> list[Planned]:
+    """What a batch would read of each log that has something."""
+    options = parse_options(source)
+    options.check_batch()
+    watch = Watch(options)
+    logs = watch.selected()
+    tails = watch.tails(logs)
+    return [
+        Planned(logs[log], log, first, stop, records_in(watch.runs(logs[log], first, stop)))
+        for log, (first, stop) in batch_ranges(watch.placed(logs, tails), logs, tails).items()
+    ]
 
 
 def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[Planned]:

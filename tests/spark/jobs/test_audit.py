@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
+from cordwood.cli.app import run
 from cordwood.client.replica_scan import Copy, scan_copies
-from cordwood.errors import Unreachable
+from cordwood.errors import BadSetting, Unreachable
 from cordwood.lsn import OLDEST
 from cordwood.nodes import NodeId
+from cordwood.spark.jobs import audit
 from cordwood.spark.jobs.audit import scan_slice
 from cordwood.spark.jobs.replica_rule import FINDINGS, judge_block
+from cordwood.spark.options import SERVERS
 from cordwood.spark.splitting import Slice
 
 GOOD = Copy(10, 19, 0, 100, 7, True, (1, 2, 3), False, 0, 1)
@@ -107,3 +111,38 @@ def test_a_healthy_log_has_no_findings_and_a_dead_node_is_told(cluster, store, l
     finally:
         cluster.start(victim)
     assert found == {(victim, "unasked")}
+
+
+@pytest.mark.real
+@pytest.mark.spark
+def test_an_audit_that_is_stopped_goes_on(spark, cluster, store, log, tmp_path, monkeypatch, capfd):
+    """The verb, in steps of one task of a few records each."""
+    monkeypatch.setattr(audit, "TASK_BYTES", 100_000)
+    monkeypatch.setattr(audit, "STEP_TASKS", 1)
+    store.append_many(log, [bytes(100)] * 2500)
+    source = {SERVERS: cluster.url, "subscribe": log}
+    table = str(tmp_path / "findings")
+
+    class Stopped(Exception):
+        pass
+
+    def stop(_: str) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        audit.audit_into(spark, source, table, stop)
+    store.append_many(log, [bytes(100)] * 2500)  # none of it was planned
+    verb = ["spark", "audit", log, "--cluster", cluster.url]
+    assert run([*verb, "--dry-run", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)[0]["records"] == 5000
+    assert run([*verb, "--table", table]) == 0
+    told = capfd.readouterr()
+    assert "0 copies are wrong, 0 harmless findings" in told.out
+    steps = [line for line in told.err.splitlines() if line.endswith("ranges")]
+    ranges = int(steps[0].split(" of ")[1].split()[0])
+    assert steps == [f"{done} of {ranges} ranges" for done in range(2, ranges + 1)]
+    assert run([*verb, "--table", table]) == 0
+    assert "ranges" not in capfd.readouterr().err
+    (tmp_path / "of-another.parquet").touch()
+    with pytest.raises(BadSetting, match="no audit made"):
+        audit.audit_into(spark, source, str(tmp_path))

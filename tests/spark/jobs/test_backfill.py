@@ -7,6 +7,7 @@ import json
 import pytest
 from job_logs import appended
 
+from cordwood.cli.app import run
 from cordwood.errors import BadSetting
 from cordwood.spark.jobs.backfill import backfill, replay, steps, table_files
 from cordwood.spark.jobs.land import land
@@ -52,6 +53,29 @@ def test_a_log_is_landed_written_back_copied_and_counted(spark, cluster, store, 
     assert sum(each.records for each in found.hours) == 503
     assert [each.kind for each in found.gaps if each.is_loss] == []
     assert [(each.log, each.records) for each in found.lags] == [(log, 1)]
+
+
+def test_the_verbs_say_what_they_would_do(cluster, store, log, capfd):
+    lsns = store.append_many(log, [b"%d" % n for n in range(30)])
+    at = ["--cluster", cluster.url]
+    assert run(["spark", "stats", log, *at, "--dry-run", "--json"]) == 0
+    (planned,) = json.loads(capfd.readouterr().out)
+    assert (planned["log"], planned["stop"], planned["records"]) == (log, lsns[-1] + 1, 30)
+    for verb in ("stats", "audit", "land", "replay"):
+        more = {"land": ["--table", "t"], "replay": ["--checkpoint", "c", "--to", "/x"]}
+        assert run(["spark", verb, *at, "--dry-run", *more.get(verb, [])]) == 1
+        assert "which logs? name them, or give --pattern" in capfd.readouterr().err
+
+
+def test_a_replay_counts_and_tells_every_batch(spark, cluster, store, log, tmp_path):
+    """Of each, and not of the last one alone."""
+    store.append_many(log, [b"%d" % n for n in range(50)])
+    source = {SERVERS: cluster.url, "subscribe": log, "maxRecordsPerTrigger": "10"}
+    to = {SERVERS: cluster.url, "log": f"{log}/copy"}
+    told: list[str] = []
+    copied = replay(spark, source, to, str(tmp_path), say=told.append)
+    assert (copied.records, copied.steps) == (50, 5)
+    assert told == [f"batch {batch}: 10 records" for batch in range(5)]
 
 
 class TestSteps:
