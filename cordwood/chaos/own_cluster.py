@@ -22,7 +22,7 @@ from cordwood.chaos.commands import run_beside
 from cordwood.chaos.frame_proxy import Told
 from cordwood.chaos.ordeal import Play, Progress, Ran
 from cordwood.chaos.plan import plan_of
-from cordwood.client.cluster import SCHEME
+from cordwood.client.address import SCHEME
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting
 from cordwood.host.real import real_host
