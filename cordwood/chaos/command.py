@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ from cordwood.chaos.own_cluster import run_against
 from cordwood.chaos.plan import KINDS, Need
 from cordwood.chaos.view import figures, shown, table
 from cordwood.errors import BadSetting
+
+PLAIN_COLUMNS = 120
+"""Room for the table where there is no terminal to say how wide it is."""
 
 ORDEAL_MINUTES_MAX = 5.0
 """Some twenty thousand records, and ten times as many deliveries."""
@@ -143,7 +147,7 @@ def _tell(ran: Ran, path: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(as_fields(ran, path)))
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     console.print(table(ran))
     for text in (*figures(ran), *ran.problems):
         console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ import pytest
 from cordwood.chaos.clocked_node import SteppedClock, clock_path, step_clock
 from cordwood.chaos.means import kinds_without, lacking
 from cordwood.chaos.ordeal import Progress, run_ordeal
+from cordwood.chaos.outcome import outcome_of
 from cordwood.chaos.own_cluster import run_against
 from cordwood.cli.app import run as cordwood
 from cordwood.errors import BadSetting
 from cordwood.local_cluster import ClusterShape, local_cluster
 from cordwood.settings import MIB
-from cordwood.sim.history import FaultStruck
+from cordwood.sim.history import AppendOk, Event, FaultStruck, RecordDelivered
 from cordwood.sim.verify import show
 
 QUICK = ("kill", "clock-step", "proxy-corrupt", "power-cut")
@@ -46,9 +48,19 @@ def test_an_ordeal_breaks_no_promise_and_leaves_a_history(
     assert len(struck) >= 2
     assert {*struck} <= {*QUICK} & {*kinds_without(lacks)}
     assert progress.played.total() == len(struck)
+    _forget_one(ran.history)
     ran.save(str(tmp_path / "history.jsonl"))
     assert show(str(tmp_path / "history.jsonl"), as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["violations"] == []
+
+
+def _forget_one(history: Sequence[Event]) -> None:
+    """The same history, had the store forgotten one record that it acknowledged: that is told."""
+    lsn = next(event.lsns[0] for event in history if isinstance(event, AppendOk))
+    kept = [e for e in history if not (isinstance(e, RecordDelivered) and e.lsn == lsn)]
+    outcome = outcome_of(kept)
+    assert lsn in [each for _, each in outcome.lost]
+    assert {"S2", "S6"} <= {*outcome.verdict.broken}
 
 
 @pytest.mark.real
