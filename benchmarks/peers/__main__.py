@@ -40,8 +40,9 @@ PEERS: tuple[Peer, ...] = (
 """In the order of the run, of which every turn begins with Cordwood."""
 
 QUICK = Plan(
-    repeats=1, turns=1, seconds=0.3, bytes_max=64 * MIB, fill_bytes=32 * MIB, tail_seconds=0.5
-)
+    repeats=1, turns=1, seconds=0.3, bytes_max=64 * MIB,
+    fill_bytes=32 * MIB, fill_seconds=0.5, tail_seconds=0.5,
+)  # fmt: skip
 
 UNFINISHED = KEPT / "unfinished.json"
 """The results so far, after each peer; `--draw` takes it under its usual name."""

@@ -60,7 +60,8 @@ class Plan:
         turns: how often each peer is started; no more than there are repeats.
         seconds: of each append.
         bytes_max: of each append, which bounds the disk.
-        fill_bytes: appended to be read.
+        fill_bytes, fill_seconds: appended to be read, as much as either allows. A slow system needs
+            its seconds, or what is timed is its first answer.
         tail_seconds: of records offered at the tail, after TAIL_WARM_UP_S.
         minutes: that the run may take; a system that is too slow for its share has fewer repeats.
         sizes, in_flight: of records; of appends.
@@ -71,6 +72,7 @@ class Plan:
     seconds: float = 1.0
     bytes_max: int = 256 * MIB
     fill_bytes: int = 128 * MIB
+    fill_seconds: float = 2.0
     tail_seconds: float = 1.5
     minutes: float = 25.0
     sizes: Sequence[int] = SIZES
@@ -213,12 +215,14 @@ async def _append(session: Session, system: System, load: AppendLoad) -> None:
 
 
 async def _catch_up(session: Session, system: System, size: int, plan: Plan, repeats: int) -> None:
-    load = AppendLoad(size, FILL_IN_FLIGHT[size], plan.seconds, plan.fill_bytes)
+    load = AppendLoad(size, FILL_IN_FLIGHT[size], plan.fill_seconds, plan.fill_bytes)
     count = 0
     for repeat in range(repeats):
         if repeat == 0 or session.reads_consume:
             await session.fresh()
             count = (await session.append(load)).records
+            if not session.reads_consume:
+                await session.read(size, count)  # the way of a read is warmed up too
         seconds = await session.read(size, count)
         _cell(system, catch_up_name(size), "records/s").values.append(count / seconds)
 

@@ -27,6 +27,7 @@ TINY = Plan(
     seconds=0.05,
     bytes_max=1 << 20,
     fill_bytes=1 << 19,
+    fill_seconds=0.05,
     tail_seconds=0.1,
 )
 
