@@ -87,6 +87,7 @@ class FaultOptions:
         pause_s: mean time between two faults.
         calm_s: no faults before this time, so that every run begins with a working log.
         scenes: names of schedules that may be played, see `SCENES`.
+        alone: a schedule that is played, and nothing else happens; "" for none.
         scene_chance: of each of them.
         damage: what may be destroyed.
         nodeset, replication: what the atlas counts with where damage is within bounds.
@@ -97,6 +98,7 @@ class FaultOptions:
     calm_s: float = 3.0
     scenes: tuple[str, ...] = ()
     scene_chance: float = 0.3
+    alone: str = ""
     damage: Damage = Damage.NONE
     nodeset: Nodeset | None = None
     replication: Replication = field(default_factory=Replication)
@@ -110,6 +112,10 @@ def draw_plan(
     Some kinds are left out, so that the rest meet undisturbed; a node that sequences
     dies at least twice, since a run that crosses no epochs does not count.
     """
+    if options.alone:
+        start_s = chance.uniform(options.calm_s, max(options.calm_s, length_s - SCENE_S))
+        alone = SCENES[options.alone](nodes, start_s, chance)
+        return tuple(sorted((_cut(f, length_s) for f in alone if f.at_s < length_s), key=_when))
     faults = [*_deaths(length_s, chance), *_singles(options, nodes, length_s, chance)]
     for number, name in enumerate(options.scenes, start=1):
         if chance.random() < options.scene_chance:
@@ -118,7 +124,11 @@ def draw_plan(
             faults += [replace(fault, scene=number) for fault in played]
     faults += _damages(options, nodes, length_s, chance)
     kept = [_cut(fault, length_s) for fault in faults if fault.at_s < length_s]
-    return tuple(sorted(kept, key=lambda fault: fault.at_s))
+    return tuple(sorted(kept, key=_when))
+
+
+def _when(fault: Fault) -> float:
+    return fault.at_s
 
 
 def _cut(fault: Fault, length_s: float) -> Fault:

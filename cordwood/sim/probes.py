@@ -3,8 +3,9 @@
 A fault that never reaches the code it was meant for proves nothing. So each branch
 worth reaching has a probe, and a sweep that never hits one of them says so. Probes
 are put round functions of production code for the length of a run, which is how
-bugs are planted too: the code itself knows nothing of them. To add one, add a line to
-`PROBES` and a row to `_WATCHES` (or to `probes_of`, where the history tells it).
+bugs are planted too: the code itself knows nothing of them. To add one, add a row to
+`probes_of_nodes` or `probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the
+history tells it).
 
 Source: FoundationDB's CODE_PROBE; reliability digest §1, §4.
 """
@@ -14,9 +15,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -45,8 +45,13 @@ from cordwood.sim.history import (
 )
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
+from cordwood.sim.probes_of_clients import CLIENT_ROWS, WIRE_ROWS
+from cordwood.sim.probes_of_nodes import SEQUENCER_ROWS, STORAGE_ROWS
 from cordwood.sim.recorded_metadata import current_node
+from cordwood.sim.watch import Sight, Test, Watch
 from cordwood.sim.zoo.bug import find_place
+
+_ROWS = (*STORAGE_ROWS, *SEQUENCER_ROWS, *CLIENT_ROWS, *WIRE_ROWS)
 
 PROBES: Mapping[str, str] = MappingProxyType({
     "wave-retried": "a run went out again",
@@ -125,48 +130,9 @@ PROBES: Mapping[str, str] = MappingProxyType({
     "metadata-answer-lost": "the metadata store's answer was lost",
     "metadata-raced": "a compare-and-set came second",
     "late-write-came": "a write came after its writer had given up",
+    **{probe: means for probe, means, _ in _ROWS},
 })  # fmt: skip
 """Every probe that some ordinary run can hit, and what it means."""
-
-
-@dataclass(slots=True)
-class Sight:
-    """One call of a watched function: its arguments, and what it returned.
-
-    Attributes:
-        args: of a method the first is its object.
-        result: None before the call.
-    """
-
-    args: tuple[Any, ...]
-    result: Any = None
-
-    @property
-    def me(self) -> Any:
-        """The object whose method it is."""
-        return self.args[0]
-
-
-Test = Callable[[Sight], object]
-"""Whether a call is what the probe looks for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """A probe on a function.
-
-    Attributes:
-        place: `module:function` or `module:Class.method`, below `cordwood`.
-        test: asked of each call that returned; None counts every one.
-        before: whether it is asked before the call and not after.
-        raises: the error that counts, in place of a test.
-    """
-
-    probe: str
-    place: str
-    test: Test | None = None
-    before: bool = False
-    raises: type[CordwoodError] | None = None
 
 
 def _refused(reason: Refusal) -> Test:
@@ -329,6 +295,7 @@ _WATCHES: tuple[Watch, ...] = (
     ),
     Watch("metadata-raced", "metadata.memory:MemoryData.compare_and_set", lambda s: not s.result),
     Watch("late-write-came", "metadata.memory:MemoryData.take_due", lambda s: s.result),
+    *(watch for _, _, watch in _ROWS),
 )  # fmt: skip
 
 

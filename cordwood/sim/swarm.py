@@ -65,6 +65,13 @@ PACED_SHARE = 0.15
 LOSES_SHARE = 0.15
 """Share of the seeds in which nodes are lost for good at the end."""
 
+ALONE_SHARE = 0.03
+"""Share of the seeds in which the longest of the scenes is played and nothing else happens: among
+other faults its five steps come together in none of 500 seeds, alone in two of five."""
+
+ALONE_S = 24.0
+"""How long such a run has faults: the scene takes 17 s."""
+
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
 
@@ -102,7 +109,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         # them may need each. Seed 61117 damaged two of a nodeset of four, for four copies,
         # and its epoch waited for an operator's word for ever, as it must.
         faults = replace(faults, kinds=tuple(k for k in faults.kinds if k != "fewer_nodes"))
-    return RunOptions(
+    options = RunOptions(
         length_s=length_s,
         cluster=cluster,
         workload=replace(
@@ -129,6 +136,33 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         paced=_is_paced(stream(seed, "paced"), cluster, absent, fills),
         loses=_loses(stream(seed, "loses"), damage, absent, fills),
     )
+    if damage is Damage.NONE and stream(seed, "alone").random() < ALONE_SHARE:
+        return _alone(options)
+    return options
+
+
+def _alone(options: RunOptions) -> RunOptions:
+    """The run with one scene in place of its faults, on a cluster where it can be played: one
+    node in five is left behind, while waves choose their copysets one by one and appends go on."""
+    work = options.workload
+    slower = (work.rush_s + work.lull_s) / work.rush_s  # without lulls, as many records
+    return replace(
+        options,
+        length_s=ALONE_S,
+        cluster=replace(
+            options.cluster, nodes=5, racks=1, regions=0, replication=Replication(3),
+            sequencer=SequencerSettings(), wal_bytes=32 * MIB,
+        ),
+        workload=replace(work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0),
+        faults=FaultOptions(kinds=(), alone="left_behind"),
+        link=None,
+        turns=(("sequencer.appender.STICKY_BYTES", 0),),
+        buggify=False,
+        fills=False,
+        absent=(),
+        paced=False,
+        loses="",
+    )  # fmt: skip
 
 
 def _is_paced(

@@ -9,6 +9,7 @@ from cordwood.sim.options import RunOptions
 from cordwood.sim.recorded_metadata import current_node
 from cordwood.sim.replay import quiet_run
 from cordwood.sim.run import Outcome, run_seed
+from cordwood.sim.swarm import swarm_options
 from cordwood.sim.workload import WorkloadOptions
 from cordwood.sim.zoo import planted
 from cordwood.sim.zoo.bug import PlantedBug, changed
@@ -63,3 +64,14 @@ def test_a_node_that_failed_is_told_as_that_and_not_looked_into() -> None:
     told = "\n".join(map(str, outcome.violations))
     assert "node 2 ended as no node may" in told
     assert "not open" not in told
+
+
+def test_a_few_seeds_of_the_swarm_play_that_scene_and_nothing_else() -> None:
+    drawn = {seed: swarm_options(seed) for seed in range(300)}
+    alone = {seed: options for seed, options in drawn.items() if options.faults.alone}
+    assert 3 <= len(alone) <= 20
+    for seed, options in alone.items():
+        kinds = [fault.kind for fault in options.drawn_plan(seed)]
+        assert sorted(kinds) == sorted(
+            ["sequencers_only", "pause", "sequencers_cut", "disk_stall", "disk_stall"]
+        )

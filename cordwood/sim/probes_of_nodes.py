@@ -1,0 +1,273 @@
+"""Rare branches of a storage node and of a sequencer; see `sim.probes`.
+
+Each row is a probe, what it means, and where it is met. They stand on functions that are
+seldom called: what every frame passes is not watched, so that a run stays fast.
+"""
+
+from __future__ import annotations
+
+from cordwood.errors import CordwoodError, Rejected
+from cordwood.sim.watch import Test, Watch, gave
+
+Row = tuple[str, str, Watch]
+
+
+def row(
+    probe: str,
+    means: str,
+    place: str,
+    test: Test | None = None,
+    raises: type[CordwoodError] | None = None,
+) -> Row:
+    """A probe on `place`; see `watch.Watch`."""
+    return probe, means, Watch(probe, place, test, raises=raises)
+
+
+_CACHED = "storage.log_cache:CachedLog"
+_DEVICE = "storage.wal_device:WalDevice"
+_FILES = "storage.data_directory:DataDirectory"
+_LOGS = "storage.logs_store:LogsStore"
+_PUSH = "storage.read_streams:ReadStreams"
+_SCAN = "protocol.wal_ring:WalScan"
+_SCRUB = "storage.scrub:Scrub"
+_STAGING = "storage.staging:Staging"
+_APPENDER = "sequencer.appender:LogAppender"
+_REIGNS = "sequencer.reigns:Reigns"
+_ROLE = "sequencer.role:SequencerRole"
+_STATES = "protocol.node_states:NodeStates"
+
+STORAGE_ROWS: tuple[Row, ...] = (
+    row("wal-trimmed", "the WAL let go of what is in LogsDB", "storage.wal:Wal.trim"),
+    row("wal-bad-body", "a start read a record whose body is wrong", f"{_SCAN}.on_bad_body"),
+    row("wal-write-refused", "the disk refused a write of the WAL", f"{_DEVICE}._on_refused"),
+    row("wal-write-again", "a write of the WAL was tried again", f"{_DEVICE}._try_again"),
+    row("wal-taken-again", "the disk took writes of the WAL again", f"{_DEVICE}._on_taken"),
+    row(
+        "store-of-nothing",
+        "a store of no blocks was answered",
+        "storage.shard:Shard._store_nothing",
+    ),
+    row(
+        "staging-written", "a node wrote down something staged", "storage.shard:Shard.write_staging"
+    ),
+    row("nodesets-told", "a node was told a log's nodesets", "storage.shard:Shard.tell_nodesets"),
+    row("nodesets-asked", "a node was asked for a log's nodesets", "storage.shard:Shard.nodesets"),
+    row(
+        "epoch-closed-unknown",
+        "an epoch was over whose end nobody could say",
+        "storage.shard:Shard._close_epoch",
+        lambda s: s.args[3] is None,
+    ),
+    row(
+        "epoch-closed",
+        "a node learnt the end of an epoch",
+        "storage.shard:Shard._close_epoch",
+        lambda s: s.args[3] is not None,
+    ),
+    row(
+        "copy-not-counted",
+        "a copy above an epoch's end does not count",
+        f"{_CACHED}._counts",
+        lambda s: not s.result,
+    ),
+    row("flush-failed", "a flush failed", "storage.flusher:_settle", lambda s: s.args[1]),
+    row("flushed", "a part of the WAL went to LogsDB", "storage.flusher:Flusher._take"),
+    row("partition-begun", "a new partition was begun", f"{_LOGS}._rolled", gave),
+    row("partition-due", "a partition reached a limit", f"{_LOGS}._is_due", gave),
+    row("read-from-logsdb", "a read went to LogsDB", f"{_LOGS}.read"),
+    row("read-merged", "a read joined LogsDB and the log cache", "storage.log_reader:_merged"),
+    row("lost-noted", "a start noted what it lost", f"{_LOGS}.note_lost", gave),
+    row("damage-noted", "a damaged range was written down", f"{_LOGS}.note_damage", gave),
+    row("scrubbed", "scrubbing went once over all", f"{_SCRUB}._pass"),
+    row(
+        "scrub-went-on",
+        "scrubbing went on where an earlier start was",
+        f"{_SCRUB}._progress_of_before",
+        gave,
+    ),
+    row("scrub-orphan", "scrubbing looked at a body without an entry", f"{_SCRUB}._check_orphan"),
+    row("scrub-part", "scrubbing read a log's part of a partition", f"{_SCRUB}._scrub_part"),
+    row("staged", "a block was staged", f"{_STAGING}.stage"),
+    row("staged-read", "a staged block was read", f"{_STAGING}.read"),
+    row("pinned", "staged blocks were pinned", f"{_STAGING}.pin"),
+    row("pin-refused", "a pin came too late", f"{_STAGING}.pin", raises=CordwoodError),
+    row("unstaged", "staged blocks were given back", f"{_STAGING}.unstage"),
+    row("staged-expired", "staged blocks expired", f"{_STAGING}.expired", gave),
+    row("retention-looked", "a node looked at what logs keep", "storage.retention:Retention.look"),
+    row(
+        "retention-to-fit",
+        "a node looked at a log's bytes",
+        "storage.retention:Retention._trim_to_fit",
+    ),
+    row(
+        "retention-deleted",
+        "a node looked for deleted logs",
+        "storage.retention:Retention._trim_deleted",
+    ),
+    row("stream-stopped", "a reader stopped a stream", f"{_PUSH}.stop"),
+    row("stream-gaps-told", "a node told a reader what it is not sent", f"{_PUSH}._tell_gaps"),
+    row("stream-fetched", "a stream read from LogsDB", f"{_PUSH}._fetch"),
+    row("streams-dropped", "a connection went with streams on it", f"{_PUSH}._drop"),
+    row(
+        "recent-dropped",
+        "a block left the memory of recent ones",
+        "storage.recent_blocks:RecentBlocks._drop",
+    ),
+    row(
+        "producers-dropped",
+        "what producers wrote in an epoch was let go",
+        "storage.produced_index:ProducedIndex.drop",
+    ),
+    row(
+        "empty-refused",
+        "a node without its data was refused",
+        f"{_FILES}._refuse_empty",
+        raises=CordwoodError,
+    ),
+    row(
+        "older-refused",
+        "a node with an older copy of its data was refused",
+        f"{_FILES}._check_newest",
+        raises=CordwoodError,
+    ),
+    row("claim-again", "a node claimed its number again", f"{_FILES}._claims_before", gave),
+    row("reached-noted", "a node noted how far it got", f"{_FILES}.note"),
+    row(
+        "room-told", "a node told sequencers that it has room", "storage.role:StorageRole.tell_room"
+    ),
+    row(
+        "epoch-end-asked",
+        "a node was asked where an epoch ends",
+        "storage.role:StorageRole.epoch_end",
+    ),
+)
+
+SEQUENCER_ROWS: tuple[Row, ...] = (
+    row("reign-given-up", "a sequencer gave its log to another node", f"{_ROLE}.give_up"),
+    row(
+        "sequencer-isolated",
+        "a node that sees too few others stopped sequencing",
+        f"{_ROLE}.on_isolated",
+        lambda s: s.args[1],
+    ),
+    row("mandate-refused", "a node would not sequence", "sequencer.mandate:Mandate.refusal", gave),
+    row("reign-restarted", "a log's sequencer began again", f"{_REIGNS}.restart"),
+    row("reign-ended", "a reign ended", f"{_REIGNS}.end"),
+    row(
+        "not-recovered-told",
+        "appends that need recovery were refused",
+        f"{_REIGNS}._tell_not_recovered",
+    ),
+    row(
+        "recovered-while-appending",
+        "a recovery ended under a sequencer that appends",
+        f"{_REIGNS}._on_recovered",
+    ),
+    row(
+        "run-waits-for-room", "a sequencer waited for room on nodes", f"{_APPENDER}._wait_for_room"
+    ),
+    row(
+        "reign-drained",
+        "a sequencer that ends had nothing in flight",
+        f"{_APPENDER}._check_drained",
+    ),
+    row("group-numbered", "a group of blocks was numbered at once", f"{_APPENDER}._number_group"),
+    row(
+        "pending-refused", "appends that wait were refused together", f"{_APPENDER}._refuse_pending"
+    ),
+    row("store-refused", "a node refused a store", f"{_APPENDER}._on_refused"),
+    row(
+        "no-roomy-copyset",
+        "no copyset had room",
+        f"{_APPENDER}._roomy_copyset",
+        lambda s: s.result is None,
+    ),
+    row(
+        "turn-refused",
+        "a producer's block came out of turn",
+        "sequencer.turns:Turns.check",
+        raises=Rejected,
+    ),
+    row(
+        "append-repeated",
+        "a producer's block came twice",
+        "sequencer.turns:Turns.check",
+        lambda s: s.result is not None,
+    ),
+    row(
+        "repeat-acked",
+        "a repeat was acknowledged with its first LSN",
+        "sequencer.turns:Turns.take_repeats",
+        gave,
+    ),
+    row(
+        "tail-not-expected",
+        "a conditional append found another tail",
+        "sequencer.turns:Turns._check_tail",
+        raises=CordwoodError,
+    ),
+    row(
+        "reign-found-over",
+        "a look at the epochs ended a reign",
+        "sequencer.log_watch:LogWatch._end_late",
+    ),
+    row(
+        "release-reminded", "what is released was said again", "sequencer.releases:Releases.remind"
+    ),
+    row(
+        "release-to-peer",
+        "a node that came up was told what is released",
+        "sequencer.releases:Releases.on_peer_up",
+    ),
+    row(
+        "rule-questioned",
+        "a tail was asked of a sequencer that had to look whether it rules",
+        f"{_ROLE}._still_rules",
+    ),
+    row(
+        "rule-lost",
+        "a tail was asked of a sequencer that no longer rules",
+        f"{_ROLE}._still_rules",
+        lambda s: not s.result,
+    ),
+    row("released-asked", "a sequencer was asked what is released", f"{_ROLE}.released"),
+    row(
+        "epoch-not-newest",
+        "a started epoch was not the newest any more",
+        "sequencer.activation:Activation.is_newest",
+        lambda s: not s.result,
+    ),
+    row("node-has-room", "a full node said that it has room", f"{_STATES}.on_room"),
+    row("node-no-space", "a node said that its disk is nearly full", f"{_STATES}.on_no_space"),
+    row("node-up-again", "a node that failed is up again", f"{_STATES}.on_up"),
+    row("node-timed-out", "a store timed out", f"{_STATES}.on_timed_out"),
+    row(
+        "producers-known",
+        "a recovery learnt what producers wrote",
+        "recovery.recover_log:_known_producers",
+        gave,
+    ),
+    row(
+        "digest-cut-off",
+        "a node went while recovery read from it",
+        "recovery.collect_digest:DigestReads.on_down",
+    ),
+    row("mend-answered", "a node stored what a recovery mended", "recovery.mend_tail:_check"),
+    row("purge-begun", "a node that was away looked for what does not count", "node:Node._purge"),
+    row("purge-stopped", "purging stopped with its node", "node:Node._stop_purging"),
+    row("seals-renewed", "a node that lost seals asked for them anew", "node:Node._renew_seals"),
+    row(
+        "token-raised", "a fencing token was raised", "metadata.epoch_store:EpochStore.raise_token"
+    ),
+    row(
+        "epoch-taken-again",
+        "an epoch was taken by another meanwhile",
+        "metadata.epoch_store:EpochStore.take_epoch",
+        raises=CordwoodError,
+    ),
+    row(
+        "authority-set",
+        "it was said what became of a node's data",
+        "metadata.membership:Membership.set_authority",
+    ),
+)
