@@ -60,7 +60,7 @@ class Watch:
         self._options = options
         self._selected: dict[int, str] | None = None
         self._listed_at = 0.0
-        self._list_every_s = 0.0
+        self._list_took_s = 0.0
         self._listing: Future[dict[int, str]] | None = None
         self._first_tails: dict[int, int] = {}
         self._epoch_end = lru_cache(maxsize=EPOCH_ENDS_KEPT)(self._ask_epoch_end)
@@ -95,22 +95,26 @@ class Watch:
     def _discovered(self, known: dict[int, str]) -> dict[int, str]:
         """The logs of the newest list that is there; asks for another one when it is time to."""
         if self._listing is None:
-            if time.monotonic() < self._listed_at + self._list_every_s:
+            pause_s = max(DISCOVER_EVERY_S, DISCOVER_SHARE * self._list_took_s)
+            if time.monotonic() < self._listed_at + pause_s:
                 return known
             self._listed_at = time.monotonic()
             self._listing = self.store.log_names_soon()
+            # When it came, not when it was looked at: that may be a trigger's interval later.
+            self._listing.add_done_callback(self._note_listing)
         wait({self._listing}, timeout=DISCOVER_WAIT_S)
         if not self._listing.done():
             return known
         listing, self._listing = self._listing, None
-        took_s = time.monotonic() - self._listed_at
-        self._list_every_s = max(DISCOVER_EVERY_S, DISCOVER_SHARE * took_s)
         try:
             return select(self._options.selection, listing.result())
         except (CordwoodError, CancelledError) as error:
             # What is known is still read; whether it can be is not for a list to say.
             logger.warning("new logs were not looked for, and will be again: %s", error)
             return known
+
+    def _note_listing(self, _: Future[dict[int, str]]) -> None:
+        self._list_took_s = time.monotonic() - self._listed_at
 
     def tails(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
         """The last released LSN of each log, by number."""

@@ -506,8 +506,14 @@ class TestAvailableNow:
 
 
 class TestDiscovery:
-    def test_a_log_that_comes_is_read_whole(self, store, log, new_reader, monkeypatch):
+    @pytest.fixture(autouse=True)
+    def lists_at_once(self, monkeypatch):
+        """However slow the machine is."""
         monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
+        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_SHARE", 0)
+        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_WAIT_S", 30.0)
+
+    def test_a_log_that_comes_is_read_whole(self, store, log, new_reader):
         store.append(f"{log}/a", b"old")
         source = {"subscribePattern": f"{log}/.*", "startingOffsets": "latest"}
         reader = new_reader(**source)
@@ -520,8 +526,7 @@ class TestDiscovery:
         moved = stored(again.initialOffset())
         assert values(again, again.partitions(moved, end)) == [b"new1", b"new2"]
 
-    def test_an_empty_log_is_no_news(self, store, log, new_reader, monkeypatch):
-        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
+    def test_an_empty_log_is_no_news(self, store, log, new_reader):
         store.append(f"{log}/a", b"old")
         source = {"subscribePattern": f"{log}/.*"}
         reader = new_reader(**source)
@@ -531,7 +536,6 @@ class TestDiscovery:
 
     def test_a_list_that_takes_long_holds_no_batch_up(self, store, log, new_reader, monkeypatch):
         """It comes with a later batch; what is known is read meanwhile."""
-        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
         monkeypatch.setattr("cordwood.spark.watch.DISCOVER_WAIT_S", 0.0)
         store.append(f"{log}/a", b"1")
         reader = new_reader(subscribePattern=f"{log}/.*", startingOffsets="earliest")
@@ -548,7 +552,6 @@ class TestDiscovery:
     def test_a_list_that_nobody_gives_fails_no_batch(
         self, store, log, new_reader, monkeypatch, caplog
     ):
-        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
         store.append(f"{log}/a", b"1")
         reader = new_reader(subscribePattern=f"{log}/.*", startingOffsets="earliest")
         start = stored(reader.initialOffset())
@@ -565,9 +568,8 @@ class TestDiscovery:
 
     @pytest.mark.parametrize("fails", ["true", "false"])
     def test_a_log_that_is_deleted_between_a_plan_and_its_batch(
-        self, store, log, new_reader, monkeypatch, fails
+        self, store, log, new_reader, fails
     ):
-        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
         for name in "ab":
             store.append(f"{log}/{name}", name.encode())
         reader = new_reader(
