@@ -5,8 +5,9 @@ all cores: the swarm (every seed another cluster, other clients, other faults), 
 cluster, faults beyond what the copies survive (then every loss must be told exactly), the
 crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
 real cluster's nodes under load, everything at once that this machine can do to such a cluster,
-and fuzzed input for every decoder. `--parts` chooses among
-them. Spark's parts (`prove_spark.py`) are left out of a proof of less than 15 minutes. The first
+fuzzed input for every decoder, and every world of the models that are too large for `make test`.
+`--parts` chooses among them. Spark's parts
+(`prove_spark.py`) are left out of a proof of less than 15 minutes. The first
 three are `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many
 runs did not count, and, once the swarm's is a full one, a sweep that never reached one of the
 rare branches.
@@ -94,6 +95,11 @@ ORDEAL = "ordeal"
 ORDEAL_MINUTES_MIN = 0.1
 """One strike at the least; the start and the end of a cluster take longer."""
 
+WORLDS = "worlds"
+
+WORLDS_TIMEOUT_MIN = 10.0
+"""Every world of two small models, however much time there is: some twenty seconds of a core."""
+
 SPARK, SPARK42 = "spark", "spark42"
 
 PARTS = {
@@ -108,6 +114,7 @@ PARTS = {
         Part(FAILOVER, 0.25),
         Part(ORDEAL, 0.15),
         # A number of tests, which take what they take.
+        Part(WORLDS, 0.0),
         Part(SPARK, 0.0),
         Part(SPARK42, 0.0),
     )
@@ -245,6 +252,13 @@ def run_fuzz(seed: int, minutes: float, workers: int) -> bool:
     return run_program(FUZZ, [*arguments, "--jobs", str(workers)], minutes)
 
 
+def run_worlds() -> bool:
+    """Walk the models of seal and recovery that are too large for `make test`."""
+    tests = "tests/protocol/test_small_scope.py"
+    arguments = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", tests]
+    return run_program(WORLDS, arguments, WORLDS_TIMEOUT_MIN)
+
+
 def run_program(name: str, arguments: Sequence[str], minutes: float) -> bool:
     """Run a part that is a program of its own, its words passed on; whether it was clean."""
     say(f"\n{name}: {shlex.join(arguments)}")
@@ -363,6 +377,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = run_failover(options.command, first, minutes)
         elif part.name == ORDEAL:
             is_clean = run_ordeal(options.command, first, minutes)
+        elif part.name == WORLDS:
+            is_clean = run_worlds()
         elif part.name == SPARK:
             is_clean = run_spark(options.minutes, say)
         elif part.name == SPARK42:

@@ -4,7 +4,9 @@ Three nodes, two copies of each block; a sequencer of epoch 1 with three blocks;
 sequencers after it (epochs 2 and 3) that recover epoch 1, at the same time if they like.
 A step is one message taken by one side. Loss, crashes and delays need no steps of their
 own: a message that is lost, or whose receiver is down, is a step that is not taken (yet),
-and a sequencer that crashed takes none any more. Nodes keep what they have on disk.
+and a sequencer that crashed takes none any more. Nodes keep what they have on disk. A
+sequencer that loses patience sends a block to another copyset, in a higher wave; the stores
+of the old one may still arrive, and their confirmations count for nothing.
 
 The rules are the production ones: `SealTable`, `SealTally`, `Digest`, `f_majority`. Their
 states are rebuilt from plain tuples, so that worlds can be compared.
@@ -41,10 +43,11 @@ class Held(NamedTuple):
     kind: int
     by_recovery: bool
     seal: int
+    wave: int = 1
 
     @property
-    def order(self) -> tuple[bool, int]:
-        return self.by_recovery, self.seal
+    def order(self) -> tuple[bool, int, int]:
+        return self.by_recovery, self.seal, self.wave
 
 
 class Disk(NamedTuple):
@@ -82,12 +85,14 @@ class World(NamedTuple):
     """Everything.
 
     Attributes:
-        copysets: of each block.
-        heard: (block, node) confirmations that the first sequencer has heard.
+        waves: of each block, the latest.
+        waves_max: how many copysets the first sequencer tries.
+        heard: (block, node) confirmations of the latest wave that the first sequencer has heard.
         clean: how epoch 1 ended, as the epoch store has it: the LSNs with records, the bridge.
     """
 
-    copysets: tuple[tuple[int, ...], ...]
+    waves: tuple[int, ...]
+    waves_max: int
     disks: tuple[Disk, ...]
     heard: frozenset[tuple[int, int]]
     recoveries: tuple[Recovery, ...]
@@ -98,19 +103,28 @@ class Broken(AssertionError):
     """A promise that did not hold, and the world in which it did not."""
 
 
-def start(blocks: int, recoveries: int) -> World:
+def start(blocks: int, recoveries: int, waves: int = 1) -> World:
     """Nothing has happened."""
     recovering = tuple(Recovery(2 + n) for n in range(recoveries))
-    return World(COPYSETS[:blocks], (Disk(), Disk(), Disk()), frozenset(), recovering)
+    return World((1,) * blocks, waves, (Disk(), Disk(), Disk()), frozenset(), recovering)
+
+
+def copyset_of(block: int, wave: int) -> tuple[int, ...]:
+    """Where a wave of a block goes."""
+    return COPYSETS[(block + wave - 1) % len(COPYSETS)]
+
+
+def is_heard(world: World, block: int) -> bool:
+    """Whether the whole copyset of a block's latest wave was heard."""
+    nodes = copyset_of(block, world.waves[block])
+    return all((block, node) in world.heard for node in nodes)
 
 
 def acknowledged(world: World) -> int:
     """Blocks acknowledged, in order: those whose whole copyset was heard, and all before."""
     count = 0
-    for block, nodes in enumerate(world.copysets):
-        if not all((block, node) in world.heard for node in nodes):
-            break
-        count = block + 1
+    while count < len(world.waves) and is_heard(world, count):
+        count += 1
     return count
 
 
@@ -123,19 +137,28 @@ def steps(world: World) -> Iterator[World]:
 
 
 def _stores(world: World) -> Iterator[World]:
-    """The first sequencer's stores arrive, or their confirmations do."""
-    lng = acknowledged(world)
-    for block, nodes in enumerate(world.copysets):
-        copy = Held(block + 1, block + 1, BlockKind.DATA, False, 0)
-        for node in nodes:
-            disk = world.disks[node]
-            if copy in disk.held:
-                if (block, node) not in world.heard:
-                    yield world._replace(heard=world.heard | {(block, node)})
-            elif _admits(disk.seal, 0):
-                # A store tells the LNG of when it was sent, and it may have been on its way.
-                for told in {disk.lng, max(disk.lng, lng)}:
-                    yield _with_disk(world, node, Disk(disk.seal, told, disk.held | {copy}))
+    """The first sequencer's stores arrive, or their confirmations do, or it waits no longer."""
+    for block, latest in enumerate(world.waves):
+        for wave in range(1, latest + 1):
+            for node in copyset_of(block, wave):
+                yield from _store(world, block, wave, node)
+        if latest < world.waves_max and not is_heard(world, block):
+            waves = (*world.waves[:block], latest + 1, *world.waves[block + 1 :])
+            heard = frozenset(each for each in world.heard if each[0] != block)
+            yield world._replace(waves=waves, heard=heard)
+
+
+def _store(world: World, block: int, wave: int, node: int) -> Iterator[World]:
+    copy = Held(block + 1, block + 1, BlockKind.DATA, False, 0, wave)
+    disk = world.disks[node]
+    if copy in disk.held:
+        if wave == world.waves[block] and (block, node) not in world.heard:
+            yield world._replace(heard=world.heard | {(block, node)})
+    elif _admits(disk.seal, 0):
+        held = _inserted(disk.held, frozenset({copy}))
+        # A store tells the LNG of when it was sent, and it may have been on its way.
+        for told in {disk.lng, max(disk.lng, acknowledged(world))}:
+            yield _with_disk(world, node, Disk(disk.seal, told, held))
 
 
 def _recovery_steps(world: World, at: int, mine: Recovery) -> Iterator[World]:
@@ -240,8 +263,8 @@ def _end(mine: Recovery) -> tuple[tuple[int, ...], int]:
 
 
 def check(world: World) -> None:
-    """No acknowledged record is lost, whenever its acknowledgement came, and each that is
-    left has its copies.
+    """No acknowledged record is lost, whenever its acknowledgement came, each that is left has
+    its copies, and no node that was told of the end shows another.
 
     Raises:
         Broken: one is lost, or has not.
@@ -260,6 +283,21 @@ def check(world: World) -> None:
                 raise Broken(f"record {record} of {world.clean} has {copies} copies", world)
         if max(records, default=0) >= bridge:
             raise Broken(f"the bridge is over a record: {world.clean}", world)
+        for mine in world.recoveries:
+            _check_shown(world, mine)
+
+
+def _check_shown(world: World, mine: Recovery) -> None:
+    """What nodes may show once they were told that the epoch is over is one outcome a slot."""
+    asked = {node for node in NODES if mine.read[node] is not None}
+    if mine.outcome is None or not asked <= mine.cleaned:
+        return
+    records = set(_end(mine)[0])
+    for node in asked:
+        for each in world.disks[node].held:
+            covered = records & set(range(each.first, min(each.last, len(world.waves)) + 1))
+            if bool(covered) != (each.kind == BlockKind.DATA):
+                raise Broken(f"node {node} shows {each}, and the epoch ends {_end(mine)}", world)
 
 
 def walk(first: World) -> tuple[int, int]:
@@ -325,7 +363,7 @@ def forget() -> None:
 def _copy(held: Held) -> digest_rule.Copy[None]:
     header = BlockHeader(1, EPOCH + held.first, held.last - held.first + 1, 0, BlockKind(held.kind))
     flags = EnvelopeFlag.BY_RECOVERY if held.by_recovery else 0
-    return digest_rule.Copy(header, Envelope((1, 2), 1, held.seal, 0, flags), None)
+    return digest_rule.Copy(header, Envelope((1, 2), held.wave, held.seal, 0, flags), None)
 
 
 def _with_disk(world: World, node: int, disk: Disk) -> World:

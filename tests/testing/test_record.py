@@ -255,8 +255,8 @@ class TestProxies:
          "on_node_down", "on_node_frame", "on_node_up", "run_by", "status", "wait_closed",
          "bridge", "fail", "info", "is_done", "next_lsn", "number", "on_blocks", "on_reading",
          "open", "arrow", "gatherer", "buffered_writer", "consumer", "streams", "reader",
-         "released", "serve", "serve_with", "log_tree", "trouble", "items_of", "on_gaps",
-         "on_statuses", "is_connected", "stage", "unstage", "publish", "published", "fence",
+         "released", "released_by_number", "serve", "serve_with", "log_tree", "trouble",
+         "items_of", "on_gaps", "on_statuses", "is_connected", "stage", "unstage", "publish", "published", "fence",
          "use_fencing_token"}
     )  # fmt: skip
 

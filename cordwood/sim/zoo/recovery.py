@@ -11,7 +11,7 @@ from cordwood.nodes import Replication
 from cordwood.protocol.digest import Mend
 from cordwood.quorum.f_majority import Verdict
 from cordwood.sim.zoo import grounds
-from cordwood.sim.zoo.bug import PlantedBug, changed
+from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _DIGEST = "protocol.digest:Digest"
 
@@ -20,13 +20,6 @@ def _lng_too_high(right: Any) -> Any:
     def lng(self: Any, epoch: int) -> int:
         known: int = right(self, epoch)
         return known + 3 if known & 0xFFFFFFFF else known
-
-    return lng
-
-
-def _lng_of_silence(right: Any) -> Any:
-    def lng(self: Any, epoch: int) -> int:
-        return epoch << 32
 
     return lng
 
@@ -93,6 +86,13 @@ def _waits_for_all(right: Any) -> Any:
     return verdict
 
 
+def _any_recovery_stores(right: Any) -> Any:
+    def admits(self: Any, log: int, epoch: int, seal_epoch: int) -> bool:
+        return bool(seal_epoch) or right(self, log, epoch, seal_epoch)
+
+    return admits
+
+
 def _half_groups_kept(right: Any) -> Any:
     def whole_groups(headers: Any) -> Any:
         return frozenset(header.group for header in headers)
@@ -119,6 +119,12 @@ BUGS = (
     PlantedBug("half-group-kept", "recovery keeps what it found of a group, whole or not",
                changed({"protocol.digest:whole_groups": _half_groups_kept}),
                hunt=grounds.GROUPS),
+    PlantedBug("seal-unnamed", "a recovery's stores are taken whatever higher seal has come",
+               changed({"protocol.seal:SealTable.admits": _any_recovery_stores}),
+               hunt=grounds.REPLACED, scene="tests/protocol/test_small_scope.py"),
+    PlantedBug("producers-forgotten", "who takes over knows no block of a producer up to the LNG",
+               changed({"protocol.seal:SealTally.note_produced":
+                        instead(lambda *rest: None)}), hunt=grounds.RECOVERIES),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
                changed({"protocol.seal:SealTally.verdict": _waits_for_all})),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
