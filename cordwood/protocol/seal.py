@@ -12,6 +12,11 @@ epoch has already kept (BookKeeper issue 2614).
 A seal needs an f-majority: the members that have not sealed cannot hold a copyset
 between them, so no older store can be acknowledged any more.
 
+LogDevice also has soft seals: a store of a higher epoch that arrives raises one, because its
+sequencers number before they seal. Ours seal an f-majority before they number
+(`recovery.recover_log`), so there is no such store without a seal behind it, and every seal
+is a hard one. Who is asked to finish (`Yield`) does so before the seal, not through it.
+
 Source: LogDevice digest 2.7; design.md §3; reliability digest §0 (4).
 """
 
