@@ -256,8 +256,8 @@ class TestProxies:
          "bridge", "fail", "info", "is_done", "next_lsn", "number", "on_blocks", "on_reading",
          "open", "arrow", "gatherer", "buffered_writer", "consumer", "streams", "reader",
          "released", "released_by_number", "serve", "serve_with", "log_tree", "trouble",
-         "items_of", "on_gaps", "on_statuses", "is_connected", "stage", "unstage", "publish", "published", "fence",
-         "use_fencing_token"}
+         "items_of", "on_gaps", "on_statuses", "is_connected", "stage", "unstage", "publish",
+         "published", "fence", "use_fencing_token"}
     )  # fmt: skip
 
     @pytest.mark.parametrize(
