@@ -50,7 +50,15 @@ class Retryable(CordwoodError):
 
 
 class NoSequencer(Retryable):
-    """No node can take appends for this log just now."""
+    """No node can take appends for this log just now.
+
+    Attributes:
+        node: who should be asked instead, 0 for nobody in particular.
+    """
+
+    def __init__(self, message: str, node: int = 0) -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class TooFewNodes(Retryable):

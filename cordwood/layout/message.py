@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from cordwood import errors
 from cordwood.block import Buffer
-from cordwood.errors import CordwoodError, Fenced, Malformed
+from cordwood.errors import CordwoodError, Fenced, Malformed, NoSequencer
 from cordwood.layout.log_questions import (
     AskExtent,
     AskSize,
@@ -263,11 +263,8 @@ class AskStatus(Struct, frozen=True, tag="ask_status"):
 
 
 class AskTail(Struct, frozen=True, tag="ask_tail"):
-    """Ask a log's sequencer for the tail; starts one where none runs.
-
-    Attributes:
-        activate_here: the log's own node did not answer.
-    """
+    """Ask a log's sequencer for the tail; starts one where none runs (`activate_here`: where the
+    log's own node does not answer)."""
 
     log: U62
     activate_here: bool
@@ -478,11 +475,13 @@ class Fault(Struct, frozen=True, tag="fault"):
     Attributes:
         error: name of a class in `errors`.
         epoch: for Fenced, the epoch that rules.
+        node: for NoSequencer, who should be asked instead.
     """
 
     error: Name
     text: Sentence
     epoch: U32 = 0
+    node: U32 = 0
 
 
 class AppendFault(Struct, frozen=True):
@@ -564,7 +563,8 @@ def to_fault(error: CordwoodError) -> Fault:
     """An error for the wire; a class of a room's own goes as its nearest public parent."""
     public = next(kind for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
     epoch = error.epoch if isinstance(error, Fenced) else 0
-    return Fault(public.__name__, str(error)[:4096], epoch)
+    node = error.node if isinstance(error, NoSequencer) else 0
+    return Fault(public.__name__, str(error)[:4096], epoch, node)
 
 
 def to_error(fault: Fault) -> CordwoodError:
@@ -572,4 +572,4 @@ def to_error(fault: Fault) -> CordwoodError:
     kind = _ERRORS.get(fault.error, CordwoodError)
     if issubclass(kind, Fenced):
         return kind(fault.text, fault.epoch)
-    return kind(fault.text)
+    return kind(fault.text, fault.node) if kind is NoSequencer else kind(fault.text)

@@ -136,7 +136,8 @@ class SequencerRole:
             if slot is None:
                 elsewhere = self._mandate.elsewhere(ask.log, ask.activate_here)
                 if elsewhere:
-                    raise NoSequencer(f"log {ask.log} is sequenced by node {elsewhere}, not here")
+                    text = f"log {ask.log} is sequenced by node {elsewhere}, not here"
+                    raise NoSequencer(text, elsewhere)
                 slot = self._reigns.start_if_due(ask.log)
             if slot is None:
                 raise NoSequencer(str(self._reigns.failures[ask.log][0]))
@@ -144,7 +145,7 @@ class SequencerRole:
             if appender is None:
                 appender = await asyncio.shield(slot.ready)
             if slot.heir is not None:
-                raise NoSequencer(f"log {ask.log}: another node takes over just now")
+                raise NoSequencer(f"log {ask.log}: another node takes over just now", slot.heir)
             await asyncio.shield(slot.recovered)
             self.remind(slot)
             if await self._still_rules(ask.log, slot, appender):

@@ -85,6 +85,19 @@ async def append_for(store: Store, log: str, seconds: float) -> int:
     return acked
 
 
+async def ask_for(store: Store, log: str, seconds: float) -> None:
+    """Ask for the tail again and again; it never falls."""
+    loop = asyncio.get_running_loop()
+    end, last = loop.time() + seconds, 0
+    while loop.time() < end:
+        began = loop.time()
+        tail = await store.tail(log)
+        assert tail >= last
+        assert loop.time() - began < 3
+        last = tail
+        await asyncio.sleep(0.5)
+
+
 @pytest.fixture
 def apart() -> Callable[[ClusterAtHand, Store, Store], Awaitable[int]]:
     """Two clients of one log, of which the second cannot reach its sequencer; who that was."""
@@ -107,8 +120,10 @@ def test_clients_that_see_different_nodes_share_the_one_that_both_see(apart) -> 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as one, cluster.client() as two:
             owner = await apart(cluster, one, two)
-            acked = await asyncio.gather(append_for(one, "log", 30), append_for(two, "log", 30))
-            assert min(acked) > 1000
+            one_acked, two_acked, _ = await asyncio.gather(
+                append_for(one, "log", 30), append_for(two, "log", 30), ask_for(one, "log", 30)
+            )
+            assert min(one_acked, two_acked) > 1000
             record = await EpochStore(cluster.metadata).read(LOG)
             assert record is not None
             assert record.next_epoch <= 4

@@ -312,6 +312,11 @@ class TestErrors:
         assert isinstance(error, Fenced)
         assert error.epoch == 7
 
+    def test_who_should_be_asked_instead_is_told(self) -> None:
+        error = to_error(read_fault(pack(to_fault(NoSequencer("there", 7)))))
+        assert isinstance(error, NoSequencer)
+        assert error.node == 7
+
     def test_a_class_of_a_room_s_own_goes_as_its_public_parent(self) -> None:
         class WalVeryFull(Overloaded):
             pass
