@@ -38,13 +38,20 @@ ORDEAL_MINUTES_MAX = 5.0
 
 
 def run_chaos(
-    directory: str, *, seed: int, minutes: float, kinds: Sequence[str], as_json: bool
+    directory: str,
+    *,
+    seed: int,
+    minutes: float,
+    kinds: Sequence[str],
+    bounds: bool,
+    as_json: bool,
 ) -> int:
     """Run ordeals for so long; 1 if a promise was broken.
 
     Args:
         directory: where fresh clusters and histories may lie.
         kinds: names of strikes to draw from; empty for all that the machine can do.
+        bounds: whether to fail for a bound that was missed, too.
     Raises:
         BadSetting: a kind that there is not.
         Unreachable: a cluster did not start.
@@ -63,12 +70,19 @@ def run_chaos(
         path = f"{directory}/chaos-{ran.seed}.jsonl"
         ran.save(path)
         _tell(ran, path, as_json=as_json)
-        broken |= bool(ran.problems)
+        broken |= _is_broken(ran, bounds=bounds)
     return int(broken)
 
 
 def run_chaos_on(
-    url: str, directory: str, *, seed: int, minutes: float, command: str, as_json: bool
+    url: str,
+    directory: str,
+    *,
+    seed: int,
+    minutes: float,
+    command: str,
+    bounds: bool,
+    as_json: bool,
 ) -> int:
     """Load a cluster that is there and strike it by a command; 1 if a promise was broken.
 
@@ -91,7 +105,7 @@ def run_chaos_on(
     path = f"{directory}/chaos-{seed}.jsonl"
     ran.save(path)
     _tell(ran, path, as_json=as_json)
-    return int(bool(ran.problems))
+    return int(_is_broken(ran, bounds=bounds))
 
 
 def _one(
@@ -118,12 +132,16 @@ def _one(
     try:
         with _clients_log(f"{below}/{LOGS_DIRECTORY}/clients.log"):
             ran = asyncio.run(play())
-        if ran.problems:
+        if ran.problems or ran.missed:
             shutil.move(f"{below}/{LOGS_DIRECTORY}", kept)
             console.print(f"what the nodes said is in {kept}", highlight=False, soft_wrap=True)
         return ran
     finally:
         shutil.rmtree(below, ignore_errors=True)
+
+
+def _is_broken(ran: Ran, *, bounds: bool) -> bool:
+    return bool(ran.problems or (bounds and ran.missed))
 
 
 @contextmanager
@@ -149,7 +167,7 @@ def _tell(ran: Ran, path: str, *, as_json: bool) -> None:
         return
     console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     console.print(table(ran))
-    for text in (*figures(ran), *ran.problems):
+    for text in (*figures(ran), *ran.problems, *ran.missed):
         console.print(text, highlight=False, soft_wrap=True, markup=False)
     console.print(f"the history is in {path}: cordwood verify {path}", soft_wrap=True)
 
@@ -170,5 +188,6 @@ def as_fields(ran: Ran, path: str) -> dict[str, Any]:
         "false_losses": outcome.false_losses,
         "checked": list(outcome.verdict.checked),
         "problems": list(ran.problems),
+        "missed": list(ran.missed),
         "history": path,
     }

@@ -101,6 +101,7 @@ class Ran:
 
     Attributes:
         problems: promises broken, in words; empty if all is well.
+        missed: bounds that were missed, in words: a busy machine may be the reason.
         proxied: what the proxies did, by harm.
         left: strikes of the plan that there was no time for.
     """
@@ -109,6 +110,7 @@ class Ran:
     seconds: float
     outcome: Outcome
     problems: tuple[str, ...]
+    missed: tuple[str, ...]
     proxied: Mapping[str, Told]
     left: int
     history: tuple[Event, ...] = field(repr=False)
@@ -250,8 +252,8 @@ class Play:
         events = self.recorder.events
         outcome = await self._host.run_blocking(lambda: outcome_of(events), timeout_s=JUDGE_S)
         self._progress.is_over = True
-        problems = (*self._problems, *outcome.problems(BACK_S))
-        return Ran(self._seed, seconds, outcome, problems, self.blows.proxied, left, events)
+        problems, missed = (*self._problems, *outcome.problems()), tuple(outcome.missed(BACK_S))
+        return Ran(self._seed, seconds, outcome, problems, missed, self.blows.proxied, left, events)
 
     async def _watch(self) -> None:
         """Keep the figures that are shown up to date."""

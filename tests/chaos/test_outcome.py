@@ -46,7 +46,8 @@ def _history() -> tuple[Event, ...]:
 
 def test_a_good_history_is_called_good_and_measured() -> None:
     outcome = outcome_of(_history())
-    assert outcome.problems(stall_max_s=30) == []
+    assert outcome.problems() == []
+    assert outcome.missed(stall_max_s=30) == []
     assert outcome.append_stall_s == pytest.approx(3.0)
     assert outcome.read_stall_s == pytest.approx(0.25)
     assert [dataclasses.astuple(each) for each in outcome.kinds] == [("kill", 1, 3.0)]
@@ -59,7 +60,7 @@ def test_an_acknowledged_record_that_nobody_read_is_told(lsn: int) -> None:
     kept = [e for e in _history() if not (isinstance(e, RecordDelivered) and e.lsn == lsn)]
     outcome = outcome_of(kept)
     assert outcome.lost == ((1, lsn),)
-    problems = "\n".join(outcome.problems(stall_max_s=30))
+    problems = "\n".join(outcome.problems())
     assert "S2" in problems
     assert "1 acknowledged records were read by nobody" in problems
 
@@ -71,7 +72,7 @@ def test_a_record_that_was_acknowledged_twice_is_told() -> None:
         else event
         for event in _history()
     ]
-    assert "S1" in "\n".join(outcome_of(again).problems(stall_max_s=30))
+    assert "S1" in "\n".join(outcome_of(again).problems())
 
 
 def test_a_loss_that_is_told_of_a_record_that_was_there_is_told() -> None:
@@ -84,8 +85,8 @@ def test_a_loss_that_is_told_of_a_record_that_was_there_is_told() -> None:
     recorder.gap_delivered("r", LSNS[0], LSNS[0], GapKind.DATA_LOSS)
     outcome = outcome_of(recorder.events)
     assert outcome.false_losses == 1
-    assert "1 losses were told, and nothing was lost" in outcome.problems(stall_max_s=30)
+    assert "1 losses were told, and nothing was lost" in outcome.problems()
 
 
 def test_appends_that_stood_still_for_too_long_are_told() -> None:
-    assert "stood still for 3.0 s" in outcome_of(_history()).problems(stall_max_s=2.9)[0]
+    assert "stood still for 3.0 s" in outcome_of(_history()).missed(stall_max_s=2.9)[0]

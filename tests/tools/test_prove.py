@@ -97,7 +97,9 @@ def test_all_that_can_be_done_to_a_real_cluster_is_and_nothing_is_left_of_it(sim
     done = prove(simulator, "--parts", "ordeal", "--minutes", "0.5", "--first-seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     [call] = calls(simulator)
-    assert call[:-1] == ["chaos", "--minutes", "0.5", "--seed", "7", "--dir"]
+    assert call[:-1] == [
+        "chaos", "--minutes", "0.5", "--seed", "7", "--no-bounds", "--dir",
+    ]  # fmt: skip
     assert not Path(call[-1]).exists()
 
 
