@@ -67,7 +67,7 @@ LOSES_SHARE = 0.15
 
 ALONE_SHARE = 0.03
 """Share of the seeds in which the longest of the scenes is played and nothing else happens: among
-other faults its five steps come together in none of 500 seeds, alone in two of five."""
+other faults its five steps come together in none of 500 seeds, alone in about one of four."""
 
 ALONE_S = 24.0
 """How long such a run has faults: the scene takes 17 s."""
