@@ -127,9 +127,10 @@ class Cast:
                     clients.tails.update(self._main.tails)
                 await asyncio.gather(*map(asyncio.shield, self._reading))
         except TimeoutError:
+            late = [t.get_name() for t in (*self._writing, *self._reading) if not t.done()]
             for clients in self._all:
                 clients.giving_up = True
-            return [f"L2: clients have not come to their end {DRAIN_S:g} s after the healing"]
+            return [f"not at their end {DRAIN_S:g} s after the healing: {', '.join(late)}"]
         return []
 
     def _other(self, **options: Any) -> Clients:
@@ -144,9 +145,9 @@ class Cast:
         return clients
 
     def _read(self, tasks: asyncio.TaskGroup, name: str, log: str, clients: Clients) -> None:
-        self._reading.append(tasks.create_task(follow(name, log, clients, self._host)))
+        self._reading.append(tasks.create_task(follow(name, log, clients, self._host), name=name))
 
     def _begin(
         self, tasks: asyncio.TaskGroup, program: Program, name: str, clients: Clients
     ) -> asyncio.Task[None]:
-        return tasks.create_task(program(name, clients, self._host))
+        return tasks.create_task(program(name, clients, self._host), name=name)
