@@ -80,14 +80,17 @@ def test_another_directory_is_refused(tmp_path: Path) -> None:
 class TestAnOlderCopy:
     """A snapshot of the node's directory is put back, and the metadata store knows better."""
 
-    @pytest.fixture
-    def older(self, tmp_path: Path) -> Path:
-        """A store whose node has the directory of an earlier day."""
+    @pytest.fixture(params=["a log being recovered", "a log that was recovered"])
+    def older(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+        """A store whose node has the directory of an earlier day, and has forgotten since how
+        an epoch ended, if that was recovered by then."""
         path = tmp_path / "store"
         subprocess.run([sys.executable, "-c", FILL, str(path), "5"], check=True)
         shutil.copytree(path / "node-1", tmp_path / "snapshot")
         with cordwood.connect(path, IMPATIENT) as store:
             store.append("log", b"later")
+            if "was" in request.param:
+                assert len(list(store.read("log", start="oldest", until="tail"))) > 5
         shutil.rmtree(path / "node-1")
         (tmp_path / "snapshot").rename(path / "node-1")
         return path

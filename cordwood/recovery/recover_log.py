@@ -14,7 +14,7 @@ Source: LogDevice digest 2.7; seed logdevice-recovery; design.md §3.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cordwood.block import Produced
@@ -122,8 +122,9 @@ async def recover_log(
         NoSequencer: too many members are absent; all named.
     """
     time_us, tail = record.clean_time_us, record.clean_tail
-    producers = ProducerTable(await _known_producers(log, record, tools.peers))
-    for unclean in range(record.clean_epoch + 1, epoch):
+    produced, known = await _last_known(log, record, tools.peers)
+    producers = ProducerTable(produced)
+    for unclean in range(known + 1, epoch):
         nodes, replication = record.configuration(unclean)
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
         tally, found = await _seal_and_read(
@@ -140,41 +141,55 @@ async def recover_log(
                 header = copy.header
                 producers.note(header.producer, header.producer_epoch, header.place)
         if mend.bridge - 1 > make_lsn(unclean, 0):
-            tail = mend.bridge - 1
+            tail = max(tail, mend.bridge - 1)
         await _finish_epoch(unclean, job, mend, tail, pack_produced(producers.all()), tools)
     return Recovered(producers, tail)
 
 
-async def _known_producers(log: int, record: EpochRecord, peers: Peers) -> tuple[Produced, ...]:
-    """The producers as of the end of the last clean epoch.
+async def _last_known(
+    log: int, record: EpochRecord, peers: Peers
+) -> tuple[tuple[Produced, ...], int]:
+    """The producers as of the end of the last clean epoch, and that epoch.
 
     The members that took part in its recovery know; there are more of them than may be away.
+    Where every single one is there and none knows, all of them lost it, and a person accepted
+    that: else they would not say so. Then the epoch is recovered once more, of what is left,
+    as are those below it of which nobody knows either; or no node could ever be purged.
 
     Raises:
-        NoSequencer: none of them answered.
+        NoSequencer: some of them did not answer, and the others do not know.
     """
-    clean = record.clean_epoch
-    if not clean:
-        return ()
-    nodes, _ = record.configuration(clean)
+    for clean in range(record.clean_epoch, 0, -1):
+        nodes, _ = record.configuration(clean)
+        answers = await _ask_end(log, clean, nodes, peers)
+        ends = [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
+        if ends:
+            return read_produced(max(ends, key=lambda end: end.seal).produced), clean
+        if any(isinstance(answer, CordwoodError) for answer in answers.values()):
+            failures = {
+                node: answer if isinstance(answer, CordwoodError) else Unreachable("was not told")
+                for node, answer in answers.items()
+            }
+            refuse_absent(log, f"learning the producers of epoch {clean}", failures)
+        logger.warning(
+            "log %d: nodes %s have all forgotten how epoch %d ended: it is recovered once more",
+            log, nodes, clean,
+        )  # fmt: skip
+    return (), 0
 
-    def known(answers: Mapping[NodeId, Reply | CordwoodError]) -> list[EpochReply]:
-        return [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
 
-    answers = await ask_until(
+async def _ask_end(
+    log: int, epoch: int, nodes: Sequence[NodeId], peers: Peers
+) -> Mapping[NodeId, Reply | CordwoodError]:
+    def is_known(answers: Mapping[NodeId, Reply | CordwoodError]) -> bool:
+        return any(isinstance(each, EpochReply) and each.known for each in answers.values())
+
+    return await ask_until(
         nodes,
-        lambda node: peers.call(node, AskEpoch(log, clean), timeout_s=CLEAN_TIMEOUT_S),
-        lambda so_far: bool(known(so_far)),
+        lambda node: peers.call(node, AskEpoch(log, epoch), timeout_s=CLEAN_TIMEOUT_S),
+        is_known,
         grace_s=0.0,
     )
-    ends = known(answers)
-    if not ends:
-        failures = {
-            node: answer if isinstance(answer, CordwoodError) else Unreachable("was not told")
-            for node, answer in answers.items()
-        }
-        refuse_absent(log, f"learning the producers of epoch {clean}", failures)
-    return read_produced(max(ends, key=lambda end: end.seal).produced)
 
 
 async def _seal_and_read(

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from cordwood.errors import Malformed
+from cordwood.errors import Malformed, Retryable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.log_questions import (
     AskExtent,
@@ -127,9 +127,15 @@ class StorageRole:
                 return await self._search.size(call)
 
     def epoch_end(self, call: AskEpoch) -> EpochReply:
-        """How an epoch was recovered, if this node was told."""
+        """How an epoch was recovered, if this node was told.
+
+        Raises:
+            Retryable: it does not know, and lost records: it may have been told.
+        """
         held = self._shard.cache.get(call.log)
         end = held.ends.get(call.epoch) if held is not None else None
+        if end is None and self._shard.damage:
+            raise Retryable(f"it lost records: {self._shard.damage}")
         return EpochReply(False, 0, 0) if end is None else EpochReply(True, *end)
 
     def _on_read(self, connection: Connection, request: ReadRequest) -> None:
