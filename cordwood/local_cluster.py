@@ -86,6 +86,7 @@ class LocalNode:
 
     Attributes:
         process: None while it is not running.
+        was_killed: it was sent SIGKILL, and may be on its way out.
     """
 
     node: NodeId
@@ -93,6 +94,7 @@ class LocalNode:
     location: str
     directory: str
     process: asyncio.subprocess.Process | None = None
+    was_killed: bool = False
 
     @property
     def is_running(self) -> bool:
@@ -164,7 +166,15 @@ class LocalCluster:
             Unreachable: it did not start; the text quotes what it said.
         """
         node = self.nodes[number]
+        if node.is_running and node.was_killed:
+            assert node.process is not None, "it runs"
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await node.process.wait()  # a kill is done a little later than sent
+            except TimeoutError:
+                raise Unreachable(f"node {number} was killed and does not end") from None
         assert not node.is_running, f"node {number} runs already"
+        node.was_killed = False
         path, log = self._prepare_node(node)
         before = [] if self._housing is None else self._housing.command(number)
         try:
@@ -191,9 +201,10 @@ class LocalCluster:
 
     def send_signal(self, number: NodeId, what: signal.Signals) -> None:
         """Send a signal to a node that runs."""
-        process = self.nodes[number].process
-        if process is not None and process.returncode is None:
-            process.send_signal(what)
+        node = self.nodes[number]
+        if node.process is not None and node.process.returncode is None:
+            node.was_killed |= what is signal.SIGKILL
+            node.process.send_signal(what)
 
     async def stop_node(self, number: NodeId) -> None:
         """Stop one node as an operator does; it says goodbye, and `start_node` starts it again."""

@@ -17,10 +17,12 @@ def counted_calls() -> Iterator[Counter[str]]:
     counts: Counter[str] = Counter()
     call = Connection.call
 
-    def counted(connection: Connection, message: Call, *, timeout_s: float):
+    def counted(
+        connection: Connection, message: Call, *, timeout_s: float, answer_s: float | None = None
+    ):
         if not isinstance(message, Ping):
             counts[type(message).__name__] += 1
-        return call(connection, message, timeout_s=timeout_s)
+        return call(connection, message, timeout_s=timeout_s, answer_s=answer_s)
 
     with patch.object(Connection, "call", counted):
         yield counts

@@ -34,6 +34,9 @@ ANSWER_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
 TAIL_TIMEOUT_S = 30.0
 
+QUIET_S = 2.0
+"""Without a record, until a client that asks for records asks again: no peer pauses so long."""
+
 JOINED_BYTES_MAX = 4096
 """Records up to this size are joined to one buffer, larger ones are given to the kernel one by
 one: a copy of them costs more than a piece of a writev."""
@@ -150,11 +153,23 @@ class LightClient(asyncio.Protocol):
         begin()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._read
+                await self._all_read(self._read)
         except TimeoutError:
             raise Unreachable(f"{self.name} did not send {self._left} of {count}") from None
         finally:
             self._read = self._take = None
+
+    async def _all_read(self, read: asyncio.Future[None]) -> None:
+        while True:
+            left = self._left
+            done, _ = await asyncio.wait({read}, timeout=QUIET_S)
+            if done:
+                return await read
+            if self._left == left:
+                self.on_quiet()
+
+    def on_quiet(self) -> None:
+        """Nothing came for QUIET_S while records were waited for: ask again, if one asks."""
 
     def close(self) -> None:
         """Close the connection."""

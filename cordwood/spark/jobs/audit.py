@@ -110,8 +110,13 @@ def audit_into(
 def _noted(note: Path, path: Path, options: SourceOptions) -> tuple[list[Slice], int]:
     """The plan of the audit in a table, made now if it is new; how much of it is done."""
     if note.exists():
-        noted = json.loads(note.read_bytes())
-        return [Slice(*each) for each in noted["plan"]], int(noted["done"])
+        try:
+            noted = json.loads(note.read_bytes())
+            return [Slice(*each) for each in noted["plan"]], int(noted["done"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise BadSetting(
+                f"{note} is not what an audit noted ({error}): give another directory"
+            ) from None
     if any(path.glob("*.parquet")) or any(path.glob("*=*")):
         raise BadSetting(f"{path} holds a table that no audit made: give another directory")
     slices = audit_slices(options)
