@@ -244,8 +244,8 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
     row(
         "producers-known",
         "a recovery learnt what producers wrote",
-        "recovery.recover_log:_known_producers",
-        gave,
+        "recovery.recover_log:_last_known",
+        lambda s: bool(s.result[0]),
     ),
     row(
         "digest-cut-off",
