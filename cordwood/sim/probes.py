@@ -241,7 +241,7 @@ _WATCHES: tuple[Watch, ...] = (
         lambda s: s.args[1] in s.me.sources
         and s.me.sources[s.args[1]].version != s.me.choice.version,
     ),
-    Watch("copy-left-out", "storage.read_streams:_Share.part", lambda s: not s.result),
+    Watch("copy-left-out", "storage.read_share:Share.part", lambda s: not s.result),
     Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),
     Watch("bridge-read", f"{_BUFFER}._deliver", _gave(GapKind.BRIDGE)),
     Watch(

@@ -30,10 +30,9 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 
-from cordwood.block import BlockKind, Buffer, EnvelopeFlag
+from cordwood.block import BlockKind, Buffer
 from cordwood.errors import CordwoodError, Corrupt, Overloaded
 from cordwood.layout.frame import Kind
 from cordwood.layout.key_bits import may_hold
@@ -42,7 +41,6 @@ from cordwood.layout.reading import (
     BlocksHead,
     GapRange,
     NodeGap,
-    OneCopy,
     ReadRequest,
     ReadStatus,
     blocks_head,
@@ -52,9 +50,10 @@ from cordwood.layout.reading import (
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
-from cordwood.protocol.single_copy import CopyFilter, Shuffle, ships
+from cordwood.protocol.single_copy import CopyFilter
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.partition import Part, Run, Wanted
+from cordwood.storage.read_share import CHOICES_MAX, NodesIn, Share
 from cordwood.storage.shared_push import Push, Pushes
 from cordwood.storage.turn_queue import TurnQueue
 from cordwood.wire.connection import Connection
@@ -92,56 +91,6 @@ STREAMS_MAX = 10_000
 """Streams on one connection; a client reads far fewer logs at once."""
 
 
-CHOICES_MAX = 4096
-"""Copysets whose sender a stream remembers; five nodes with three copies make 60."""
-
-NodesIn = Callable[[str], AbstractSet[int]]
-"""The nodes in a region."""
-
-
-class _Share:
-    """The blocks that are this node's to send to one reader."""
-
-    __slots__ = ("_me", "_mine", "_rule", "kind")
-
-    def __init__(
-        self, me: NodeId, asked: OneCopy, nodes_in: NodesIn, kinds: Callable[[CopyFilter], int]
-    ) -> None:
-        self._me = me
-        self._rule = CopyFilter(
-            Shuffle(asked.shuffle),
-            asked.seed,
-            frozenset(asked.known_down),
-            asked.copies,
-            frozenset(nodes_in(asked.region)) if asked.region else frozenset(),
-            asked.quiet,
-        )
-        # Equal for equal rules: with each block a stream at the tail is looked up by it.
-        self.kind = kinds(self._rule)
-        self._mine: dict[tuple[int, ...], Part] = {}
-
-    @property
-    def known_down(self) -> list[int]:
-        """The nodes that the reader does not count on."""
-        return sorted(self._rule.known_down)
-
-    def part(self, block: StoredBlock) -> Part:
-        """Whether this node sends it. Plugs and bridges are sent by all that hold them:
-        they are small, and what they say must not hang on one node."""
-        if block.header.kind != BlockKind.DATA:
-            return Part.WHOLE
-        envelope = block.envelope
-        if envelope.flags & EnvelopeFlag.DRAINED:
-            return Part.NOTHING  # it lies elsewhere too, and there it counts
-        mine = self._mine.get(envelope.copyset)
-        if mine is None:
-            if len(self._mine) >= CHOICES_MAX:
-                self._mine.clear()
-            is_mine = ships(self._me, envelope.copyset, self._rule)
-            mine = self._mine[envelope.copyset] = Part.WHOLE if is_mine else Part.NOTHING
-        return mine
-
-
 class _Stream:
     """One reader's pull; see `ReadRequest` for the fields."""
 
@@ -149,7 +98,7 @@ class _Stream:
                  "limit", "log", "next", "number", "ready", "sent", "share", "until", "version",
                  "wanted")  # fmt: skip
 
-    def __init__(self, connection: Connection, request: ReadRequest, share: _Share | None) -> None:
+    def __init__(self, connection: Connection, request: ReadRequest, share: Share | None) -> None:
         self.connection = connection
         self.number = request.stream
         self.log = request.log
@@ -243,7 +192,7 @@ class ReadStreams:
         if len(streams) >= STREAMS_MAX:
             raise Overloaded(f"more than {STREAMS_MAX} read streams on one connection")
         asked = request.one_copy
-        share = None if asked is None else _Share(self._me, asked, self._nodes_in, self._kind_of)
+        share = None if asked is None else Share(self._me, asked, self._nodes_in, self._kind_of)
         stream = _Stream(connection, request, share)
         streams[request.stream] = stream
         self._by_log.setdefault(request.log, {})[stream] = None

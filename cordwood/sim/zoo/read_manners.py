@@ -157,7 +157,7 @@ BUGS = (
                changed({"storage.shard:Shard._replay": _told_is_forgotten}),
                hunt=grounds.NODESETS),
     PlantedBug("stale-copyset", "a node goes by the copyset of the block before; nobody asks all",
-               changed({"storage.read_streams:_Share.part": _copyset_before,
+               changed({"storage.read_share:Share.part": _copyset_before,
                         f"{_CHOICE}.on_suspicion": instead(lambda self: None)}),
                hunt=grounds.SPREAD),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
