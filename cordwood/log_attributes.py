@@ -29,6 +29,10 @@ BYTES_MAX = 1 << 60
 
 TOKEN_DIGEST = re.compile(r"[0-9a-f]{32}")
 
+TOKEN_BYTES_MAX = 256
+"""Of a token as text: many times what a random one needs to be beyond guessing, and what a
+reader sends with each request."""
+
 WRITES_MAX = 1 << 20
 
 
@@ -50,6 +54,8 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         local_scd_enabled: that node is one near the reader, if there is one.
         write_token: clients must have it to append; "" is none. Kept as `token_digest`
             makes it, since everybody may ask for a log's attributes.
+        read_token: clients must have it to read; "" is none. Kept likewise. Storage nodes ask
+            for it, and not those who read as nodes: recovery, scrubbing, rebuilding.
     """
 
     replicate_across: dict[str, int] | None = None
@@ -62,6 +68,7 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     scd_enabled: bool | None = None
     local_scd_enabled: bool | None = None
     write_token: str | None = None
+    read_token: str | None = None
 
     @property
     def replication(self) -> Replication:
@@ -91,6 +98,9 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return {name: value for name in NAMES if (value := getattr(self, name)) is not None}
 
 
+TOKENS = ("write_token", "read_token")
+"""Attributes of which people are shown only whether they are set."""
+
 NAMES = tuple(field.name for field in msgspec.structs.fields(LogAttributes))
 
 DEFAULTS = LogAttributes(
@@ -104,6 +114,7 @@ DEFAULTS = LogAttributes(
     scd_enabled=True,
     local_scd_enabled=False,
     write_token="",
+    read_token="",
 )
 """LogDevice's, but for retention (it has none by itself) and SCD, which it leaves off: a
 reader that is sent each block once instead of `copies` times is the better default, and a
@@ -111,8 +122,19 @@ window of 1000 blocks is its own tools' example."""
 
 
 def token_digest(token: str) -> str:
-    """What is kept of a write token; "" stays so."""
+    """What is kept of a write or read token; "" stays so."""
     return hashlib.blake2b(token.encode(), digest_size=16).hexdigest() if token else ""
+
+
+def check_token(token: str) -> None:
+    """Refuse a token that nobody could send.
+
+    Raises:
+        BadSetting: it is longer than TOKEN_BYTES_MAX. The text does not show it.
+    """
+    size = len(token.encode())
+    if size > TOKEN_BYTES_MAX:
+        raise BadSetting(f"a token has at most {TOKEN_BYTES_MAX} bytes, this one {size}")
 
 
 def replicate_across(replication: Replication) -> dict[str, int]:
@@ -138,8 +160,10 @@ def check_attributes(attributes: LogAttributes) -> None:
         value = getattr(attributes, name)
         if value is not None and not low <= value <= high:
             raise BadSetting(f"{name} is {value}; it goes from {low} to {high:g}")
-    if attributes.write_token and not TOKEN_DIGEST.fullmatch(attributes.write_token):
-        raise BadSetting("write_token is kept as token_digest makes it, and this is none")
+    for name in TOKENS:
+        kept = getattr(attributes, name)
+        if kept and not TOKEN_DIGEST.fullmatch(kept):
+            raise BadSetting(f"{name} is kept as token_digest makes it, and this is none")
 
 
 def check_whole(attributes: LogAttributes) -> None:
@@ -200,7 +224,8 @@ def _parse(name: str, text: str) -> Any:
             size = _SIZE.fullmatch(text)
             if size:
                 return int(float(size[1]) * 1024 ** _BYTES[(size[2] or "").upper()])
-        case "write_token":
+        case "write_token" | "read_token":
+            check_token(text)
             return token_digest(text)
         case "sticky_copysets" | "scd_enabled" | "local_scd_enabled":
             if text.lower() in _BOOLS:

@@ -74,6 +74,7 @@ from cordwood.storage.flusher import Flusher
 from cordwood.storage.identity import ACCEPTED
 from cordwood.storage.log_states import log_states
 from cordwood.storage.logs_store import LogsStore
+from cordwood.storage.read_rights import ReadRights
 from cordwood.storage.read_streams import ReadStreams
 from cordwood.storage.retention import Retention
 from cordwood.storage.role import StorageRole
@@ -153,6 +154,7 @@ class Node:
         self._space: SpaceWatch
         self._scrub: Scrub
         self._streams: ReadStreams
+        self._rights: ReadRights
         self._storage: StorageRole
         self._staging: Staging
         self._sequencer: SequencerRole
@@ -199,7 +201,8 @@ class Node:
         self._cluster = await self._membership.ensure_cluster(host.random)
         await self._open_shard()
         self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
-        self._storage = StorageRole(self._shard, self._streams)
+        self._rights = ReadRights(self._logs)
+        self._storage = StorageRole(self._shard, self._streams, self._rights)
         self._staging = Staging(self._shard, host.clock.now_us)
         if self._shard.has_lost:
             await self._renew_seals()
@@ -217,6 +220,7 @@ class Node:
             self._sequencer.run(),
             self._gossip.run(),
             self._streams.run(),
+            self._rights.run(),
             self._log_watch.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
@@ -341,7 +345,9 @@ class Node:
             self._tasks,
         )
         self._channel.on_room = self._sequencer.on_room
-        self._log_watch = LogWatch(self._metadata, self._logs, activation, self._sequencer)
+        self._log_watch = LogWatch(
+            self._metadata, self._logs, activation, self._sequencer, self._rights.on_change
+        )
 
     def _on_gossip_tick(self) -> None:
         self._states.set_silent(self._gossip.silent)

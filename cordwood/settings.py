@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from cordwood.errors import BadSetting
+from cordwood.log_attributes import check_token
 from cordwood.lsn import ESN_ISSUED_MAX
 from cordwood.nodes import NodeId, Replication
 from cordwood.write_budget import parse_budget
@@ -251,7 +252,8 @@ class ClientSettings:
         read_stream_guaranteed_delivery_efficiency: never ask for all copies before a loss
             is told. It saves sending a window again, and may call lost what one node alone
             has lost: for readers that would rather skip than wait.
-        write_tokens: for logs that ask for one.
+        write_tokens: for logs that ask for one; shown to nobody.
+        read_tokens: likewise, to read. Of these a node is sent the one that its log asks for.
     """
 
     timeout_s: float = 30.0
@@ -269,7 +271,8 @@ class ClientSettings:
     client_read_flow_control_threshold: float = 0.7
     reader_slow_shards_detection: bool = True
     read_stream_guaranteed_delivery_efficiency: bool = False
-    write_tokens: tuple[str, ...] = ()
+    write_tokens: tuple[str, ...] = field(default=(), repr=False)
+    read_tokens: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         _check("client.timeout_s", self.timeout_s, 0.001, 3600)
@@ -288,5 +291,7 @@ class ClientSettings:
                 f"client.scd_copyset_reordering_max is {self.scd_copyset_reordering_max!r}; "
                 f"it is one of {', '.join(REORDERINGS)}"
             )
+        for token in (*self.write_tokens, *self.read_tokens):
+            check_token(token)
         if self.codec not in ("none", "lz4", "zstd"):
             raise BadSetting(f"client.codec is {self.codec!r}; it is none, lz4 or zstd")

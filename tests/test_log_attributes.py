@@ -38,6 +38,7 @@ from cordwood.nodes import Replication
         (["sticky_copysets=true"], {"sticky_copysets": True}),
         (["write_token="], {"write_token": ""}),
         (["write_token=a=b"], {"write_token": token_digest("a=b")}),
+        (["read_token=c"], {"read_token": token_digest("c")}),
         ([], {}),
     ],
 )
@@ -62,7 +63,7 @@ def test_what_cannot_be(word):
 def test_a_token_itself_is_never_kept():
     with pytest.raises(BadSetting, match="token_digest"):
         check_attributes(LogAttributes(write_token="secret"))
-    assert "secret" not in str(parse_attributes(["write_token=secret"]))
+    assert "secret" not in str(parse_attributes(["write_token=secret", "read_token=secret"]))
 
 
 def test_the_defaults_are_whole():

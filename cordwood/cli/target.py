@@ -15,6 +15,7 @@ from cordwood.errors import BadSetting, Unreachable
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
+    from cordwood.settings import ClientSettings
 
 DIRECTORY = "./.cordwood"
 """Where `cordwood up` keeps a cluster."""
@@ -76,6 +77,9 @@ def find_target(cluster: str | None) -> Target:
 def open_store(cluster: str | None) -> BlockingStore:
     """Connect to what `--cluster` names; close it, or use it with `with`.
 
+    Tokens of logs that ask for one come from CORDWOOD_READ_TOKENS and CORDWOOD_WRITE_TOKENS, by
+    commas: what stands on a command line, everybody on the machine can see.
+
     Raises:
         Unreachable: it is not there; the text says how to start it.
         BadSetting: what was given names no store.
@@ -85,7 +89,7 @@ def open_store(cluster: str | None) -> BlockingStore:
 
     target = find_target(cluster)
     try:
-        return blocking.connect(target.url)
+        return blocking.connect(target.url, _settings())
     except Unreachable as error:
         if not target.directory:
             raise
@@ -93,6 +97,22 @@ def open_store(cluster: str | None) -> BlockingStore:
             f"the cluster on {target.directory} does not answer any more: start it again with "
             f"`cordwood up{dir_option(target.directory)}`"
         ) from error
+
+
+def _settings() -> ClientSettings:
+    """What a verb's client is given.
+
+    Raises:
+        BadSetting: a token is too long.
+    """
+    from cordwood.settings import ClientSettings
+
+    return ClientSettings(write_tokens=_tokens("WRITE"), read_tokens=_tokens("READ"))
+
+
+def _tokens(what: str) -> tuple[str, ...]:
+    tokens = os.environ.get(f"CORDWOOD_{what}_TOKENS", "").split(",")
+    return tuple(token for token in tokens if token)
 
 
 def dir_option(directory: str) -> str:

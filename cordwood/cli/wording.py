@@ -81,7 +81,7 @@ def attribute_words(name: str, value: object) -> str:
         return ", ".join(f"{scope}:{count}" for scope, count in value.items())
     if isinstance(value, bool):
         return "on" if value else "off"
-    if name == "write_token":
+    if name in ("write_token", "read_token"):
         return "asked for" if value else "none"
     if not value:
         return {"nodeset_size": "all nodes", "synced_copies": "all"}.get(name, "no bound")

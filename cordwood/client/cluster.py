@@ -319,6 +319,27 @@ class Cluster:
         except CordwoodError as error:
             logger.debug("the epochs of %s could not be asked for: %s", name, error)
 
+    def look_up_again(self, info: LogInfo, learnt: Callable[[LogInfo | None], None]) -> None:
+        """Ask the metadata store for a log that has changed; `learnt` gets what it is now, None
+        where its name is gone or another log's. It is asked until it answers."""
+        self._tasks.create_task(self._look_up_again(info, learnt))
+
+    async def _look_up_again(
+        self, known: LogInfo, learnt: Callable[[LogInfo | None], None]
+    ) -> None:
+        while not self._closed:
+            try:
+                info = await self._ask_log(known.name, create=False, timeout_s=ASK_ONE_S)
+            except UnknownLog:
+                learnt(None)
+                return
+            except CordwoodError as error:
+                logger.debug("%s could not be looked up again: %s", known.name, error)
+                await asyncio.sleep(LEARN_EVERY_S)
+                continue
+            learnt(info if info.log_id == known.log_id else None)
+            return
+
     async def _ask_nodesets(self, known: LogInfo) -> LogInfo | None:
         """What a node of the log was told of epochs after `known.epoch`; None if none was."""
         for node in known.all_nodes:

@@ -41,6 +41,28 @@ def check_write_token(info: LogInfo, tokens: Sequence[str]) -> None:
         )
 
 
+def read_token(info: LogInfo, tokens: Sequence[str]) -> str | None:
+    """Which of a client's tokens a log asks of its readers: "" for none, None for another one."""
+    wanted = info.attributes.read_token
+    if not wanted:
+        return ""
+    return next((token for token in tokens if token_digest(token) == wanted), None)
+
+
+def check_read_token(info: LogInfo, tokens: Sequence[str]) -> str:
+    """The token for questions about a log, "" where it asks for none.
+
+    Raises:
+        AccessDenied: this client does not have it.
+    """
+    token = read_token(info, tokens)
+    if token is None:
+        raise AccessDenied(
+            f"{info.name} wants a read token: give it as ClientSettings(read_tokens=…)"
+        )
+    return token
+
+
 class LogTree:
     """See the module. Every call may also raise Unreachable and OutcomeUnknown: it may then
     be made again."""

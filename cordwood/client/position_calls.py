@@ -78,6 +78,7 @@ class PositionCalls:
                 disk; it errs to the early side then, by a partition's length at most.
         Raises:
             UnknownLog: there is no such log.
+            AccessDenied: the log wants a read token that this client does not have.
             Retryable: no sequencer, or no node at all, answered.
         """
         return await self._positions.find_time(log, _to_us(time), approximate=approximate)

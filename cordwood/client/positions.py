@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.cluster import Cluster, LogInfo
-from cordwood.client.log_tree import check_write_token
+from cordwood.client.log_tree import check_read_token, check_write_token
 from cordwood.client.read_stream import ReadStream
-from cordwood.errors import CordwoodError, Rejected, Unreachable
+from cordwood.errors import AccessDenied, CordwoodError, Rejected, Unreachable
 from cordwood.layout.log_questions import (
     AskExtent,
     AskSize,
@@ -189,7 +189,7 @@ class Positions:
     async def find_time(self, log: str, time_us: int, *, approximate: bool) -> Place:
         """See `Store.find_time`."""
         info, tail = await self._opened(log)
-        call = AskTime(info.log_id, time_us, int(tail), not approximate)
+        call = AskTime(info.log_id, time_us, int(tail), not approximate, token=self._token(info))
         told, missing = await self._ask_nodes(info, call, TimeReply)
         answers = [TimeAnswer(each.trim, each.before, each.at) for each in told.values()]
         found = find_time(answers, tail, heard_all=self._is_enough(info, tail, told))
@@ -198,6 +198,7 @@ class Positions:
     async def find_key(self, log: str, key: bytes) -> KeyPlace:
         """See `Store.find_key`."""
         info, tail = await self._opened(log)
+        self._token(info)
         timeout_s = self._settings.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -231,7 +232,7 @@ class Positions:
     async def extent(self, log: str) -> Extent:
         """See `Store.tail_attributes`, `Store.head_attributes` and `Store.is_empty`."""
         info, tail = await self._opened(log)
-        call = AskExtent(info.log_id, int(tail))
+        call = AskExtent(info.log_id, int(tail), token=self._token(info))
         told, missing = await self._ask_nodes(info, call, ExtentReply)
         trim = max(each.trim for each in told.values())
         # What one node has trimmed readers skip, whoever holds it.
@@ -244,11 +245,15 @@ class Positions:
     async def data_size(self, log: str, start_us: int, stop_us: int) -> Size:
         """See `Store.data_size`."""
         info, tail = await self._opened(log)
-        call = AskSize(info.log_id, start_us, stop_us)
+        call = AskSize(info.log_id, start_us, stop_us, token=self._token(info))
         told, missing = await self._ask_nodes(info, call, SizeReply)
         copies = info.history[-1].copies if info.history else info.replication.copies
         size = size_of((each.bytes for each in told.values()), len(told) + len(missing), copies)
         return Size(size, not self._is_enough(info, tail, told), missing)
+
+    def _token(self, info: LogInfo) -> str:
+        """See `check_read_token`."""
+        return check_read_token(info, self._settings.read_tokens)
 
     async def _opened(self, log: str) -> tuple[LogInfo, Lsn]:
         """A log with all its epochs, and its tail.
@@ -319,6 +324,8 @@ async def _first_keyed(stream: ReadStream, name: str) -> tuple[tuple[bytes, Lsn]
         async for item in stream:
             if isinstance(item, Gap):
                 has_lost |= item.kind is GapKind.DATA_LOSS
+                if item.kind is GapKind.ACCESS:
+                    raise AccessDenied(f"{name} may not be read by this client any more")
             else:
                 if item.key is not None:
                     return (item.key, item.lsn), has_lost

@@ -10,6 +10,14 @@ Source: LogDevice digest 2.11 (`isConnectionHealthy`, health callbacks).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from cordwood.lsn import format_lsn
+from cordwood.nodes import NodeId
+
+UNKNOWN = "and nobody says whether there is more"
+"""What a reader that is cut off knows of the log."""
+
 HEALTH_S = 10.0
 """How long a reader may stand still before that is told: twice what it takes to ask all nodes
 for all they hold, and the bound within which readers reach the tail once nothing fails."""
@@ -72,4 +80,21 @@ class ReadHealth:
         """Whether a trouble that was told is over: no clock runs any more."""
         return bool(self.trouble) and (
             self._behind_since is self._alone_since is self._unanswered_since is None
+        )
+
+    def why(
+        self, at: int, nodes: int, absent: Sequence[NodeId], doubted: Mapping[NodeId, str]
+    ) -> str:
+        """The trouble in words.
+
+        Args:
+            at: the LSN that nothing comes at.
+            nodes: how many may hold it; `absent` are not connected, `doubted` not counted on.
+        """
+        known = "though more is readable" if self.is_behind else UNKNOWN
+        left_out = ", ".join(f"node {node} ({doubt})" for node, doubt in doubted.items())
+        return (
+            f"nothing at {format_lsn(at)} for {HEALTH_S:g} s, {known}: "
+            f"{len(absent)} of {nodes} nodes are not connected; not counted on: "
+            f"{left_out or 'none'}"
         )

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Protocol
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.delivered import records_of, with_keys, without_keys
+from cordwood.client.read_access import ReadAccess
 from cordwood.client.read_health import HEALTH_S, ReadHealth
 from cordwood.client.senders import HeldBlock, Senders
 from cordwood.errors import AccessDenied, Closed, CordwoodError, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
-from cordwood.lsn import Lsn, format_lsn
+from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
 from cordwood.protocol.read_budget import ReadBudget
@@ -75,9 +76,6 @@ millisecond."""
 GRACE_MISSES_MAX = 2
 """Grace periods in a row that a node may miss before it gets none (LogDevice's
 `grace-counter-limit`): a range of many losses is not waited through one by one."""
-
-UNKNOWN = "and nobody says whether there is more"
-"""What a reader that is cut off knows of the log."""
 
 ARROW_BYTES = 4 << 20
 """Bodies taken at a time for `arrow`: a batch's worth."""
@@ -144,6 +142,7 @@ class ReadStream:
             number, info, self._buffer, cluster, settings, budget, seed,
             heads_only=not payloads, keys=None if keys is None else key_bits(keys),
         )  # fmt: skip
+        self._access = ReadAccess(self.senders, cluster, settings.read_tokens, self._on_denied)
         self._choice = self.senders.choice
         self._news = asyncio.Event()
         self._look_due: asyncio.TimerHandle | None = None
@@ -201,6 +200,7 @@ class ReadStream:
             return
         self._closed = True
         self.senders.close()
+        self._access.close()
         self._news.set()
         for timer in (self._look_due, self._alarm):
             if timer is not None:
@@ -242,8 +242,17 @@ class ReadStream:
         self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
     ) -> None:
         """A node answers a READ: what it sends from here on is what was asked."""
-        if not self._closed:
-            self.senders.on_reading(node, connection, status, version)
+        if self._closed:
+            return
+        self.senders.on_reading(node, connection, status, version)
+        if status == ReadStatus.ACCESS:
+            self._access.on_refused(self.info)
+
+    def _on_denied(self) -> None:
+        """This client has no right to read the log, or no more."""
+        logger.info("log %d: its read token is asked for", self.info.log_id)
+        self._buffer.on_over(GapKind.ACCESS)
+        self._news.set()
 
     def on_blocks(
         self, node: NodeId, connection: Connection, head: BlocksHead, blocks: Sequence[HeldBlock]
@@ -445,18 +454,10 @@ class ReadStream:
         if self._health.is_over:
             self._on_health("")
         elif (due := self._health.due) is not None and now >= due:
-            self._on_health(self._why_stuck())
-
-    def _why_stuck(self) -> str:
-        members = self.info.nodes_of(self._buffer.next >> 32)
-        absent = [node for node in members if node not in self.senders.sources]
-        doubted = [f"node {n} ({why.value})" for n in members if (why := self._choice.doubt(n))]
-        known = "though more is readable" if self._health.is_behind else UNKNOWN
-        return (
-            f"nothing at {format_lsn(self._buffer.next)} for {HEALTH_S:g} s, {known}: "
-            f"{len(absent)} of {len(members)} nodes are not connected; not counted on: "
-            f"{', '.join(doubted) or 'none'}"
-        )
+            members = self.info.nodes_of(self._buffer.next >> 32)
+            absent = [node for node in members if node not in self.senders.sources]
+            doubted = {n: why.value for n in members if (why := self._choice.doubt(n))}
+            self._on_health(self._health.why(self._buffer.next, len(members), absent, doubted))
 
     def _on_health(self, trouble: str) -> None:
         """A health event: the stream stands still, or goes on again."""

@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 ARROW_BYTES = 4 << 20
 """Bodies of one log before the next has its turn: a batch or a few."""
 
+_LAST_GAPS = (GapKind.ACCESS, GapKind.NOT_IN_CONFIG)
+"""After these nothing more comes."""
+
 ARROW_ROWS = 8192
 """Rows of a batch of records that `read` had opened already; see `client.batches`."""
 
@@ -81,6 +84,8 @@ class _Feed:
         waiting: the task that waits for more.
         error: why the stream ended.
         refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
+        barred_at: where it ended because the log is gone, or may not be read: a reader that
+            comes back when that has changed goes on there.
     """
 
     log: str
@@ -93,20 +98,29 @@ class _Feed:
     error: CordwoodError | None = None
     refused: int = 0
     retry_at: float = 0.0
+    barred_at: Lsn | None = None
 
     @property
     def next_lsn(self) -> Lsn:
         if self.items:
             first = self.items[0]
             return first.first if isinstance(first, Gap) else first.lsn
-        return Lsn(self.raw[0].first if self.raw else self.stream.next_lsn)
+        if self.raw:
+            return Lsn(self.raw[0].first)
+        return Lsn(self.stream.next_lsn) if self.barred_at is None else self.barred_at
+
+    def take(self, taken: Delivery[HeldBlock] | Gap) -> None:
+        self.raw.append(taken)
+        if isinstance(taken, Gap) and taken.kind in _LAST_GAPS:
+            self.barred_at = taken.first
 
 
 class Reader:
     """See the module. Made by `Store.reader`; close it, or use `async with`.
 
     Args:
-        gaps: give gaps too; without, only lost records are told.
+        gaps: give gaps too; without, only lost records are told, and that a log may not be
+            read.
         on_health: see `ReadStream.on_health`; called from the loop while the reader waits.
     """
 
@@ -374,7 +388,7 @@ class Reader:
         try:
             taken = feed.stream.take()
             if taken is not None:
-                feed.raw.append(taken)
+                feed.take(taken)
             elif feed.stream.is_done:
                 feed.is_over = True
             else:
@@ -389,7 +403,7 @@ class Reader:
             if taken is None:
                 feed.is_over = True
             else:
-                feed.raw.append(taken)
+                feed.take(taken)
         except CordwoodError as error:
             feed.error, feed.is_over = error, True
         finally:
@@ -418,8 +432,9 @@ class Reader:
 
 
 def _is_told(item: Record | Gap) -> bool:
-    """Whether a reader who wants no gaps gets it: records, and the loss of some."""
-    return isinstance(item, Record) or item.kind is GapKind.DATA_LOSS
+    """Whether a reader who wants no gaps gets it: records, the loss of some, and that it may
+    not see them."""
+    return isinstance(item, Record) or item.kind in (GapKind.DATA_LOSS, GapKind.ACCESS)
 
 
 def _portion(feed: _Feed, count: int) -> Portion:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from cordwood.client.cluster import Cluster
-from cordwood.errors import CordwoodError, Unreachable
+from cordwood.client.log_tree import check_read_token
+from cordwood.errors import AccessDenied, CordwoodError, Unreachable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.reading import (
     ReadRequest,
@@ -80,17 +81,22 @@ class NodeCopies:
     is_damaged: bool
 
 
-async def scan_node(cluster: Cluster, node: NodeId, log: int, start: int, stop: int) -> NodeCopies:
+async def scan_node(
+    cluster: Cluster, node: NodeId, log: int, start: int, stop: int, token: str = ""
+) -> NodeCopies:
     """Read all that `node` holds of the LSNs `[start, stop)`, all of them released.
 
+    Args:
+        token: the log's read token, if it asks for one.
     Raises:
+        AccessDenied: it asks for another.
         Unreachable: it cannot be reached, or says nothing for STALL_TIMEOUT_S.
     """
     scan = _Scan(log, stop)
     connection = await cluster.dial_node(node, scan, timeout_s=DIAL_TIMEOUT_S)
     try:
         high = min(LSN_MAX, stop)
-        request = ReadRequest(STREAM, log, start, stop - 1, high, CREDIT_BYTES)
+        request = ReadRequest(STREAM, log, start, stop - 1, high, CREDIT_BYTES, token=token)
         connection.send(Kind.READ, 0, (pack_read(request),))
         while not scan.is_done:
             scan.news.clear()
@@ -101,6 +107,8 @@ async def scan_node(cluster: Cluster, node: NodeId, log: int, start: int, stop: 
                 raise Unreachable(f"node {node} sends nothing more of log {log}") from None
     finally:
         connection.close()
+    if scan.is_refused:
+        raise AccessDenied(f"node {node} does not let this client read log {log}")
     if scan.error is not None:
         raise Unreachable(f"node {node} was lost while it was scanned: {scan.error}")
     return NodeCopies(scan.copies, scan.is_damaged)
@@ -109,7 +117,8 @@ async def scan_node(cluster: Cluster, node: NodeId, log: int, start: int, stop: 
 async def scan_copies(store: Store, log: str, node: NodeId, start: int, stop: int) -> NodeCopies:
     """As `scan_node`, of a log by name."""
     info = await store.log(log)
-    return await scan_node(store._cluster, node, info.log_id, start, stop)
+    token = check_read_token(info, store._settings.read_tokens)
+    return await scan_node(store._cluster, node, info.log_id, start, stop, token)
 
 
 class _Scan:
@@ -118,6 +127,7 @@ class _Scan:
     def __init__(self, log: int, stop: int) -> None:
         self.copies: list[Copy] = []
         self.is_damaged = False
+        self.is_refused = False
         self.is_done = False
         self.error: CordwoodError | None = None
         self.news = asyncio.Event()
@@ -128,7 +138,10 @@ class _Scan:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Blocks, or how the node takes the request."""
         if frame.kind == Kind.READING:
-            self.is_damaged |= read_reading(frame.payload)[1] == ReadStatus.DAMAGED
+            status = read_reading(frame.payload)[1]
+            self.is_damaged |= status == ReadStatus.DAMAGED
+            self.is_refused = status == ReadStatus.ACCESS
+            self.is_done |= self.is_refused
         elif frame.kind == Kind.GAPS:
             self.is_damaged = True  # all is asked for, so that only damage is left out
         elif frame.kind == Kind.BLOCKS:

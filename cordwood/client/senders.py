@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from cordwood.block import BlockKind
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.log_tree import read_token
 from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
@@ -76,10 +77,11 @@ class Source:
         version: of what the node obeys; 0 until it answers.
         asked: version of what it was asked.
         switches: it goes on by the old order up to where all change to the new one.
+        is_refused: it says that this client may not read the log.
         credit: what it may send.
     """
 
-    __slots__ = ("asked", "connection", "credit", "switches", "version")
+    __slots__ = ("asked", "connection", "credit", "is_refused", "switches", "version")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -89,6 +91,7 @@ class Source:
         self.version = 0
         self.asked = asked
         self.switches = False
+        self.is_refused = False
         self.credit = Credit(granted)
 
 
@@ -141,6 +144,8 @@ class Senders:
         slow: how quick the nodes are.
         sources: the nodes that were asked, by number.
         bridge: where the bridge that was received last begins, None before the first.
+        token: what the log asks of its readers, as far as is known; "" for nothing, and where
+            this client does not have it.
     """
 
     def __init__(
@@ -166,6 +171,7 @@ class Senders:
         self.slow = SlowShards(info.replication.copies - 1)
         self.sources: dict[NodeId, Source] = {}
         self.bridge: Lsn | None = None
+        self.token = read_token(info, settings.read_tokens) or ""
         self._number = number
         self._log = info.log_id
         self._buffer = buffer
@@ -262,6 +268,11 @@ class Senders:
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return
+        if status == ReadStatus.ACCESS:
+            if version == source.asked:  # else the answer to what was asked last follows
+                source.is_refused = True
+                self._buffer.on_gone(node)
+            return
         source.version = version
         if status == ReadStatus.DAMAGED:
             self._buffer.on_damaged(node)
@@ -350,8 +361,15 @@ class Senders:
             one_copy=self._one_copy(node),
             heads_only=self._heads_only,
             keys=self._keys,
+            token=self.token,
         )
         connection.send(Kind.READ, 0, (pack_read(request),))
+
+    def ask_refused(self) -> None:
+        """Ask those again that refused this client, which may read the log after all."""
+        for node, source in sorted(self.sources.items()):
+            if source.is_refused:
+                self._ask(node, source.connection)
 
     def _one_copy(self, node: NodeId) -> OneCopy | None:
         if not self.choice.is_single:

@@ -10,7 +10,21 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cordwood.layout.message_fields import U62, AnyLsn, TimeUs
+from cordwood.layout.message_fields import U62, AnyLsn, TimeUs, Token
+
+
+class ForReaders(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A question for which a log may ask for its read token, as for its records.
+
+    Attributes:
+        token: shown to nobody, so a question is told without it.
+    """
+
+    token: Token = ""
+
+    def __repr__(self) -> str:
+        told = [f"{name}={getattr(self, name)}" for name in self.__struct_fields__[:-1]]
+        return f"{type(self).__name__}({', '.join(told)})"
 
 
 class Trim(Struct, frozen=True, tag="trim"):
@@ -27,7 +41,7 @@ class TrimReply(Struct, frozen=True, tag="trimmed"):
     trim: AnyLsn
 
 
-class AskTime(Struct, frozen=True, tag="ask_time"):
+class AskTime(ForReaders, frozen=True, tag="ask_time"):
     """Where a time lies among what the node holds up to `until`.
 
     Attributes:
@@ -55,7 +69,7 @@ class TimeReply(Struct, frozen=True, tag="time"):
     at: AnyLsn
 
 
-class AskExtent(Struct, frozen=True, tag="ask_extent"):
+class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
     """Where the records of a log begin and end here, up to `until`."""
 
     log: U62
@@ -72,7 +86,7 @@ class ExtentReply(Struct, frozen=True, tag="extent"):
     last_us: TimeUs
 
 
-class AskSize(Struct, frozen=True, tag="ask_size"):
+class AskSize(ForReaders, frozen=True, tag="ask_size"):
     """About how many bytes of a log appended in [start, stop) the node holds."""
 
     log: U62

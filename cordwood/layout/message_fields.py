@@ -6,9 +6,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from cordwood.log_attributes import TOKEN_BYTES_MAX
+
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U62 = Annotated[int, Meta(ge=1, le=2**62 - 1)]
 AnyLsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 TimeUs = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Name = Annotated[str, Meta(max_length=255)]
+Token = Annotated[str, Meta(max_length=TOKEN_BYTES_MAX)]
 Sentence = Annotated[str, Meta(max_length=4096)]

@@ -3,7 +3,7 @@
 All little-endian. A stream is one reader's pull on one log at one node; its
 number is the client's and belongs to the connection.
 
-READ, 72 bytes and two lists::
+READ, 72 bytes, two lists and a token::
 
     offset width field
     0      4     stream
@@ -20,11 +20,12 @@ READ, 72 bytes and two lists::
     54     2     nodes known to be down
     56     8     seed
     64     2     bytes of the region, 0 without local delivery
-    66     2     reserved, 0
+    66     2     bytes of the read token, 0 without
     68     4     key bits of the keys that are wanted, see `protocol.key_bits`; 0 without
                  the flag for keys
     72     4 ea  the nodes known to be down, ascending
     ...          the region, UTF-8
+    ...          the read token, UTF-8, for logs that ask for one
 
 A digest asks for unreleased blocks too, and is allowed only up to a sealed epoch; it takes
 whole blocks, whatever their keys. Without the flag for single copies a node sends all it
@@ -62,10 +63,11 @@ import enum
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cordwood.errors import Malformed
 from cordwood.layout.waves import StoredBlock, read_blocks
+from cordwood.log_attributes import TOKEN_BYTES_MAX
 from cordwood.lsn import LSN_MAX
 
 _READ = struct.Struct("<IIQQQQQIBBHQHHI")
@@ -130,6 +132,9 @@ class ReadStatus(enum.IntEnum):
     DAMAGED = 2
     """The node lost records that were durable, so what it does not send is unknown, not
     absent. It sends what it has; a digest was not started."""
+    ACCESS = 3
+    """The log wants another read token, or one at all; no stream was started, or the one that
+    was has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,7 @@ class ReadRequest:
         one_copy: how single copies are chosen; None asks for all that the node holds.
         heads_only: bodies are left out.
         keys: bits of the keys that are wanted; None wants all records.
+        token: for a log that asks for a read token; never shown.
     """
 
     stream: int
@@ -165,6 +171,7 @@ class ReadRequest:
     one_copy: OneCopy | None = None
     heads_only: bool = False
     keys: int | None = None
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,7 @@ def pack_read(request: ReadRequest) -> bytes:
     if request.keys is not None:
         flags |= ReadFlag.KEYS
     chosen = one or OneCopy()
-    region = chosen.region.encode()
+    region, token = chosen.region.encode(), request.token.encode()
     head = _READ.pack(
         request.stream,
         flags,
@@ -204,31 +211,35 @@ def pack_read(request: ReadRequest) -> bytes:
         len(chosen.known_down),
         chosen.seed,
         len(region),
-        0,
+        len(token),
         request.keys or 0,
     )
-    return head + struct.pack(f"<{len(chosen.known_down)}I", *chosen.known_down) + region
+    return head + struct.pack(f"<{len(chosen.known_down)}I", *chosen.known_down) + region + token
 
 
 def read_read(payload: memoryview) -> ReadRequest:
     """A READ payload, checked.
 
     Raises:
-        Malformed: wrong length, unknown flags, numbers that are no LSNs, or a list of nodes
-            that is too long or out of order.
+        Malformed: wrong length, unknown flags, numbers that are no LSNs, a list of nodes
+            that is too long or out of order, or a token that is too long.
     """
     if len(payload) < _READ.size:
         raise Malformed("a READ frame has the wrong length")
     (
         stream, flags, log, start, until, high, limit, version,
-        shuffle, copies, downs, seed, region_bytes, reserved, key_bits,
+        shuffle, copies, downs, seed, region_bytes, token_bytes, key_bits,
     ) = _READ.unpack_from(payload)  # fmt: skip
-    if len(payload) != _READ.size + 4 * downs + region_bytes:
+    if len(payload) != _READ.size + 4 * downs + region_bytes + token_bytes:
         raise Malformed("a READ frame has the wrong length")
     if flags > _READ_FLAGS or max(start, until, high) > LSN_MAX or not 1 <= log < 1 << 62:
         raise Malformed("a READ frame has a field out of its range")
-    if reserved or downs > KNOWN_DOWN_MAX or region_bytes > REGION_BYTES_MAX:
+    if downs > KNOWN_DOWN_MAX or region_bytes > REGION_BYTES_MAX:
         raise Malformed("a READ frame has a field out of its range")
+    if token_bytes > TOKEN_BYTES_MAX:
+        raise Malformed(f"a READ frame gives a token of {token_bytes} bytes")
+    region_end = len(payload) - token_bytes
+    token = _text(payload[region_end:], "token")
     keys = key_bits if flags & ReadFlag.KEYS else None
     heads_only = bool(flags & ReadFlag.HEADS)
     if key_bits and keys is None:
@@ -236,15 +247,16 @@ def read_read(payload: memoryview) -> ReadRequest:
     one_copy = None
     if flags & ReadFlag.SINGLE_COPY:
         is_quiet = bool(flags & ReadFlag.QUIET)
-        one_copy = _one_copy(payload, shuffle, copies, downs, seed, is_quiet=is_quiet)
+        one_copy = _one_copy(payload[:region_end], shuffle, copies, downs, seed, is_quiet=is_quiet)
     elif shuffle or copies or downs or seed or region_bytes or flags & ReadFlag.QUIET:
         raise Malformed("a READ frame asks for all copies and says which one")
     digest = bool(flags & ReadFlag.DIGEST)
     if digest and (heads_only or keys is not None):
         raise Malformed("a READ frame asks for a digest with blocks left out")
     return ReadRequest(
-        stream, log, start, until, high, limit, digest, version, one_copy, heads_only, keys
-    )
+        stream, log, start, until, high, limit, digest, version, one_copy, heads_only, keys,
+        token,
+    )  # fmt: skip
 
 
 def _one_copy(
@@ -257,11 +269,15 @@ def _one_copy(
     known_down = struct.unpack(f"<{downs}I", payload[_READ.size : end])
     if any(low >= high for low, high in itertools.pairwise(known_down)):
         raise Malformed("a READ frame lists nodes out of order")
-    try:
-        region = str(payload[end:], "utf-8")
-    except UnicodeDecodeError:
-        raise Malformed("a READ frame gives a region that is no text") from None
+    region = _text(payload[end:], "region")
     return OneCopy(shuffle, copies, seed, known_down, region, is_quiet)
+
+
+def _text(payload: memoryview, what: str) -> str:
+    try:
+        return str(payload, "utf-8")
+    except UnicodeDecodeError:
+        raise Malformed(f"a READ frame gives a {what} that is no text") from None
 
 
 def pack_reading(stream: int, status: ReadStatus, released: int, version: int = 0) -> bytes:

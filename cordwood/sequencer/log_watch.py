@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from cordwood.errors import CordwoodError
 from cordwood.lsn import LogId
@@ -43,11 +44,17 @@ class LogWatch:
         logs: LogTree,
         activation: Activation,
         sequencer: SequencerRole,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """
+        Args:
+            on_change: told when the tree changed, or may have.
+        """
         self._metadata = metadata
         self._logs = logs
         self._activation = activation
         self._sequencer = sequencer
+        self._on_change = on_change
         # Epochs that were told to end, and when that is late.
         self._draining: dict[tuple[int, int], float] = {}
 
@@ -62,6 +69,7 @@ class LogWatch:
                 was, count = count, await self._logs.changes()
                 self._end_late()
                 if count != was or mark == seen:
+                    self._on_change()
                     await self._look()
             except CordwoodError as error:
                 logger.warning("the log tree could not be read: %s", error)

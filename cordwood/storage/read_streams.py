@@ -95,8 +95,8 @@ class _Stream:
     """One reader's pull; see `ReadRequest` for the fields."""
 
     __slots__ = ("connection", "digest", "fetching", "heads_only", "held", "high", "keys",
-                 "limit", "log", "next", "number", "ready", "sent", "share", "until", "version",
-                 "wanted")  # fmt: skip
+                 "limit", "log", "next", "number", "ready", "sent", "share", "token", "until",
+                 "version", "wanted")  # fmt: skip
 
     def __init__(self, connection: Connection, request: ReadRequest, share: Share | None) -> None:
         self.connection = connection
@@ -114,6 +114,8 @@ class _Stream:
         self.wanted: Wanted | None = None if share is None else share.part
         if request.heads_only or request.keys is not None:
             self.wanted = self._part
+        # What a client's right to read rests on; None where nobody asks for one.
+        self.token: str | None = None
         self.sent = 0
         self.ready = False
         self.fetching = False
@@ -180,10 +182,17 @@ class ReadStreams:
         self._kinds_made = itertools.count(1)
 
     def start(
-        self, connection: Connection, request: ReadRequest, status: ReadStatus = ReadStatus.OK
+        self,
+        connection: Connection,
+        request: ReadRequest,
+        status: ReadStatus = ReadStatus.OK,
+        *,
+        guarded: bool = False,
     ) -> None:
         """Start a stream; one of the same number on this connection is replaced.
 
+        Args:
+            guarded: it is a client's, whose right to read may end.
         Raises:
             Overloaded: too many streams on this connection.
         """
@@ -194,11 +203,28 @@ class ReadStreams:
         asked = request.one_copy
         share = None if asked is None else Share(self._me, asked, self._nodes_in, self._kind_of)
         stream = _Stream(connection, request, share)
+        stream.token = request.token if guarded else None
         streams[request.stream] = stream
         self._by_log.setdefault(request.log, {})[stream] = None
         connection.on_writable = self._on_writable
         self._answer(stream, status)
         self._wake(stream)
+
+    def guarded_logs(self) -> list[int]:
+        """The logs with streams whose right to read may end."""
+        return [
+            log
+            for log, streams in self._by_log.items()
+            if any(each.token is not None for each in streams)
+        ]
+
+    def guarded(self, log: int) -> list[tuple[Connection, int, int, str]]:
+        """Such streams of a log: connection, number, version, and the token they came with."""
+        return [
+            (each.connection, each.number, each.version, each.token)
+            for each in self._by_log.get(log, ())
+            if each.token is not None
+        ]
 
     def _kind_of(self, rule: CopyFilter) -> int:
         """A number for a rule; never one that another rule had."""

@@ -37,6 +37,8 @@ from cordwood.layout.reading import (
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
 from cordwood.storage.log_search import LogSearch
+from cordwood.storage.read_gate import ReadGate
+from cordwood.storage.read_rights import ReadRights
 from cordwood.storage.read_streams import ReadStreams
 from cordwood.storage.shard import Shard
 from cordwood.wire.connection import Connection
@@ -58,9 +60,16 @@ class _Session:
 class StorageRole:
     """See the module."""
 
-    def __init__(self, shard: Shard, streams: ReadStreams) -> None:
+    def __init__(
+        self, shard: Shard, streams: ReadStreams, rights: ReadRights | None = None
+    ) -> None:
+        """
+        Args:
+            rights: who may read which log; None lets everybody.
+        """
         self._shard = shard
-        self._streams = streams
+        self._rights = rights
+        self._gate = ReadGate(streams, rights)
         self._search = LogSearch(shard)
         self._sessions: dict[Connection, _Session] = {}
 
@@ -84,9 +93,9 @@ class StorageRole:
         elif kind == Kind.READ:
             self._on_read(connection, read_read(frame.payload))
         elif kind == Kind.WINDOW:
-            self._streams.move_window(connection, *read_window(frame.payload))
+            self._gate.move_window(connection, *read_window(frame.payload))
         elif kind == Kind.STOP:
-            self._streams.stop(connection, read_stop(frame.payload))
+            self._gate.stop(connection, read_stop(frame.payload))
         else:
             raise Malformed(f"a storage node takes no frame of kind {kind}")
 
@@ -98,7 +107,7 @@ class StorageRole:
     def on_lost(self, connection: Connection) -> None:
         """A connection is gone."""
         self._sessions.pop(connection, None)
-        self._streams.drop_connection(connection)
+        self._gate.drop_connection(connection)
 
     async def seal(self, call: Seal) -> SealReply:
         """See `Shard.seal`."""
@@ -117,7 +126,13 @@ class StorageRole:
     async def look(
         self, call: AskTime | AskExtent | AskSize
     ) -> TimeReply | ExtentReply | SizeReply:
-        """Answer what this node's part of a log says; see `LogSearch`."""
+        """Answer what this node's part of a log says; see `LogSearch`.
+
+        Raises:
+            AccessDenied: the log wants a read token that the call does not bring.
+        """
+        if self._rights is not None:
+            await self._rights.check(call.log, call.token)
         match call:
             case AskTime():
                 return await self._search.find_time(call)
@@ -146,7 +161,7 @@ class StorageRole:
             answer = pack_reading(request.stream, status, 0, request.version)
             connection.send(Kind.READING, 0, (answer,))
         else:
-            self._streams.start(connection, request, status)
+            self._gate.start(connection, request, status)
 
     def _on_store(self, connection: Connection, frame: Frame) -> None:
         session = self._sessions.get(connection)

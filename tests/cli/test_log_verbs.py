@@ -195,3 +195,16 @@ def test_one_log_that_was_deleted_is_one_line_of_the_groups(tmp_path) -> None:
     assert "/here" in shown
     with cordwood.connect(where) as store:
         assert [log.name for log in store.logs()] == ["/here"]
+
+
+def test_a_logs_tokens_are_set_and_not_shown(run, monkeypatch):
+    monkeypatch.setenv("CORDWOOD_WRITE_TOKENS", "x,to write")
+    run("logs", "set", "shut/", "read_token=to read", "write_token=to write")
+    run("append", "shut/log", "value")
+    text = run("logs", "show", "shut/log")
+    lines = [line.split() for line in text.splitlines() if "_token" in line]
+    assert [line[1:3] for line in lines] == [["asked", "for"]] * 2
+    assert "to read" not in text
+    assert "value" not in run("tail", "shut/log", "--gaps")
+    monkeypatch.setenv("CORDWOOD_READ_TOKENS", "to read")
+    assert "value" in run("tail", "shut/log")

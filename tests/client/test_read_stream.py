@@ -388,7 +388,7 @@ class TestOver:
         simulate(scenario)
 
     def test_a_reader_that_may_not_read_gets_what_is_here_and_one_gap(self, monkeypatch) -> None:
-        """No node says so yet: logs have no readers' rights."""
+        """Here the sequencer says so; of what storage nodes ask see test_read_rights.py."""
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

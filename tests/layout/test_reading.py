@@ -72,6 +72,12 @@ GOLDEN_PICKED = bytes.fromhex(
     "0600000005000000" "2827262524232221" "34333231" "02" "03" "0200" "4847464544434241"
     "0200" "0000" "01000080" "07000000" "54535251" "6575"
 )  # fmt: skip
+TOKEN = replace(ONE, token="secrét")
+GOLDEN_TOKEN = bytes.fromhex(
+    "04030201" "02000000" "1817161514131211" "0200000001000000" "0400000003000000"
+    "0600000005000000" "2827262524232221" "34333231" "02" "03" "0200" "4847464544434241"
+    "0200" "0700" "00000000" "07000000" "54535251" "6575" "73656372c3a974"
+)  # fmt: skip
 GAPS = [
     GapRange(make_lsn(1, 2), make_lsn(1, 3), NodeGap.CHECKSUM_FAIL),
     GapRange(make_lsn(1, 5), make_lsn(2, 1), NodeGap.FILTERED),
@@ -109,6 +115,8 @@ def test_golden_bytes() -> None:
     assert read_read(memoryview(GOLDEN_ONE)) == ONE
     assert pack_read(PICKED) == GOLDEN_PICKED
     assert read_read(memoryview(GOLDEN_PICKED)) == PICKED
+    assert pack_read(TOKEN) == GOLDEN_TOKEN
+    assert read_read(memoryview(GOLDEN_TOKEN)) == TOKEN
     assert pack_gaps(0x01020304, GAPS) == GOLDEN_GAPS
     assert read_gaps(memoryview(GOLDEN_GAPS)) == (0x01020304, GAPS)
     damaged = ReadStatus.DAMAGED
@@ -217,7 +225,7 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_read, GOLDEN_ONE, 52, "<B", 3),  # shuffle
         (read_read, GOLDEN_ONE, 54, "<H", 3),  # nodes known to be down
         (read_read, GOLDEN_ONE, 64, "<H", 3),  # bytes of the region
-        (read_read, GOLDEN_ONE, 66, "<H", 1),  # reserved
+        (read_read, GOLDEN_ONE, 66, "<H", 3),  # bytes of the token
         (read_read, GOLDEN_ONE, 68, "<I", 1),
         (read_read, GOLDEN_ONE, 72, "<I", 0x51525354),  # out of order
         (read_read, GOLDEN_ONE, 80, "<H", 0xFFFF),  # no text
@@ -226,7 +234,7 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_read, GOLDEN_READ, 16, "<Q", LSN_MAX + 1),
         (read_read, GOLDEN_READ, 24, "<Q", LSN_MAX + 1),
         (read_read, GOLDEN_READ, 32, "<Q", LSN_MAX + 1),
-        (read_reading, GOLDEN_READING, 4, "<I", 3),  # status
+        (read_reading, GOLDEN_READING, 4, "<I", 4),  # status
         (read_reading, GOLDEN_READING, 8, "<Q", LSN_MAX + 1),
         (read_window, GOLDEN_WINDOW, 4, "<I", 1),  # reserved
         (read_window, GOLDEN_WINDOW, 8, "<Q", LSN_MAX + 1),
