@@ -13,12 +13,17 @@ from cordwood.sim.crew import Crew
 from cordwood.sim.position_clients import trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
+from cordwood.sim.rights_clients import keep, pry
 from cordwood.sim.token_clients import hold
-from cordwood.sim.workload import HELD, Clients, WorkloadOptions, ask_tails, produce
+from cordwood.sim.workload import GUARDED, HELD, Clients, WorkloadOptions, ask_tails, produce
 
 LOOKER = "looker"
 TRIMMER = "trimmer"
 ASKER = "asker"
+KEEPER = "keeper"
+
+
+_PARTS = {"member": consume, "browser": browse, "outsider": pry}
 
 
 def _numbered(what: str, count: int) -> tuple[str, ...]:
@@ -42,13 +47,17 @@ def holder_names(options: WorkloadOptions) -> tuple[str, ...]:
 
 def writer_names(options: WorkloadOptions) -> tuple[str, ...]:
     """All who append."""
-    return (*producer_names(options), *publisher_names(options), *holder_names(options))
+    keepers = (KEEPER,) if options.outsiders else ()
+    return (
+        *producer_names(options), *publisher_names(options), *holder_names(options), *keepers
+    )  # fmt: skip
 
 
 def read_logs(options: WorkloadOptions) -> Sequence[str]:
-    """The log of each reader: the logs in turn, and one reader for that of the holders."""
+    """The log of each reader: the logs in turn, and one reader for each log of others."""
     logs = [options.logs[at % len(options.logs)] for at in range(options.readers)]
-    return [*logs, HELD] if options.holders else logs
+    others = [HELD] * bool(options.holders) + [GUARDED] * bool(options.outsiders)
+    return [*logs, *others]
 
 
 def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
@@ -57,8 +66,12 @@ def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
 
 
 def member_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """The members of a run's consumer, and the browsers: they stop when the writers do."""
-    return (*_numbered("member", options.members), *_numbered("browser", options.browsers))
+    """The members of a run's consumer, browsers and outsiders: they stop when the writers do."""
+    return (
+        *_numbered("member", options.members),
+        *_numbered("browser", options.browsers),
+        *_numbered("outsider", options.outsiders),
+    )
 
 
 def start_clients(crew: Crew, clients: Clients) -> None:
@@ -77,5 +90,7 @@ def start_clients(crew: Crew, clients: Clients) -> None:
     if options.trim_s:
         crew.start(TRIMMER, partial(trim_logs, TRIMMER, clients))
     for name in member_names(options):
-        takes_part = consume if name.startswith("member") else browse
+        takes_part = _PARTS[name.partition("-")[0]]
         crew.start(name, partial(takes_part, name, clients))
+    if options.outsiders:
+        crew.start(KEEPER, partial(keep, KEEPER, clients))

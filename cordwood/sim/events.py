@@ -145,6 +145,7 @@ class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
     Attributes:
         keys: it asks for records with one of these keys only; () asks for all.
         heads: it asks for no payloads, and what it is given says where records are, not which.
+        barred: it has not the read token that the log asks for.
     """
 
     reader: str
@@ -154,6 +155,7 @@ class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
     consumer: str = ""
     keys: tuple[str, ...] = ()
     heads: bool = False
+    barred: bool = False
 
 
 class RecordDelivered(HistoryEvent, frozen=True, gc=False, tag="record"):

@@ -272,11 +272,14 @@ class HistoryRecorder:
         *,
         keys: Sequence[str] = (),
         heads: bool = False,
+        barred: bool = False,
     ) -> None:
         """Note a (re)start of a reader; `until` is included, None follows for ever."""
         ends = None if until is None else int(until)
         self.add(
-            ReadStarted(self._now_us(), reader, log, int(start), ends, consumer, tuple(keys), heads)
+            ReadStarted(
+                self._now_us(), reader, log, int(start), ends, consumer, tuple(keys), heads, barred
+            )
         )
 
     def group_changed(

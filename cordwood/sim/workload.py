@@ -9,6 +9,7 @@ Source: reliability digest §1 (Jepsen's Kafka workload), §3.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,8 +18,9 @@ from itertools import count
 from cordwood.client.buffered_writer import BufferedWriter, WriteMode, WriterOptions
 from cordwood.client.producer import Producer
 from cordwood.client.store import Store, connected
-from cordwood.errors import CordwoodError, OutcomeUnknown
+from cordwood.errors import CordwoodError, LogExists, OutcomeUnknown
 from cordwood.host.seams import Host
+from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.settings import ClientSettings
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.crew import OpenCalls
@@ -52,6 +54,12 @@ CALLS_AT_ONCE_MAX = 4
 HELD = "/sim/held"
 """The log that holders take in turn, see `sim.token_clients`; nobody else appends to it."""
 
+GUARDED = "/sim/guarded"
+"""The log that asks for a read token, see `sim.rights_clients`."""
+
+READ_TOKENS = ("one", "the other")
+"""What it asks for, by turns; outsiders have neither."""
+
 CODECS = ("none", "none", "zstd", "lz4")
 
 
@@ -82,6 +90,8 @@ class WorkloadOptions:
         publishers: queries that stage and publish batches; each is a client of its own.
         publish_s: mean time between two batches of one.
         holders: clients that take a log of their own under fencing tokens, in turn.
+        outsiders: clients that read a log whose read token they do not have; with them comes
+            one that appends to it and changes the token.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
@@ -109,6 +119,7 @@ class WorkloadOptions:
     publishers: int = 0
     publish_s: float = 1.0
     holders: int = 0
+    outsiders: int = 0
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0
@@ -197,6 +208,7 @@ class Clients:
             own,
             timeout_s=self.options.append_timeout_s,
             codec=chance.choice(CODECS),
+            read_tokens=READ_TOKENS,
             # Every now and then a reader of another kind, so that all kinds stand side by side.
             scd_enabled=own.scd_enabled and chance.random() < 0.9,
         )
@@ -430,6 +442,10 @@ LARGE_BYTES_MAX = 64 << 10
 async def find_log(store: Store, log: str, clients: Clients) -> int:
     """The log's number, looked up once for the whole run."""
     found = clients.log_ids.get(log)
+    if found is None and log == GUARDED:
+        with contextlib.suppress(LogExists):
+            asked = LogAttributes(read_token=token_digest(READ_TOKENS[0]))
+            await store.create_log(log, attributes=asked)
     if found is None:
         tail = await store.read(log, "oldest", 0)  # makes the log where it may be made
         tail.close()

@@ -30,6 +30,7 @@ One event a line; each line comes one millisecond after the one before::
     w1 asks | w1 tail e1n4          a question for the tail; its answer
     r1 from e1n1 [to e1n9]          a reader starts
     r1 from e1n1 keys k l | heads   … that asks for these keys only, or for no payloads
+    r1 from e1n1 barred             … that has no right to read
     r1 e1n1=a~7 e1n2=b e1n3-e2n0=bridge   ~7: of append time 7 µs; … is given records and gaps
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
@@ -359,6 +360,7 @@ class _Stage:
                 ReadStarted(
                     self.time_us, who, self.log, parse_lsn(words[1]), until, "", keys,
                     "heads" in said,
+                    "barred" in said,
                 )
             )  # fmt: skip
         elif words[0] == "end":
@@ -377,7 +379,7 @@ class _Stage:
         return RecordDelivered(self.time_us, who, first, mark(what), int(append_us or 0))
 
 
-CLAUSES = ("@", "within", "as", "expects", "keys", "under", "to", "heads")
+CLAUSES = ("@", "within", "as", "expects", "keys", "under", "to", "heads", "barred")
 
 
 def _clauses(words: list[str]) -> dict[str, list[str]]:

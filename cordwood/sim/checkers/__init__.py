@@ -47,6 +47,7 @@ from cordwood.sim.checkers.reading import (
     check_tiling,
 )
 from cordwood.sim.checkers.releases import check_release_is_replicated
+from cordwood.sim.checkers.rights import check_read_rights
 from cordwood.sim.checkers.scrubbed import check_scrubbed
 from cordwood.sim.checkers.sessions import (
     check_pipelined_order,
@@ -98,6 +99,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S25": check_conditions,
         "S26": check_tail,
         "S27": check_configuration,
+        "S28": check_read_rights,
         "S29": check_published,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
@@ -115,7 +117,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
     {
         "S19": "the object tier",
         "S23": "transactions, if they are ever shipped",
-        "S28": "authentication and access rules",
         "S30": "a second version of the wire or the disk format",
         "L4": "rebuilding of lost copies, and of a node without its disk (S17)",
     }

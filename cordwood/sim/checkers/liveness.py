@@ -144,9 +144,10 @@ def check_readers_reach_the_tail(
     """L2: what was acknowledged passes every open reader within `bound_s`.
 
     Counted from the acknowledgement, the healing or the reader's start, the latest
-    of them. A reader that gave up and did not come back never reaches it. The reads of a
-    consumer's members are not looked at: one ends without a word when its log goes to another;
-    nor those begun after nodes were lost for good, which wait for them where a record is missing.
+    of them. A reader that gave up and did not come back never reaches it. The reads of
+    outsiders are not looked at, nor those of a consumer's members: one ends without a word when
+    its log goes to another; nor those begun after nodes were lost for good, which wait for them
+    where a record is missing.
     """
     if evidence.healed_at is None:
         return []
@@ -156,7 +157,7 @@ def check_readers_reach_the_tail(
     found: list[Violation] = []
     last_reads: dict[str, Read] = {}
     for read in evidence.reads:
-        if read.started.consumer or read.started_at > lost_at:
+        if read.started.consumer or read.started.barred or read.started_at > lost_at:
             continue
         last_reads[read.reader] = read
         found.extend(_late(evidence, read, healed_us, bound_us))

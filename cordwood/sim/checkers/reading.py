@@ -17,7 +17,7 @@ PERMANENT = frozenset({GapKind.HOLE, GapKind.BRIDGE})
 """Gaps that say what a slot is for ever; the other kinds say what is left of it now."""
 
 
-GONE = frozenset({GapKind.DATA_LOSS, GapKind.TRIM, GapKind.FILTERED})
+GONE = frozenset({GapKind.DATA_LOSS, GapKind.TRIM, GapKind.FILTERED, GapKind.ACCESS})
 """Gaps where an acknowledged record may have been, or is and was not asked for."""
 
 
@@ -40,7 +40,8 @@ def check_acked_is_read(evidence: Evidence) -> list[Violation]:
     """S2: a reader that passes an acknowledged record delivers it.
 
     A reader that ended at the tail has passed everything acknowledged before its
-    end. Losses, trims and filters that are said aloud are S7's, another record there is S1's.
+    end. Losses, trims and filters that are said aloud are S7's, that it may not read is S28's,
+    another record there is S1's.
     """
     found: list[Violation] = []
     for read in evidence.reads:

@@ -412,6 +412,9 @@ CONSUMERS = ground(
 TOKENS = ground("crash", "pause", every_s=3.0, holders=2)
 """Clients take a log from one another."""
 
+RIGHTS = ground("crash", "pause", "metadata_slow", every_s=3.0, outsiders=2)
+"""A log asks for a read token, now this one and now that, and some have neither."""
+
 PUBLISHING = ground(
     "client_crash", "crash", publishers=2, publish_s=0.5, logs=("/sim/a", "/sim/b"), readers=2
 )  # fmt: skip

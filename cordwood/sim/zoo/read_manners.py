@@ -111,6 +111,10 @@ def _told_is_forgotten(right: Any) -> Any:
     return replay
 
 
+def _unknown_is_free(right: Any) -> Any:
+    return lambda self, log, token: right(self, log, token) is not False
+
+
 class _Seen:
     """A block with another envelope, as far as a share looks at it."""
 
@@ -162,4 +166,7 @@ BUGS = (
                hunt=grounds.SPREAD),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
                changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
+    PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
+               changed({"storage.read_rights:ReadRights.may_read": _unknown_is_free}),
+               hunt=grounds.RIGHTS),
 )  # fmt: skip

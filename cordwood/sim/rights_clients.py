@@ -1,0 +1,128 @@
+"""Simulated clients of a log that asks for a read token: one who keeps it, and outsiders.
+
+The keeper makes the log with a token, appends to it, and every now and then asks for another
+one. Every client but the outsiders has both, so that its reads go on over each change; an outsider
+has neither, and reads over and over: it must never be given a record (S28).
+
+Source: LogDevice digest 1 ("Gap types", ACCESS); reliability digest §3 (S28).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError
+from cordwood.host.seams import Host
+from cordwood.log_attributes import LogAttributes, token_digest
+from cordwood.sim.history import EndReason
+from cordwood.sim.payload import make_payload
+from cordwood.sim.readers import given_to
+from cordwood.sim.workload import (
+    GUARDED,
+    LOOK_S,
+    PAYLOAD_BYTES_MIN,
+    READ_TOKENS,
+    RECONNECT_S,
+    Clients,
+    find_log,
+)
+
+APPEND_S = 0.4
+"""Mean pause between two appends of the keeper."""
+
+CHANGE_S = 6.0
+"""Mean time for which a token is asked for: several changes in a run, and some quiet."""
+
+PRY_S = 1.0
+"""Mean pause between two reads of an outsider."""
+
+PAYLOAD_BYTES = 100
+
+
+async def keep(name: str, clients: Clients, host: Host) -> None:
+    """Append to the guarded log and change its token, until told to stop."""
+    life, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                log_id = await find_log(store, GUARDED, clients)
+                change_at = _now() + chance.expovariate(1 / CHANGE_S)
+                while not clients.stopping:
+                    await _append(name, life, store, log_id, clients, chance)
+                    await asyncio.sleep(chance.expovariate(1 / APPEND_S))
+                    if _now() >= change_at:
+                        asked = LogAttributes(read_token=token_digest(chance.choice(READ_TOKENS)))
+                        await store.log_tree.set_attributes(GUARDED, asked)
+                        change_at = _now() + chance.expovariate(1 / CHANGE_S)
+        except CordwoodError as error:
+            clients.told(name, "set", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def _append(
+    name: str, life: int, store: Store, log_id: int, clients: Clients, chance: random.Random
+) -> None:
+    number = next(clients.sequences(name))
+    size = chance.randint(PAYLOAD_BYTES_MIN, PAYLOAD_BYTES)
+    payload = make_payload(name, number, size, chance)
+    timeout_s = clients.options.append_timeout_s
+    op = clients.recorder.append_invoked(
+        name, log_id, [payload], session=life, timeout_s=timeout_s
+    )  # fmt: skip
+    clients.calls.began(name, op)
+    try:
+        lsn = await store.append(GUARDED, payload)
+    except CordwoodError as error:
+        clients.recorder.append_raised(op, error)
+    else:
+        clients.recorder.append_ok(op, [lsn])
+        clients.acked += 1
+    clients.calls.ended(name, op)
+
+
+async def pry(name: str, clients: Clients, host: Host) -> None:
+    """Read the guarded log without its token, over and over, until told to stop."""
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        settings = replace(clients.settings(chance), read_tokens=chance.choice(((), ("a guess",))))
+        try:
+            async with connected(clients.addresses, host, settings) as store:
+                while not clients.stopping:
+                    await _pry_once(name, store, clients, chance)
+                    await asyncio.sleep(chance.expovariate(1 / PRY_S))
+        except CordwoodError as error:
+            clients.told(name, "read", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def _pry_once(name: str, store: Store, clients: Clients, chance: random.Random) -> None:
+    """One read, until it is told that it may not, or for a while."""
+    log_id = clients.log_ids.get(GUARDED)
+    if log_id is None:
+        return  # whoever asks for a log that is not there makes one without a token
+    start = chance.choice(("oldest", "oldest", "tail"))
+    stream = await store.read(GUARDED, start)
+    first = stream.next_lsn
+    recorder = clients.recorder
+    recorder.read_started(name, log_id, first, barred=True)
+    reason, failure = EndReason.STOPPED, None
+    try:
+        async with asyncio.timeout(LOOK_S):
+            while items := await stream.next_items():
+                for item in items:
+                    given_to(recorder, name, item)
+    except TimeoutError:
+        pass
+    except CordwoodError as error:
+        reason, failure = EndReason.ERROR, error
+    recorder.read_ended(name, reason, failure)
+    stream.close()
+    if failure is not None:
+        raise failure
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
