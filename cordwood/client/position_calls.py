@@ -52,7 +52,9 @@ class PositionCalls:
     async def trim(self, log: str, lsn: Position) -> Trimmed:
         """Delete a log's records up to `lsn`, it included, for good.
 
-        A trim point never falls; readers that are below it get one TRIM gap.
+        A trim point never falls; readers that are below it get one TRIM gap, from whichever
+        node says it first. One that ended with `Retryable` may have been done by some nodes, and
+        may be made again.
 
         Args:
             lsn: an LSN up to the tail; `tail` for all there is now.
@@ -86,6 +88,9 @@ class PositionCalls:
     async def find_key(self, log: str, key: bytes) -> KeyPlace:
         """Where a key lies in a log whose records have keys that do not fall.
 
+        Where there is no record below the key, or none at it, that is None; LogDevice says
+        LSN_INVALID and the LSN after the tail.
+
         A binary search: some 40 reads of one block each, within the client's timeout.
 
         Raises:
@@ -118,6 +123,9 @@ class PositionCalls:
     async def tail_attributes(self, log: str) -> Point | None:
         """The last record that readers may see, None in an empty log.
 
+        Bridges, holes and (E, 0) are none, where `tail` may be one. No byte offset comes with it:
+        nodes keep none, and `data_size` tells the bytes between two times.
+
         Raises:
             Unreachable: as `head_attributes`.
             CordwoodError: as `find_time`.
@@ -128,7 +136,10 @@ class PositionCalls:
         return found.last
 
     async def is_empty(self, log: str) -> bool:
-        """Whether a log has no record, trimmed ones left aside.
+        """Whether a log has no record, trimmed ones left aside; bridges and holes are none.
+
+        LogDevice asks the sequencer, which knows its own epoch's records and the trim point. Here
+        the nodes are asked, which also know of holes.
 
         Raises:
             Unreachable: none was found, and too few nodes answered to know.
@@ -143,6 +154,10 @@ class PositionCalls:
         self, log: str, start: Timestamp | None = None, stop: Timestamp | None = None
     ) -> Size:
         """About how many bytes were appended in [start, stop), as stored, each record once.
+
+        Of a partition of which a part lies in between, as much as that is of its time; of one
+        that is trimmed in part, all. What recovery wrote counts too, some 130 bytes for each
+        epoch's end: so a log that `is_empty` may have a size.
 
         Raises:
             CordwoodError: as `find_time`.
