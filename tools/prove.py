@@ -5,6 +5,7 @@ all cores: the swarm (every seed another cluster, other clients, other faults), 
 cluster, faults beyond what the copies survive (then every loss must be told exactly), the
 crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
 real cluster's nodes under load, everything at once that this machine can do to such a cluster,
+a reader beside a node that is a hundred times slower (`prove_reads.py`),
 fuzzed input for every decoder, and every world of the models that are too large for `make test`.
 `--parts` chooses among them. Spark's parts
 (`prove_spark.py`) are left out of a proof of less than 15 minutes. The first
@@ -37,6 +38,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from prove_reads import run_reads
 from prove_spark import run_spark, run_spark42
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +102,8 @@ WORLDS = "worlds"
 WORLDS_TIMEOUT_MIN = 10.0
 """Every world of two small models, however much time there is: some twenty seconds of a core."""
 
+READS = "reads"
+
 SPARK, SPARK42 = "spark", "spark42"
 
 PARTS = {
@@ -115,6 +119,7 @@ PARTS = {
         Part(ORDEAL, 0.15),
         # A number of tests, which take what they take.
         Part(WORLDS, 0.0),
+        Part(READS, 0.0),
         Part(SPARK, 0.0),
         Part(SPARK42, 0.0),
     )
@@ -381,6 +386,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = run_ordeal(options.command, first, minutes)
         elif part.name == WORLDS:
             is_clean = run_worlds()
+        elif part.name == READS:
+            is_clean = run_reads(options.command, say)
         elif part.name == SPARK:
             is_clean = run_spark(options.minutes, say)
         elif part.name == SPARK42:

@@ -27,6 +27,7 @@ from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.place import PREFIX, bench_shape
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.senders import SenderView
+from cordwood.errors import Corrupt
 from cordwood.local_cluster import LocalCluster, local_cluster
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
@@ -56,7 +57,7 @@ async def bench_slow(
     """Read with all nodes healthy and then with one that is slow, in turn.
 
     Raises:
-        CordwoodError: the cluster did not start, or a read failed.
+        CordwoodError: the cluster did not start, or a read failed or did not give all.
     """
     name = "read_beside_a_slow_node"
     say(f"{name}: starting")
@@ -107,10 +108,12 @@ async def _second_half(
         stream = await store.read(LOG, first, last)
         async with asyncio.timeout(TIMEOUT_S):
             half = profile.blocks // 2
-            await _take(stream, half)
+            half = await _take(stream, half)
             began = perf_counter()
             taken = await _take(stream, profile.blocks - half)
             seconds = perf_counter() - began
+        if half + taken != profile.blocks:
+            raise Corrupt(f"{half + taken} blocks were read of the {profile.blocks} in {LOG}")
         views = stream.senders.views()
         stream.close()
     return taken * profile.size * profile.batch / seconds / 1e6, views

@@ -103,6 +103,25 @@ def test_all_that_can_be_done_to_a_real_cluster_is_and_nothing_is_left_of_it(sim
     assert not Path(call[-1]).exists()
 
 
+@pytest.mark.parametrize(
+    ("ratios", "code", "runs"), [([0.9], 0, 1), ([0.2, 0.6, 0.7], 0, 3), ([0.6, 0.1, 0.69], 1, 3)]
+)
+def test_a_reader_beside_a_slow_node_has_three_tries(tmp_path, ratios, code, runs):
+    script = tmp_path / "bench.py"
+    script.write_text(
+        "import json, sys\n"
+        f"open({str(tmp_path / 'calls')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        f"tried = len(open({str(tmp_path / 'calls')!r}).readlines())\n"
+        f"print(json.dumps([{{'ratio': {ratios}[tried - 1]}}]))\n"
+    )
+    done = prove(script, "--parts", "reads", "--minutes", "0", "--first-seed", "7")
+    assert done.returncode == code, done.stdout + done.stderr
+    made = calls(script)
+    assert len(made) == runs
+    assert made[0][:5] == ["bench", "read", "--slow-node", "--repeat", "5"]
+    assert not Path(made[0][-1]).exists()
+
+
 def test_the_sweeps_after_one_that_failed_are_run_all_the_same(simulator):
     done = prove(simulator, *ALL, "--minutes", "0", "--first-seed", "12")
     assert any("--beyond" in call for call in calls(simulator))
