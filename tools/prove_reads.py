@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Callable
 
 RATIO_MIN = 0.7
-"""Of the throughput with all nodes healthy; one that waits for the slow node has a small part."""
+"""Of the throughput with all nodes healthy, once the slow one is left out: by the greylist, or by
+the rule for nodes that hold everything up, which takes two seconds and has it too."""
 
 PAIRS = 5
 
