@@ -114,6 +114,7 @@ def open_session(
         # Executors are elsewhere: they must reach the driver, and shuffle as that cluster does.
         for name in (*_LOOPBACK, "spark.sql.shuffle.partitions"):
             settings.pop(name)
+        settings["spark.executorEnv.LC_ALL"] = "C.UTF-8"  # see `_prepare_environment`
         os.environ.pop("SPARK_LOCAL_IP", None)
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in (settings | dict(options or {})).items():
@@ -148,8 +149,18 @@ def _prepare_environment(*, is_local: bool) -> None:
         del os.environ["PYSPARK_PYTHON"]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if not _is_utf8(os.environ):
+        # A JVM names files in its locale, so that a partition `k=é` would stop a job there.
+        os.environ["LC_ALL"] = "C.UTF-8"
     # Else a host name that resolves to 127.0.1.1 costs a warning at every start.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _is_utf8(environment: Mapping[str, str]) -> bool:
+    """Whether the locale for characters is one of UTF-8, as glibc settles which counts."""
+    names = ("LC_ALL", "LC_CTYPE", "LANG")
+    locale = next((found for name in names if (found := environment.get(name))), "")
+    return locale.lower().endswith(("utf-8", "utf8"))
 
 
 def _has_pyspark() -> bool:

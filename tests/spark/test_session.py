@@ -65,3 +65,22 @@ class TestEnvironment:
         monkeypatch.setattr(session, "_has_pyspark", lambda: False)
         session._prepare_environment(is_local=True)
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+    @pytest.mark.parametrize(
+        ("given", "left"),
+        [
+            ({"LC_ALL": "POSIX", "LANG": "de_DE.UTF-8"}, "C.UTF-8"),
+            ({"LC_CTYPE": "C", "LANG": "de_DE.UTF-8"}, "C.UTF-8"),
+            ({}, "C.UTF-8"),
+            ({"LANG": "de_DE.utf8"}, None),
+            ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8"}, None),
+        ],
+    )
+    def test_a_jvm_can_name_files_with_all_letters(self, monkeypatch, given, left):
+        for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        session._prepare_environment(is_local=True)
+        assert os.environ.get("LC_ALL") == (given.get("LC_ALL") if left is None else left)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
 from cordwood.spark.jobs.json_columns import Column
+from cordwood.spark.jobs.partitions import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +31,7 @@ def decode_json(frame: DataFrame, columns: Sequence[Column]) -> DataFrame:
     from pyspark.sql import functions as f
 
     corrupt = _unlike("_broken", (column.field for column in columns))
-    fields = [f"{_quoted(column.field)} {column.type}" for column in columns]
+    fields = [f"{quoted(column.field)} {column.type}" for column in columns]
     schema = ", ".join([*fields, f"{corrupt} STRING"])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
     # By place from here on: fields of JSON may differ in their case alone, columns may not.
@@ -102,7 +103,3 @@ def with_error(frame: DataFrame) -> DataFrame:
     if ERROR in frame.columns:
         return frame
     return frame.withColumn(ERROR, f.lit(None).cast("string"))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -41,6 +41,7 @@ from cordwood.spark.jobs.decode import (
 from cordwood.spark.jobs.json_columns import Column, add_columns
 from cordwood.spark.jobs.landing import EVENT_DATE, Landing, open_table, settle
 from cordwood.spark.jobs.parquet_table import remove_staging
+from cordwood.spark.jobs.partitions import may_be_unwritable, quoted, unwritable
 from cordwood.spark.jobs.table import (
     OURS,
     Compacted,
@@ -73,7 +74,7 @@ class Landed:
 
     Attributes:
         records, files, bytes, batches: that came into the table.
-        quarantined: records that could not be decoded.
+        quarantined: records that could not be decoded, or have no partition.
         skipped: batches that were in the table already, from a run that died.
         seconds: of the whole run; `busy_s` of those in which batches were landed.
     """
@@ -155,6 +156,7 @@ class Lander:
         self._checkpoint = Checkpoint(path / OURS / "checkpoint")
         self._note = path / OURS / "json_columns.json"
         decode = landing.decode
+        self._may_set_apart = True
         self._function = named_function(decode) if decode not in ("", "json") else None
         self._columns = self._known_columns()
         if landing.schema:
@@ -231,36 +233,49 @@ class Lander:
         # A record's timestamp is its producer's word. Days that few tools can write, in no year
         # of four digits, are null: one such record would stop a landing for good.
         frame = frame.withColumn(EVENT_DATE, f.when(f.year(day).between(1, 9999), day))
-        missing = [name for name in self._landing.partition_by if name not in frame.columns]
-        if missing:
-            raise BadSetting(
-                f"cannot partition by {missing[0]}: the columns are {', '.join(frame.columns)}"
-            )
+        return self._partitioned(frame)
+
+    def _partitioned(self, frame: DataFrame) -> DataFrame:
+        """The batch with values that can be partitions, and `_error` where one cannot."""
+        from pyspark.sql import functions as f
+
+        by = [name for name in self._landing.partition_by if name != EVENT_DATE]
+        doubtful = may_be_unwritable(frame, by)
+        self._may_set_apart = bool(self._landing.decode or doubtful)
+        if not doubtful:
+            return frame
+        prefix = PARTITION_PREFIX if self._table.partition_in_files else ""
+        reason = unwritable(doubtful, prefix, plainly=self._landing.format == "delta")
+        frame = frame.withColumn(ERROR, f.coalesce(f.col(ERROR), reason))
+        if prefix:
+            # Directories have one name for both, and Iceberg takes one value from each file.
+            for name in (name for name, kind in doubtful if kind == "string"):
+                frame = frame.withColumn(name, f.nullif(f.col(quoted(name)), f.lit("")))
         return frame
 
     def _write(self, shaped: DataFrame, staging: Path) -> tuple[list[StagedFile], int]:
-        """Write the records that could be decoded; the files, and how many could not."""
+        """Write the records that can be in the table; the files, and how many cannot."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
         seen = Observation()
-        if self._landing.decode:
-            # Counted on the way, so that the source is read once where all can be decoded.
+        if self._may_set_apart:
+            # Counted on the way, so that the source is read once where all can be landed.
             shaped = shaped.observe(seen, f.count(ERROR).alias("bad"))
         good = shaped.filter(f.col(ERROR).isNull()).drop(ERROR)
         by = list(self._landing.partition_by)
         prefix = PARTITION_PREFIX if self._table.partition_in_files else ""
         for name in by if prefix else ():
-            good = good.withColumn(prefix + name, f.col(name))
+            good = good.withColumn(prefix + name, f.col(quoted(name)))
         writer = good.write
         if by:
             writer = writer.partitionBy(*(prefix + name for name in by))
         writer.parquet(str(staging))
-        bad = int(seen.get["bad"]) if self._landing.decode else 0
+        bad = int(seen.get["bad"]) if self._may_set_apart else 0
         return staged_files(staging, prefix), bad
 
     def _set_apart(self, shaped: DataFrame, staging: Path, name: str) -> None:
-        """Write the records that could not be decoded beside the table.
+        """Write the records that cannot be in the table beside it, raw.
 
         Into a directory that is the batch's own: if the batch runs again, it is replaced.
         """
@@ -344,7 +359,7 @@ def describe(landed: Landed) -> Sequence[str]:
     if landed.skipped:
         lines.append(f"{landed.skipped} batches were in the table already")
     if landed.quarantined:
-        lines.append(f"{landed.quarantined:,} records could not be decoded and were set apart")
+        lines.append(f"{landed.quarantined:,} records were set apart, with the reason")
     if landed.compacted.removed:
         lines.append(f"{landed.compacted.removed} small files are now {landed.compacted.added}")
     return lines

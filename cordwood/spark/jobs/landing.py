@@ -16,6 +16,7 @@ from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, initial_places, stream_stops
 from cordwood.spark.jobs.checkpoint import Checkpoint
 from cordwood.spark.jobs.parquet_table import ParquetTable
+from cordwood.spark.jobs.partitions import check_partition_columns
 from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path, write_whole
 from cordwood.spark.offsets import parse_offset
 from cordwood.spark.options import parse_options
@@ -57,6 +58,7 @@ class Landing:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise BadSetting(f"format is {self.format!r}; it is one of {', '.join(FORMATS)}")
+        check_partition_columns(self.partition_by)
         if self.schema and self.decode != "json":
             raise BadSetting("a schema is for decode json")
         if self.compact and self.format == "iceberg":

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote
 
 from cordwood.errors import BadSetting, StoreInUse
+from cordwood.spark.jobs.partitions import partition_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,8 +30,6 @@ FORMATS = ("parquet", "delta", "iceberg")
 
 OURS = "_cordwood"
 """Where a table keeps the checkpoint, staged files and notes."""
-
-_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +142,10 @@ def staged_files(staging: Path, prefix: str = "") -> list[StagedFile]:
     for path in sorted(staging.rglob("*.parquet")):
         rows = pq.read_metadata(path).num_rows
         parts = [part.removeprefix(prefix) for part in path.relative_to(staging).parts[:-1]]
-        partition = dict(map(_partition_value, parts))
+        partition = dict(map(partition_value, parts))
         if rows:
             found.append(StagedFile(path, "/".join(parts), partition, rows, path.stat().st_size))
     return found
-
-
-def _partition_value(directory: str) -> tuple[str, str | None]:
-    name, _, value = directory.partition("=")
-    return unquote(name), None if value == _NULL else unquote(value)
 
 
 def move_in(table: Path, files: Sequence[StagedFile], below: str = "") -> list[Path]:

@@ -133,6 +133,51 @@ class TestOddRecords:
             assert lands(**asked).records == 1
         assert values(tmp_path / "table", format_, ("value", "lsn")) == appended(store, log)
 
+    @pytest.mark.parametrize("format_", FORMATS)
+    def test_values_that_name_no_directory_are_set_apart(
+        self, lands, store, log, tmp_path, format_
+    ):
+        """Too long, of a NUL, or the text that readers take for null; the longest are landed."""
+        longest = {"parquet": 253, "delta": 253, "iceberg": 248}[format_]  # k= and part_k=
+        fits = ["x" * longest, "/" * (longest // 3), "", None, "é" * 42, "__HIVE_DEFAULT_"]
+        apart = {
+            "x" * (longest + 1): "too long",
+            "=" * (longest // 3 + 1): "too long",
+            "é" * 127: "too long",
+            "y" * 70_000: "too long",
+            "a\0b": "a NUL",
+            "__HIVE_DEFAULT_PARTITION__": "stands for null",
+        }
+        if format_ == "delta":  # which writes é as six letters where it joins files
+            apart["é" * 43] = "too long"
+        else:
+            fits.append("é" * 43)
+        keys = [*apart, *fits]
+        lsns = store.append_many(log, [json.dumps({"k": key}).encode() for key in keys])
+        asked = {"format": format_, "decode": "json", "partition_by": ("k",)}
+        landed = lands(**asked)
+        assert (landed.records, landed.quarantined) == (len(fits), len(apart))
+        table = tmp_path / "table"
+        found = rows(table, format_)
+        assert [row["lsn"] for row in found] == [int(lsn) for lsn in lsns[len(apart) :]]
+        assert [row["k"] for row in found] == [key or None for key in fits]
+        bad = ds.dataset(f"{table}.quarantine", format="parquet").to_table().to_pylist()
+        whole = appended(store, log)
+        for row, key, reason in zip(
+            sorted(bad, key=lambda row: row["lsn"]), apart, apart.values(), strict=True
+        ):
+            assert (json.loads(row["value"])["k"], row["value"]) == (key, whole[row["lsn"]])
+            assert reason in row["error"]
+        if format_ != "iceberg":
+            store.append_many(log, [json.dumps({"k": key}).encode() for key in fits])
+            assert lands(**asked, compact=True).compacted.removed == 2 * (len(fits) - 1)
+            assert [row["k"] for row in rows(table, format_)] == [key or None for key in fits] * 2
+
+    def test_bytes_name_no_directory(self, lands, store, log):
+        store.append(log, b"x", key=b"\xff")
+        with pytest.raises(StreamingQueryException, match=r"cannot partition by key, .* is binary"):
+            lands(partition_by=("key",))
+
 
 class TestRestart:
     def test_a_crash_before_publishing_leaves_nothing_behind(
@@ -211,7 +256,15 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "wrong",
-        [{"format": "orc"}, {"schema": "a INT"}, {"format": "iceberg", "compact": True}],
+        [
+            {"format": "orc"},
+            {"schema": "a INT"},
+            {"format": "iceberg", "compact": True},
+            {"partition_by": ("a", "A")},
+            {"partition_by": ("",)},
+            {"partition_by": ("é" * 51,)},
+            {"partition_by": tuple("abcdefghi")},
+        ],
     )
     def test_wrong_landings(self, wrong):
         with pytest.raises(BadSetting):
