@@ -247,6 +247,14 @@ def audit(
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", metavar="DIR", help="Where it notes how far it came.")
 ]
+TokensOption = Annotated[
+    str,
+    typer.Option(
+        "--write-tokens",
+        metavar="PLACE",
+        help="Where write tokens are, for logs that ask: env:NAME or file:PATH.",
+    ),
+]
 OrderedOption = Annotated[
     bool, typer.Option("--ordered", help="Keep the order; one task writes then.")
 ]
@@ -269,6 +277,7 @@ def replay(
         str, typer.Option("--max-bytes", help="Of a micro-batch, about; 64 MiB are published.")
     ] = "32m",
     ordered: OrderedOption = False,
+    write_tokens: TokensOption = "",
     master: MasterOption = "local[*]",
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -284,7 +293,7 @@ def replay(
     source = source_options(cluster, logs, pattern, start=start, max_bytes=max_bytes)
     if end:
         source["endingOffsets"] = end
-    sink = _sink(to_cluster or cluster, to)
+    sink = _sink(to_cluster or cluster, to, write_tokens)
     if not to and not to_cluster:
         raise BadSetting("to where? give --to LOG, or --to-cluster URL for logs of the same name")
     if dry_run:
@@ -301,8 +310,11 @@ def backfill(
     progress: Annotated[
         str, typer.Option("--progress", metavar="DIR", help="Where it notes what is done.")
     ] = "",
-    format_: Annotated[str, typer.Option("--format", help="parquet or delta.")] = "parquet",
+    format_: Annotated[
+        str, typer.Option("--format", help="parquet, delta or iceberg.")
+    ] = "parquet",
     ordered: OrderedOption = False,
+    write_tokens: TokensOption = "",
     master: MasterOption = "local[*]",
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -311,19 +323,23 @@ def backfill(
     """Write the rows of a table to a log, at least once; started again, it goes on."""
     from cordwood.errors import BadSetting
     from cordwood.spark.jobs import backfill as job
-    from cordwood.spark.jobs.table import check_path
 
     if not progress:
         raise BadSetting("give --progress DIR, so that a run that dies can be taken up again")
     if dry_run:
-        files = job.table_files(check_path(table), format_)
-        size = sum(file.stat().st_size for file in files)
-        typer.echo(f"{len(files)} files, {bytes_words(size)}, in {job.STEP_BYTES >> 20} MiB steps")
+        planned = job.planned_backfill(table, progress, to, format_)
+        if as_json:
+            typer.echo(json.dumps(dataclasses.asdict(planned)))
+            return
+        before = f"; {planned.done} files were written before" if planned.done else ""
+        typer.echo(
+            f"{planned.files} files, {bytes_words(planned.bytes)}, in {planned.steps} steps{before}"
+        )
         return
     copied = job.backfill(
         session("backfill", master),
         table,
-        _sink(cluster, to),
+        _sink(cluster, to, write_tokens),
         progress,
         format_=format_,
         ordered=ordered,
@@ -332,11 +348,17 @@ def backfill(
     _show_copied(copied, as_json)
 
 
-def _sink(cluster: str | None, to: str) -> dict[str, str]:
+def _sink(cluster: str | None, to: str, write_tokens: str) -> dict[str, str]:
     from cordwood.spark.options import SERVERS
+    from cordwood.spark.secrets import tokens_at
+    from cordwood.spark.sink_options import WRITE_TOKENS
 
     sink = {SERVERS: find_target(cluster).url}
-    return {**sink, "log": to} if to else sink
+    if to:
+        sink["log"] = to
+    if write_tokens:
+        sink[WRITE_TOKENS] = tokens_at("--write-tokens", write_tokens)
+    return sink
 
 
 def _show_copied(copied: Copied, as_json: bool) -> None:

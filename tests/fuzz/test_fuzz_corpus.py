@@ -60,13 +60,9 @@ NOT_FUZZED = {
     ("quorum/sequencer_placement.py", "_score"): "a hash as a number",
     ("spark/idempotent.py", "producer_id"): "a hash as a number",
     ("spark/jobs/audit.py", "_noted"): "needs a table of findings: tests/spark",
-    ("spark/jobs/backfill.py", "backfill"): "what the same job wrote, through Spark",
-    ("spark/jobs/delta_table.py", "last_offset"): "needs a Delta table: tests/spark",
-    ("spark/jobs/iceberg_table.py", "last_offset"): "needs an Iceberg table: tests/spark",
     ("spark/jobs/json_columns.py", "_object"): "a record's own JSON in the user's job: tests/spark",
-    ("spark/jobs/land.py", "_known_columns"): "needs a landing under way: tests/spark",
-    ("spark/jobs/landing.py", "_check_same"): "needs a landing: tests/spark",
-    ("spark/jobs/parquet_table.py", "_read"): "needs a Parquet table: tests/spark",
+    ("spark/jobs/notes.py", "_read_json"): "opens a file; tests/spark/jobs/test_notes.py has it",
+    ("spark/jobs/notes.py", "offset_in"): "as _read_json, of a table's own log",
     ("storage/data_directory.py", "_check_newest"): "opens files; `identity` has what it reads",
 }
 """Why a function that decodes has no target of its own."""

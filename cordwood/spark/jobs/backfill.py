@@ -2,7 +2,7 @@
 
 *replay* copies a range of logs to a log, by the source and the sink, with a checkpoint: started
 again it goes on after the last micro-batch that was done. *backfill* writes the files of a
-Parquet, Delta or landed table, a step of files at a time, and notes each step that is done.
+Parquet, Delta or Iceberg table, a step of files at a time, and notes each step that is done.
 
 A replay writes each record once, whatever dies. A backfill writes at least once: its steps are
 larger than what can be published at a time, and the one in which a run died is written again,
@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
+from cordwood.spark.given import Given
+from cordwood.spark.jobs.notes import damaged, read_note
 from cordwood.spark.jobs.table import check_path, only_writer, write_whole
+from cordwood.spark.jobs.table_files import steps, table_files
 from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ however its logs are spread; overheads and a sample that was not typical have th
 
 STEP_BYTES = 512 << 20
 """Of files in one step: what is written again at most after a crash."""
+
+NOTE = "done.json"
+"""In a backfill's directory for progress."""
 
 PROGRESS_S = 5
 """How often a replay's progress is asked for: far fewer than a hundred micro-batches go by."""
@@ -50,6 +56,16 @@ class Copied:
     steps: int = 0
     skipped: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBackfill:
+    """What a backfill would write: of so many files; `done` were written by earlier runs."""
+
+    files: int
+    bytes: int
+    steps: int
+    done: int
 
 
 def replay(
@@ -125,22 +141,24 @@ def backfill(
         table: a directory; its rows have the columns that the sink takes, others are left out.
         progress: a directory for the note of what is done.
     Raises:
-        BadSetting: the table is none, or an option is wrong.
+        BadSetting: the table is none, an option is wrong, or the note is of another backfill.
     """
     began = time.monotonic()
     path, notes = check_path(table), check_path(progress)
     copied = Copied()
     with only_writer(notes):
-        note = notes / "done.json"
-        done = set(json.loads(note.read_bytes())["files"]) if note.exists() else set()
-        for files in steps(table_files(path, format_), step_bytes):
-            names = [str(file.relative_to(path)) for file in files]
-            if done.issuperset(names):
+        note, log = notes / NOTE, Given(sink).text("log") or ""
+        done = _done_files(note, path, log)
+        for step in steps(table_files(path, format_), step_bytes):
+            # A table that grew is cut into other steps than before.
+            files = [file for file in step if str(file.relative_to(path)) not in done]
+            if not files:
                 copied.skipped += 1
                 continue
             records = _write_step(spark, path, files, sink, ordered)
-            done.update(names)
-            write_whole(note, json.dumps({"files": sorted(done)}).encode())
+            done.update(str(file.relative_to(path)) for file in files)
+            content = {"table": str(path), "log": _named(log), "files": sorted(done)}
+            write_whole(note, json.dumps(content).encode())
             copied.records += records
             copied.steps += 1
             say(f"step {copied.steps}: {records:,} records of {len(files)} files")
@@ -148,43 +166,44 @@ def backfill(
     return copied
 
 
-def table_files(path: Path, format_: str) -> list[Path]:
-    """The data files of a table, in an order that does not change.
+def planned_backfill(table: str, progress: str, sink_log: str, format_: str) -> PlannedBackfill:
+    """What a backfill would write if it ran now; nothing is written, and no Spark is started.
 
     Raises:
-        BadSetting: there is no such table, or not of this format.
+        BadSetting: as `backfill`.
     """
-    if format_ == "parquet":
-        files = [
-            file
-            for file in sorted(path.rglob("*.parquet"))
-            if not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
-        ]
-    elif format_ == "delta":
-        from deltalake import DeltaTable
-
-        uris = DeltaTable(str(path)).file_uris() if DeltaTable.is_deltatable(str(path)) else []
-        files = sorted(Path(uri.removeprefix("file://")) for uri in uris)
-    else:
-        raise BadSetting(f"a backfill reads parquet or delta, not {format_!r}")
-    if not files:
-        raise BadSetting(f"{path} holds no {format_} table")
-    return files
+    path = check_path(table)
+    files = table_files(path, format_)
+    done = _done_files(check_path(progress) / NOTE, path, sink_log)
+    left = [file for file in files if str(file.relative_to(path)) not in done]
+    size = sum(file.stat().st_size for file in left)
+    return PlannedBackfill(len(left), size, len(list(steps(left, STEP_BYTES))), len(done))
 
 
-def steps(files: Sequence[Path], step_bytes: int) -> Iterator[list[Path]]:
-    """Files in runs of about `step_bytes`, one at least."""
-    step: list[Path] = []
-    size = 0
-    for file in files:
-        file_bytes = file.stat().st_size
-        if step and size + file_bytes > step_bytes:
-            yield step
-            step, size = [], 0
-        step.append(file)
-        size += file_bytes
-    if step:
-        yield step
+def _done_files(note: Path, table: Path, sink_log: str) -> set[str]:
+    """The files that were written, none before the first run.
+
+    Raises:
+        BadSetting: the note is of another backfill, or none of ours.
+    """
+    found = read_note(note)
+    if found is None:
+        return set()
+    made_of = {"table": str(table), "log": _named(sink_log)}
+    for name, value in made_of.items():
+        if found.get(name, value) != value:
+            raise BadSetting(
+                f"{note.parent} notes a backfill with {name} {found[name]!r}, and this one has "
+                f"{value!r}: say the same, or give another directory for progress"
+            )
+    files = found.get("files")
+    if not isinstance(files, list) or not all(isinstance(each, str) for each in files):
+        raise damaged(note, "files is no list of names")
+    return set(files)
+
+
+def _named(log: str) -> str:
+    return log if not log or log.startswith("/") else f"/{log}"
 
 
 def _write_step(
@@ -193,7 +212,9 @@ def _write_step(
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
-    frame = spark.read.option("basePath", str(table)).parquet(*map(str, files))
+    # Columns that came later are in some files only, and the schema of one would drop them.
+    reader = spark.read.option("basePath", str(table)).option("mergeSchema", "true")
+    frame = reader.parquet(*map(str, files))
     in_order = ordered and "lsn" in frame.columns
     keep_log = "log" not in {name.lower() for name in sink}
     if ordered:

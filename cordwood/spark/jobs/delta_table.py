@@ -18,6 +18,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
+from cordwood.spark.jobs.notes import offset_in
 from cordwood.spark.jobs.table import Compacted, StagedBatch, move_in
 
 OFFSET = "cordwood.offset"
@@ -49,8 +50,7 @@ class DeltaLake:
         table = self._open()
         for commit in [] if table is None else table.history(HISTORY_MAX):
             if OFFSET in commit:
-                offset: dict[str, Any] = json.loads(commit[OFFSET])
-                return offset
+                return offset_in(self._path / "_delta_log", commit[OFFSET])
         return None
 
     def publish(self, batch: StagedBatch) -> None:

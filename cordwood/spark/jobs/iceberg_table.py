@@ -14,6 +14,7 @@ Source: research digest on PySpark 4.3, §5; Iceberg's spec, "Table Metadata".
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
-from cordwood.errors import Rejected
+from cordwood.errors import BadSetting, Rejected
+from cordwood.spark.jobs.notes import damaged, offset_in
 from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, move_in
 
 NAMESPACE = "cordwood"
 OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
+
+_BATCH = re.compile(r"-1|[0-9]{1,18}")
 
 
 class IcebergTable:
@@ -38,11 +42,13 @@ class IcebergTable:
     def __init__(self, path: Path, partition_by: tuple[str, ...]) -> None:
         self._path = path
         self._partition_by = partition_by
-        self._name = f"{NAMESPACE}.{path.name}"
+        self._name = (NAMESPACE, path.name)
+        # pyiceberg takes what stands behind file:// as it is, and as_uri writes %20 for a space.
+        self._location = path.as_uri() if path.as_uri() == f"file://{path}" else str(path)
         ours = path / OURS
         ours.mkdir(parents=True, exist_ok=True)
         self._catalog = SqlCatalog(
-            NAMESPACE, uri=f"sqlite:///{ours / 'catalog.db'}", warehouse=path.as_uri()
+            NAMESPACE, uri=f"sqlite:///{ours / 'catalog.db'}", warehouse=self._location
         )
 
     @property
@@ -53,13 +59,18 @@ class IcebergTable:
     def published(self, query: str) -> int:
         """See `table.LakeTable`."""
         table = self._open()
-        return -1 if table is None else int(table.properties.get(BATCH + query, -1))
+        if table is None:
+            return -1
+        found = table.properties.get(BATCH + query, "-1")
+        if not _BATCH.fullmatch(found):
+            raise damaged(self._path / "metadata", f"{BATCH + query} is {found!r}")
+        return int(found)
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
         table = self._open()
         found = None if table is None else table.properties.get(OFFSET)
-        return None if found is None else dict(json.loads(found))
+        return None if found is None else offset_in(self._path / "metadata", found)
 
     def publish(self, batch: StagedBatch) -> None:
         """See `table.LakeTable`."""
@@ -109,15 +120,39 @@ class IcebergTable:
             "pyiceberg has none. Larger micro-batches make larger files: --trigger 5m"
         )
 
+    def metadata_location(self) -> str | None:
+        """Where the table is described as it is now; None if it is not made yet."""
+        table = self._open()
+        return None if table is None else table.metadata_location
+
     def _open(self) -> Table | None:
+        """The table, or None if it is not made yet.
+
+        Raises:
+            BadSetting: the directory was moved.
+        """
         try:
             return self._catalog.load_table(self._name)
         except NoSuchTableError:
-            return None
+            others = self._tables()
+            if not others:
+                return None
+            moved = f"its catalog has {' and '.join(others)}"
+        except FileNotFoundError as error:
+            moved = f"its catalog names a file that is gone ({error})"
+        raise BadSetting(
+            f"{self._path} was moved: {moved}. An Iceberg table has its place in all it notes; "
+            "move it back, or land in another directory"
+        )
+
+    def _tables(self) -> list[str]:
+        if not self._catalog.namespace_exists(NAMESPACE):
+            return []
+        return [".".join(name[1:]) for name in self._catalog.list_tables(NAMESPACE)]
 
     def _create(self, schema: pa.Schema) -> Table:
         self._catalog.create_namespace_if_not_exists(NAMESPACE)
-        return self._catalog.create_table(self._name, schema, location=self._path.as_uri())
+        return self._catalog.create_table(self._name, schema, location=self._location)
 
     def _partition(self, table: Table) -> None:
         """Say how the table is partitioned, before its first file."""

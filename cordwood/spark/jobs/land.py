@@ -40,6 +40,7 @@ from cordwood.spark.jobs.decode import (
 )
 from cordwood.spark.jobs.json_columns import Column, add_columns
 from cordwood.spark.jobs.landing import EVENT_DATE, Landing, open_table, settle
+from cordwood.spark.jobs.notes import damaged, read_columns
 from cordwood.spark.jobs.parquet_table import remove_staging
 from cordwood.spark.jobs.partitions import may_be_unwritable, quoted, unwritable
 from cordwood.spark.jobs.table import (
@@ -305,9 +306,13 @@ class Lander:
         write_whole(self._note, json.dumps(note, indent=1).encode())
 
     def _known_columns(self) -> list[Column]:
-        if not self._note.exists():
-            return []
-        return [Column(**each) for each in json.loads(self._note.read_bytes())]
+        columns = read_columns(self._note)
+        for column in columns:
+            try:
+                given_columns(f"c {column.type}")
+            except BadSetting as error:
+                raise damaged(self._note, f"{column.name} is {column.type!r}") from error
+        return columns
 
     def _count(self, staged: StagedBatch, bad: int) -> None:
         records = sum(file.rows for file in staged.files)

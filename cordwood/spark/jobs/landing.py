@@ -15,6 +15,7 @@ from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, initial_places, stream_stops
 from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.jobs.notes import damaged, read_note
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.partitions import check_partition_columns
 from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path, write_whole
@@ -129,11 +130,14 @@ def _check_same(path: Path, landing: Landing) -> bool:
 
     Raises:
         BadSetting: it is another.
+        Malformed: what it is made of cannot be read.
     """
     note = path / OURS / "table.json"
-    if not note.exists():
+    theirs = read_note(note)
+    if theirs is None:
         return False
-    theirs = json.loads(note.read_bytes())
+    if missing := sorted(_made_of(landing).keys() - theirs.keys()):
+        raise damaged(note, f"it lacks {', '.join(missing)}")
     for name, value in _made_of(landing).items():
         if theirs.get(name) != value:
             raise BadSetting(

@@ -22,7 +22,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cordwood.errors import Malformed
+from cordwood.spark.jobs.notes import (
+    count_of,
+    damaged,
+    objects_of,
+    offset_of,
+    place_of,
+    read_note,
+    text_of,
+)
 from cordwood.spark.jobs.table import (
     OURS,
     Compacted,
@@ -105,7 +113,7 @@ class ParquetTable:
         for query in sorted(self._notes.glob("*")):
             names = [name for name in os.listdir(query) if name.endswith(".json")]
             if names:
-                yield query.name, _read(query / max(names))
+                yield query.name, _read_manifest(query / max(names))
 
     def _turn(self, query: str) -> int:
         """Counts the queries that landed here, so that the newest offset is known."""
@@ -163,10 +171,14 @@ class ParquetTable:
         self._finish_join(place)
 
     def _finish_join(self, note: Path) -> None:
-        join = _read(note)
-        for path in join["remove"]:
-            (self._path / path).unlink(missing_ok=True)
-        staged, place = self._path / join["from"], self._path / join["to"]
+        join = _found(note)
+        remove = join.get("remove")
+        if not isinstance(remove, list):
+            raise damaged(note, "remove is no list")
+        places = [place_of(note, each) for each in (*remove, join.get("from"), join.get("to"))]
+        *gone, staged, place = (self._path / each for each in places)
+        for path in gone:
+            path.unlink(missing_ok=True)
         if staged.exists():
             file = StagedFile(staged, str(place.parent.relative_to(self._path)), {}, 0, 0)
             move_in(self._path, [file])
@@ -183,12 +195,32 @@ def _with_all(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise Malformed(f"{path} is none of our notes ({error}): restore the table") from error
-    assert isinstance(found, dict), "notes are objects"
+def _read_manifest(note: Path) -> dict[str, Any]:
+    """A batch's manifest, each field checked.
+
+    Raises:
+        Malformed: it is none.
+    """
+    found = _found(note)
+    if (text_of(note, found, "query"), note.stem) != (
+        note.parent.name,
+        f"{count_of(note, found, 'batch'):012}",
+    ):
+        raise damaged(note, "it is of another batch than its name says")
+    count_of(note, found, "turn")
+    offset_of(note, found.get("offset"))
+    for file in objects_of(note, found, "files"):
+        place_of(note, file.get("from"))
+        place_of(note, file.get("directory"))
+        count_of(note, file, "rows")
+        count_of(note, file, "bytes")
+    return found
+
+
+def _found(note: Path) -> dict[str, Any]:
+    found = read_note(note)
+    if found is None:
+        raise damaged(note, "it went while the table was opened")
     return found
 
 

@@ -17,6 +17,8 @@ from cordwood.spark.jobs.land import describe, land
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.options import SERVERS
 from cordwood.spark.pipeline.spec import Pipeline, Sink
+from cordwood.spark.secrets import tokens_at
+from cordwood.spark.sink_options import WRITE_TOKENS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +69,8 @@ def _run_sink(
                 say(f"{sink.table}: {line}")
         return landed.records
     to = _found(sink.options, find_servers)
+    if sink.write_tokens:
+        to[WRITE_TOKENS] = tokens_at("write_tokens", sink.write_tokens)
     copied = replay(spark, _publishable(source), to, sink.checkpoint, say=say)
     if copied.records:
         say(f"log {sink.options['log']}: {copied.records:,} records in {copied.seconds:.1f} s")

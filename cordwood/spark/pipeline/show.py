@@ -36,7 +36,9 @@ def _branch(row: int, count: int) -> str:
 
 def _sink(sink: Sink) -> str:
     if not isinstance(sink, Landing):
-        return f"log {sink.options['log']}, each record once (checkpoint {sink.checkpoint})"
+        tokens = f", tokens from {sink.write_tokens}" if sink.write_tokens else ""
+        kept = f"checkpoint {sink.checkpoint}{tokens}"
+        return f"log {sink.options['log']}, each record once ({kept})"
     by = f" by {', '.join(sink.partition_by)}" if sink.partition_by else ""
     joined = ", small files joined" if sink.compact else ""
     return f"{sink.format} {sink.table}{by}, each record once{joined}"

@@ -22,6 +22,7 @@
       - log: orders-copy             # exactly once, in micro-batches of at most 32m
         cluster: other:4440
         checkpoint: ./orders-copy
+        write_tokens: env:ORDERS_TOKEN   # or file:./tokens, a line each; never the token itself
 
 Each sink has a checkpoint of its own and goes its own pace; a table keeps its in itself.
 """
@@ -38,6 +39,7 @@ from cordwood.spark.given import Given
 from cordwood.spark.jobs.landing import EVENT_DATE, Landing
 from cordwood.spark.options import OPTIONS, SERVERS, parse_options
 from cordwood.spark.pipeline.yaml_lines import Mistakes, Reader, read_yaml
+from cordwood.spark.secrets import FILE, check_place
 from cordwood.spark.sink_options import parse_sink_options
 
 VERSION = "1"
@@ -52,10 +54,12 @@ class LogSink:
     Attributes:
         options: of the sink.
         checkpoint: a directory.
+        write_tokens: where they are, as `secrets.tokens_at` takes it; "" for none.
     """
 
     options: Mapping[str, str]
     checkpoint: str
+    write_tokens: str = ""
 
 
 Sink = Landing | LogSink
@@ -185,10 +189,22 @@ def _log_sink(
         "codec": reader.text("codec", "none"),
     }
     checkpoint = os.path.join(directory, os.path.expanduser(reader.text("checkpoint")))
+    tokens = _tokens(reader, directory)
     reader.done()
     if decode:
         reader.wrong(reader.node, f"{reader.path}log takes records as they are; decode is set")
     checked = {**options, SERVERS: "h:1"} if os.path.isdir(options[SERVERS]) else options
     if reader.made(lambda: parse_sink_options(checked)) is None:
         return None
-    return LogSink(options, checkpoint)
+    return LogSink(options, checkpoint, tokens)
+
+
+def _tokens(reader: Reader, directory: str) -> str:
+    """Where a sink's write tokens are; a file is relative to the pipeline's."""
+    place = reader.text("write_tokens", "")
+    if not place:
+        return ""
+    place = reader.made(lambda: check_place(f"{reader.path}write_tokens", place)) or ""
+    if not place.startswith(FILE):
+        return place
+    return FILE + os.path.join(directory, os.path.expanduser(place.removeprefix(FILE)))

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from job_logs import appended
+from pyiceberg.catalog.sql import SqlCatalog
 
+from cordwood.block import Record
 from cordwood.cli.app import run
-from cordwood.errors import BadSetting
-from cordwood.spark.jobs.backfill import backfill, replay, steps, table_files
+from cordwood.errors import BadSetting, Malformed
+from cordwood.spark.jobs.backfill import (
+    NOTE,
+    PlannedBackfill,
+    backfill,
+    planned_backfill,
+    replay,
+)
 from cordwood.spark.jobs.land import land
 from cordwood.spark.jobs.landing import Landing, planned_reads
 from cordwood.spark.jobs.stats import stats
+from cordwood.spark.jobs.table import FORMATS
+from cordwood.spark.jobs.table_files import steps, table_files
 from cordwood.spark.options import SERVERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.real]
@@ -55,6 +69,47 @@ def test_a_log_is_landed_written_back_copied_and_counted(spark, cluster, store, 
     assert [(each.log, each.records) for each in found.lags] == [(log, 1)]
 
 
+def test_an_iceberg_table_is_written_back_with_what_came_later(
+    spark, cluster, store, log, tmp_path, capfd
+):
+    """In a directory with a space and a dot; the headers are in the second batch's files only."""
+    store.append_many(log, [b"%d" % n for n in range(40)])
+    source = {SERVERS: cluster.url, "subscribe": log}
+    table = tmp_path / "my table.v2 é"
+    land(spark, Landing(source, str(table), format="iceberg"))
+    store.append(log, b"40", headers=[("h", b"1")])
+    land(spark, Landing({**source, "includeHeaders": "true"}, str(table), format="iceberg"))
+    assert {path.name for path in tmp_path.iterdir()} == {table.name}
+
+    notes, back = str(tmp_path / "notes"), f"{log}/back"
+    verb = ["spark", "backfill", str(table), "--cluster", cluster.url, "--progress", notes]
+    verb += ["--format", "iceberg", "--ordered", "--to", back]
+    assert run([*verb, "--dry-run", "--json"]) == 0
+    planned = json.loads(capfd.readouterr().out)
+    assert (planned["files"] >= 2, planned["steps"], planned["done"]) == (True, 1, 0)
+    assert not (tmp_path / "notes").exists()
+    assert run([*verb, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["records"] == 41
+    with store.read(back) as reader:
+        copied = [item for item in reader if isinstance(item, Record)]
+    assert [item.value for item in copied] == [b"%d" % n for n in range(41)]
+    assert [list(item.headers) for item in copied[-2:]] == [[], [("h", b"1")]]
+
+    store.append(log, b"41")
+    land(spark, Landing({**source, "includeHeaders": "true"}, str(table), format="iceberg"))
+    assert run([*verb, "--dry-run"]) == 0
+    assert f"in 1 steps; {planned['files']} files were written before" in capfd.readouterr().out
+    sink = {SERVERS: cluster.url, "log": back}
+    assert backfill(spark, str(table), sink, notes, format_="iceberg").records == 1
+    assert len(appended(store, back)) == 42
+    assert run([*verb[:-1], f"{log}/other"]) == 1
+    assert "notes a backfill with log" in capfd.readouterr().err
+
+    table.rename(tmp_path / "moved")
+    with pytest.raises(BadSetting, match="was moved: its catalog has my table"):
+        backfill(spark, str(tmp_path / "moved"), sink, str(tmp_path / "n2"), format_="iceberg")
+
+
 def test_the_verbs_say_what_they_would_do(cluster, store, log, capfd):
     lsns = store.append_many(log, [b"%d" % n for n in range(30)])
     at = ["--cluster", cluster.url]
@@ -91,11 +146,46 @@ class TestSteps:
     def test_what_is_no_table(self, tmp_path):
         (tmp_path / "_cordwood").mkdir()
         (tmp_path / "_cordwood" / "staged.parquet").write_bytes(b"x")
-        for format_ in ("parquet", "delta"):
+        for format_ in FORMATS:
             with pytest.raises(BadSetting, match=f"holds no {format_} table"):
                 table_files(tmp_path, format_)
-        with pytest.raises(BadSetting, match="parquet or delta"):
+        with pytest.raises(BadSetting, match="parquet, delta, iceberg, not 'csv'"):
             table_files(tmp_path, "csv")
+
+    def test_delta_files_that_count(self, tmp_path):
+        """Not those that a later version replaced, which lie there too."""
+        for number in range(3):
+            write_deltalake(tmp_path, pa.table({"value": [b"%d" % number]}), mode="append")
+        DeltaTable(tmp_path).optimize.compact()
+        assert len(list(tmp_path.glob("*.parquet"))) == 4
+        (joined,) = table_files(tmp_path, "delta")
+        assert sorted(pq.read_table(joined)["value"].to_pylist()) == [b"0", b"1", b"2"]
+        with pytest.raises(BadSetting, match=r"a table of delta, in which .* say --format delta"):
+            table_files(tmp_path, "parquet")
+
+    def test_tables_whose_files_alone_are_not_what_they_say(self, tmp_path):
+        write_deltalake(
+            tmp_path, pa.table({"value": [b"1"]}),
+            configuration={"delta.enableDeletionVectors": "true"},
+        )  # fmt: skip
+        with pytest.raises(BadSetting, match="has Delta's deletionVectors"):
+            table_files(tmp_path, "delta")
+
+    def test_an_iceberg_table_of_another_catalog(self, tmp_path):
+        catalog = SqlCatalog("c", uri="sqlite://", warehouse=str(tmp_path))
+        catalog.create_namespace("n")
+        rows = pa.table({"value": [b"1", b"2"]})
+        table = catalog.create_table("n.t", rows.schema)
+        place = Path(table.location())
+        with pytest.raises(BadSetting, match="no iceberg table, or an empty one"):
+            iceberg_names(place)
+        for _ in range(11):
+            table.append(rows)
+        assert len(iceberg_names(place)) == 11
+        with pytest.raises(BadSetting, match="a table of iceberg"):
+            table_files(place, "parquet")
+        table.overwrite(rows)
+        assert len(iceberg_names(place)) == 1
 
     def test_files_are_in_one_order_and_hidden_ones_left_out(self, tmp_path):
         for name in ("b/2.parquet", "a/1.parquet", "_cordwood/3.parquet", "a/.4.parquet"):
@@ -103,3 +193,45 @@ class TestSteps:
             (tmp_path / name).write_text(json.dumps(name))
         found = [str(file.relative_to(tmp_path)) for file in table_files(tmp_path, "parquet")]
         assert found == ["a/1.parquet", "b/2.parquet"]
+
+
+def iceberg_names(table: Path) -> list[str]:
+    return [file.name for file in table_files(table, "iceberg")]
+
+
+class TestNotes:
+    """What lies in the directory for progress may have been written by anybody."""
+
+    @pytest.fixture
+    def planned(self, tmp_path):
+        table = tmp_path / "table"
+        table.mkdir()
+        for name in ("a", "b"):
+            pq.write_table(pa.table({"value": [b"1"]}), table / f"{name}.parquet")
+
+        def plan(note: object) -> PlannedBackfill:
+            place = tmp_path / "notes" / NOTE
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(note if isinstance(note, bytes) else json.dumps(note).encode())
+            return planned_backfill(str(table), str(place.parent), "back", "parquet")
+
+        return plan
+
+    def test_files_that_are_done_are_left_out(self, planned, tmp_path):
+        found = planned({"files": ["a.parquet"]})
+        assert (found.files, found.steps, found.done) == (1, 1, 1)
+        table = str(tmp_path / "table")
+        assert planned({"files": [], "table": table, "log": "/back"}).files == 2
+
+    @pytest.mark.parametrize(
+        "note",
+        [b"", b"\xff", b"[" * 100_000, [], {}, {"files": "a.parquet"}, {"files": [1]}, "x", None],
+    )
+    def test_what_is_none_of_ours(self, planned, note):
+        with pytest.raises(Malformed, match=r"done\.json is no note as this job writes it"):
+            planned(note)
+
+    @pytest.mark.parametrize("other", [{"table": "/else"}, {"log": "/else"}, {"log": 7}])
+    def test_another_backfills(self, planned, other):
+        with pytest.raises(BadSetting, match="say the same, or give another directory"):
+            planned({"files": [], **other})

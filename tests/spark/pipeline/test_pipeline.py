@@ -8,6 +8,7 @@ import pytest
 from cordwood.block import Record
 from cordwood.cli.app import run
 from cordwood.errors import BadSetting
+from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.options import SERVERS
 from cordwood.spark.pipeline.show import draw
@@ -114,6 +115,29 @@ def test_the_drawing():
     ]
 
 
+class TestTokens:
+    """A file says where they are; a token in it is a mistake, and is not shown again."""
+
+    def test_where_they_are_is_drawn_and_they_are_not(self, monkeypatch, tmp_path, capfd):
+        monkeypatch.setenv("ORDERS", "hunter2")
+        file = tmp_path / "p.yaml"
+        for place, drawn in (
+            ("env:ORDERS", "tokens from env:ORDERS)"),
+            ("file:./t", f"tokens from file:{tmp_path}/./t)"),
+        ):
+            file.write_text(f"{WHOLE}    write_tokens: {place}\n")
+            assert run(["pipeline", "show", str(file)]) == 0
+            assert run(["pipeline", "show", str(file), "--json"]) == 0
+            told = capfd.readouterr().out
+            assert drawn in told
+            assert "hunter2" not in told
+
+    def test_a_token_in_the_file(self):
+        (told,) = mistakes(WHOLE + "    write_tokens: hunter2\n")
+        assert told.startswith("p.yaml:14: sinks[1].write_tokens says where the tokens are, env:")
+        assert "hunter2" not in told
+
+
 def test_the_verbs_tell_mistakes_line_by_line(tmp_path, capfd):
     file = tmp_path / "pipeline.yaml"
     file.write_text(WHOLE.replace("format", "fromat"))
@@ -132,11 +156,13 @@ def test_the_verbs_tell_mistakes_line_by_line(tmp_path, capfd):
 def test_a_run_takes_each_sink_where_it_was(spark, cluster, store, tmp_path, capfd):
     store.append_many("/pipe/a", [b"%d" % n for n in range(50)])
     store.append_many("/pipe/b", [b"%d" % n for n in range(50, 80)])
+    store.create_log("/piped", attributes=LogAttributes(write_token=token_digest("hunter2")))
+    (tmp_path / "tokens").write_text("other\nhunter2\n")
     file = tmp_path / "pipeline.yaml"
     file.write_text(
         f"version: 1\nsource: {{cluster: '{cluster.url}', pattern: /pipe/.*}}\nsinks:\n"
         "  - {table: ./table, partition_by: log}\n"
-        "  - {log: /piped, checkpoint: ./copy}\n"
+        "  - {log: /piped, checkpoint: ./copy, write_tokens: 'file:./tokens'}\n"
     )
     assert run(["pipeline", "run", str(file)]) == 0
     assert "160 records" in capfd.readouterr().out

@@ -1,0 +1,137 @@
+"""Which files a table is made of now, for a job that reads tables of three formats.
+
+A Delta or Iceberg table says in its own log which files count; others lie there as well, of
+older versions and of commits that never came about. Where a table says more than that, as rows
+that are deleted or columns that were renamed, its files alone are not the table, and it is refused.
+
+Source: research digest on PySpark 4.3, §5, §7; Delta protocol, "Reader features"; Iceberg's
+spec, "Scan Planning".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cordwood.errors import BadSetting
+from cordwood.spark.jobs.table import FORMATS, OURS
+
+_BEYOND_FILES = ("deletionVectors", "columnMapping")
+"""Delta's features by which a file is not what the table has of it."""
+
+
+def table_files(path: Path, format_: str) -> list[Path]:
+    """The data files of a table, in an order that does not change.
+
+    Raises:
+        BadSetting: there is no such table, it is not of this format, its files alone are not
+            what it says, or what reads it is not installed.
+    """
+    if format_ not in FORMATS:
+        raise BadSetting(f"a table is {', '.join(FORMATS)}, not {format_!r}")
+    try:
+        files = _FINDERS[format_](path)
+    except ImportError as error:
+        raise BadSetting(
+            f"reading {format_} needs `pip install 'cordwood[lake]'` ({error})"
+        ) from error
+    if not files:
+        raise BadSetting(f"{path} holds no {format_} table, or an empty one")
+    return sorted(files)
+
+
+def steps(files: Sequence[Path], step_bytes: int) -> Iterator[list[Path]]:
+    """Files in runs of about `step_bytes`, one at least."""
+    step: list[Path] = []
+    size = 0
+    for file in files:
+        file_bytes = file.stat().st_size
+        if step and size + file_bytes > step_bytes:
+            yield step
+            step, size = [], 0
+        step.append(file)
+        size += file_bytes
+    if step:
+        yield step
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    for other, sign in (("delta", path / "_delta_log"), ("iceberg", path / "metadata")):
+        if sign.is_dir():
+            raise BadSetting(
+                f"{path} is a table of {other}, in which not every file counts: "
+                f"say --format {other}"
+            )
+    return [
+        file
+        for file in path.rglob("*.parquet")
+        if not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
+    ]
+
+
+def _delta_files(path: Path) -> list[Path]:
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(str(path)):
+        return []
+    table = DeltaTable(str(path))
+    used = set(table.protocol().reader_features or ())
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        used.add("columnMapping")
+    if beyond := sorted(used.intersection(_BEYOND_FILES)):
+        raise BadSetting(
+            f"{path} has Delta's {' and '.join(beyond)}, so its files alone are not the table: "
+            "copy it to a table without, and give that"
+        )
+    return [_local(uri) for uri in table.file_uris()]
+
+
+def _iceberg_files(path: Path) -> list[Path]:
+    from pyiceberg.table import StaticTable
+
+    metadata = _iceberg_metadata(path)
+    if metadata is None:
+        return []
+    found = []
+    for task in StaticTable.from_metadata(str(metadata)).scan().plan_files():
+        if task.delete_files:
+            raise BadSetting(
+                f"{path} has rows that are deleted beside its files, so the files alone are not "
+                "the table: have an engine rewrite them (rewrite_data_files), or copy the table"
+            )
+        found.append(_local(task.file.file_path))
+    return found
+
+
+def _iceberg_metadata(path: Path) -> Path | None:
+    """Where the table is described as it is now: by the catalog of a landing, else by names.
+
+    Raises:
+        BadSetting: the catalog knows no table of this directory.
+    """
+    if (path / OURS / "catalog.db").exists():
+        from cordwood.spark.jobs.iceberg_table import IcebergTable
+
+        location = IcebergTable(path, ()).metadata_location()
+        return None if location is None else _local(location)
+    named = {
+        int(number[1]): file
+        for file in path.glob("metadata/*.metadata.json")
+        if (number := _NUMBER.match(file.name))
+    }
+    return named[max(named)] if named else None
+
+
+_NUMBER = re.compile(r"v?(\d{1,18})[.-]")
+"""`v3.metadata.json` of a table in a directory, `00003-….metadata.json` of one in a catalog."""
+
+
+def _local(place: str) -> Path:
+    scheme, colon, rest = place.partition("://")
+    if colon and scheme != "file":
+        raise BadSetting(f"{place} is not in a directory of this machine; {scheme} is not built")
+    return Path(rest if colon else place)
+
+
+_FINDERS = {"parquet": _parquet_files, "delta": _delta_files, "iceberg": _iceberg_files}

@@ -1,0 +1,51 @@
+"""Tokens come from the environment or a file, and no error shows one."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordwood.cli.app import run
+from cordwood.errors import BadSetting
+from cordwood.spark.secrets import SECRET_BYTES_MAX, tokens_at
+
+
+def test_tokens_of_a_variable_and_of_a_file(tmp_path):
+    assert tokens_at("t", "env:X", {"X": "a, b"}) == "a,b"
+    (tmp_path / "tokens").write_text("a\n\n b \nc,d\n")
+    assert tokens_at("t", f"file:{tmp_path}/tokens") == "a,b,c,d"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "holds no token"),
+        (b" \n,\n", "holds no token"),
+        (b"hunter2\xff", "is no text"),
+        (b"hunter2" * SECRET_BYTES_MAX, "no file of tokens"),
+    ],
+    ids=["none", "empty", "blank", "bytes", "large"],
+)
+def test_files_without(tmp_path, content, told):
+    if content is not None:
+        (tmp_path / "tokens").write_bytes(content)
+    with pytest.raises(BadSetting, match=told) as raised:
+        tokens_at("--write-tokens", f"file:{tmp_path}/tokens")
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.__cause__ is None or "hunter2" not in repr(raised.value.__cause__)
+
+
+def test_a_variable_that_is_not_set():
+    with pytest.raises(BadSetting, match="the variable X holds no token"):
+        tokens_at("t", "env:X", {})
+
+
+@pytest.mark.parametrize("verb", [["replay", "a", "--checkpoint", "c"], ["backfill", "t"]])
+def test_a_verb_refuses_a_token_and_does_not_repeat_it(verb, tmp_path, capfd):
+    (tmp_path / "notes").mkdir()
+    more = ["--to", "b", "--progress", str(tmp_path)] if verb[0] == "backfill" else ["--to", "b"]
+    asked = ["spark", *verb, *more, "--cluster", "h:1", "--write-tokens", "hunter2"]
+    assert run(asked) == 1
+    told = capfd.readouterr()
+    assert "--write-tokens says where the tokens are" in told.err
+    assert "hunter2" not in told.out + told.err
