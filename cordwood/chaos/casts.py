@@ -7,11 +7,14 @@ or restarts").
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cordwood.chaos.late_readers import LateReader, why_late
 from cordwood.host.seams import Host
+from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.cast import ASKER, LOOKER
@@ -23,6 +26,7 @@ from cordwood.sim.token_clients import hold
 from cordwood.sim.workload import (
     HELD,
     Clients,
+    GivenUp,
     WorkloadOptions,
     ask_tails,
     final_tails,
@@ -44,9 +48,33 @@ COLD_S = 8.0
 """Mean time after which the cold reader starts over, as often as not from the oldest record."""
 
 DRAIN_S = 60.0
-"""What the clients may take to come to their end once all nodes are well."""
+"""What the clients may take to come to their end once all nodes are well. It is a bound of time:
+on a machine that has no processor for them they take longer."""
+
+STILL_S = 60.0
+"""A reader that is not at its end and came no further for so long is stuck, however busy the
+machine: a reader asks anew after 2 s, and nothing here has a deadline above 30 s."""
+
+READING_S_MAX = 600.0
+"""Nor is it waited for longer than this."""
+
+LOOK_EVERY_S = 1.0
+"""How often it is looked how far the readers have come."""
 
 Program = Callable[[str, Clients, Host], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class Ending:
+    """How the clients came to their end.
+
+    Attributes:
+        problems: promises broken, in words.
+        missed: bounds of time that were missed, in words: a busy machine may be the reason.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
 
 
 class Cast:
@@ -78,7 +106,7 @@ class Cast:
         self._writing: list[asyncio.Task[None]] = []
         # Those who owe nothing at the end: they are killed.
         self._idle: dict[str, asyncio.Task[None]] = {}
-        self._reading: list[asyncio.Task[None]] = []
+        self._reading: dict[asyncio.Task[None], str] = {}
 
     @property
     def acked(self) -> int:
@@ -112,26 +140,77 @@ class Cast:
         self._writing.append(self._begin(tasks, browse, "browser-1", self._main))
         self._idle[LOOKER] = self._begin(tasks, ask_tails, LOOKER, self._main)
 
-    async def finish(self) -> list[str]:
-        """Let the writers end and the readers come to the tail; what went wrong with that."""
+    async def finish(self, processes: Mapping[NodeId, int]) -> Ending:
+        """Let the writers end and the readers come to the tail; what went wrong with that.
+
+        Args:
+            processes: of the nodes that run on this machine.
+        """
+        began_s = time.monotonic()
         for clients in self._all:
             clients.stopping = True
         for name, task in self._idle.items():
             task.cancel()
-            self._main.calls.died(name)
+            # Nobody waits for what it has open: that says nothing of the cluster.
+            self._main.calls.died(name, GivenUp)
+        ending = Ending()
         try:
             async with asyncio.timeout(DRAIN_S):
                 await asyncio.gather(*map(asyncio.shield, self._writing))
                 await final_tails(ASKER, self._main, self._host)
-                for clients in self._all:
-                    clients.tails.update(self._main.tails)
-                await asyncio.gather(*map(asyncio.shield, self._reading))
         except TimeoutError:
-            late = [t.get_name() for t in (*self._writing, *self._reading) if not t.done()]
+            late = [task.get_name() for task in self._writing if not task.done()]
+            who = ", ".join(late) or "whoever asks for the tails"
+            ending.problems.append(f"not at their end {DRAIN_S:g} s after the healing: {who}")
+        else:
             for clients in self._all:
-                clients.giving_up = True
-            return [f"not at their end {DRAIN_S:g} s after the healing: {', '.join(late)}"]
-        return []
+                clients.tails.update(self._main.tails)
+            await self._read_on(ending, processes, began_s)
+        for clients in self._all:
+            clients.giving_up = True
+        return ending
+
+    async def _read_on(
+        self, ending: Ending, processes: Mapping[NodeId, int], began_s: float
+    ) -> None:
+        """Wait for the readers, and say of those who take too long why."""
+        positions: dict[str, int] = {}
+        moved_s = {task.get_name(): time.monotonic() for task in self._reading}
+        why: list[str] = []
+        while late := self._late():
+            await asyncio.wait([*self._reading], timeout=LOOK_EVERY_S)
+            now_s = time.monotonic()
+            for each in late:
+                at = 0 if each.stream is None else each.stream.next_lsn
+                if at > positions.get(each.name, -1):
+                    positions[each.name], moved_s[each.name] = at, now_s
+            stuck = [each for each in late if now_s > moved_s[each.name] + STILL_S]
+            is_over = now_s > began_s + READING_S_MAX
+            if stuck or is_over or (not why and now_s > began_s + DRAIN_S):
+                why = await why_late(late, self._addresses, self._host, processes)
+            if stuck or is_over:
+                who = ", ".join(each.name for each in stuck or late)
+                told = f"{'stuck' if stuck else 'not at their end'}, "
+                told += f"{now_s - began_s:.0f} s after the healing: {who}"
+                ending.problems.append("\n  ".join((told, *why)))
+                return
+        if why:
+            took_s = time.monotonic() - began_s
+            told = f"the readers came to their end {took_s:.0f} s after the healing; "
+            told += f"after {DRAIN_S:g} s:"
+            ending.missed.append("\n  ".join((told, *why)))
+
+    def _late(self) -> list[LateReader]:
+        """The readers that are not at their end."""
+        main = self._main
+        return [
+            LateReader(
+                name := task.get_name(), log, main.tails.get(main.log_ids.get(log, 0), 0),
+                main.open_reads.get(name),
+            )
+            for task, log in self._reading.items()
+            if not task.done()
+        ]  # fmt: skip
 
     def _other(self, **options: Any) -> Clients:
         """Clients that differ in these options, and know the same logs."""
@@ -141,11 +220,13 @@ class Cast:
             self._main.buggify,
         )  # fmt: skip
         clients.log_ids, clients.times = self._main.log_ids, self._main.times
+        clients.open_reads = self._main.open_reads
         self._all.append(clients)
         return clients
 
     def _read(self, tasks: asyncio.TaskGroup, name: str, log: str, clients: Clients) -> None:
-        self._reading.append(tasks.create_task(follow(name, log, clients, self._host), name=name))
+        task = tasks.create_task(follow(name, log, clients, self._host), name=name)
+        self._reading[task] = log
 
     def _begin(
         self, tasks: asyncio.TaskGroup, program: Program, name: str, clients: Clients

@@ -77,6 +77,14 @@ class Faults:
         self._wait_acked = wait_acked
         self.proxied: dict[str, frame_proxy.Told] = {}
 
+    def processes(self) -> dict[NodeId, int]:
+        """The nodes' processes."""
+        return {
+            number: node.process.pid
+            for number, node in self._cluster.nodes.items()
+            if node.process is not None
+        }
+
     async def play(
         self, kind: str, nodes: Sequence[NodeId], length_s: float, chance: random.Random
     ) -> None:

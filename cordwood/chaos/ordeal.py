@@ -186,6 +186,9 @@ class Blows(Protocol):
     def proxied(self) -> Mapping[str, Told]:
         """What the proxies did, by harm."""
 
+    def processes(self) -> Mapping[NodeId, int]:
+        """The nodes' processes, where they run on this machine."""
+
     async def play(
         self, kind: str, nodes: Sequence[NodeId], length_s: float, chance: random.Random
     ) -> None:
@@ -246,13 +249,15 @@ class Play:
             self._progress.stage = "letting the clients come to their end"
             self.recorder.faults_healed()
             await asyncio.sleep(SETTLE_S)
-            self._problems += await self._cast.finish()
+            ending = await self._cast.finish(self.blows.processes())
+            self._problems += ending.problems
             watching.cancel()
         self._progress.stage = "judging the history"
         events = self.recorder.events
         outcome = await self._host.run_blocking(lambda: outcome_of(events), timeout_s=JUDGE_S)
         self._progress.is_over = True
-        problems, missed = (*self._problems, *outcome.problems()), tuple(outcome.missed(BACK_S))
+        problems = (*self._problems, *outcome.problems())
+        missed = (*ending.missed, *outcome.missed(BACK_S))
         return Ran(self._seed, seconds, outcome, problems, missed, self.blows.proxied, left, events)
 
     async def _watch(self) -> None:

@@ -42,6 +42,10 @@ class Commanded:
         self.proxied: dict[str, Told] = {}
         self._words = shlex.split(command)
 
+    def processes(self) -> dict[NodeId, int]:
+        """None: the nodes are somewhere."""
+        return {}
+
     async def play(
         self, kind: str, nodes: Sequence[NodeId], length_s: float, chance: random.Random
     ) -> None:

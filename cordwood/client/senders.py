@@ -127,6 +127,8 @@ class SenderView:
         blocks: blocks it sent to this reader; copies and blocks sent again count too.
         doubt: why it is not counted on, "" if it is.
         window_s: how long it took for a window, on average of late; None if not known.
+        upto: it has sent all that is its to send below this; 0 if it said nothing yet.
+        is_heard: whether it answered what it was asked last.
     """
 
     node: NodeId
@@ -134,6 +136,8 @@ class SenderView:
     blocks: int
     doubt: str
     window_s: float | None
+    upto: int
+    is_heard: bool
 
 
 class Senders:
@@ -208,6 +212,7 @@ class Senders:
 
     def views(self) -> list[SenderView]:
         """Every node as this reader sees it, in node order."""
+        heard = self.sending()
         return [
             SenderView(
                 node,
@@ -215,9 +220,16 @@ class Senders:
                 self._blocks.get(node, 0),
                 doubt.value if (doubt := self.choice.doubt(node)) else "",
                 self.slow.latency_s(node),
+                self._buffer.marker(node),
+                node in heard,
             )
             for node in self.choice.nodes
         ]
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The LSNs that nodes may send now, from the first on and up to the last."""
+        return self._window.low, self._window.high
 
     def add_nodes(self, nodes: Iterable[NodeId]) -> None:
         """Later epochs have these in their nodesets."""

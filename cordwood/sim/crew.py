@@ -36,10 +36,10 @@ class OpenCalls:
         """The call ended, whichever way."""
         self._open[client].pop(op)
 
-    def died(self, client: str) -> None:
+    def died(self, client: str, error: type[OutcomeUnknown] = OutcomeUnknown) -> None:
         """The client died: of what it had open nobody knows the outcome."""
         for op in self._open.pop(client, {}):
-            self._recorder.append_raised(op, OutcomeUnknown("the client died"))
+            self._recorder.append_raised(op, error("the client died"))
 
 
 class Crew:

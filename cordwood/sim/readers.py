@@ -122,6 +122,7 @@ class _Reader:
         clients.recorder.read_started(
             self._name, log_id, start, until, keys=keys, heads=manner is Manner.HEADS
         )
+        clients.open_reads[self._name] = stream
         reason, failure = EndReason.ERROR, None
         try:
             if manner is Manner.ARROW:
@@ -133,6 +134,7 @@ class _Reader:
         # Not in a `finally`: a reader that is killed has no last words.
         clients.recorder.read_ended(self._name, reason, failure)
         self._passed = stream.next_lsn - 1
+        del clients.open_reads[self._name]
         stream.close()
         if failure is not None:
             await asyncio.sleep(RECONNECT_S)

@@ -17,6 +17,7 @@ from itertools import count
 
 from cordwood.client.buffered_writer import BufferedWriter, WriteMode, WriterOptions
 from cordwood.client.producer import Producer
+from cordwood.client.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, LogExists, OutcomeUnknown
 from cordwood.host.seams import Host
@@ -134,6 +135,7 @@ class Clients:
         acked: records acknowledged so far.
         log_ids: numbers of the logs, by name.
         tails: by log, the last LSN that readers must reach; empty until it is known.
+        open_reads: what each reader that follows a log reads now, by its name.
         giving_up: set when readers should end wherever they are.
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
@@ -169,6 +171,7 @@ class Clients:
         self.log_ids: dict[str, int] = {}
         self.times: dict[int, list[int]] = {}
         self.tails: dict[int, int] = {}
+        self.open_reads: dict[str, ReadStream] = {}
         self._seed = seed
         self._sequences: dict[str, Iterator[int]] = {}
         self._lives: dict[str, int] = {}
