@@ -139,9 +139,10 @@ class LightClient(asyncio.Protocol):
         return window.run(perf_counter())
 
     async def take(
-        self, take: Callable[[bytes], None], count: int, begin: Callable[[], None], timeout_s: float
-    ) -> None:
-        """Give `take` the next `count` records; `begin` asks for them.
+        self, take: Callable[[bytes], None], count: int, begin: Callable[[], object],
+        timeout_s: float,
+    ) -> None:  # fmt: skip
+        """Give `take` the next `count` records; `begin` asks for them, once they are taken.
 
         Raises:
             Unreachable: they did not come in time.
@@ -200,10 +201,14 @@ async def follow(reader: LightClient, offer: Callable[[list[bytes]], None], load
         lags.append(perf_counter() - TIME.unpack_from(value)[0])
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(
-            reader.take(take, load.ticks * load.batch, lambda: None, load.seconds + TAIL_TIMEOUT_S)
+        # Nothing is offered before the reader takes what comes: what was delivered to it before,
+        # within the turn of the loop in which its task was still to begin, it never counted.
+        await reader.take(
+            take,
+            load.ticks * load.batch,
+            lambda: tasks.create_task(stamped(offer, load)),
+            load.seconds + TAIL_TIMEOUT_S,
         )
-        await stamped(offer, load)
     return lag_of(lags[load.ticks_not_counted * load.batch :])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from benchmarks.peers import light_client
 from benchmarks.peers.amqp import AmqpConnection
 from benchmarks.peers.light_client import LightClient
 from benchmarks.peers.nats_peer import NatsConnection
@@ -224,6 +225,27 @@ def test_nats_is_pulled_from_until_enough_was_asked_for(piece: int) -> None:
         assert taken == [b"\r\nM "] * 5
         request = json.dumps({"batch": 2}).encode()
         assert pipe.written.count(request) == 3, "two at first, and one more for the fifth"
+
+    run(scenario())
+
+
+def test_a_record_that_is_delivered_at_once_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on the same machine answers within the turn of the loop that offered it."""
+    monkeypatch.setattr(light_client, "TAIL_TIMEOUT_S", 0.2)
+
+    async def scenario() -> None:
+        client = NatsConnection()
+        pipe, offered = Pipe(client), 0
+
+        def offer(values: list[bytes]) -> None:
+            nonlocal offered
+            offered += len(values)
+            pipe.tell(b"".join(b"MSG d 3 %d\r\n%s\r\n" % (len(v), v) for v in values))
+
+        tail = TailLoad(20, rate=2000, seconds=0.05, warm_up_s=0.01)
+        lag = await light_client.follow(client, offer, tail)
+        assert offered == tail.ticks * tail.batch
+        assert 0 <= lag.p50_ms <= lag.p99_ms
 
     run(scenario())
 
