@@ -25,22 +25,28 @@ COMMAND_TIMEOUT_S = 10.0
 NODES_MAX = 200
 """Addresses of one bridge: a /24 with room for the machine's own."""
 
+IDENTITIES = 250
+"""Clusters on one machine: each has a /24 of 10.213.0.0/16."""
+
+TAKEN = "File exists"
+"""What `ip` says of a name that is there; whoever made it may be at work or long dead."""
+
 
 class Namespaces:
     """See the module. Made by `namespaces`.
 
     Attributes:
-        id: makes names and addresses that no other cluster on this machine has.
+        id: makes names and addresses that no other cluster on this machine has, from `make` on.
     """
 
-    def __init__(self, identity: int) -> None:
-        self.id = identity
-        self._bridge = f"cwb{identity}"
+    def __init__(self) -> None:
+        self.id = os.getpid() % IDENTITIES
+        self._is_mine = False
         self._made: list[NodeId] = []
 
     def host(self, node: NodeId) -> str:
         """The node's address."""
-        return f"10.213.{self.id % 250}.{10 + node}"
+        return f"10.213.{self.id}.{10 + node}"
 
     def command(self, node: NodeId) -> list[str]:
         """What goes before a command that is to run on the node's network."""
@@ -60,13 +66,14 @@ class Namespaces:
         Raises:
             Unreachable: this machine does not let one be made.
         """
-        _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("address", "add", f"10.213.{self.id % 250}.1/24", "dev", self._bridge)
+        self._claim()
+        _ip("address", "add", f"10.213.{self.id}.1/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for node in nodes:
             assert node <= NODES_MAX, "a bridge has so many addresses"
             name, port = self._namespace(node), self._port(node)
             self._made.append(node)
+            self._remove_node(node)  # a run of this identity may have died in the middle of its end
             _ip("netns", "add", name)
             _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("link", "set", port, "master", self._bridge, "up")
@@ -77,15 +84,43 @@ class Namespaces:
             ):
                 _ip("-n", name, *words)
 
+    def _claim(self) -> None:
+        """Find an identity that nobody has, and make its bridge: of two that try to make one of
+        the same name the kernel lets one win."""
+        first = self.id
+        for tried in range(IDENTITIES):
+            self.id = (first + tried) % IDENTITIES
+            try:
+                _ip("link", "add", self._bridge, "type", "bridge")
+            except Unreachable as error:
+                if TAKEN not in str(error):
+                    raise
+            else:
+                self._is_mine = True
+                return
+        raise Unreachable(
+            f"all {IDENTITIES} networks for clusters are taken: `ip link` shows the bridges cwb0 "
+            "and so on; those of runs that were killed can be deleted (ip link delete cwb0)"
+        )
+
     def remove(self) -> None:
         """Take everything away again; what is not there is fine."""
+        if not self._is_mine:
+            return
         for node in self._made:
-            with suppress(Unreachable):
-                _ip("link", "delete", self._port(node))
-            with suppress(Unreachable):
-                _ip("netns", "delete", self._namespace(node))
+            self._remove_node(node)
         with suppress(Unreachable):
             _ip("link", "delete", self._bridge)
+
+    def _remove_node(self, node: NodeId) -> None:
+        with suppress(Unreachable):
+            _ip("link", "delete", self._port(node))
+        with suppress(Unreachable):
+            _ip("netns", "delete", self._namespace(node))
+
+    @property
+    def _bridge(self) -> str:
+        return f"cwb{self.id}"
 
     def _namespace(self, node: NodeId) -> str:
         return f"cordwood-{self.id}-{node}"
@@ -101,7 +136,7 @@ def namespaces(nodes: Sequence[NodeId]) -> Iterator[Namespaces]:
     Raises:
         Unreachable: this machine does not let one be made; see `why_not`.
     """
-    made = Namespaces(os.getpid())
+    made = Namespaces()
     try:
         made.make(nodes)
         yield made
