@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cordwood.block import GapKind
 from cordwood.lsn import Lsn
-from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.evidence import Evidence, Read
 from cordwood.sim.history import (
     AppendInvoked,
     AppendOk,
@@ -54,7 +54,8 @@ class Outcome:
 
     Attributes:
         append_stall_s: the longest time in which none of a log's appends was acknowledged.
-        read_stall_s: the longest that an acknowledged record waited for its first reader.
+        read_stall_s: the longest that an acknowledged record was waited for by a reader that had
+            asked for it, until the first one had it.
         lost: acknowledged records that no reader was given, by log and LSN.
         false_losses: gaps that told of a loss; nothing was lost here that could be told.
     """
@@ -164,20 +165,48 @@ def _worst_us(spans: Sequence[tuple[int, int]], longest_first: Sequence[tuple[in
 
 
 def _read_stall_us(evidence: Evidence) -> int:
+    """The longest that somebody who had asked for it waited for a record that nobody had yet.
+
+    Time in which no open read asked for the record is not counted: a reader that begins behind it
+    waits for nothing.
+    """
+    asking: dict[int, list[Read]] = defaultdict(list)
     given: dict[tuple[int, int], int] = {}
     for read in evidence.reads:
         if read.started.keys or read.started.heads:
             continue  # it does not ask for every record
+        asking[read.log].append(read)
         for _, item in read.records():
             at = read.log, item.lsn
             given[at] = min(given.get(at, item.time_us), item.time_us)
-    waited = 0
+    longest_us = 0
     for log, acks in evidence.acks.items():
         for ack in acks:
-            first = given.get((log, ack.lsn))
-            if first is not None and ack.append.end is not None:
-                waited = max(waited, first - ack.append.end.time_us)
-    return waited
+            first_us = given.get((log, ack.lsn))
+            if first_us is None or ack.append.end is None:
+                continue
+            acked_us = ack.append.end.time_us
+            if first_us - acked_us > longest_us:
+                waited_us = _asked_us(evidence, asking[log], ack.lsn, acked_us, first_us)
+                longest_us = max(longest_us, waited_us)
+    return longest_us
+
+
+def _asked_us(
+    evidence: Evidence, reads: Sequence[Read], lsn: int, since_us: int, until_us: int
+) -> int:
+    """For how much of this time a read was open that asked for the record."""
+    total_us = 0
+    for start_us, stop_us in sorted(
+        (read.started.time_us, min(until_us, evidence.time_of(read.ended_at)))
+        for read in reads
+        if read.started.start <= lsn and (read.started.until is None or lsn <= read.started.until)
+    ):
+        start_us = max(start_us, since_us)
+        if start_us < stop_us:
+            total_us += stop_us - start_us
+            since_us = stop_us
+    return total_us
 
 
 def _lost(evidence: Evidence) -> list[tuple[int, int]]:
