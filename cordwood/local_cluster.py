@@ -144,6 +144,11 @@ class LocalCluster:
         return "127.0.0.1" if self._housing is None else self._housing.host(node)
 
     @property
+    def metadata(self) -> str:
+        """Its metadata store: the path of an SQLite file, or where else it is."""
+        return self.shape.metadata or os.path.join(self.directory, "metadata.sqlite")
+
+    @property
     def url(self) -> str:
         """What to connect to."""
         return SCHEME + ",".join(node.address for node in self.nodes.values())
@@ -256,7 +261,7 @@ class LocalCluster:
         return NodeSettings(
             node=node.node,
             directory=node.directory,
-            metadata=self.shape.metadata or os.path.join(self.directory, "metadata.sqlite"),
+            metadata=self.metadata,
             listen=node.address,
             location=node.location,
             default_replication=Replication(self.shape.copies, self.shape.copy_racks),

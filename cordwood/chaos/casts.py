@@ -118,6 +118,16 @@ class Cast:
         """The number of the first log, once it is known."""
         return self._main.log_ids.get(self._main.options.logs[0])
 
+    @property
+    def tails(self) -> dict[str, int]:
+        """By log, the last LSN that its readers must reach, once that is known."""
+        main = self._main
+        return {
+            log: main.tails[main.log_ids[log]]
+            for log in main.options.logs
+            if main.log_ids.get(log) in main.tails
+        }
+
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start every client."""
         load = self._main.options

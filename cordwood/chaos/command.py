@@ -183,6 +183,7 @@ def as_fields(ran: Ran, path: str) -> dict[str, Any]:
         "append_stall_s": outcome.append_stall_s,
         "read_stall_s": outcome.read_stall_s,
         "proxied": {harm: asdict(told) for harm, told in ran.proxied.items()},
+        "members": dict(ran.members),
         "acked": outcome.verdict.acked,
         "lost": len(outcome.lost),
         "false_losses": outcome.false_losses,

@@ -22,11 +22,12 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cordwood.chaos.casts import LOAD, Cast
+from cordwood.chaos.casts import LOAD, Cast, Ending
 from cordwood.chaos.disks import Disks, disks
 from cordwood.chaos.faults import Faults
 from cordwood.chaos.frame_proxy import Told
 from cordwood.chaos.means import kinds_without
+from cordwood.chaos.members import Members
 from cordwood.chaos.namespaces import Namespaces, namespaces
 from cordwood.chaos.outcome import Outcome, outcome_of
 from cordwood.chaos.plan import KINDS, Aim, Need, Strike, plan_of
@@ -103,6 +104,7 @@ class Ran:
         problems: promises broken, in words; empty if all is well.
         missed: bounds that were missed, in words: a busy machine may be the reason.
         proxied: what the proxies did, by harm.
+        members: what was done to members of the consumer, and how often.
         left: strikes of the plan that there was no time for.
     """
 
@@ -112,6 +114,7 @@ class Ran:
     problems: tuple[str, ...]
     missed: tuple[str, ...]
     proxied: Mapping[str, Told]
+    members: Mapping[str, int]
     left: int
     history: tuple[Event, ...] = field(repr=False)
 
@@ -152,6 +155,10 @@ async def run_ordeal(
             host, seed, shown,
         )  # fmt: skip
         play.blows = Faults(cluster, networks, own, play.sequencer, play.wait_acked)
+        play.members = Members(
+            os.path.join(directory, LOGS_DIRECTORY), play.addresses, LOAD.logs, seed,
+            cluster.metadata,
+        )  # fmt: skip
         return await play.run(plan, seconds)
 
 
@@ -199,11 +206,14 @@ class Play:
     """One run of one plan over a cluster of so many nodes and copies.
 
     Attributes:
+        addresses: of the nodes.
         blows: what does the strikes; to be set before `run`.
+        members: of a consumer, on a cluster of ours; None for no consumer.
         recorder: the history.
     """
 
     blows: Blows
+    members: Members | None = None
 
     def __init__(
         self,
@@ -218,7 +228,7 @@ class Play:
         own: bool = True,
     ) -> None:
         self._nodes = tuple(nodes)
-        self._addresses = addresses
+        self.addresses = addresses
         self._away_max = replication.copies - 1
         self._host = host
         self._progress = progress
@@ -236,29 +246,56 @@ class Play:
         self._free = asyncio.Condition()
         self._problems: list[str] = []
         self._is_spoilt = False
+        self._asking_s = 0.0
 
     async def run(self, plan: Sequence[Strike], seconds: float) -> Ran:
         """The plan, the end of the workload, and the verdict."""
-        async with asyncio.TaskGroup() as tasks:
-            self._cast.start(tasks)
-            watching = tasks.create_task(self._watch())
-            self._progress.stage = "waiting for the first acknowledgement"
-            await self.wait_acked()
-            self._progress.stage = "striking"
-            left = await self._strike_all(plan, seconds)
-            self._progress.stage = "letting the clients come to their end"
-            self.recorder.faults_healed()
-            await asyncio.sleep(SETTLE_S)
-            ending = await self._cast.finish(self.blows.processes())
-            self._problems += ending.problems
-            watching.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                ending, left = await self._play(tasks, plan, seconds)
+        finally:
+            if self.members is not None:
+                await self.members.kill()
+        self._problems += ending.problems
         self._progress.stage = "judging the history"
         events = self.recorder.events
+        if self.members is not None:
+            # A stable sort: of what happened in the same microsecond the clients' comes first.
+            events = tuple(sorted([*events, *self.members.events()], key=lambda each: each.time_us))
         outcome = await self._host.run_blocking(lambda: outcome_of(events), timeout_s=JUDGE_S)
         self._progress.is_over = True
         problems = (*self._problems, *outcome.problems())
         missed = (*ending.missed, *outcome.missed(BACK_S))
-        return Ran(self._seed, seconds, outcome, problems, missed, self.blows.proxied, left, events)
+        return Ran(
+            self._seed, seconds, outcome, problems, missed, self.blows.proxied,
+            {} if self.members is None else self.members.struck, left, events,
+        )  # fmt: skip
+
+    async def _play(
+        self, tasks: asyncio.TaskGroup, plan: Sequence[Strike], seconds: float
+    ) -> tuple[Ending, int]:
+        """From the first client's start to the last one's end; and strikes that were left."""
+        self._cast.start(tasks)
+        watching = tasks.create_task(self._watch())
+        self._progress.stage = "waiting for the first acknowledgement"
+        await self.wait_acked()
+        if self.members is not None:
+            await self.members.start(tasks, self._host)
+        self._progress.stage = "striking"
+        left = await self._strike_all(plan, seconds)
+        self._progress.stage = "letting the clients come to their end"
+        if self.members is not None:
+            await self.members.heal()
+        self.recorder.faults_healed()
+        await asyncio.sleep(SETTLE_S)
+        ending = await self._cast.finish(self.blows.processes())
+        if self.members is not None:
+            self._progress.stage = "letting the consumer come to its end"
+            if not ending.problems:
+                ending.problems += await self.members.wait_all_read(self._cast.tails, self._host)
+            ending.problems += await self.members.stop()
+        watching.cancel()
+        return ending, left
 
     async def _watch(self) -> None:
         """Keep the figures that are shown up to date."""
@@ -275,11 +312,12 @@ class Play:
         self._progress.began_s = began_s
         async with asyncio.TaskGroup() as tasks:
             for number, strike in enumerate(plan):
-                await asyncio.sleep(max(0.0, began_s + strike.at_s - time.monotonic()))
+                due_s = began_s + self._asking_s + strike.at_s
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 nodes = await self._take(strike)
                 if self._is_spoilt:
                     return len(plan) - number
-                if time.monotonic() + strike.length_s > began_s + seconds:
+                if time.monotonic() + strike.length_s > began_s + self._asking_s + seconds:
                     await self._give_back(_held(strike, nodes))
                     return len(plan) - number
                 tasks.create_task(self._strike(number, strike, nodes))
@@ -311,7 +349,11 @@ class Play:
         """Whom a strike hits, once no more are away than may be, and nobody else hits them."""
         async with self._free:
             await self._free.wait_for(lambda: self._has_room(strike))
+            asked_s = time.monotonic()
             ruling = await self.sequencer()
+            # No part of the plan's time: on a busy machine all of it went by with the question, and
+            # nobody was struck.
+            self._asking_s += time.monotonic() - asked_s
             free = [node for node in self._nodes if node not in self._struck]
             others = [node for node in free if node != ruling]
             if strike.rank == 0 and ruling in free:
@@ -343,7 +385,7 @@ class Play:
         try:
             async with (
                 asyncio.timeout(BACK_S),
-                connected(self._addresses, self._host, ClientSettings()) as store,
+                connected(self.addresses, self._host, ClientSettings()) as store,
             ):
                 answers = await store.status()
         except (CordwoodError, TimeoutError):

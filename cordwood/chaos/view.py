@@ -112,6 +112,9 @@ def figures(ran: Ran) -> Iterable[str]:
     for harm, told in sorted(ran.proxied.items()):
         refused = f", {told.refused} connections refused for it" if told.refused else ""
         yield f"proxy, {harm}: {told.harmed:,} of {told.frames:,} frames{refused}"
+    if ran.members:
+        counts = ", ".join(f"{what} {n} times" for what, n in sorted(ran.members.items()))
+        yield f"the consumer's members: {counts}"
     yield (
         f"{verdict.acked:,} records acknowledged, {verdict.delivered:,} given to readers: "
         f"{len(outcome.lost)} lost, {outcome.false_losses} false losses"

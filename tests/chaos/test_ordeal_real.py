@@ -19,7 +19,14 @@ from cordwood.cli.app import run as cordwood
 from cordwood.errors import BadSetting
 from cordwood.local_cluster import ClusterShape, local_cluster
 from cordwood.settings import MIB
-from cordwood.sim.history import AppendOk, Event, FaultStruck, RecordDelivered
+from cordwood.sim.history import (
+    AppendInvoked,
+    AppendOk,
+    Event,
+    FaultStruck,
+    ReadStarted,
+    RecordDelivered,
+)
 from cordwood.sim.verify import show
 
 QUICK = ("kill", "clock-step", "proxy-corrupt", "power-cut")
@@ -49,6 +56,7 @@ def test_an_ordeal_breaks_no_promise_and_leaves_a_history(
     assert {*struck} <= {*QUICK} & {*kinds_without(lacks)}
     assert progress.played.total() == len(struck)
     _forget_one(ran.history)
+    _pass_one_over(ran.history)
     ran.save(str(tmp_path / "history.jsonl"))
     show(str(tmp_path / "history.jsonl"), as_json=True)
     told = json.loads(capsys.readouterr().out)["violations"]
@@ -62,6 +70,26 @@ def _forget_one(history: Sequence[Event]) -> None:
     outcome = outcome_of(kept)
     assert lsn in [each for _, each in outcome.lost]
     assert {"S2", "S6"} <= {*outcome.verdict.broken}
+
+
+def _pass_one_over(history: Sequence[Event]) -> None:
+    """The same history, had no member of the consumer been given one acknowledged record."""
+    logs = {e.log for e in history if isinstance(e, ReadStarted) and e.consumer}
+    ops = {e.op for e in history if isinstance(e, AppendInvoked) and e.log in logs}
+    assert len(logs) == 2
+    lsn = next(e.lsns[0] for e in history if isinstance(e, AppendOk) and e.op in ops)
+    kept = [
+        event
+        for event in history
+        if not (
+            isinstance(event, RecordDelivered)
+            and event.lsn == lsn
+            and event.reader.startswith("member-")
+        )
+    ]
+    assert "S24" in outcome_of(history).verdict.checked
+    assert "S24" in outcome_of(kept).verdict.broken
+    assert outcome_of(kept).lost == (), "the others were given it"
 
 
 @pytest.mark.real
