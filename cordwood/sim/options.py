@@ -17,9 +17,12 @@ from cordwood.sim.links import LinkSettings
 from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions
 
-SETTLE_S = 12.0
-"""How long producers go on after the healing: appends are owed within 5 s, so that two
-rounds of that are seen."""
+SETTLE_S = 8.0
+"""How long producers go on after the healing: appends are owed within 5 s of it, so that some
+seconds of such are seen. What is owed within 10 s is, in the draining and the idling behind."""
+
+ABSENT_SETTLE_S = 12.0
+"""The same where nodes stay away meanwhile: the others owe all of it before they come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class RunOptions:
     paced: bool = False
     loses: str = ""
     must_count: bool = True
+
+    @property
+    def settle_s(self) -> float:
+        """How long producers go on after the healing."""
+        return ABSENT_SETTLE_S if self.absent else SETTLE_S
 
     def drawn_plan(self, seed: int) -> tuple[Fault, ...]:
         """The faults of this seed: as given, or as drawn."""

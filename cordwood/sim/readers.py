@@ -24,6 +24,10 @@ from cordwood.sim.history import EndReason, HistoryRecorder
 from cordwood.sim.keys import KEYS
 from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
 
+GOES_ON_SHARE = 0.8
+"""Of the reads behind a reader's first: from where the one before ended. One from the start
+takes everything anew, which is most of what a run delivers and has to check."""
+
 DAWDLE_S = 2.0
 """Longest that a reader is busy with what it was given."""
 
@@ -152,7 +156,7 @@ class _Reader:
         if self._clients.tails:
             return OLDEST, None
         start: int = OLDEST
-        if self._chance.random() < 0.6 and self._passed > OLDEST:
+        if self._chance.random() < GOES_ON_SHARE and self._passed > OLDEST:
             start = self._passed + self._chance.choice((0, 1, 1, 5))
         if self._seen and self._manners.random() < self._clients.options.manners / 2:
             start = self._manners.choice(self._seen)  # mostly inside a block

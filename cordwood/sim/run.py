@@ -45,7 +45,7 @@ from cordwood.sim.history import (
 from cordwood.sim.host import Simulation
 from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
-from cordwood.sim.options import SETTLE_S, RunOptions, demo_options
+from cordwood.sim.options import RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
 from cordwood.sim.streams import stream
 from cordwood.sim.swarm import swarm_options
@@ -332,7 +332,7 @@ class _Run:
     async def _settle(self) -> None:
         """Let the workload go on, and with it what is owed after the faults."""
         for _ in range(SETTLES_MAX if self._options.must_count else 1):
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(self._options.settle_s)
             if self.clients.acked >= ACKED_MIN:
                 break
 

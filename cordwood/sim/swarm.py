@@ -25,7 +25,7 @@ from cordwood.sim.knobs import draw_turns
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import SETTLE_S, RunOptions
 from cordwood.sim.streams import stream
-from cordwood.sim.workload import WorkloadOptions
+from cordwood.sim.workload import CALLS_AT_ONCE_MAX, PIPELINED, WorkloadOptions
 
 DAMAGE_SHARE = 0.12
 """Share of the seeds in which disks lose what they had synced, within the atlas."""
@@ -33,7 +33,7 @@ DAMAGE_SHARE = 0.12
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
 
-RECORDS = (1500.0, 2600.0)
+RECORDS = (1450.0, 1900.0)
 """Records that the clients of a run try to append, the settling after the faults counted in:
 the thousand that a run must acknowledge to count, and little more. Calls are what is costly
 to simulate, and what finds bugs is the number of different runs. A run that is short of its
@@ -65,8 +65,8 @@ PACED_SHARE = 0.15
 LOSES_SHARE = 0.15
 """Share of the seeds in which nodes are lost for good at the end."""
 
-LONG_S = (35.0, 55.0)
-SHORT_S = (18.0, 30.0)
+LONG_S = (26.0, 40.0)
+SHORT_S = (14.0, 22.0)
 SHORT_SHARE = 0.6
 """How long faults strike, and in which share of the seeds for less long: such a run takes some
 seven tenths of the time of a core and meets about as many probes, so that more of them find more.
@@ -119,12 +119,12 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         # them may need each. Seed 61117 damaged two of a nodeset of four, for four copies,
         # and its epoch waited for an operator's word for ever, as it must.
         faults = replace(faults, kinds=tuple(k for k in faults.kinds if k != "fewer_nodes"))
+    idempotent = stream(seed, "producers").choice((0.0, 0.5, 1.0))
     options = RunOptions(
         length_s=length_s,
         cluster=cluster,
         workload=replace(
-            _workload(chance, client, length_s, fills, damage),
-            idempotent=stream(seed, "producers").choice((0.0, 0.5, 1.0)),
+            _workload(chance, client, length_s, fills, damage, idempotent),
             conditional=stream(seed, "conditional").choice((0.0, 0.0, 0.3)),
             members=stream(seed, "members").choice((0, 0, 0, 1, 2, 3)),
             grouped=stream(seed, "grouped").choice((0.0, 0.3, 0.6)),
@@ -295,14 +295,20 @@ def _client(chance: random.Random) -> ClientSettings:
 
 
 def _workload(
-    chance: random.Random, client: ClientSettings, length_s: float, fills: bool, damage: Damage
+    chance: random.Random,
+    client: ClientSettings,
+    length_s: float,
+    fills: bool,
+    damage: Damage,
+    idempotent: float,
 ) -> WorkloadOptions:
     """Enough to do for a run that counts, see RECORDS."""
     producers, lanes = chance.randint(1, 4), chance.choice((1, 2, 3, 6))
     logs = chance.choice((1, 1, 2, 3))
-    burst = chance.choice((8, 20, 60))
+    burst = chance.choice((12, 24, 60))
     # Of every two calls one has a single record, the other one up to `burst`.
     calls = chance.uniform(*RECORDS) / (0.75 + burst / 4) / (length_s + SETTLE_S)
+    calls /= 1 + idempotent * PIPELINED * CALLS_AT_ONCE_MAX / 2  # as many more of a turn
     lull_s = chance.choice((0.0, 0.0, 4.0, 8.0))
     rush_s = chance.uniform(2.0, 8.0)
     busy = rush_s / (rush_s + lull_s) if lull_s else 1.0
@@ -319,11 +325,12 @@ def _workload(
         burst=burst,
         lanes=lanes,
         payload_bytes_max=min(payload, client.block_bytes // 2),
-        restart_s=chance.choice((4.0, 12.0, 40.0)),
+        restart_s=chance.choice((5.0, 12.0, 40.0)),
         append_timeout_s=chance.choice((3.0, 5.0, 5.0, 10.0)),
         rush_s=rush_s,
         lull_s=lull_s,
         ask_s=chance.choice((0.0, 0.3, 3.0)),
+        idempotent=idempotent,
         client=client,
     )
 
@@ -332,7 +339,7 @@ def _faults(chance: random.Random, cluster: ClusterOptions, damage: Damage) -> F
     calm = chance.random() < CALM_SHARE
     return FaultOptions(
         kinds=(*KINDS, *CLIENT_KINDS),
-        pause_s=12.0 if calm else chance.choice((2.0, 4.0, 7.0)),
+        pause_s=12.0 if calm else chance.choice((1.5, 3.0, 5.0)),
         scenes=tuple(chance.sample(sorted(SCENES), len(SCENES))),
         scene_chance=0.0 if calm else chance.choice((0.0, 0.15, 0.35)),
         damage=damage,
