@@ -299,6 +299,10 @@ _WATCHES: tuple[Watch, ...] = (
 )  # fmt: skip
 
 
+COUNTED_MAX = 20
+"""Times that a probe is counted in one run: what was met so often is looked for no more."""
+
+
 @contextmanager
 def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
     """Count probes, and write down what nodes store and sequencers release, for the block."""
@@ -327,10 +331,14 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
     then = [watch for watch in watches if not (watch.before or watch.raises)]
     raised = [watch for watch in watches if watch.raises is not None]
 
-    def look(at: Sequence[Watch], sight: Sight) -> None:
+    def look(at: list[Watch], sight: Sight) -> None:
+        done = False
         for watch in at:
             if watch.test is None or watch.test(sight):
-                counts[watch.probe] += 1
+                counts[watch.probe] = count = counts[watch.probe] + 1
+                done |= count >= COUNTED_MAX
+        if done:
+            at[:] = [watch for watch in at if counts[watch.probe] < COUNTED_MAX]
 
     def fail(error: CordwoodError) -> None:
         for watch in raised:
@@ -338,13 +346,15 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
                 counts[watch.probe] += 1
 
     async def seen_async(*args: Any, **named: Any) -> Any:
-        look(first, Sight(args))
+        if first:
+            look(first, Sight(args))
         try:
             result = await original(*args, **named)
         except CordwoodError as error:
             fail(error)
             raise
-        look(then, Sight(args, result))
+        if then:
+            look(then, Sight(args, result))
         return result
 
     def seen(*args: Any, **named: Any) -> Any:

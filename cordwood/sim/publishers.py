@@ -26,6 +26,9 @@ from cordwood.sim.workload import RECONNECT_S, Clients, find_log
 TASKS_MAX = 3
 """Calls that stage one log's part of a batch."""
 
+PART_MAX = 12
+"""Records that one of them stages at most: what a batch is made of matters, not how much."""
+
 TTLS_S = (60.0, 60.0, 60.0, 2.0)
 """How long staged blocks last; the short one runs out while a publish is late."""
 
@@ -107,7 +110,7 @@ class _Publisher:
 
     def _parts(self) -> list[list[bytes]]:
         """What the tasks of one log stage, a list for each."""
-        chance, burst = self._chance, self._clients.options.burst
+        chance, burst = self._chance, min(PART_MAX, self._clients.options.burst)
         sequences = self._clients.sequences(self._name)
         return [
             [

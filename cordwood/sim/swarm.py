@@ -95,7 +95,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     fills = damage is Damage.NONE and chance.random() < FILLS_SHARE
     cluster = replace(
         _cluster(chance, fills, damage),
-        gossip_s=stream(seed, "gossip").choice((0.05, 0.1, 0.2, 0.2)),
+        gossip_s=stream(seed, "gossip").choice((0.05, 0.2, 0.2, 0.2)),
         **_retention(stream(seed, "retention")),
     )
     kept = stream(seed, "recent").choice((0, 0, 10_000, 128 * MIB))
@@ -130,7 +130,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             grouped=stream(seed, "grouped").choice((0.0, 0.3, 0.6)),
             buffered=stream(seed, "buffered").choice((0.0, 0.0, 0.5, 1.0)),
             publishers=_publishers(stream(seed, "publishers"), cluster),
-            publish_s=stream(seed, "publish").choice((1.0, 3.0)),
+            publish_s=stream(seed, "publish").choice((1.0, 2.0)),
             trim_s=stream(seed, "trims").choice((0.0, 0.0, 2.0, 6.0)),
             holders=stream(seed, "holders").choice((0, 0, 0, 2)),
             outsiders=stream(seed, "outsiders").choice((0, 0, 0, 0, 0, 1)),
@@ -242,7 +242,7 @@ def _cluster(chance: random.Random, fills: bool, damage: Damage) -> ClusterOptio
             run_bytes=chance.choice((1024, 8192, MIB, MIB)),
             store_timeout_s=(timeout_s := chance.choice(STORE_TIMEOUTS_S)),
             store_timeout_max_s=max(timeout_s, chance.choice((1.0, 2.0, 2.0))),
-            esns=chance.choice((ESN_ISSUED_MAX, ESN_ISSUED_MAX, 2000, 500, 150)),
+            esns=chance.choice((ESN_ISSUED_MAX, ESN_ISSUED_MAX, 1000, 500, 200)),
         ),
     )
 
@@ -283,7 +283,7 @@ def _client(chance: random.Random) -> ClientSettings:
         window_bytes=chance.choice((8192, MIB, 32 * MIB)),
         window_records=chance.choice((64, 262_144)),
         block_bytes=chance.choice((2048, 16_384, MIB, MIB)),
-        block_records=chance.choice((3, 10, 50, 16_384, 16_384)),
+        block_records=chance.choice((5, 12, 50, 16_384, 16_384)),
         read_bytes=chance.choice((16_384, 50_000, 8 * MIB)),
         read_memory_bytes=chance.choice((64 << 10, 1 << 20, 256 * MIB)),
         scd_enabled=chance.random() < 0.8,
@@ -303,7 +303,7 @@ def _workload(
     idempotent: float,
 ) -> WorkloadOptions:
     """Enough to do for a run that counts, see RECORDS."""
-    producers, lanes = chance.randint(1, 4), chance.choice((1, 2, 3, 6))
+    producers, lanes = chance.randint(1, 3), chance.choice((1, 2, 3, 6))
     logs = chance.choice((1, 1, 2, 3))
     burst = chance.choice((12, 24, 60))
     # Of every two calls one has a single record, the other one up to `burst`.
@@ -329,7 +329,7 @@ def _workload(
         append_timeout_s=chance.choice((3.0, 5.0, 5.0, 10.0)),
         rush_s=rush_s,
         lull_s=lull_s,
-        ask_s=chance.choice((0.0, 0.3, 3.0)),
+        ask_s=chance.choice((0.0, 0.5, 3.0)),
         idempotent=idempotent,
         client=client,
     )

@@ -25,7 +25,7 @@ from cordwood.sim.checkers.epochs import (
     check_one_sequencer,
     check_recovery_keeps_acks,
 )
-from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.evidence import Evidence, evidence_of
 from cordwood.sim.checkers.gaps import check_gaps_are_true
 from cordwood.sim.checkers.groups import check_groups
 from cordwood.sim.checkers.identity import check_own_disk
@@ -124,13 +124,13 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
 """Every other promise, and the feature that makes it one to check."""
 
 
-def check_all(history: Sequence[Event]) -> list[Violation]:
+def check_all(history: Sequence[Event] | Evidence) -> list[Violation]:
     """Check every promise that can be checked, in the order of `CHECKERS`.
 
     Raises:
         Malformed: the history contradicts itself, so that it says nothing about the store.
     """
-    evidence = Evidence(history)
+    evidence = evidence_of(history)
     return [violation for checker in CHECKERS.values() for violation in checker(evidence)]
 
 

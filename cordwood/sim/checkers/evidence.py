@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -78,36 +78,36 @@ class Read:
     ended_at: int
     ended: ReadEnded | None = None
     items: list[tuple[int, Delivery]] = field(default_factory=list)
+    reader: str = field(init=False)
+    log: int = field(init=False)
+    _records: list[tuple[int, RecordDelivered]] = field(init=False, default_factory=list)
+    _gaps: list[tuple[int, GapDelivered]] = field(init=False, default_factory=list)
     _highest: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reader, self.log = self.started.reader, self.started.log
         self._highest = self.started.start - 1
 
     def on_item(self, at: int, item: Delivery) -> None:
         """Take what the reader was given next."""
-        self.items.append((at, item))
-        first = len(self.items) == 1
-        self._highest = last_of(item) if first else max(self._highest, last_of(item))
+        entry: Any = (at, item)
+        if isinstance(item, RecordDelivered):
+            self._records.append(entry)
+            last = item.lsn
+        else:
+            self._gaps.append(entry)
+            last = item.last
+        if last > self._highest or not self.items:
+            self._highest = last
+        self.items.append(entry)
 
-    @property
-    def reader(self) -> str:
-        return self.started.reader
-
-    @property
-    def log(self) -> int:
-        return self.started.log
-
-    def records(self) -> Iterator[tuple[int, RecordDelivered]]:
+    def records(self) -> Sequence[tuple[int, RecordDelivered]]:
         """The records, each with its position in the history."""
-        for at, item in self.items:
-            if isinstance(item, RecordDelivered):
-                yield at, item
+        return self._records
 
-    def gaps(self) -> Iterator[tuple[int, GapDelivered]]:
+    def gaps(self) -> Sequence[tuple[int, GapDelivered]]:
         """The gaps, each with its position in the history."""
-        for at, item in self.items:
-            if isinstance(item, GapDelivered):
-                yield at, item
+        return self._gaps
 
     @property
     def passed(self) -> int:
@@ -281,8 +281,9 @@ class Evidence:
         origin = self.origins.get(payload.id) if payload.id is not None else None
         if origin is None:
             return False
-        append, index = origin
-        return append.invoked.log == log and append.invoked.payloads[index] == payload
+        invoked = origin[0].invoked
+        sent = invoked.payloads[origin[1]]
+        return invoked.log == log and sent.crc == payload.crc and sent.length == payload.length
 
     def key_of(self, payload: PayloadMark) -> str | None:
         """The key that a record was appended with, "" for none; None if nobody appended it."""
@@ -414,6 +415,15 @@ class Evidence:
         self._lost.append((at, event.nodes))
         if self.lost_at is None:
             self.lost_at = at
+
+
+def evidence_of(history: Sequence[Event] | Evidence) -> Evidence:
+    """A history, indexed unless it is already: that costs as much as ten checkers.
+
+    Raises:
+        Malformed: it contradicts itself.
+    """
+    return history if isinstance(history, Evidence) else Evidence(history)
 
 
 def _malformed(at: int, text: str) -> Malformed:

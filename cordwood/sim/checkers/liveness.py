@@ -172,12 +172,16 @@ def check_readers_reach_the_tail(
 
 def _late(evidence: Evidence, read: Read, healed_us: int, bound_us: int) -> Iterator[Violation]:
     """The first acknowledged record that a read should have passed in time and did not."""
+    started_us, open_until_us = read.started.time_us, evidence.time_of(read.ended_at)
+    if max(healed_us, started_us) + bound_us > open_until_us:
+        return  # nothing was owed to it yet
     passed: list[int] = []
     times: list[int] = []
+    highest = -1
     for _, item in read.items:
-        passed.append(max(last_of(item), passed[-1]) if passed else last_of(item))
+        highest = max(highest, last_of(item))
+        passed.append(highest)
         times.append(item.time_us)
-    started_us, open_until_us = read.started.time_us, evidence.time_of(read.ended_at)
     until = read.started.until if read.started.until is not None else LSN_MAX
     for ack in evidence.acks_within(read.log, read.started.start, until):
         acked_us = evidence.time_of(ack.append.end_at)

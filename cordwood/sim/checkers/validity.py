@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.evidence import Evidence, evidence_of
 from cordwood.sim.history import Event, FaultStruck
 
 ACKED_MIN = 1000
@@ -27,7 +27,7 @@ class Validity:
 
 
 def run_is_valid(
-    history: Sequence[Event],
+    history: Sequence[Event] | Evidence,
     *,
     acked_min: int = ACKED_MIN,
     epochs_min: int = EPOCHS_MIN,
@@ -43,10 +43,10 @@ def run_is_valid(
     Raises:
         Malformed: the history contradicts itself.
     """
-    evidence = Evidence(history)
+    evidence = evidence_of(history)
     acked = sum(len(acks) for acks in evidence.acks.values())
     crossed = sum(_crossed(evidence, log) for log in evidence.logs)
-    kinds = {event.kind for event in history if isinstance(event, FaultStruck)}
+    kinds = {event.kind for event in evidence.events if isinstance(event, FaultStruck)}
     reasons = []
     if acked < acked_min:
         reasons.append(f"{acked} records were acknowledged, {acked_min} are wanted")
