@@ -61,6 +61,7 @@ from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
+from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.purge import purge_log
 from cordwood.recovery.recover_log import RecoveryTools
@@ -225,6 +226,7 @@ class Node:
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
+            self._shard.amends.run(),
             self._directory.run(lambda: self._shard.reached),
         )
         for work in works:
@@ -385,6 +387,8 @@ class Node:
     async def _refresh_members(self) -> None:
         members = await read_members(self._membership, self.settings.node)
         self._members = {member.node: member for member in members}
+        self._shard.rebuilding = rebuilding = rebuilt_nodes(members)
+        self._states.set_rebuilding(rebuilding)
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members})
 

@@ -16,6 +16,7 @@ from cordwood.errors import CordwoodError
 from cordwood.host.read_only_file import ReadOnlyFile
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.shard_record import (
+    AmendRecord,
     CleanRecord,
     NodesetsRecord,
     SealRecord,
@@ -138,10 +139,11 @@ def _held(seen: SeenRecord) -> ShardRecord | list[tuple[int, int]] | str:
 def _held_words(seen: SeenRecord) -> str:
     match _held(seen):
         case StoreRecord(seal_epoch, blocks):
-            named = "; ".join(_block_words(block) for block in blocks[:BLOCKS_SHOWN])
-            more = f"; and {len(blocks) - BLOCKS_SHOWN} more" if len(blocks) > BLOCKS_SHOWN else ""
             by = f"recovery of epoch {seal_epoch} stores" if seal_epoch else "store of"
-            return f"{by} {named}{more}"
+            return f"{by} {_blocks_words(blocks)}"
+        case AmendRecord(seal_epoch, blocks):
+            by = f"recovery of epoch {seal_epoch} amends" if seal_epoch else "amend of"
+            return f"{by} {_blocks_words(blocks)}"
         case SealRecord(log, epoch):
             return f"log {log} is sealed by epoch {epoch}"
         case CleanRecord(log, epoch, seal, lng, _):
@@ -165,6 +167,12 @@ def _held_words(seen: SeenRecord) -> str:
             return "never happened: " + ", ".join(f"[{low}, {high})" for low, high in holes)
 
 
+def _blocks_words(blocks: list[StoredBlock]) -> str:
+    named = "; ".join(_block_words(block) for block in blocks[:BLOCKS_SHOWN])
+    more = f"; and {len(blocks) - BLOCKS_SHOWN} more" if len(blocks) > BLOCKS_SHOWN else ""
+    return f"{named}{more}"
+
+
 def _block_words(block: StoredBlock) -> str:
     header = block.header
     kind = "" if header.kind is BlockKind.DATA else f" {header.kind.name.lower()}"
@@ -178,6 +186,8 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
     match _held(seen):
         case StoreRecord(seal_epoch, blocks):
             return {"store": [_block_json(block) for block in blocks], "seal_epoch": seal_epoch}
+        case AmendRecord(seal_epoch, blocks):
+            return {"amend": [_block_json(block) for block in blocks], "seal_epoch": seal_epoch}
         case SealRecord(log, epoch):
             return {"seal": {"log": log, "epoch": epoch}}
         case CleanRecord(log, epoch, seal, lng, _):

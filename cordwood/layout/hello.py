@@ -28,7 +28,8 @@ from cordwood.errors import Malformed, NotOurCluster
 _LAYOUT = struct.Struct("<8sHHI16sQII")
 _MAGIC = b"CORDWOOD"
 HELLO_BYTES = _LAYOUT.size
-VERSION = 1
+VERSION = 2
+"""2: stores that amend, and what they and copysets that are rebuilt are refused with."""
 ANY_CLUSTER = bytes(16)
 REFUSAL_BYTES_MAX = 512
 

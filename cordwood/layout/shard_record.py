@@ -1,6 +1,8 @@
 """What a storage node writes into its WAL: one byte of kind, then::
 
-    STORE  the payload of a STORE frame, as it came
+    STORE  the payload of a STORE frame with bodies, as it came
+    AMEND  likewise, of one without: the bodies are in STORE records before it, or were
+           flushed out of the WAL
     SEAL   u64 log, u32 epoch
     CLEAN  u64 log, u32 epoch, u32 seal, u64 lng: the epoch is over; above the LNG only
            what was stored under this seal counts, and the rest is dropped here. Seal 0:
@@ -34,7 +36,7 @@ from cordwood.layout.staged import (
     read_stage,
     read_unstage,
 )
-from cordwood.layout.waves import StoredBlock, read_store
+from cordwood.layout.waves import StoredBlock, read_amend, read_store
 
 _SEAL = struct.Struct("<BQI")
 _CLEAN = struct.Struct("<BQIIQ")
@@ -53,14 +55,25 @@ class RecordKind(enum.IntEnum):
     PIN = 6
     UNSTAGE = 7
     NODES = 8
+    AMEND = 9
 
 
 STORE_KIND = bytes([RecordKind.STORE])
 """What goes before the payload of a STORE frame."""
 
+AMEND_KIND = bytes([RecordKind.AMEND])
+"""What goes before the payload of one that amends."""
+
 
 class StoreRecord(NamedTuple):
     """Blocks that were stored; `seal_epoch` is 0 from a sequencer."""
+
+    seal_epoch: int
+    blocks: list[StoredBlock]
+
+
+class AmendRecord(NamedTuple):
+    """Blocks that were held already and got another envelope; their bodies are empty."""
 
     seal_epoch: int
     blocks: list[StoredBlock]
@@ -106,7 +119,10 @@ class NodesetsRecord(NamedTuple):
     packed: bytes
 
 
-ShardRecord = StoreRecord | SealRecord | CleanRecord | TrimRecord | NodesetsRecord | StagingRecord
+ShardRecord = (
+    StoreRecord | AmendRecord | SealRecord | CleanRecord | TrimRecord | NodesetsRecord
+    | StagingRecord
+)  # fmt: skip
 
 
 def pack_seal(record: SealRecord) -> bytes:
@@ -138,6 +154,8 @@ def read_shard_record(body: memoryview) -> ShardRecord:
     kind = body[0] if body else 0
     if kind == RecordKind.STORE:
         return StoreRecord(*read_store(body[1:]))
+    if kind == RecordKind.AMEND:
+        return AmendRecord(*read_amend(body[1:]))
     if kind == RecordKind.SEAL and len(body) == _SEAL.size:
         return SealRecord(*_SEAL.unpack(body)[1:])
     if kind == RecordKind.CLEAN and len(body) >= _CLEAN.size:

@@ -29,16 +29,18 @@ bytes and the body as stored::
 
 APPENDED, sequencer to client: pairs of `u64 token, u64 first lsn`.
 
-STORE, to a storage node: `u32 blocks, u32 reserved 0, u64 seal epoch` (0 from a
+STORE, to a storage node: `u32 blocks, u32 flags, u64 seal epoch` (0 from a
 sequencer, the recovering epoch from recovery), then per block its header, its
 envelope and its body; a sequencer's may have none, which asks how long a store takes. The
 frame's request number counts up by one on each
-connection, and the node keeps the payload as one WAL record.
+connection, and the node keeps the payload as one WAL record. Flags: 1 *amends*: of each block
+comes no body, for the node holds it with another envelope, which this one takes the place of;
+at least one block. What it does not hold it refuses, all of the frame.
 
 STORED, back: `u64 wave` (all STORE frames up to this number are settled: what
 was not refused is on stable storage), `u32 refusals, u32 room` (units of 4 KiB that
 the node's WAL takes in first waves, as of now), then per refusal 24 bytes: `u64 wave,
-u64 log, u8 reason, 3 reserved, u32 epoch`. One that settles nothing new may be sent to
+u64 log, u8 reason, 3 reserved, u32 epoch or node`. One that settles nothing new may be sent to
 tell of room that came back.
 
 RELEASE, sequencer to storage node: pairs of `u64 log, u64 lsn`.
@@ -90,6 +92,11 @@ class AppendFlag(enum.IntEnum):
 
 
 _FLAGS = int(sum(AppendFlag))
+
+_AMENDS = 1
+"""The flag of a STORE frame."""
+
+_STORE_FLAGS_AT = 4
 _TAIL = struct.Struct("<Q")
 
 
@@ -106,6 +113,10 @@ class Refusal(enum.IntEnum):
     """The blocks arrived damaged."""
     NO_SPACE = 5
     """The WAL is full, and the disk has no space to flush it to."""
+    NOT_HELD = 6
+    """An amend of a block that the node does not hold intact: it wants the body too."""
+    REBUILDING = 7
+    """The copyset names a node whose data is being rebuilt, the node given."""
 
 
 @dataclass(slots=True)
@@ -268,15 +279,24 @@ def read_pairs(payload: memoryview) -> Iterator[tuple[int, int]]:
     return iter(pairs)
 
 
-def store_head(blocks: int, seal_epoch: int = 0) -> bytes:
-    """What goes before the blocks of a STORE payload."""
-    return _STORE_HEAD.pack(blocks, 0, seal_epoch)
+def store_head(blocks: int, seal_epoch: int = 0, *, amends: bool = False) -> bytes:
+    """What goes before the blocks of a STORE payload; with `amends` these have no bodies."""
+    return _STORE_HEAD.pack(blocks, _AMENDS if amends else 0, seal_epoch)
+
+
+def amend_of(parts: Sequence[Buffer]) -> list[Buffer]:
+    """A STORE payload without its bodies, from one with them: its head, and then for each block
+    header and envelope in one part, and the body in the next."""
+    blocks, _, seal_epoch = _STORE_HEAD.unpack(parts[0])
+    assert len(parts) == 1 + 2 * blocks, "two parts a block"
+    return [store_head(blocks, seal_epoch, amends=True), *parts[1::2]]
 
 
 def store_blocks(head: Buffer) -> int:
     """How many blocks follow a `store_head` without a seal epoch."""
-    blocks, _, seal_epoch = _STORE_HEAD.unpack(head)
+    blocks, flags, seal_epoch = _STORE_HEAD.unpack(head)
     assert not seal_epoch, "what recovery stores is not joined with what a sequencer does"
+    assert not flags, "amends are a frame of their own"
     return int(blocks)
 
 
@@ -299,6 +319,15 @@ class StoredBlock:
     def wire_bytes(self) -> int:
         """Bytes this block takes in a frame."""
         return len(self.wire) + len(self.body)
+
+
+class AmendedBlock(StoredBlock):
+    """A copy of which header and envelope alone were stored.
+
+    Its body is that of an earlier copy, which the same node holds durably.
+    """
+
+    __slots__ = ()
 
 
 def read_blocks(
@@ -330,17 +359,36 @@ def read_blocks(
 
 
 def read_store(payload: memoryview) -> tuple[int, list[StoredBlock]]:
-    """The seal epoch and the blocks of a STORE payload.
+    """The seal epoch and the blocks of a STORE payload that has bodies.
 
     Raises:
         Malformed, ChecksumMismatch: see `read_blocks`.
     """
     if len(payload) < STORE_HEAD_BYTES:
         raise Malformed("a STORE frame is too short for its count")
-    count, reserved, seal_epoch = _STORE_HEAD.unpack_from(payload)
-    if reserved or (seal_epoch and not count) or seal_epoch > EPOCH_MAX:
+    count, flags, seal_epoch = _STORE_HEAD.unpack_from(payload)
+    if flags or (seal_epoch and not count) or seal_epoch > EPOCH_MAX:
         raise Malformed("a STORE frame has a field out of its range")
     return seal_epoch, read_blocks(payload, STORE_HEAD_BYTES, count)
+
+
+def is_amend(payload: memoryview) -> bool:
+    """Whether a STORE payload is for `read_amend` and not for `read_store`."""
+    return len(payload) > _STORE_FLAGS_AT and payload[_STORE_FLAGS_AT] == _AMENDS
+
+
+def read_amend(payload: memoryview) -> tuple[int, list[StoredBlock]]:
+    """The seal epoch and the blocks of a STORE payload that amends; their bodies are empty.
+
+    Raises:
+        Malformed, ChecksumMismatch: see `read_blocks`.
+    """
+    if len(payload) < STORE_HEAD_BYTES:
+        raise Malformed("a STORE frame is too short for its count")
+    count, flags, seal_epoch = _STORE_HEAD.unpack_from(payload)
+    if flags != _AMENDS or not count or seal_epoch > EPOCH_MAX:
+        raise Malformed("a STORE frame that amends has a field out of its range")
+    return seal_epoch, read_blocks(payload, STORE_HEAD_BYTES, count, heads_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +396,7 @@ class StoreRefusal:
     """A run of blocks of `log` in STORE frame `wave` that was not taken.
 
     Attributes:
-        epoch: who sealed, for SEALED; else 0.
+        epoch: who sealed, for SEALED; the node, for REBUILDING; else 0.
     """
 
     wave: int

@@ -5,6 +5,8 @@
     AVAILABLE ──refused: full──────────► OVERLOADED ──1 s, or it tells of room──► AVAILABLE
     AVAILABLE ──refused: no space──────► NO_SPACE ──30 s, or it tells of room───► AVAILABLE
     AVAILABLE ──refused: failed────────► DISABLED ──it connects anew────────────► AVAILABLE
+    AVAILABLE ──named as being rebuilt─► REBUILDING ──30 s──────────────────────► AVAILABLE
+    any       ──it is said to be rebuilt──► REBUILDING while that is so
     AVAILABLE ──a wave timed out,──────► SLOW ──2 s, doubling to 60 s──► PROBING
                 or it lags behind the others
     PROBING   ──a probe was answered in time──► AVAILABLE
@@ -14,6 +16,8 @@
 
 Only AVAILABLE nodes are picked. If they cannot hold a copyset, every node that is up counts
 again, since a slow copy is better than none; what a copyset must be is never changed by this.
+Where a node is being rebuilt, it is the members of the copyset that refuse, as long as they have
+not heard that it is back; by whom it was named does not matter.
 
 A slow node is tried with a store of nothing, made durable as any other, and not with an
 append that somebody waits for. LogDevice leaves it out for 600 s; here a node that was
@@ -43,6 +47,9 @@ FULL_S = 1.0
 NO_SPACE_S = 30.0
 """After "no space": half of LogDevice's. Space comes back by trims, and the node then tells."""
 
+REBUILDING_S = 30.0
+"""After a member of its copyset said that it is being rebuilt, as LogDevice does."""
+
 PROBE_S = 1.0
 """A probe that is not answered by then was one too many: twice what a wave waits for a node
 that nothing is known of."""
@@ -55,10 +62,14 @@ class NodeState(enum.Enum):
     OVERLOADED = "overloaded"
     NO_SPACE = "no space"
     DISABLED = "disabled"
+    REBUILDING = "rebuilding"
     SLOW = "slow"
     PROBING = "probing"
     SUSPECTED = "suspected"
     UNROUTABLE = "unroutable"
+
+
+_NOT_OF_ROOM = frozenset({NodeState.DISABLED, NodeState.REBUILDING})
 
 
 class _Slow:
@@ -95,6 +106,11 @@ class NodeStates:
         self._refused: dict[NodeId, tuple[NodeState, float]] = {}
         self._slow: dict[NodeId, _Slow] = {}
         self._silent: frozenset[NodeId] = frozenset()
+        self._rebuilding: frozenset[NodeId] = frozenset()
+
+    def set_rebuilding(self, nodes: frozenset[NodeId]) -> None:
+        """These are the nodes whose data is said to be gone or rebuilt, as far as is known here."""
+        self._rebuilding = nodes
 
     def set_silent(self, nodes: frozenset[NodeId]) -> None:
         """These are the nodes that the failure detector suspects, or calls dead, now."""
@@ -126,8 +142,12 @@ class NodeStates:
 
     def on_room(self, node: NodeId) -> None:
         """`node` tells by itself that it has room."""
-        if self._refused.get(node, (None, 0.0))[0] is not NodeState.DISABLED:
+        if self._refused.get(node, (None, 0.0))[0] not in _NOT_OF_ROOM:
             self._refused.pop(node, None)
+
+    def on_rebuilding(self, node: NodeId, now: float) -> None:
+        """A member of a copyset refused a wave, because `node` in it is being rebuilt."""
+        self._refused[node] = (NodeState.REBUILDING, now + REBUILDING_S)
 
     def on_failed(self, node: NodeId) -> None:
         """`node` cannot store any more until it is restarted."""
@@ -172,6 +192,8 @@ class NodeStates:
 
     def state(self, node: NodeId, now: float) -> NodeState:
         """How `node`, which has a connection, stands at `now`."""
+        if node in self._rebuilding:
+            return NodeState.REBUILDING
         refused = self._refused.get(node)
         if refused is not None and now < refused[1]:
             return refused[0]

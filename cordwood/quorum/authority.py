@@ -39,6 +39,9 @@ more. All else may turn out otherwise: data thought lost is found, or is not."""
 
 HAS_DATA = frozenset({Authority.FULLY_AUTHORITATIVE, Authority.UNAVAILABLE})
 
+REBUILT = frozenset(Authority) - HAS_DATA
+"""A node's data is to be stored on others, or was: no copyset may name it until it is back."""
+
 
 class Hearing(enum.Enum):
     """What the nodes heard amount to."""
@@ -60,6 +63,11 @@ def may_become(before: Authority, after: Authority) -> bool:
     Source: LogDevice digest 2.9 ("already AE stays AE"; acknowledged is fully authoritative).
     """
     return after in BECOMES[before]
+
+
+def rebuilt_nodes(members: Iterable[Member]) -> frozenset[NodeId]:
+    """The members of which it was said that their data is gone, or lies on others."""
+    return frozenset(member.node for member in members if member.authority in REBUILT)
 
 
 def hear(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from cordwood.block import BlockKind
+from cordwood.block import BlockHeader, BlockKind
 from cordwood.errors import (
     ChecksumMismatch,
     CordwoodError,
@@ -163,11 +163,13 @@ class Collected:
 
     Attributes:
         lng: all of the epoch up to it is stored in full.
+        holders: by block, the nodes that hold a copy of exactly this one.
     """
 
     digest: Digest[StoredBlock]
     nodes: tuple[NodeId, ...]
     lng: int
+    holders: Mapping[BlockHeader, frozenset[NodeId]]
 
 
 async def collect_digest(
@@ -219,4 +221,8 @@ async def collect_digest(
             for block in tail.blocks
             if block.header.append_time_us <= latest_us or block.header.kind != BlockKind.DATA
         )
-    return Collected(digest, tuple(heard), lng)
+    holders: dict[BlockHeader, frozenset[NodeId]] = {}
+    for node, tail in heard.items():
+        for block in tail.blocks:
+            holders[block.header] = holders.get(block.header, frozenset()) | {node}
+    return Collected(digest, tuple(heard), lng, holders)

@@ -3,14 +3,24 @@
 Every store carries the recovery's own epoch as its seal, so a higher recovery
 stops it at each node.
 
+A block that is kept goes, as far as racks and the like allow, to the nodes that hold it: these
+get its new envelope alone, an *amend*, and the others the whole of it. So a recovery writes some
+hundred bytes for a block of any size, where its copies are. A node that turns out not to hold
+what the digest said, or not intact, says so and is sent the body too.
+
+No copyset names a node of which it is said that its data is being rebuilt, as long as there are
+others; storage nodes refuse such stores, a recovery's as well (`storage.refusals`). Where there
+are no others the recovery is tried and refused, and comes again: a member that has sealed and was
+read is up, so what is said of it is about to be taken back, and the storage nodes hear of that.
+
 Source: LogDevice digest 2.7 (6); design.md §2.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cordwood.block import (
     BlockHeader,
@@ -27,6 +37,7 @@ from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal, store_head
 from cordwood.lsn import ESN_MAX
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
+from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.quorum.copyset import choose_copyset
 from cordwood.wire.store_channel import StoreChannel
 
@@ -41,7 +52,8 @@ FULL_TRIES = 10
 
 
 SPARED_WEIGHT = 1e-6
-"""Of a node that takes no new records beside those that do."""
+"""Of a node that takes no new records beside those that do; of one that does not hold a block
+beside those that do, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,7 @@ class MendJob:
         nodes: members that sealed and were read; the tail is stored on some of these.
         append_time_us: given to plugs where nothing before them was kept.
         run_bytes: headers, envelopes and bodies stored at once; a block may go over it.
+        holders: by block, the nodes of which the digest says that they hold exactly this one.
     """
 
     log: int
@@ -63,6 +76,7 @@ class MendJob:
     replication: Replication
     append_time_us: int
     run_bytes: int
+    holders: Mapping[BlockHeader, frozenset[NodeId]] = field(default_factory=dict)
 
 
 async def mend_tail(
@@ -74,16 +88,20 @@ async def mend_tail(
         Fenced: a higher epoch sealed.
         NoSequencer, TooFewNodes: a node went away or refused; try again.
     """
-    wave: list[tuple[BlockHeader, Buffer]] = []
-    size = 0
+    # By who holds them: what one copyset is best for goes out together. Nothing is recovered
+    # before all of it is stored, so the order is nobody's concern.
+    waves: dict[frozenset[NodeId], list[tuple[BlockHeader, Buffer]]] = {}
+    sizes: dict[frozenset[NodeId], int] = {}
     for header, body in _outcomes(job, mend):
-        wave.append((header, body))
-        size += BLOCK_HEAD_BYTES_MAX + len(body)
-        if size >= job.run_bytes:
-            await _store(job, wave, channel, host)
-            wave, size = [], 0
-    if wave:
-        await _store(job, wave, channel, host)
+        # A plug is no larger than the envelope that would amend it.
+        holders = job.holders.get(header, frozenset()) if body else frozenset()
+        waves.setdefault(holders, []).append((header, body))
+        sizes[holders] = sizes.get(holders, 0) + BLOCK_HEAD_BYTES_MAX + len(body)
+        if sizes[holders] >= job.run_bytes:
+            await _store(job, waves.pop(holders), channel, host, holders)
+            del sizes[holders]
+    for holders, wave in waves.items():
+        await _store(job, wave, channel, host, holders)
 
 
 def _outcomes(job: MendJob, mend: Mend[StoredBlock]) -> Iterator[tuple[BlockHeader, Buffer]]:
@@ -111,45 +129,79 @@ def _plug(log: int, first: int, last: int, kind: BlockKind, time_us: int) -> Blo
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """One STORE payload, and its checksum."""
+
+    parts: Sequence[Buffer]
+    crc: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Buffer]) -> _Payload:
+        """Sum it up."""
+        return cls(parts, checksum(parts))
+
+
 async def _store(
     job: MendJob,
     wave: Sequence[tuple[BlockHeader, Buffer]],
     channel: StoreChannel,
     host: Host,
+    holders: frozenset[NodeId] = frozenset(),
 ) -> None:
-    """Store one wave on one copyset.
-
-    Of nodes that take no new records if there is no other: the end of an epoch can lie on its
-    own nodes only, and without it nothing that comes after is ever released.
-    """
-    nodes = frozenset(job.nodes)
-    copyset = choose_copyset(job.nodeset, job.replication, nodes, host.random) or choose_copyset(
-        _all_taking(job.nodeset), job.replication, nodes, host.random
-    )
-    if copyset is None:
-        raise TooFewNodes(
-            f"log {job.log} wants {job.replication}, and nodes {job.nodes} cannot give that"
-        )
+    """Store one wave on one copyset; `holders` hold all of its blocks."""
+    copyset = _choose(job, holders, host)
     envelope = pack_envelope(Envelope(copyset, 1, job.seal, job.lng, EnvelopeFlag.BY_RECOVERY))
+    heads = [pack_header(header) + envelope for header, _ in wave]
     parts: list[Buffer] = [store_head(len(wave), job.seal)]
-    for header, body in wave:
-        parts += (pack_header(header), envelope, body)
-    crc = checksum(parts)
-    missing: Sequence[NodeId] = copyset
+    for head, (_, body) in zip(heads, wave, strict=True):
+        parts += (head, body)
+    whole = _Payload.of(parts)
+    amend = _Payload.of([store_head(len(wave), job.seal, amends=True), *heads])
+    missing = {node: amend if node in holders else whole for node in copyset}
+    pauses = 0
     try:
         async with asyncio.timeout(MEND_TIMEOUT_S):
-            for _ in range(FULL_TRIES):
-                answers = {node: _answer(channel, node, parts, crc) for node in missing}
-                missing = [n for n, answer in answers.items() if _check(job.log, n, await answer)]
-                if not missing:
-                    return
-                # To begin anew would store all of it again, into nodes that are full.
-                await asyncio.sleep(FULL_PAUSE_S)
-            raise NoSequencer(f"log {job.log} cannot be mended: nodes {missing} have no room")
+            while missing:
+                answers = {node: _answer(channel, node, each) for node, each in missing.items()}
+                refused = {node: _check(job.log, node, await answers[node]) for node in missing}
+                full = [node for node in missing if refused[node] is Refusal.FULL]
+                lacking = [node for node in missing if refused[node] is Refusal.NOT_HELD]
+                missing = {node: missing[node] for node in full} | dict.fromkeys(lacking, whole)
+                if full:
+                    # To begin anew would store all of it again, into nodes that are full.
+                    pauses += 1
+                    if pauses == FULL_TRIES:
+                        text = f"log {job.log} cannot be mended: nodes {full} have no room"
+                        raise NoSequencer(text)
+                    await asyncio.sleep(FULL_PAUSE_S)
     except TimeoutError:
         raise NoSequencer(
             f"log {job.log}: mending was not stored within {MEND_TIMEOUT_S:g} s"
         ) from None
+
+
+def _choose(job: MendJob, holders: frozenset[NodeId], host: Host) -> tuple[NodeId, ...]:
+    """A copyset: of nodes that are not rebuilt and of `holders`, as far as there are any.
+
+    Of nodes that take no new records if there is no other: the end of an epoch can lie on its
+    own nodes only, and without it nothing that comes after is ever released.
+
+    Raises:
+        TooFewNodes: the nodes cannot give what is asked for.
+    """
+    everybody = frozenset(job.nodes)
+    there = everybody - rebuilt_nodes(job.nodeset.members)
+    for nodeset in (job.nodeset, _all_taking(job.nodeset)):
+        for nodes in (there, everybody):
+            copyset = choose_copyset(
+                _sparing(nodeset, holders), job.replication, nodes, host.random
+            )
+            if copyset is not None:
+                return copyset
+    raise TooFewNodes(
+        f"log {job.log} wants {job.replication}, and nodes {job.nodes} cannot give that"
+    )
 
 
 def _all_taking(nodeset: Nodeset) -> Nodeset:
@@ -157,8 +209,20 @@ def _all_taking(nodeset: Nodeset) -> Nodeset:
     return Nodeset(tuple(replace(m, weight=m.weight or SPARED_WEIGHT) for m in nodeset.members))
 
 
+def _sparing(nodeset: Nodeset, holders: frozenset[NodeId]) -> Nodeset:
+    """The same nodes, those that do not hold what is stored with next to no weight."""
+    if not holders:
+        return nodeset
+    return Nodeset(
+        tuple(
+            m if m.node in holders else replace(m, weight=m.weight * SPARED_WEIGHT)
+            for m in nodeset.members
+        )
+    )
+
+
 def _answer(
-    channel: StoreChannel, node: NodeId, parts: Sequence[Buffer], crc: int
+    channel: StoreChannel, node: NodeId, payload: _Payload
 ) -> asyncio.Future[Sequence[StoreRefusal] | None]:
     """Send to one node; the future gets its refusals, or None if it was lost."""
     answer: asyncio.Future[Sequence[StoreRefusal] | None] = (
@@ -169,18 +233,28 @@ def _answer(
         if not answer.done():
             answer.set_result(refusals)
 
-    if not channel.send(node, parts, crc, settled):
+    if not channel.send(node, payload.parts, payload.crc, settled):
         answer.set_result(None)
     return answer
 
 
-def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> bool:
-    """What a node said: whether it had no room just now; False for stored."""
+def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> Refusal | None:
+    """What a node said: None for stored, or a refusal after which it is asked again.
+
+    Raises:
+        Fenced: a higher epoch sealed.
+        NoSequencer: it went away, or refused for good.
+    """
     if refusals is None:
         raise NoSequencer(f"log {log} cannot be mended: node {node} went away")
     for refusal in refusals:
         if refusal.reason == Refusal.SEALED:
             raise Fenced(f"log {log} is sealed by epoch {refusal.epoch}", refusal.epoch)
-        if refusal.reason != Refusal.FULL:
+        if refusal.reason == Refusal.REBUILDING:
+            raise NoSequencer(
+                f"log {log} cannot be mended: node {node} still takes node {refusal.epoch} for "
+                "one that is being rebuilt"
+            )
+        if refusal.reason not in (Refusal.FULL, Refusal.NOT_HELD):
             raise NoSequencer(f"log {log} cannot be mended: node {node} is {refusal.reason.name}")
-    return bool(refusals)
+    return refusals[0].reason if refusals else None

@@ -132,8 +132,9 @@ async def recover_log(
         )
         time_us = min(begins_us, max(time_us, tally.append_time_us))
         job = MendJob(
-            log, epoch, found.lng, found.nodes, nodeset, replication, time_us, tools.run_bytes
-        )
+            log, epoch, found.lng, found.nodes, nodeset, replication, time_us, tools.run_bytes,
+            found.holders,
+        )  # fmt: skip
         mend = found.digest.mend()
         tally.note_produced(unclean, found.lng, producers)
         for copy in mend.blocks:

@@ -208,10 +208,10 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("recovery-lacks-members", "recovery.collect_digest:refuse_absent", raises=NoSequencer),
     Watch("recovery-fenced", "recovery.seal_epoch:refuse_fenced", raises=Fenced),
     Watch("mend-fenced", "recovery.mend_tail:_check", raises=Fenced),
-    Watch("store-sealed", f"{_SHARD}._refusal", _refused(Refusal.SEALED)),
+    Watch("store-sealed", "storage.shard:refusal_of", _refused(Refusal.SEALED)),
     Watch(
         "recovery-store-sealed",
-        f"{_SHARD}._refusal",
+        "storage.shard:refusal_of",
         lambda s: s.args[3] and s.result is not None and s.result.reason == Refusal.SEALED,
     ),
     Watch("seal-refused", f"{_SHARD}.seal", raises=Fenced),

@@ -50,6 +50,18 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "staging-written", "a node wrote down something staged", "storage.shard:Shard.write_staging"
     ),
+    row("amend-stored", "a node took another envelope", "storage.shard:Shard.append_amend"),
+    row(
+        "amend-of-flushed",
+        "an amend was of a block that only LogsDB holds",
+        "storage.amends:Amends._find_of_log",
+    ),
+    row("amend-replayed", "a start replayed an amend", "storage.amends:Amends.restore"),
+    row(
+        "amend-sent-again",
+        "a later wave sent an envelope alone",
+        "wire.store_channel:StoreChannel.send_amend",
+    ),
     row("nodesets-told", "a node was told a log's nodesets", "storage.shard:Shard.tell_nodesets"),
     row("nodesets-asked", "a node was asked for a log's nodesets", "storage.shard:Shard.nodesets"),
     row(

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from cordwood.block import Produced
+from cordwood.block import BlockHeader, Produced
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
@@ -140,6 +140,15 @@ class CachedLog:
         self._blocks.insert(at, block)
         self.bytes += block.wire_bytes
         return True
+
+    def copy_of(self, header: BlockHeader) -> StoredBlock | None:
+        """The copy that is held here of exactly this block, None for none."""
+        for at in range(self.index_from(header.last), len(self._blocks)):
+            if self._lasts[at] != header.last:
+                break
+            if self._blocks[at].header == header:
+                return self._blocks[at]
+        return None
 
     def _is_late(self, block: StoredBlock) -> bool:
         """Whether it was trimmed, or its epoch was over here, before it became durable."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cordwood.errors import Corrupt
 from cordwood.layout import logs_db
-from cordwood.layout.block_header import peek_stored_bytes
+from cordwood.layout.block_header import HEADER_BYTES, peek_stored_bytes
 from cordwood.layout.logs_db import DirectoryEntry, IndexKey
 from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
@@ -95,6 +95,45 @@ async def read_blocks(
     # The last block may end past the bound; all of it is here then.
     next_lsn = limit + 1 if limit < wish.bound else max(wish.bound, last) + 1
     return Run(blocks, next_lsn, passed, [each for each in damaged if each[0] < next_lsn])
+
+
+async def home_of(
+    tables: Tables, directory: Directory, block: StoredBlock, known: Sequence[DamagedRange] = ()
+) -> Partition | None:
+    """The partition that holds this very block with its body, whatever envelope it has there.
+
+    Args:
+        known: of this log's ranges, those known to be damaged: what is there is not the home.
+    Returns:
+        None where there is none, or where its entry cannot be read.
+    Raises:
+        TablesFailed: the store below does not answer.
+    """
+    header = block.header
+    for partition, entry in reversed(directory):
+        if not entry.first <= header.first <= header.last <= entry.last:
+            continue
+        if any(
+            bad.partition == partition.number
+            and bad.first <= header.last
+            and header.first <= bad.last
+            for bad in known
+        ):
+            continue
+        try:
+            rows, _ = await tables.scan(
+                partition.table,
+                logs_db.index_start(header.log, header.last),
+                logs_db.index_start(header.log, header.last + 1),
+                rows_max=SCAN_ROWS_MAX,
+                bytes_max=1 << 30,
+            )
+        except Corrupt as error:
+            logger.error("log %d in partition %d: %s", header.log, partition.number, error)
+            continue
+        if any(wire[:HEADER_BYTES] == block.wire[:HEADER_BYTES] for _, wire in rows):
+            return partition
+    return None
 
 
 async def _find(

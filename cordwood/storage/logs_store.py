@@ -42,12 +42,12 @@ from cordwood.layout.scrub_rows import (
     read_progress,
 )
 from cordwood.layout.staged import STAGED_TABLE
-from cordwood.layout.waves import StoredBlock
+from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.nodes import NodeId
 from cordwood.protocol.wal_ring import Range, united
 from cordwood.settings import StorageSettings
 from cordwood.storage.damage_book import DamageBook
-from cordwood.storage.logs_read import Counts, Wish, read_blocks
+from cordwood.storage.logs_read import Counts, Wish, home_of, read_blocks
 from cordwood.storage.partition import Partition, Run, Share, StoredLog, Wanted
 from cordwood.storage.partition_drops import PartitionDrops, TrimOf
 from cordwood.storage.staged_table import StagedTable
@@ -67,6 +67,9 @@ late belongs to the one before the newest."""
 DIRECTORIES_KEPT = 1024
 """Logs whose directories stay in memory: those that are read now."""
 
+
+Homes = Mapping[int, Partition | None]
+"""By `id` of an amended block, where its body lies; None where the same flush brings it."""
 
 Added = tuple[int, Mapping[int, DirectoryEntry]]
 """A partition's number, and by log what a flush adds to its directory."""
@@ -253,12 +256,13 @@ class LogsStore:
         staged: Sequence[Row],
     ) -> None:
         assert offset > self.offset, "a flush goes on where the last one ended"
-        rolled = self._rolled(blocks, now_us)
+        homes = await self._homes(blocks)
+        rolled = self._rolled([each for each in blocks if id(each) not in homes], now_us)
         if rolled is not None:
             await self._tables.create(rolled.table)
             self.partitions.append(rolled)
             self._next_number += 1
-        shares = self._shares(blocks)
+        shares = self._shares(blocks, homes)
         for share in shares:
             await self._write(share.partition.table, share.rows())
         for share in shares:
@@ -266,6 +270,25 @@ class LogsStore:
         if staged:
             await self.staged.flush(staged)
         await self._flush_metadata(shares, states, offset)
+
+    async def _homes(self, blocks: Sequence[StoredBlock]) -> Homes:
+        """Where amended blocks have their bodies; those that have none are written whole."""
+        amended = [block for block in blocks if type(block) is AmendedBlock]
+        if not amended:
+            return {}
+        bare = {id(block) for block in amended}
+        whole = {block.header for block in blocks if id(block) not in bare}
+        homes: dict[int, Partition | None] = {}
+        for block in amended:
+            header = block.header
+            if header in whole:
+                homes[id(block)] = None
+                continue
+            directory, known = await self.directory(header.log), self.damages.of_log(header.log)
+            home = await home_of(self._tables, directory, block, known)
+            if home is not None:
+                homes[id(block)] = home
+        return homes
 
     def _rolled(self, blocks: Sequence[StoredBlock], now_us: int) -> Partition | None:
         """The next partition, if one that takes of these blocks has had enough.
@@ -297,17 +320,24 @@ class LogsStore:
             )
         )
 
-    def _shares(self, blocks: Sequence[StoredBlock]) -> list[Share]:
+    def _shares(self, blocks: Sequence[StoredBlock], homes: Homes) -> list[Share]:
         if not blocks:
             return []
         newest, *older = reversed(self.partitions[-OPEN_PARTITIONS:])
         last = Share(newest)
         before = Share(older[0]) if older else last
         start_us = newest.start_us
+        shares = {share.partition.number: share for share in (before, last)}
         for block in blocks:
-            (last if block.header.append_time_us >= start_us else before).add(block)
-        shares = (last,) if before is last else (before, last)
-        return [share for share in shares if share.bytes]
+            share = last if block.header.append_time_us >= start_us else before
+            if homes and id(block) in homes:
+                home = homes[id(block)]
+                if home is not None:
+                    share = shares.setdefault(home.number, Share(home))
+                share.amend(block)
+            else:
+                share.add(block)
+        return [shares[number] for number in sorted(shares) if shares[number].bytes]
 
     async def _write(self, table: str, rows: Iterable[Row]) -> None:
         """Write rows, a call for each megabyte."""

@@ -91,19 +91,28 @@ class Share:
         bytes: of its blocks.
     """
 
-    __slots__ = ("_blocks", "_parts", "bytes", "partition")
+    __slots__ = ("_blocks", "_heads", "_parts", "bytes", "partition")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.bytes = 0
         self._blocks: list[StoredBlock] = []
+        self._heads: list[StoredBlock] = []
         # By log, what its directory entry is made of. A flush brings thousands of blocks.
         self._parts: dict[int, list[int]] = {}
 
     def add(self, block: StoredBlock) -> None:
         """Take one more block."""
-        header, size = block.header, block.wire_bytes
         self._blocks.append(block)
+        self._note(block, block.wire_bytes)
+
+    def amend(self, block: StoredBlock) -> None:
+        """Take one more copy of a block whose body is in the partition, or comes with this."""
+        self._heads.append(block)
+        self._note(block, len(block.wire))
+
+    def _note(self, block: StoredBlock, size: int) -> None:
+        header = block.header
         self.bytes += size
         time_us = header.append_time_us
         part = self._parts.get(header.log)
@@ -133,4 +142,7 @@ class Share:
             if header.stored_bytes:
                 key = logs_db.body_key(header.log, header.last, header.first)
                 yield key, bytes(block.body)
+            yield logs_db.index_key(block), bytes(block.wire)
+        # Behind the bodies: what is lost of a table is lost from its end.
+        for block in self._heads:
             yield logs_db.index_key(block), bytes(block.wire)

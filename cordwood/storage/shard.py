@@ -6,9 +6,7 @@ effect at once and are answered when durable, so that stores ahead of a seal are
 visible before it is answered and stores behind it are refused.
 
 From memory it goes to LogsDB (`flusher`), and the WAL is trimmed behind it: a start takes
-what LogsDB says, and what the WAL holds behind that.
-
-What it writes into the WAL is in `layout.shard_record`.
+what LogsDB says, and what the WAL holds behind that: records of `layout.shard_record`.
 
 Source: design.md §5; LogDevice digest 2.7, 2.13.
 """
@@ -18,8 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-
-from crc32c import crc32c
 
 from cordwood.block import Buffer
 from cordwood.errors import (
@@ -36,7 +32,9 @@ from cordwood.layout.message import EpochNodes, SealReply
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
 from cordwood.layout.produced import pack_produced
 from cordwood.layout.shard_record import (
+    AMEND_KIND,
     STORE_KIND,
+    AmendRecord,
     CleanRecord,
     NodesetsRecord,
     SealRecord,
@@ -50,14 +48,23 @@ from cordwood.layout.shard_record import (
     read_shard_record,
 )
 from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
-from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal, read_store, store_head
+from cordwood.layout.waves import (
+    Refusal,
+    StoredBlock,
+    StoreRefusal,
+    is_amend,
+    read_store,
+    store_head,
+)
 from cordwood.lsn import format_lsn
 from cordwood.protocol.seal import SealTable
 from cordwood.settings import StorageSettings
+from cordwood.storage.amends import Amends
 from cordwood.storage.log_cache import Batch, EpochEnd, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.recent_blocks import RecentBlocks
+from cordwood.storage.refusals import damage_of, refusal_of
 from cordwood.storage.room import cache_bytes_max, cache_takes, first_wave_room
 from cordwood.storage.staged_index import StagedIndex
 from cordwood.storage.wal import Wal
@@ -86,6 +93,9 @@ class Shard:
         is_out_of_space: whether a flush waits for the disk to have space.
         low_space: why no new records are taken although there is room in the WAL: the disk
             is nearly full; "" while it is not. Recoveries and seals go on.
+        rebuilding: the nodes whose data is said to be gone or rebuilt: see `refusals`.
+        seals: which epochs may still store, as of what was asked for.
+        amends: the stores that have no bodies.
     """
 
     def __init__(
@@ -109,17 +119,19 @@ class Shard:
         self.stored_blocks = 0
         self.is_out_of_space = False
         self.low_space = ""
+        self.rebuilding: frozenset[int] = frozenset()
+        self.seals = SealTable()
+        self.amends = Amends(self)
         self._wal = wal
         self._cache_bytes = settings.cache_bytes
         # In the WAL and not durable yet, so not in the cache.
         self._bytes_on_way = 0
-        self._seals = SealTable()
         self._sealed_durably: dict[int, int] = {}
         self._on_change = on_change
         self._on_gathered: Callable[[], None] = lambda: None
         for log, state in states.items():
             if state.seal:
-                self._seals.seal(log, state.seal)
+                self.seals.seal(log, state.seal)
                 self._on_sealed(log, state.seal)
 
     @classmethod
@@ -157,6 +169,8 @@ class Shard:
         async for run in wal.recover_runs():
             for offset, body in run.above(logs.offset):
                 shard._replay(offset, memoryview(body))
+                if shard.amends.unrestored:
+                    await shard.amends.restore()
         found = wal.recovery
         assert found is not None, "the WAL was recovered to its end"
         if logs.offset >= found.resume:
@@ -214,12 +228,12 @@ class Shard:
 
     @property
     def wal(self) -> Wal:
-        """The WAL, for status pages."""
+        """The WAL underneath."""
         return self._wal
 
     def sealed(self, log: int) -> int:
         """The epoch that sealed `log`, 0 for none."""
-        return self._seals.of(log)
+        return self.seals.of(log)
 
     def store(
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
@@ -229,6 +243,9 @@ class Shard:
         Raises:
             Malformed, ChecksumMismatch: the payload is damaged; nothing was taken.
         """
+        if is_amend(payload):
+            self.amends.store(wave, payload, settled)
+            return
         seal_epoch, blocks = read_store(payload)
         if not blocks:
             self._store_nothing(wave, payload, settled)
@@ -237,9 +254,10 @@ class Shard:
         refused: dict[int, StoreRefusal] = {}
         is_full = len(payload) > self.room_bytes
         for block in blocks:
-            refusal = self._refusal(wave, block, seal_epoch, is_full, len(payload))
+            refusal = refusal_of(self, wave, block, seal_epoch, is_full, len(payload))
+            refusal = refusal or damage_of(wave, block)
             if refusal is None:
-                if not self._is_trimmed(block):
+                if not self.is_trimmed(block):
                     taken.append(block)
             else:
                 refused[block.header.log] = refusal
@@ -263,36 +281,10 @@ class Shard:
         else:
             self._append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
-    def _is_trimmed(self, block: StoredBlock) -> bool:
+    def is_trimmed(self, block: StoredBlock) -> bool:
         """Whether storing it succeeds and keeps nothing: it could never be read."""
         held = self.cache.get(block.header.log)
         return held is not None and block.header.last <= held.trim
-
-    def _refusal(
-        self, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool, size: int
-    ) -> StoreRefusal | None:
-        header = block.header
-        if self.failed:
-            return StoreRefusal(wave, header.log, Refusal.FAILED)
-        epoch = header.first >> 32
-        if not self._seals.admits(header.log, epoch, seal_epoch):
-            return StoreRefusal(wave, header.log, Refusal.SEALED, self._seals.of(header.log))
-        held = self.cache.get(header.log)
-        if not seal_epoch and held is not None and epoch <= held.clean:
-            # Recovered while this node was away, so it never sealed it.
-            return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
-        if not seal_epoch and self.low_space:
-            return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
-        is_first = not seal_epoch and block.envelope.wave == 1
-        if (is_full and is_first) or not self._cache_takes(size, by_recovery=bool(seal_epoch)):
-            reason = Refusal.NO_SPACE if self.is_out_of_space else Refusal.FULL
-            return StoreRefusal(wave, header.log, reason)
-        if crc32c(block.body) != header.stored_crc:
-            logger.warning(
-                "log %d: the block at %s arrived damaged", header.log, format_lsn(header.first)
-            )
-            return StoreRefusal(wave, header.log, Refusal.CORRUPT)
-        return None
 
     @property
     def cache_bytes_max(self) -> int:
@@ -303,7 +295,8 @@ class Shard:
     def _cached(self) -> int:
         return self.cache.bytes + self._bytes_on_way
 
-    def _cache_takes(self, size: int, *, by_recovery: bool) -> bool:
+    def cache_takes(self, size: int, *, by_recovery: bool) -> bool:
+        """Whether there is room for what is no first wave; see `storage.room`."""
         return cache_takes(self._cache_bytes, self._cached, size, by_recovery=by_recovery)
 
     @property
@@ -313,6 +306,19 @@ class Shard:
             return 0
         wal = self._wal
         return first_wave_room(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, self._cached)
+
+    def append_amend(
+        self,
+        wave: int,
+        blocks: list[StoredBlock],
+        refused: tuple[StoreRefusal, ...],
+        settled: Callable[[Sequence[StoreRefusal]], None],
+        seal_epoch: int,
+    ) -> None:
+        """Write down that blocks, whose bodies are held, have other envelopes now."""
+        head = store_head(len(blocks), seal_epoch, amends=True)
+        parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
+        self._append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
 
     def _append_store(
         self,
@@ -380,8 +386,8 @@ class Shard:
             Fenced: a higher epoch sealed already.
             Overloaded: the WAL has no room even for this.
         """
-        if not self._seals.seal(log, epoch):
-            ruling = self._seals.of(log)
+        if not self.seals.seal(log, epoch):
+            ruling = self.seals.of(log)
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         if self._sealed_durably.get(log) != epoch:
             # A recovery that is tried again and again would fill the ring with its seal.
@@ -401,8 +407,8 @@ class Shard:
             Fenced: a higher epoch sealed since.
             Overloaded: the WAL has no room even for this.
         """
-        if self._seals.of(log) > seal:
-            raise Fenced(f"log {log} is sealed by a higher epoch than {seal}", self._seals.of(log))
+        if self.seals.of(log) > seal:
+            raise Fenced(f"log {log} is sealed by a higher epoch than {seal}", self.seals.of(log))
         end = EpochEnd(seal, lng, produced)
         if self.cache.log(log).ends.get(epoch) != end:
             await self._close_epoch(log, epoch, end)
@@ -571,9 +577,12 @@ class Shard:
                 self._note(offset, [block.header.log for block in blocks])
                 for block in blocks:
                     self.cache.insert(block)
+            case AmendRecord(_, blocks):
+                self._note(offset, [block.header.log for block in blocks])
+                self.amends.unrestored = blocks
             case SealRecord(log, epoch):
                 self._note(offset, [log])
-                self._seals.seal(log, epoch)
+                self.seals.seal(log, epoch)
                 self._on_sealed(log, epoch)
             case CleanRecord(log, epoch, seal, lng, produced):
                 self._note(offset, [log])

@@ -148,6 +148,9 @@ def _open_bodies(blocks: Sequence[waves.StoredBlock]) -> None:
 @target
 def store(data: bytes) -> None:
     """A STORE payload, its headers and envelopes with the right CRCs."""
+    if waves.is_amend(memoryview(data)):
+        _amend(data)
+        return
     sealed = _sealed_blocks(data, waves.STORE_HEAD_BYTES)
     seal_epoch, found = waves.read_store(memoryview(sealed))
     again = [waves.store_head(len(found), seal_epoch)]
@@ -155,6 +158,17 @@ def store(data: bytes) -> None:
         again += (bytes(block.wire), bytes(block.body))
     assert b"".join(again) == sealed
     _open_bodies(found)
+
+
+def _amend(data: bytes) -> None:
+    """One without bodies; its CRCs as they come."""
+    seal_epoch, heads = waves.read_amend(memoryview(data))
+    wires = [bytes(head.wire) for head in heads]
+    assert waves.store_head(len(heads), seal_epoch, amends=True) + b"".join(wires) == data
+    parts = [waves.store_head(len(heads), seal_epoch)]
+    for wire in wires:
+        parts += (wire, b"body")
+    assert b"".join(waves.amend_of(parts)) == data
 
 
 @target
@@ -169,6 +183,7 @@ def raw_frames(data: bytes) -> None:
     """The same two, a HEADS and a SHARED payload, their CRCs as they come."""
     for read in (
         waves.read_store,
+        waves.read_amend,
         reading.read_blocks_frame,
         reading.read_heads_frame,
         reading.read_shared_frame,

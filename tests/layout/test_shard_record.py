@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from cordwood.block import BlockHeader, Envelope
 from cordwood.errors import Malformed
+from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.message import EpochNodes
 from cordwood.layout.nodesets import pack_nodesets
 from cordwood.layout.shard_record import (
+    AMEND_KIND,
     STORE_KIND,
+    AmendRecord,
     CleanRecord,
     NodesetsRecord,
     SealRecord,
@@ -40,6 +44,18 @@ def test_marks_come_back() -> None:
 def test_nodesets_are_read_as_they_were_kept() -> None:
     with pytest.raises(Malformed, match="nodesets cannot be read"):
         read_shard_record(memoryview(pack_nodes(NODES)[:-1]))
+
+
+def test_amends_have_a_kind_of_their_own() -> None:
+    header = BlockHeader(5, (3 << 32) + 1, 1, 0, stored_bytes=9)
+    head = pack_header(header) + pack_envelope(Envelope((1, 2)))
+    record = read_shard_record(memoryview(AMEND_KIND + store_head(1, 4, amends=True) + head))
+    assert isinstance(record, AmendRecord)
+    assert (record.seal_epoch, [bytes(b.wire) for b in record.blocks]) == (4, [head])
+    assert AMEND_KIND == b"\x09"
+    for kind, amends in ((AMEND_KIND, False), (STORE_KIND, True)):
+        with pytest.raises(Malformed, match="field out of its range"):
+            read_shard_record(memoryview(kind + store_head(1, 4, amends=amends) + head))
 
 
 def test_a_store_is_checked_as_its_frame_was() -> None:

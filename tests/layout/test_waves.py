@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_damage import bit_flips, damaged, only_ours, truncations
 
-from cordwood.block import BlockHeader, Codec, Envelope
+from cordwood.block import BlockHeader, Buffer, Codec, Envelope
 from cordwood.errors import Corrupt, Malformed
 from cordwood.layout.block_header import HEADER_BYTES, pack_envelope, pack_header
 from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
@@ -22,10 +22,13 @@ from cordwood.layout.waves import (
     AppendEntry,
     Refusal,
     StoreRefusal,
+    amend_of,
     append_entry,
     append_head,
+    is_amend,
     pack_pairs,
     pack_stored,
+    read_amend,
     read_append,
     read_pairs,
     read_store,
@@ -73,6 +76,7 @@ def block(first: int, body: bytes, log: int = 5) -> bytes:
     return pack_header(header) + pack_envelope(Envelope((1, 2, 3))) + body
 
 
+ENVELOPE_BYTES = len(pack_envelope(Envelope((1, 2, 3))))
 BLOCKS = (
     block(make_lsn(3, 1), b"first"),
     block(make_lsn(3, 2), b""),
@@ -249,6 +253,7 @@ class TestStore:
             (store_head(0, 7), "out of its range"),
             (store_head(3, EPOCH_MAX + 1), "out of its range"),
             (struct.pack("<IIQ", 3, 1, 7), "out of its range"),
+            (struct.pack("<IIQ", 3, 2, 7), "out of its range"),
             (store_head(4, 7), "100 bytes"),
             (store_head(2, 7), "longer than its blocks"),
             (store_head(2**32 - 1), "claims 4294967295 blocks"),
@@ -269,6 +274,63 @@ class TestStore:
     @given(damaged((STORE,)))
     def test_damage_raises_what_is_ours(self, data: bytes) -> None:
         only_ours(read_store, data)
+
+
+HEADS = [each[: HEADER_BYTES + ENVELOPE_BYTES] for each in BLOCKS]
+AMEND = store_head(3, 7, amends=True) + b"".join(HEADS)
+
+
+class TestAmend:
+    def test_golden_bytes_of_the_head(self) -> None:
+        assert store_head(3, 7, amends=True).hex() == "03000000010000000700000000000000"
+
+    def test_headers_and_envelopes_come_back_and_bodies_are_empty(self) -> None:
+        assert is_amend(memoryview(AMEND))
+        assert not is_amend(memoryview(STORE))
+        seal, blocks = read_amend(memoryview(AMEND))
+        assert seal == 7
+        assert [bytes(each.wire) for each in blocks] == HEADS
+        assert [bytes(each.body) for each in blocks] == [b""] * 3
+        assert blocks[0].header.stored_bytes == 5
+
+    def test_it_is_what_a_store_says_without_its_bodies(self) -> None:
+        parts: list[Buffer] = [store_head(3, 7)]
+        for head, each in zip(HEADS, BLOCKS, strict=True):
+            parts += (head, each[len(head) :])
+        assert b"".join(parts) == STORE
+        assert b"".join(amend_of(parts)) == AMEND
+
+    def test_neither_is_taken_for_the_other(self) -> None:
+        with pytest.raises(Malformed, match="out of its range"):
+            read_store(memoryview(AMEND))
+        with pytest.raises(Malformed, match="out of its range"):
+            read_amend(memoryview(STORE))
+
+    def test_every_truncation_and_every_extension_is_refused(self) -> None:
+        for part in truncations(AMEND):
+            with pytest.raises(Malformed):
+                read_amend(memoryview(part))
+            is_amend(memoryview(part))
+        with pytest.raises(Malformed, match="longer than its blocks"):
+            read_amend(memoryview(AMEND + b"\0"))
+
+    def test_every_bit_flip_is_refused_or_is_in_the_seal_epoch(self) -> None:
+        for bit, data in enumerate(bit_flips(AMEND)):
+            if bit in range(64, 64 + 31):
+                assert read_amend(memoryview(data))[0] != 7
+                continue
+            with pytest.raises(Corrupt):
+                read_amend(memoryview(data))
+
+    @pytest.mark.parametrize("head", [(0, 1, 7), (3, 0, 7), (3, 3, 7), (3, 1, EPOCH_MAX + 1)])
+    def test_a_wrong_head_is_refused(self, head: tuple[int, int, int]) -> None:
+        with pytest.raises(Malformed):
+            read_amend(memoryview(struct.pack("<IIQ", *head) + AMEND[STORE_HEAD_BYTES:]))
+
+    @settings(max_examples=300)
+    @given(damaged((AMEND,)))
+    def test_damage_raises_what_is_ours(self, data: bytes) -> None:
+        only_ours(read_amend, data)
 
 
 class TestStored:
@@ -307,7 +369,7 @@ class TestStored:
 
     @pytest.mark.parametrize(
         ("offset", "layout", "value"),
-        [(8, "<I", 2), (8, "<I", 2**32 - 1), (32, "<B", 0), (32, "<B", 6)],
+        [(8, "<I", 2), (8, "<I", 2**32 - 1), (32, "<B", 0), (32, "<B", 8)],
     )
     def test_a_field_out_of_its_range_is_refused(
         self, offset: int, layout: str, value: int

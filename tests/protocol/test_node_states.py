@@ -13,6 +13,7 @@ from cordwood.protocol.node_states import (
     FULL_S,
     NO_SPACE_S,
     PROBE_S,
+    REBUILDING_S,
     SLOW_MAX_S,
     SLOW_S,
     NodeState,
@@ -179,3 +180,25 @@ def test_a_node_that_does_well_is_always_picked_again(events: list[tuple[str, No
         for node in states.due_probes(UP, now):
             states.on_probed(node, True, now)
     assert states.pick_from(UP, now) == set(UP)
+
+
+def test_a_node_that_a_member_called_rebuilt_is_left_out_as_long_as_log_device_does() -> None:
+    states = NodeStates()
+    states.on_rebuilding(TWO, 20.0)
+    states.on_room(TWO)
+    assert states.state(TWO, 20.0 + REBUILDING_S - 0.01) is NodeState.REBUILDING
+    assert states.pick_from(UP, 20.0) == {ONE, THREE}
+    assert states.pick_from(UP, 20.0 + REBUILDING_S) == set(UP)
+    states.on_rebuilding(TWO, 60.0)
+    states.on_up(TWO)
+    assert states.pick_from(UP, 60.0) == set(UP)
+
+
+def test_a_node_that_is_said_to_be_rebuilt_is_left_out_while_that_is_so() -> None:
+    states = NodeStates()
+    states.set_rebuilding(frozenset({THREE}))
+    states.on_up(THREE)
+    assert states.state(THREE, 1e9) is NodeState.REBUILDING
+    assert states.pick_from(UP, 1e9) == {ONE, TWO}
+    states.set_rebuilding(frozenset())
+    assert states.pick_from(UP, 0.0) == set(UP)

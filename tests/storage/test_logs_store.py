@@ -15,8 +15,8 @@ from wal_memory_disk import MemoryDisk
 
 from cordwood.block import BlockKind
 from cordwood.errors import NotOurCluster
-from cordwood.layout.logs_db import LogState
-from cordwood.layout.waves import StoredBlock
+from cordwood.layout.logs_db import LogState, body_key
+from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
@@ -202,6 +202,43 @@ class LogsMachine(stateful.RuleBasedStateMachine):
                 time_us = header.append_time_us
                 self.take([self.put(log, header.first, header.count, body, wave, time_us)])
 
+    @stateful.rule(
+        log=st.sampled_from(LOGS), pick=st.integers(0, 50), wave=st.integers(1, 5),
+        is_new=st.booleans(), writes=st.integers(1, 9), is_written=st.booleans(),
+    )  # fmt: skip
+    def amend(
+        self, log: int, pick: int, wave: int, is_new: bool, writes: int, is_written: bool
+    ) -> None:
+        """Another envelope for what is there, or comes in the same flush; no body is written
+        for it, whatever else is, and a kill may come between."""
+        new = self.made([(log, 0, 2, 700, 0, 1)] if is_new else [])
+        held = [each for each in self.model[log].values() if each.header.kind is BlockKind.DATA]
+        held = [each for each in held if each.header.last > self.trims[log]]
+        if not held:
+            return
+        old = new[0] if new else held[pick % len(held)]
+        before, offset = self.wait(self.bodies(log, old)), self.store.offset
+        amended = self.put(
+            log, old.header.first, old.header.count, bytes(old.body), wave,
+            old.header.append_time_us, AmendedBlock,
+        )  # fmt: skip
+        blocks = [*new, amended]
+        if self.is_killed(self.flushed(blocks), writes, is_written=is_written):
+            if self.store.offset == offset:
+                self.wait(self.flushed(blocks, again=True))
+        else:
+            has_body = bool(old.header.stored_bytes)
+            assert self.wait(self.bodies(log, old)) == (int(has_body) if is_new else before)
+        assert self.store.offset == self.offset
+
+    async def bodies(self, log: int, of: StoredBlock) -> int:
+        """In how many partitions a block's body is."""
+        key, found = body_key(log, of.header.last, of.header.first), 0
+        for partition in self.store.partitions:
+            (value,) = await self.store.tables.get(partition.table, [key])
+            found += value is not None
+        return found
+
     @stateful.rule(log=st.sampled_from(LOGS), seal=st.integers(2, 4))
     def plug(self, log: int, seal: int) -> None:
         """A hole of a recovery, where nothing is."""
@@ -213,9 +250,11 @@ class LogsMachine(stateful.RuleBasedStateMachine):
         self.take([made])
 
     def put(
-        self, log: int, first: int, count: int, body: bytes, wave: int, time_us: int
-    ) -> StoredBlock:
-        made = block(first, body, log=log, count=count, wave=wave, time_us=time_us)
+        self, log: int, first: int, count: int, body: bytes, wave: int, time_us: int,
+        kind: type[StoredBlock] = StoredBlock,
+    ) -> StoredBlock:  # fmt: skip
+        whole = block(first, body, log=log, count=count, wave=wave, time_us=time_us)
+        made = kind(whole.header, whole.envelope, whole.wire, whole.body)
         place = (made.header.last, first, int(BlockKind.DATA))
         held = self.model[log].get(place)
         if held is None or made.envelope.precedence >= held.envelope.precedence:

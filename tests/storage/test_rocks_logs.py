@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 import rocksdict
+from made_blocks import LOG, OWNER, at, block
 
 from cordwood.host.real import real_host
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import Host
+from cordwood.layout.logs_db import LogState
+from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.settings import StorageSettings
 from cordwood.storage import rocks_logs
+from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.rocks_logs import RocksTables, rocks_tables
 from cordwood.storage.tables import TablesFailed
 
@@ -186,3 +190,31 @@ def test_without_direct_writes_tables_are_written_through_the_page_cache(tmp_pat
             await tables.close()
 
     asyncio.run(main())
+
+
+def test_an_amend_goes_into_the_partition_where_its_body_is(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, partition_files=1)
+
+    async def flushed(store: LogsStore, offset: int, blocks: list[StoredBlock]) -> None:
+        states = {LOG: LogState(append_time_us=blocks[-1].header.append_time_us)}
+        await store.flush(blocks, states, offset, offset)
+
+    async def scenario(tables: RocksTables, host: Host) -> None:
+        await tables.close()
+        store, _ = await LogsStore.open(tables, settings, OWNER)
+        for esn in range(1, 5):
+            await flushed(store, esn, [block(at(esn), bytes(9000), time_us=esn * 1_000_000)])
+        assert len(store.partitions) == 4
+        before = [each.files for each in store.partitions]
+        new = block(at(1), bytes(9000), time_us=1_000_000, wave=2)
+        await flushed(store, 9, [AmendedBlock(new.header, new.envelope, new.wire, new.body)])
+        assert [each.files for each in store.partitions] == [before[0] + 1, *before[1:]]
+        await tables.close()
+        again, _ = await LogsStore.open(
+            rocks_tables(str(tmp_path), settings, host), settings, OWNER
+        )
+        run = await again.read(LOG, at(1), at(1), lambda *_: True, bytes_max=1 << 20, blocks_max=9)
+        assert [(each.envelope.wave, bytes(each.body)) for each in run.blocks] == [(2, bytes(9000))]
+        await again.tables.close()
+
+    play(tmp_path, scenario)

@@ -8,7 +8,7 @@ import pytest
 
 from cordwood.sim.crash_states.explorer import Found, explore
 from cordwood.sim.crash_states.planted import CRASH_ZOO, CrashBug, hunt
-from cordwood.sim.crash_states.shard_subject import (
+from cordwood.sim.crash_states.shard_promises import (
     Copy,
     End,
     EndAnswered,
@@ -19,9 +19,10 @@ from cordwood.sim.crash_states.shard_subject import (
     SealAsked,
     Sent,
     ShardPromises,
-    ShardSubject,
     Stored,
+    new_copy,
 )
+from cordwood.sim.crash_states.shard_subject import ShardSubject
 
 SEEDS = range(8)
 SEEDS_TO_CATCH = 8
@@ -55,6 +56,9 @@ def test_every_state_is_opened_and_holds_what_was_promised(found: Found):
         "a seal was answered after stores in flight",
         "a seal held",
         "a seal not answered held",
+        "an amend was stored",
+        "an amend came back",
+        "a store was refused: not_held",
         "an end was answered",
         "an end not answered held",
         "a partition was dropped",
@@ -116,3 +120,16 @@ class TestPromises:
         assert self.judge(answered, A, ends=1) == ""
         assert "dropped" in self.judge(answered, A, B, ends=1)
         assert "end was forgotten" in self.judge(answered, A)
+
+    def test_an_amend_stands_for_what_it_amends_and_not_the_other_way_round(self):
+        old = new_copy(1, E2 + 1, b"body")
+        new = old.amended(3, 2)
+        sent: list[object] = [Sent(frozenset({old})), Stored(frozenset({old}))]
+        sent.append(Sent(frozenset({new})))
+        assert self.judge(sent, old) == self.judge(sent, new) == ""
+        assert "lost" in self.judge(sent)
+        stored = [*sent, Stored(frozenset({new}))]
+        assert self.judge(stored, new) == ""
+        assert "lost" in self.judge(stored, old)
+        other = new_copy(1, E2 + 1, b"BODY").amended(3, 2)
+        assert "lost" in self.judge(stored, other)

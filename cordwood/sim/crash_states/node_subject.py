@@ -27,7 +27,8 @@ from cordwood.nodes import NodeId
 from cordwood.settings import MIB, NodeSettings, StorageSettings
 from cordwood.sim.crash_states.disk_log import DiskLog
 from cordwood.sim.crash_states.explorer import Life
-from cordwood.sim.crash_states.shard_subject import ShardPromises, ShardScript, compare
+from cordwood.sim.crash_states.shard_promises import ShardPromises
+from cordwood.sim.crash_states.shard_subject import ShardScript, compare
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 from cordwood.storage.data_directory import INCARNATION, Incarnations
@@ -96,8 +97,8 @@ class NodeSubject:
         )
         await self._note_claims(life, metadata)
         async with running_node(SETTINGS, host, metadata, memory_tables) as node:
-            await compare(life, node.shard, promised.shard)
-            await ShardScript(life, node.shard, node.flush).run(life.steps)
+            held = await compare(life, node.shard, promised.shard)
+            await ShardScript(life, node.shard, node.flush, held).run(life.steps)
 
     async def _note_claims(self, life: Life, metadata: MemoryMetadata) -> None:
         """See where the start before this one was cut short."""

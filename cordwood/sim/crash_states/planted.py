@@ -239,7 +239,7 @@ def _restart_forgets_seals() -> Plant:
 
     def replay(self: Shard, offset: int, body: memoryview) -> None:
         original(self, offset, body)
-        self._seals = SealTable()
+        self.seals = SealTable()
 
     return [(Shard, "_replay", replay)]
 
@@ -315,6 +315,15 @@ def _flush_takes_the_largest_log() -> Plant:
         await flush(self, [each for each in blocks if each.header.log == largest], *rest)
 
     return [(LogsStore, "flush", taking)]
+
+
+def _amends_go_by_time() -> Plant:
+    original = LogsStore._homes
+
+    async def homes(self: LogsStore, blocks: Sequence[StoredBlock]) -> Any:
+        return dict.fromkeys(await original(self, blocks))
+
+    return [(LogsStore, "_homes", homes)]
 
 
 def _trim_not_written() -> Plant:
@@ -533,6 +542,8 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
          _flush_forgets_states),
     _bug(SHARD, "flush-takes-largest", "a flush takes the log that has most, not a prefix of all",
          _flush_takes_the_largest_log),
+    _bug(SHARD, "amends-by-time", "a flush puts an amend where its body need not be",
+         _amends_go_by_time),
     _bug(SHARD, "trim-not-written", "a trim point lives in memory until the next flush",
          _trim_not_written),
     _bug(SHARD, "table-before-metadata", "a partition's table goes before what names it",

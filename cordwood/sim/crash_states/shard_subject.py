@@ -14,20 +14,34 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from crc32c import crc32c
-
-from cordwood.block import BlockHeader, Envelope
 from cordwood.errors import Corrupt, Overloaded, Retryable
-from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.waves import Refusal, StoreRefusal, store_head
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, StorageSettings
 from cordwood.sim.crash_states.explorer import Life, PromiseBroken
-from cordwood.sim.crash_states.wal_subject import Formatted, Opening, opened
+from cordwood.sim.crash_states.shard_promises import (
+    LOGS,
+    Copies,
+    Copy,
+    Damaged,
+    End,
+    EndAnswered,
+    EndAsked,
+    Opened,
+    Refused,
+    SealAnswered,
+    SealAsked,
+    Sent,
+    ShardPromises,
+    Stored,
+    TrimAnswered,
+    TrimAsked,
+    new_copy,
+)
+from cordwood.sim.crash_states.wal_subject import opened
 from cordwood.sim.damage import damage_tables
 from cordwood.sim.disk import SimDisk
 from cordwood.sim.holdings import held_and_damaged
@@ -37,7 +51,6 @@ from cordwood.storage.flusher import Flusher
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.shard import Shard
 
-LOGS = (1, 2)
 RING_UNITS = 40
 """Room for a dozen waves: a long life flushes a few times, and is full now and then."""
 
@@ -73,235 +86,6 @@ REST_S = 0.000_4
 """A rest is up to this: a few writes end meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One block as it travels: `wire` is header, envelope and body."""
-
-    log: int
-    first: int
-    seal_epoch: int
-    wire: bytes
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that it belongs to."""
-        return self.first >> 32
-
-
-Copies = frozenset[Copy]
-
-Damaged = Sequence[tuple[int, int, int]]
-"""Log, first and last LSN of ranges."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Blocks were sent."""
-
-    copies: Copies
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Blocks were told stored."""
-
-    copies: Copies
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Blocks were told refused."""
-
-    copies: Copies
-
-
-@dataclass(frozen=True, slots=True)
-class SealAsked:
-    """A seal was asked for."""
-
-    log: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class SealAnswered:
-    """It was answered."""
-
-    log: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """An epoch is over: above `lng` only what was stored under `seal` counts."""
-
-    log: int
-    epoch: int
-    seal: int
-    lng: int
-
-    def drops(self, copy: Copy) -> bool:
-        """Whether a copy that came before it is dropped."""
-        is_of_it = (copy.log, copy.epoch) == (self.log, self.epoch)
-        return is_of_it and copy.first > self.lng and copy.seal_epoch != self.seal
-
-
-@dataclass(frozen=True, slots=True)
-class EndAsked:
-    """The shard is told that an epoch is over."""
-
-    end: End
-
-
-@dataclass(frozen=True, slots=True)
-class EndAnswered:
-    """It noted that; `before` was sent ahead."""
-
-    end: End
-    before: Copies
-
-
-@dataclass(frozen=True, slots=True)
-class TrimAsked:
-    """A log was to be trimmed."""
-
-    log: int
-    lsn: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrimAnswered:
-    """It was."""
-
-    log: int
-    lsn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What a start found: from then on it stays, and nothing else comes."""
-
-    copies: Copies
-    seals: tuple[tuple[int, int], ...]
-    ends: frozenset[End]
-    trims: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(slots=True)
-class ShardPromises:
-    """What a shard's disk must and may hold.
-
-    Attributes:
-        is_formatted: it must be a WAL.
-        must, may: blocks that must, and that may, be visible.
-        seals, seals_asked: by log, the epoch that must have sealed, and the highest that may.
-        ends, ends_asked: epochs that must, and that may, be known to be over.
-        trims, trims_asked: by log, the least and the highest that its trim point may be.
-    """
-
-    is_formatted: bool = False
-    must: Copies = frozenset()
-    may: Copies = frozenset()
-    seals: dict[int, int] = field(default_factory=dict)
-    seals_asked: dict[int, int] = field(default_factory=dict)
-    ends: frozenset[End] = frozenset()
-    ends_asked: frozenset[End] = frozenset()
-    trims: dict[int, int] = field(default_factory=dict)
-    trims_asked: dict[int, int] = field(default_factory=dict)
-
-    def after(self, facts: Sequence[object]) -> ShardPromises:
-        """See `Promised`."""
-        then = replace(
-            self,
-            seals=dict(self.seals),
-            seals_asked=dict(self.seals_asked),
-            trims=dict(self.trims),
-            trims_asked=dict(self.trims_asked),
-        )
-        for fact in facts:
-            then._learn(fact)
-        return then
-
-    def _learn(self, fact: object) -> None:
-        match fact:
-            case Formatted():
-                self.is_formatted = True
-            case Sent(copies):
-                self.may |= copies
-            case Stored(copies):
-                # A mark on its way may drop them, whichever of the two is durable first.
-                self.must |= {copy for copy in copies if not self._may_drop(copy)}
-            case Refused(copies):
-                self.may -= copies
-            case SealAsked(log, epoch):
-                _raise(self.seals_asked, log, epoch)
-            case SealAnswered(log, epoch):
-                _raise(self.seals, log, epoch)
-            case EndAsked(end):
-                self.ends_asked |= {end}
-                self.must = frozenset(copy for copy in self.must if not end.drops(copy))
-            case EndAnswered(end, before):
-                self.ends |= {end}
-                self.may -= {copy for copy in before if end.drops(copy)}
-            case TrimAsked(log, lsn):
-                _raise(self.trims_asked, log, lsn)
-                self.must = frozenset(c for c in self.must if c.log != log or c.first > lsn)
-            case TrimAnswered(log, lsn):
-                _raise(self.trims, log, lsn)
-                self.may = frozenset(c for c in self.may if c.log != log or c.first > lsn)
-            case Opened(copies, seals, ends, trims):
-                self.must = self.may = copies
-                self.trims, self.trims_asked = dict(trims), dict(trims)
-                self.seals, self.seals_asked = dict(seals), dict(seals)
-                self.ends = self.ends_asked = ends
-            case _:
-                assert isinstance(fact, Opening), f"{fact} is no fact of a shard"
-
-    def _may_drop(self, copy: Copy) -> bool:
-        is_trimmed = copy.first <= self.trims_asked.get(copy.log, 0)
-        return is_trimmed or any(end.drops(copy) for end in self.ends_asked)
-
-    def judge(self, found: Opened, damaged: Damaged = ()) -> str:
-        """What is wrong with what a start found; "" for nothing.
-
-        Args:
-            damaged: by log, ranges [first, last] that it says it does not know.
-        """
-        seals, trims = dict(found.seals), dict(found.trims)
-        lost = [copy for copy in self.must - found.copies if not _is_told(copy, damaged)]
-        wrongs = {
-            "lost, though stored": _places(frozenset(lost)),
-            "visible, though never taken, or dropped": _places(found.copies - self.may),
-            "its seal was forgotten": [log for log in LOGS if seals[log] < self.seals.get(log, 0)],
-            "sealed by nobody": [log for log in LOGS if seals[log] > self.seals_asked.get(log, 0)],
-            "its end was forgotten": _sorted(self.ends - found.ends),
-            "ended by nobody": _sorted(found.ends - self.ends_asked),
-            "its trim was forgotten": [
-                log for log in LOGS if trims.get(log, 0) < self.trims.get(log, 0)
-            ],
-            "trimmed by nobody": [
-                log for log in LOGS if trims.get(log, 0) > self.trims_asked.get(log, 0)
-            ],
-        }
-        return "; ".join(f"{wrong}: {what}" for wrong, what in wrongs.items() if what)
-
-
-def _is_told(copy: Copy, damaged: Damaged) -> bool:
-    return any(log == copy.log and first <= copy.first <= last for log, first, last in damaged)
-
-
-def _raise(epochs: dict[int, int], log: int, epoch: int) -> None:
-    epochs[log] = max(epochs.get(log, 0), epoch)
-
-
-def _places(copies: Copies) -> list[tuple[int, int]]:
-    return sorted((copy.log, copy.first) for copy in copies)
-
-
-def _sorted(ends: frozenset[End]) -> list[tuple[int, int]]:
-    return sorted((end.log, end.epoch) for end in ends)
-
-
 async def found_in(shard: Shard) -> tuple[Opened, Damaged]:
     """All that a shard that was just opened shows, and what it says it does not know."""
     copies: set[Copy] = set()
@@ -313,16 +97,19 @@ async def found_in(shard: Shard) -> tuple[Opened, Damaged]:
         damaged += [(log, first, last) for first, last in ranges]
         for block in blocks:
             wire = bytes(block.wire) + bytes(block.body)
-            copies.add(Copy(log, block.header.first, block.envelope.seal_epoch, wire))
+            seal_epoch, wave = block.envelope.seal_epoch, block.envelope.wave
+            copies.add(Copy(log, block.header.first, seal_epoch, wire, wave))
         ends |= {End(log, epoch, end.seal, end.lng) for epoch, end in held.ends.items()}
     seals = tuple((log, shard.sealed(log)) for log in LOGS)
     trims = tuple((log, shard.cache.log(log).trim) for log in LOGS)
     return Opened(frozenset(copies), seals, frozenset(ends), trims), damaged
 
 
-async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
+async def compare(life: Life, shard: Shard, promised: ShardPromises) -> Copies:
     """Compare a shard that was just opened with what was promised; then it is the promise.
 
+    Returns:
+        What it shows.
     Raises:
         PromiseBroken: it does not hold what it must, or more than it may.
     """
@@ -339,6 +126,7 @@ async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
     life.log.promise(found)
     held = dict(found.seals)
     seen = {
+        "an amend came back": any(copy.wave > 1 for copy in found.copies),
         "a store not settled came back": found.copies - promised.must,
         "a store not settled did not": promised.may - found.copies,
         "a seal held": any(held.values()),
@@ -350,6 +138,7 @@ async def compare(life: Life, shard: Shard, promised: ShardPromises) -> None:
         "the WAL held what LogsDB had": shard.logs.offset > shard.wal.trim_offset,
     }
     life.probes.update(name for name, is_so in seen.items() if is_so)
+    return found.copies
 
 
 def _broken_seal(shard: Shard) -> str:
@@ -358,32 +147,23 @@ def _broken_seal(shard: Shard) -> str:
         refusals: list[StoreRefusal] = []
         epoch = shard.sealed(log) - 1
         if epoch > 0:
-            payload = store_head(1) + _wire(log, (epoch << 32) + ESNS + 1, b"")
+            payload = store_head(1) + new_copy(log, (epoch << 32) + ESNS + 1, b"").wire
             shard.store(1, memoryview(payload), refusals.extend)
             if [refusal.reason for refusal in refusals] != [Refusal.SEALED]:
                 return f"log {log} is sealed by {epoch + 1} and takes a store of {epoch}"
     return ""
 
 
-def _wire(log: int, first: int, body: bytes, seal_epoch: int = 0) -> bytes:
-    crc = crc32c(body)
-    header = BlockHeader(
-        log,
-        first,
-        1,
-        1_767_225_600_000_000,
-        stored_bytes=len(body),
-        raw_bytes=len(body),
-        stored_crc=crc,
-        raw_crc=crc,
-    )
-    return pack_header(header) + pack_envelope(Envelope((1,), 1, seal_epoch)) + body
-
-
 class ShardScript:
-    """Stores, seals, ends of epochs and rests, drawn by chance; every answer is marked."""
+    """Stores, amends, seals, ends of epochs and rests, drawn by chance; every answer is marked.
 
-    def __init__(self, life: Life, shard: Shard, flush: Callable[[], Awaitable[None]]) -> None:
+    Args:
+        held: what the shard showed when it was opened.
+    """
+
+    def __init__(
+        self, life: Life, shard: Shard, flush: Callable[[], Awaitable[None]], held: Copies
+    ) -> None:
         self._shard = shard
         self._flush = flush
         self._log = life.log
@@ -394,6 +174,8 @@ class ShardScript:
         self._waves = 0
         self._over = {(log, epoch) for log in LOGS for epoch in shard.cache.log(log).ends}
         self._sent: set[Copy] = set()
+        # What may be amended, and now and then is: copies of this life and of earlier ones.
+        self._known = sorted(held, key=lambda copy: copy.wire)
         # Of each wave in flight, what no seal refused on arrival.
         self._unsettled: dict[int, Sequence[Copy]] = {}
 
@@ -402,8 +184,10 @@ class ShardScript:
         for _ in range(steps):
             draw = self._chance.random()
             log = self._chance.choice(LOGS)
-            if draw < 0.55:
+            if draw < 0.45:
                 self._store()
+            elif draw < 0.55:
+                self._amend()
             elif draw < 0.65:
                 self._epochs[log] += self._chance.randrange(3)
                 await self._begin(self._seal(log, self._epochs[log]))
@@ -436,29 +220,50 @@ class ShardScript:
             for _ in range(self._chance.randint(1, 3)):
                 first = (epoch << 32) + self._chance.randrange(1, ESNS)
                 body = self._chance.randbytes(self._chance.choice(BODY_SIZES))
-                wire = _wire(log, first, body, seal_epoch)
-                copies.append(Copy(log, first, seal_epoch, wire))
+                copies.append(new_copy(log, first, body, seal_epoch))
         self._waves += 1
-        self._send(self._waves, store_head(len(copies), seal_epoch), copies)
+        self._known += copies
+        payload = store_head(len(copies), seal_epoch) + b"".join([copy.wire for copy in copies])
+        self._send(self._waves, payload, copies)
 
-    def _send(self, wave: int, head: bytes, copies: Sequence[Copy]) -> None:
+    def _amend(self) -> None:
+        """Give some blocks of a log another envelope; some may be gone, or never have come."""
+        log = self._chance.choice(LOGS)
+        of_log = [copy for copy in self._known if copy.log == log]
+        if not of_log:
+            return
+        seal_epoch = self._shard.sealed(log) if self._chance.random() < 0.7 else 0
+        some = self._chance.sample(of_log, min(len(of_log), self._chance.randint(1, 3)))
+        self._waves += 1
+        # No two envelopes of a block are equal, nor of equal rank.
+        wave = 1 + self._waves + max(copy.wave for copy in of_log)
+        copies = [copy.amended(seal_epoch, wave) for copy in {c.first: c for c in some}.values()]
+        self._known += copies
+        heads = b"".join([copy.head for copy in copies])
+        self._send(self._waves, store_head(len(copies), seal_epoch, amends=True) + heads, copies)
+
+    def _send(self, wave: int, payload: bytes, copies: Sequence[Copy]) -> None:
+        is_amend = copies[0].wave > 1
+
         def settled(refusals: Sequence[StoreRefusal]) -> None:
             del self._unsettled[wave]
             logs = {refusal.log for refusal in refusals}
             refused = frozenset(copy for copy in copies if copy.log in logs)
             self._log.promise(Refused(refused))
             self._log.promise(Stored(frozenset(copies) - refused))
+            self._probes["an amend was stored"] += is_amend and not refusals
             for refusal in refusals:
                 self._probes[f"a store was refused: {refusal.reason.name.lower()}"] += 1
 
+        # An amend may wait for LogsDB: it is taken, or refused by a seal, when that was read.
         self._unsettled[wave] = [
             copy
             for copy in copies
             if max(copy.first >> 32, copy.seal_epoch) >= self._shard.sealed(copy.log)
+            and not is_amend
         ]
         self._sent |= {*copies}
         self._log.news(Sent(frozenset(copies)))
-        payload = head + b"".join([copy.wire for copy in copies])
         self._shard.store(wave, memoryview(payload), settled)
 
     async def _seal(self, log: int, epoch: int) -> None:
@@ -568,12 +373,14 @@ class ShardSubject:
         tables = memory_tables(DIRECTORY, settings, host)
         logs, states = await LogsStore.open(tables, settings, NodeId(1))
         shard = await Shard.open(wal, logs, states, settings, lambda log: None)
-        await compare(life, shard, promised)
+        held = await compare(life, shard, promised)
         flusher = Flusher(shard, settings, host.clock, lambda: None)
         flushing = asyncio.create_task(flusher.run())
+        amending = asyncio.create_task(shard.amends.run())
         try:
-            await ShardScript(life, shard, flusher.flush).run(life.steps)
+            await ShardScript(life, shard, flusher.flush, held).run(life.steps)
         finally:
+            amending.cancel()
             await flusher.close()
             await flushing
         life.probes["a flush was done"] += flusher.flushes

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cordwood.layout.waves import AmendedBlock
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
@@ -143,6 +144,37 @@ def _by_size_only(right: Any) -> Any:
     return due_s
 
 
+def _taken_unseen(right: Any) -> Any:
+    def refuse(self: Any, frame: Any, refused: Any) -> None:
+        frame.settled(tuple(refused.values()))
+
+    return refuse
+
+
+def _sent_to_all(right: Any) -> Any:
+    async def store(job: Any, wave: Any, channel: Any, host: Any, holders: Any) -> None:
+        # As if the digest were of the epoch, and not of each of its members.
+        await right(job, wave, channel, host, frozenset(job.nodes) if holders else holders)
+
+    return store
+
+
+def _replaced_is_left_out(right: Any) -> Any:
+    async def flush(self: Any, blocks: Any, *rest: Any) -> None:
+        amended = {block.header for block in blocks if type(block) is AmendedBlock}
+        kept = [b for b in blocks if type(b) is AmendedBlock or b.header not in amended]
+        await right(self, kept, *rest)
+
+    return flush
+
+
+def _no_home(right: Any) -> Any:
+    async def homes(self: Any, blocks: Any) -> Any:
+        return {id(block): None for block in blocks if type(block) is AmendedBlock}
+
+    return homes
+
+
 async def _empty_disk_taken(self: Any) -> None:
     return
 
@@ -171,10 +203,20 @@ BUGS = (
                changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier}),
                hunt=grounds.FULL_DISKS),
     PlantedBug("cache-without-bound", "later waves and recoveries are taken into a full cache",
-               changed({f"{_SHARD}._cache_takes": instead(lambda self, *_, **__: True)}),
+               changed({f"{_SHARD}.cache_takes": instead(lambda self, *_, **__: True)}),
                scene="tests/storage/test_shard.py"),
     PlantedBug("first-copy-stays", "a copy is never replaced by one that counts more",
                changed({f"{_CACHED}._replace": instead(lambda self, at, block: False)})),
+    PlantedBug("amend-of-nothing", "an amend of a block that a node does not hold is answered well",
+               changed({"storage.amends:Amends._refuse": _taken_unseen,
+                        "recovery.mend_tail:_store": _sent_to_all}), hunt=grounds.RECOVERIES),
+    PlantedBug("amend-loses-body", "a flush leaves out a copy that was amended, and its body too",
+               changed({"storage.logs_store:LogsStore.flush": _replaced_is_left_out,
+                        "storage.logs_store:LogsStore._homes": _no_home}),
+               hunt=grounds.RECOVERIES),
+    PlantedBug("rebuilt-copyset-taken", "a node takes what names a node that is being rebuilt",
+               changed({"quorum.authority:REBUILT": instead(frozenset())}),
+               scene="tests/sequencer/test_rebuilding_cluster.py"),
     PlantedBug("trims-too-much", "a node trims all of the block that a trim point is in",
                changed({f"{_SHARD}._on_trimmed": _trims_too_much}), hunt=grounds.TRIMS),
     PlantedBug("time-off-by-one", "find_time takes a partition's last block for an older one",

@@ -1,0 +1,68 @@
+"""Whether a storage node takes a block that is sent to it, and why not.
+
+A copyset that names a node whose data is being rebuilt, or has been, is refused by every member
+of it, and not by that node alone: what is stored so late would escape the rebuilding, and
+readers, who do not wait for that node, would miss one of the copies that they count on. This
+holds for what recoveries store too: their copysets are new ones. It is what this node knows
+(`Shard.rebuilding`), as last read from the metadata store. Nobody waits for good: a node that
+is up takes such a word about itself back (`metadata.authority_calls`), and until the others have
+heard of that, those who have no other copyset are refused and come again; the rule of how copies
+are spread is never broken instead.
+
+Source: design.md §5; LogDevice digest 2.4 ("rejecting stores based on copyset"), 2.7.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
+from cordwood.lsn import format_lsn
+
+if TYPE_CHECKING:
+    from cordwood.storage.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+
+def refusal_of(
+    shard: Shard, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool, size: int
+) -> StoreRefusal | None:
+    """Why a node does not take a block, whatever is in its body; None if it does.
+
+    Args:
+        seal_epoch: of the recovery that sends it, 0 for a sequencer.
+        is_full: first waves find no room.
+        size: bytes that the cache has to take with it.
+    """
+    header = block.header
+    if shard.failed:
+        return StoreRefusal(wave, header.log, Refusal.FAILED)
+    epoch = header.first >> 32
+    if not shard.seals.admits(header.log, epoch, seal_epoch):
+        return StoreRefusal(wave, header.log, Refusal.SEALED, shard.seals.of(header.log))
+    held = shard.cache.get(header.log)
+    if not seal_epoch and held is not None and epoch <= held.clean:
+        # Recovered while this node was away, so it never sealed it.
+        return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
+    if shard.rebuilding and (rebuilt := shard.rebuilding.intersection(block.envelope.copyset)):
+        return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
+    if not seal_epoch and shard.low_space:
+        return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
+    is_first = not seal_epoch and block.envelope.wave == 1
+    if (is_full and is_first) or not shard.cache_takes(size, by_recovery=bool(seal_epoch)):
+        reason = Refusal.NO_SPACE if shard.is_out_of_space else Refusal.FULL
+        return StoreRefusal(wave, header.log, reason)
+    return None
+
+
+def damage_of(wave: int, block: StoredBlock) -> StoreRefusal | None:
+    """The refusal of a block whose body is not what its header says; None if it is."""
+    header = block.header
+    if crc32c(block.body) == header.stored_crc:
+        return None
+    logger.warning("log %d: the block at %s arrived damaged", header.log, format_lsn(header.first))
+    return StoreRefusal(wave, header.log, Refusal.CORRUPT)
