@@ -35,11 +35,14 @@ class Run(Generic[Cargo]):
         sent_at: when this wave's wait began; long ago where it need not be waited for.
         waves_at: when each wave was sent.
         ends_group: whether the LNG may stand behind it: False inside an atomic group.
+        holders: nodes that have confirmed a wave before this one: they hold it, though with
+            another copyset.
+        lacking: nodes that turned out not to hold it.
     """
 
     __slots__ = (
-        "cargo", "copyset", "ends_group", "first", "last", "sent_at", "stored", "waiting", "wave",
-        "waves_at",
+        "cargo", "copyset", "ends_group", "first", "holders", "lacking", "last", "sent_at",
+        "stored", "waiting", "wave", "waves_at",
     )  # fmt: skip
 
     def __init__(self, first: int, last: int, cargo: Cargo, ends_group: bool = True) -> None:
@@ -53,6 +56,8 @@ class Run(Generic[Cargo]):
         self.stored = False
         self.sent_at = 0.0
         self.waves_at: list[float] = []
+        self.holders: set[int] = set()
+        self.lacking: set[int] = set()
 
     def send_to(self, copyset: tuple[int, ...], now: float) -> None:
         """Start a new wave on `copyset`."""
@@ -62,6 +67,11 @@ class Run(Generic[Cargo]):
         self.waiting = set(copyset)
         self.sent_at = now
         self.waves_at.append(now)
+
+    def note_holders(self) -> None:
+        """This wave is given up: who has confirmed it holds the run."""
+        confirmed = {node for node in self.copyset if node not in self.waiting}
+        self.holders = (self.holders | confirmed) - self.lacking
 
     def on_stored(self, node: int, wave: int) -> bool:
         """A node confirmed a wave; True if that made the run fully stored."""

@@ -31,21 +31,18 @@ from cordwood.errors import (
 )
 from cordwood.layout.block_header import pack_envelope, pack_header_fields, unpack_header
 from cordwood.layout.frame import checksum
-from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, store_head
+from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, amend_of, store_head
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.metadata.epoch_store import fenced_words
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow, Run
-from cordwood.protocol.node_states import NodeStates
-from cordwood.protocol.store_times import StoreTimes
 from cordwood.quorum.copyset import can_replicate, choose_copyset
 from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.cargo import Cargo, Waiting, cut_group, header_flags, room_needed
+from cordwood.sequencer.tools import AppenderTools as AppenderTools
 from cordwood.sequencer.turns import Turns
-from cordwood.settings import SequencerSettings
 from cordwood.wire.connection import Connection
-from cordwood.wire.peers import Peers
-from cordwood.wire.store_channel import ROOM_UNTOLD_BYTES, StoreChannel
+from cordwood.wire.store_channel import ROOM_UNTOLD_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +150,9 @@ class LogAppender:
         self.is_recovered = False
         self._unreleased_bytes = 0
         self._turns: Turns | None = None
-        self._short_of_room: Run[Cargo] | None = None
+        # A run that was refused again and again, and the last refusal.
+        self._stuck_on: Run[Cargo] | None = None
+        self._stuck_by: StoreRefusal | None = None
         # Since when nothing could be numbered for want of room; None while it can.
         self._short_since: float | None = None
 
@@ -370,7 +369,11 @@ class LogAppender:
             settled = partial(self._on_settled, run, run.wave)
             # A member that just went down leaves the wave short; the tick or its
             # return starts another.
-            if not self._tools.channel.send(node, parts, crc, settled):
+            if run.holders and node in run.holders:
+                is_sent = self._tools.channel.send_amend(node, amend_of(parts), settled)
+            else:
+                is_sent = self._tools.channel.send(node, parts, crc, settled)
+            if not is_sent:
                 run.sent_at = float("-inf")
 
     def _on_settled(
@@ -381,7 +384,11 @@ class LogAppender:
         is_stored = refusals is not None and not refusals
         if is_stored and self._tools.times.on_answer(node, now - run.waves_at[wave - 1], now):
             self._tools.states.on_slow(node, now)
-        if self._over or run.stored or wave != run.wave:
+        if self._over or run.stored:
+            return
+        if wave != run.wave:
+            if is_stored:
+                run.holders.add(node)  # its copy names another copyset, and is amended if need be
             return
         if refusals is None:
             self._retry(run, now)
@@ -409,13 +416,19 @@ class LogAppender:
             states.on_slow(node, now)
         elif refusal.reason == Refusal.NO_SPACE:
             states.on_no_space(node, now)
+        elif refusal.reason == Refusal.REBUILDING:
+            states.on_rebuilding(NodeId(refusal.epoch), now)
+        elif refusal.reason == Refusal.NOT_HELD:
+            run.lacking.add(node)
+            self._retry(run, now)
+            return
         else:
             states.on_full(node, now)
         if run.wave < QUICK_WAVES:
             self._retry(run, now)
         else:
             run.sent_at = now
-            self._short_of_room = run
+            self._stuck_on, self._stuck_by = run, refusal
             self._refuse_pending(self._full())
 
     def _give_up_damaged(self, run: Run[Cargo]) -> None:
@@ -470,6 +483,7 @@ class LogAppender:
         Nodes with room come first; but later waves may use what nodes keep for them.
         """
         self._copyset = None
+        run.note_holders()
         copyset = self._roomy_copyset(run.cargo.size, now) or self._choose(now, self._up)
         if copyset is None:
             run.sent_at = now
@@ -515,13 +529,19 @@ class LogAppender:
     @property
     def _is_stuck(self) -> bool:
         """Whether a run finds no room anywhere, so that none behind it can be acknowledged."""
-        run = self._short_of_room
+        run = self._stuck_on
         return run is not None and not run.stored
 
     def _can_replicate(self) -> bool:
         return can_replicate(self._up, self.nodeset, self.replication)
 
     def _full(self) -> Overloaded:
+        stuck = self._stuck_by
+        if self._is_stuck and stuck is not None and stuck.reason == Refusal.REBUILDING:
+            return Overloaded(
+                f"log {self.log} has no copyset without node {stuck.epoch}, which is said to be "
+                "rebuilt: it takes new records once the others have heard that it is back"
+            )
         room = {node: self._tools.channel.room(node) for node in sorted(self._up)}
         full = [node for node in room if room[node] < self._run_bytes] or list(room)
         return Overloaded(
@@ -563,37 +583,3 @@ class LogAppender:
 def _is_whole(blocks: Sequence[tuple[bytes, Buffer]]) -> bool:
     """Whether every body still is what its header says."""
     return all(crc32c(body) == unpack_header(header).stored_crc for header, body in blocks)
-
-
-class AppenderTools:
-    """What all appenders of one node share."""
-
-    def __init__(
-        self,
-        peers: Peers,
-        channel: StoreChannel,
-        states: NodeStates,
-        times: StoreTimes,
-        settings: SequencerSettings,
-        now: Clock,
-        random: Chance,
-    ) -> None:
-        self.peers = peers
-        self.channel = channel
-        self.states = states
-        self.times = times
-        self.settings = settings
-        self.now = now
-        self.random = random
-
-
-class Clock(Protocol):
-    """The loop's clock."""
-
-    def __call__(self) -> float: ...
-
-
-class Chance(Protocol):
-    """A stream of chance; `random.Random` fits it."""
-
-    def random(self) -> float: ...

@@ -142,6 +142,14 @@ class StoreChannel:
         self._unsettled += length
         return True
 
+    def send_amend(self, node: NodeId, parts: Sequence[Buffer], settled: Settled) -> bool:
+        """As `send`, of a payload whose blocks have no bodies: it is a frame of its own."""
+        held, self._held = self._held, None
+        try:
+            return self.send(node, parts, checksum(parts), settled)
+        finally:
+            self._held = held
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Small payloads that are sent within the block leave at its end, one frame a node.

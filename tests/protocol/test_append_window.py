@@ -117,3 +117,17 @@ def test_whatever_the_order_of_answers_runs_retire_in_lsn_order(counts, chance) 
             stored += 1
         assert retired == list(range(stored)), "exactly the stored prefix is retired"
         assert runs.lng == (made[stored - 1].last if stored else 1 << 32)
+
+
+def test_who_confirmed_a_wave_that_was_given_up_holds_the_run() -> None:
+    run = window().number(1, "a")
+    run.send_to((1, 2, 3), now=0.0)
+    run.on_stored(1, 1)
+    run.on_stored(3, 1)
+    run.note_holders()
+    assert run.holders == {1, 3}
+    run.lacking.add(3)
+    run.send_to((1, 3, 4), now=1.0)
+    run.on_stored(4, 2)
+    run.note_holders()
+    assert run.holders == {1, 4}, "3 said that it does not"

@@ -9,10 +9,13 @@ from dataclasses import replace
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from crc32c import crc32c
 
 from cordwood.nodes import NodeId
 from cordwood.protocol.node_states import NodeState
 from cordwood.sequencer import appender
+from cordwood.sim.holdings import held_blocks
+from cordwood.storage.shard import Shard
 
 LOG = 1
 
@@ -122,3 +125,52 @@ def test_a_quiet_log_changes_its_copyset_with_time(monkeypatch: pytest.MonkeyPat
     simulate(scenario, nodes=7)
     changes = sum(one != other for one, other in itertools.pairwise(chosen))
     assert 3 <= changes <= 6
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_who_stored_an_earlier_wave_is_sent_the_envelope_alone(
+    monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """One member is cut off. The others confirmed the first wave before it was given up, or after
+    it; what they hold they are not sent again."""
+    amended: list[int] = []
+    append_amend = Shard.append_amend
+
+    def counted(self, wave, blocks, *rest) -> None:
+        amended.append(sum(block.header.stored_bytes for block in blocks))
+        append_amend(self, wave, blocks, *rest)
+
+    monkeypatch.setattr(Shard, "append_amend", counted)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("log", b"first")
+            owner = cluster.sequencer_of(LOG)
+            (copyset,) = {
+                block.envelope.copyset
+                for number in cluster.running
+                for block in await held_blocks(cluster.running[number].shard, LOG)
+            }
+            stalled = next(node for node in copyset if node != owner)
+            cluster.machine(stalled).disk.stall(10.0)
+            if is_late:
+                for node in copyset:
+                    if node not in (stalled, owner):
+                        cluster.machine(node).disk.stall(0.7)
+            body = bytes(100_000)
+            await store.append("log", body)
+            assert amended
+            assert min(amended) >= 100_000
+            blocks = [
+                block
+                for number in cluster.running
+                for block in await held_blocks(cluster.running[number].shard, LOG)
+                if block.header.stored_bytes > len(body)
+            ]
+            newest = max(block.envelope.wave for block in blocks)
+            last = [block for block in blocks if block.envelope.wave == newest]
+            assert len(last) == 3
+            assert all(crc32c(block.body) == block.header.stored_crc for block in last)
+            assert await values(store, "log") == [b"first", body]
+
+    simulate(scenario, nodes=4)

@@ -287,3 +287,17 @@ class TestRoom:
             assert sending.channel.room(ONE) == ROOM_UNTOLD_BYTES
 
         storing(scenario)
+
+
+def test_an_amend_leaves_by_itself_while_others_are_gathered() -> None:
+    async def scenario(sending: Sending, ends: list[RawEnd]) -> None:
+        amend = store_head(1, amends=True)
+        with sending.channel.together():
+            assert sending.store_blocks("one")
+            assert sending.channel.send_amend(ONE, [amend, b"head"], lambda *_: None)
+            assert sending.store_blocks("two")
+        await settle()
+        sent = [bytes(each.payload) for each in ends[0].frames if each.kind == Kind.STORE]
+        assert sorted(sent) == sorted([amend + b"head", store_head(2) + b"onetwo"])
+
+    storing(scenario)
