@@ -58,11 +58,12 @@ from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
 from cordwood.metadata.store import MetadataStore
-from cordwood.nodes import Member, NodeId
+from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
 from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.recovery.collect_digest import DigestReads
+from cordwood.recovery.heard import Statuses, statuses_of
 from cordwood.recovery.purge import purge_log
 from cordwood.recovery.recover_log import RecoveryTools
 from cordwood.sequencer.activation import Activation
@@ -209,6 +210,8 @@ class Node:
             await self._renew_seals()
         member = await self._directory.claim(self._shard.reached)
         self._incarnation = member.incarnation
+        if member.authority is not Authority.FULLY_AUTHORITATIVE:
+            await self._renew_seals()  # before the first store: epochs may have ended without it
         self._assemble_sequencer()
         self._exit.push_async_callback(self._peers.close)
         self._exit.push_async_callback(self._sequencer.close)
@@ -269,7 +272,7 @@ class Node:
         self._exit.push_async_callback(self._flusher.close)
 
     async def _renew_seals(self) -> None:
-        """Seal every log anew whose seal may be among what was lost.
+        """Seal every log anew whose seal may be among what was lost, or was never asked for.
 
         Whoever sealed did so under an epoch that the epoch store had handed out; a sequencer
         of an older one would find no seal here, and its store might be the last that its
@@ -327,6 +330,8 @@ class Node:
             self._epochs,
             settings.run_bytes,
             lambda: self._gossip.silent,
+            lambda: statuses_of(self._members.values()),
+            self._read_statuses,
         )
         activation = Activation(
             self.settings.node,
@@ -385,12 +390,16 @@ class Node:
         return frozenset(node for node, member in self._members.items() if member.region == region)
 
     async def _refresh_members(self) -> None:
-        members = await read_members(self._membership, self.settings.node)
+        members = await read_members(self._membership, self.settings.node, self._renew_seals)
         self._members = {member.node: member for member in members}
         self._shard.rebuilding = rebuilding = rebuilt_nodes(members)
         self._states.set_rebuilding(rebuilding)
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members})
+
+    async def _read_statuses(self) -> Statuses:
+        await self._refresh_members()
+        return statuses_of(self._members.values())
 
     async def _refresh(self) -> None:
         while True:

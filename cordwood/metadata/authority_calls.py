@@ -10,7 +10,7 @@ Source: LogDevice digest 2.9; `quorum.authority`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Awaitable, Callable, Set
 
 from cordwood.errors import CordwoodError, Rejected
 from cordwood.layout.message_nodes import SetAuthority
@@ -42,9 +42,14 @@ async def set_authority(membership: Membership, call: SetAuthority, dead: Set[No
     logger.info("node %d is %s from now on: asked for", node, call.authority.value)
 
 
-async def read_members(membership: Membership, me: NodeId) -> tuple[Member, ...]:
+async def read_members(
+    membership: Membership, me: NodeId, seal: Callable[[], Awaitable[None]]
+) -> tuple[Member, ...]:
     """Every member; node `me` is there, so whatever else was said of its data is over.
 
+    Args:
+        seal: seals every log up to its newest epoch: some may have been recovered without
+            this node.
     Raises:
         CordwoodError: the metadata store did not answer.
     """
@@ -54,7 +59,9 @@ async def read_members(membership: Membership, me: NodeId) -> tuple[Member, ...]
         return members
     logger.warning("this node was called %s, and is here: it says so", mine.authority.value)
     try:
-        await membership.set_authority(me, Authority.FULLY_AUTHORITATIVE)
+        await membership.come_back(me, is_sealed=False)
+        await seal()
+        await membership.come_back(me, is_sealed=True)
     except CordwoodError as error:
         # What was read counts: the next look tries again.
         logger.warning("that this node is here could not be written down: %s", error)

@@ -125,8 +125,10 @@ class Membership:
         reached: int = -1,
         over: Collection[str] | None = None,
     ) -> Member:
-        """Say that a node starts, and where; so it is fully authoritative, whatever was said
-        of its data: it has its disk, and says itself if that lost something.
+        """Say that a node starts, and where. It has its disk, and says itself if that lost
+        something: whatever was said of its data is over. If something was, it is UNAVAILABLE
+        until it says that it is back (`come_back`): epochs may have been recovered without it,
+        and it must not take a store of these.
 
         Args:
             address: `host:port` where the others reach it.
@@ -151,8 +153,11 @@ class Membership:
                     "this one: run one of them"
                 )
             incarnation = before.incarnation if before else 0
+            fully = Authority.FULLY_AUTHORITATIVE
+            is_said = before is not None and before.authority is not fully
+            authority = Authority.UNAVAILABLE if is_said else fully
             return msgspec.json.encode(
-                _Entry(address, location, incarnation + 1, weight, claim, reached)
+                _Entry(address, location, incarnation + 1, weight, claim, reached, authority)
             )
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
@@ -195,6 +200,32 @@ class Membership:
             return msgspec.json.encode(msgspec.structs.replace(entry, reached=reached))
 
         await change_repeatably(self._store, _key(node_id), decide)
+
+    async def come_back(self, node_id: NodeId, *, is_sealed: bool) -> Member:
+        """A node whose data was said to be gone, or elsewhere, says that it is here.
+
+        First that it is to be waited for; once it has sealed all logs up to their newest epoch,
+        that it is as good as any. A recovery that still did without it took its epoch before
+        the first, and so the node obeys that epoch.
+
+        Args:
+            is_sealed: whether it has.
+        Raises:
+            BadSetting: the node never registered.
+        """
+        becomes = Authority.FULLY_AUTHORITATIVE if is_sealed else Authority.UNAVAILABLE
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is None:
+                raise BadSetting(f"there is no node {node_id}")
+            entry = _decode(node_id, found)
+            if entry.authority in (becomes, Authority.FULLY_AUTHORITATIVE):
+                return None
+            return msgspec.json.encode(msgspec.structs.replace(entry, authority=becomes))
+
+        stored = await change_repeatably(self._store, _key(node_id), decide)
+        assert stored is not None, "the entry was there"
+        return _member(node_id, stored)
 
     async def set_authority(
         self, node_id: NodeId, authority: Authority, expected: Authority | None = None

@@ -16,7 +16,12 @@ Blocks of producers, and conditional ones, above the first hole become holes: a 
 later block must not survive an earlier one that did not, nor what was appended on condition
 of a tail that is none (design.md §3).
 
-Source: LogDevice digest 2.7 (5); design.md §2, §3.
+Where those heard do not meet every copyset (*non-authoritative*), what nobody holds may have been
+acknowledged, so nothing is plugged: readers are told of a loss there, and at the epoch's end.
+Blocks above what is missing are kept, for nothing shows that they were not acknowledged; only
+torn groups are not, which are never shown in part.
+
+Source: LogDevice digest 2.7 (5, 6); design.md §2, §3.
 """
 
 from __future__ import annotations
@@ -49,11 +54,13 @@ class Mend(Generic[Body]):
         blocks: blocks to keep, in LSN order; each goes to a full copyset again.
         holes: ranges `(first, last)` to plug, in LSN order.
         bridge: the LSN from which on the epoch is over.
+        plugs: whether holes and bridge are to be stored; not by a recovery that cannot know.
     """
 
     blocks: tuple[Copy[Body], ...]
     holes: tuple[tuple[int, int], ...]
     bridge: int
+    plugs: bool = True
 
 
 class Digest(Generic[Body]):
@@ -77,8 +84,12 @@ class Digest(Generic[Body]):
             if best is None or copy.envelope.precedence > best.envelope.precedence:
                 self._best[key] = copy
 
-    def mend(self) -> Mend[Body]:
-        """Decide."""
+    def mend(self, *, is_authoritative: bool = True) -> Mend[Body]:
+        """Decide.
+
+        Args:
+            is_authoritative: whether the copies are from nodes that meet every copyset.
+        """
         kept: list[Copy[Body]] = []
         holes: list[tuple[int, int]] = []
         expected = self._lng + 1
@@ -89,7 +100,7 @@ class Digest(Generic[Body]):
                 continue
             if block.header.first > expected:
                 holes.append((expected, block.header.first - 1))
-            if holes and block.header.depends:
+            if holes and block.header.depends and is_authoritative:
                 holes.append((block.header.first, block.header.last))
             else:
                 kept.append(block)
@@ -97,7 +108,7 @@ class Digest(Generic[Body]):
         end = kept[-1].header.last if kept else self._lng
         holes = [(first, last) for first, last in holes if first < end]
         assert end & ESN_MAX < ESN_MAX, "sequencers leave the last esn to the bridge"
-        return Mend(tuple(kept), tuple(_joined(holes)), end + 1)
+        return Mend(tuple(kept), tuple(_joined(holes)), end + 1, is_authoritative)
 
     def _winners(self) -> list[Copy[Body]]:
         """Data blocks that no hole or bridge of higher precedence covers, in LSN order."""

@@ -26,9 +26,8 @@ from collections.abc import Iterable, Mapping
 
 from cordwood.block import Produced
 from cordwood.lsn import format_lsn
-from cordwood.nodes import NodeId, Nodeset, Replication
+from cordwood.nodes import NodeId, Nodeset
 from cordwood.protocol.producers import ProducerTable
-from cordwood.quorum.f_majority import Verdict, f_majority
 
 
 class SealTable:
@@ -62,9 +61,8 @@ class SealTable:
 class SealTally:
     """Answers to one seal, on the recovering side."""
 
-    def __init__(self, nodeset: Nodeset, replication: Replication) -> None:
+    def __init__(self, nodeset: Nodeset) -> None:
         self._nodeset = nodeset
-        self._replication = replication
         self._lngs: dict[NodeId, Mapping[int, int]] = {}
         self._append_time_us = 0
         self._produced: list[tuple[int, Produced]] = []
@@ -104,17 +102,12 @@ class SealTally:
         """Members that have sealed, in node order."""
         return tuple(node for node in self._nodeset.nodes if node in self._lngs)
 
-    def verdict(self) -> Verdict:
-        """Whether those that sealed are an f-majority, and who is missing."""
-        return f_majority(self._lngs.keys(), self._nodeset, self._replication)
-
     def lng(self, epoch: int) -> int:
-        """The consensus LNG of `epoch`: the highest that any member heard knows.
+        """The consensus LNG of `epoch`, once enough have sealed: the highest that any knows.
 
         A member that was not heard may know a higher one; all up to that is on a full
         copyset, which the members heard meet, so their digest still finds it.
         """
-        assert self.verdict().reached, "the LNG is decided once an f-majority sealed"
         known = max((lngs.get(epoch, 0) for lngs in self._lngs.values()), default=0)
         lng = max(known, epoch << 32)
         assert lng >> 32 == epoch, f"{format_lsn(lng)} is no LNG of epoch {epoch}"

@@ -9,7 +9,7 @@ Source: LogDevice digest 2.7 (3, 4).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from crc32c import crc32c
@@ -36,10 +36,10 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import ESN_MAX, format_lsn
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Copy, Digest
-from cordwood.quorum.copyset import can_replicate
-from cordwood.quorum.f_majority import f_majority
+from cordwood.quorum.authority import Hearing
 from cordwood.recovery.absent import refuse_absent
 from cordwood.recovery.ask import ask_until
+from cordwood.recovery.heard import Statuses, is_enough, weigh
 from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
 
@@ -164,23 +164,26 @@ class Collected:
     Attributes:
         lng: all of the epoch up to it is stored in full.
         holders: by block, the nodes that hold a copy of exactly this one.
+        is_authoritative: what none of these nodes holds was never acknowledged.
     """
 
     digest: Digest[StoredBlock]
     nodes: tuple[NodeId, ...]
     lng: int
     holders: Mapping[BlockHeader, frozenset[NodeId]]
+    is_authoritative: bool
 
 
 async def collect_digest(
     log: int,
     epoch: int,
     lng: int,
-    sealed: Nodeset,
+    sealed: Collection[NodeId],
     nodeset: Nodeset,
     replication: Replication,
     reads: DigestReads,
-    latest_us: int,
+    latest_us: int | None,
+    statuses: Statuses,
 ) -> Collected:
     """What an f-majority holds of `epoch` above `lng`; enough of it to store a tail again.
 
@@ -192,21 +195,23 @@ async def collect_digest(
     is left out, for append time must not fall along a log.
 
     Args:
-        latest_us: the append time below which the epoch above has no records.
+        latest_us: the append time below which the epoch above has no records; None if that was
+            decided without members that may have come back, so that it says nothing.
         sealed: the members that obey this recovery's seal; only those are read.
+        statuses: what is said of members' data. Those that sealed are there, so it is not
+            asked what is said of them.
     Raises:
         NoSequencer: too few members answered, or know what they hold.
     """
     until = (epoch << 32) | ESN_MAX
+    away = {node: status for node, status in statuses.items() if node not in sealed}
 
     def enough(answers: Mapping[NodeId, HeldTail | CordwoodError]) -> bool:
         heard = {node for node, answer in answers.items() if not isinstance(answer, CordwoodError)}
-        return f_majority(heard, nodeset, replication).reached and can_replicate(
-            heard, nodeset, replication
-        )
+        return is_enough(heard, nodeset, replication, away)
 
     answers = await ask_until(
-        sealed.nodes, lambda node: reads.read(node, log, lng + 1, until), enough
+        sorted(sealed), lambda node: reads.read(node, log, lng + 1, until), enough
     )
     if not enough(answers):
         failures = {n: a for n, a in answers.items() if isinstance(a, CordwoodError)}
@@ -219,10 +224,14 @@ async def collect_digest(
         digest.add(
             Copy(block.header, block.envelope, block)
             for block in tail.blocks
-            if block.header.append_time_us <= latest_us or block.header.kind != BlockKind.DATA
+            if latest_us is None
+            or block.header.append_time_us <= latest_us
+            or block.header.kind != BlockKind.DATA
         )
     holders: dict[BlockHeader, frozenset[NodeId]] = {}
     for node, tail in heard.items():
         for block in tail.blocks:
             holders[block.header] = holders.get(block.header, frozenset()) | {node}
-    return Collected(digest, tuple(heard), lng, holders)
+    hearing = weigh(heard.keys(), nodeset, replication, away)
+    is_authoritative = hearing is not Hearing.NON_AUTHORITATIVE
+    return Collected(digest, tuple(heard), lng, holders, is_authoritative)

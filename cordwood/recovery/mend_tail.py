@@ -105,10 +105,12 @@ async def mend_tail(
 
 
 def _outcomes(job: MendJob, mend: Mend[StoredBlock]) -> Iterator[tuple[BlockHeader, Buffer]]:
-    """Headers and bodies to store: blocks, then holes, then the bridge."""
+    """Headers and bodies to store: blocks, then holes, then the bridge, if it may plug."""
     times = [(copy.header.last, copy.header.append_time_us) for copy in mend.blocks]
     for copy in mend.blocks:
         yield copy.header, copy.body.body
+    if not mend.plugs:
+        return
     for first, last in mend.holes:
         before = [time for end, time in times if end < first]
         time_us = before[-1] if before else job.append_time_us

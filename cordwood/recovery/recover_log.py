@@ -4,6 +4,12 @@ Seal, digest, mend, tell the nodes, record it: with an f-majority of the members
 so that any R-1 of them may be away. A member that was away purges what it holds
 above the epoch's LNG before it serves any of it (`recovery.purge`).
 
+With more nodes gone for good than the copies survive (`recovery.heard`) an epoch is ended
+non-authoritatively: what is left of it is stored again as well as can be, nothing is plugged,
+and it is clean, so that the log goes on. Readers are told of a loss where nothing is left. A
+node that comes back later with data of it purges like any that was away: what was told as lost
+stays lost, and what a producer had there may be stored again.
+
 The new epoch takes appends as soon as all below it is sealed (`seal_log`): from then on
 no older sequencer can acknowledge anything, so what is acknowledged in the new epoch stands
 after all that was acknowledged before. None of it is released before recovery has ended.
@@ -14,8 +20,9 @@ Source: LogDevice digest 2.7; seed logdevice-recovery; design.md §3.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cordwood.block import Produced
 from cordwood.errors import CordwoodError, NoSequencer, Unreachable
@@ -29,9 +36,11 @@ from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
 from cordwood.protocol.producers import ProducerTable
 from cordwood.protocol.seal import SealTally
+from cordwood.quorum.authority import HAS_DATA, Hearing
 from cordwood.recovery.absent import refuse_absent
 from cordwood.recovery.ask import ask_all, ask_until
 from cordwood.recovery.collect_digest import Collected, DigestReads, collect_digest
+from cordwood.recovery.heard import Statuses, attainable, weigh
 from cordwood.recovery.mend_tail import MendJob, mend_tail
 from cordwood.recovery.seal_epoch import seal_epoch
 from cordwood.wire.peers import Peers
@@ -51,6 +60,8 @@ class RecoveryTools:
         run_bytes: bytes stored at once while mending; with one more block they fit a
             WAL record.
         silent: the nodes that are dead now, or suspected to be.
+        statuses: what this node knows of nodes' data.
+        read_statuses: the same, asked of the metadata store.
     """
 
     host: Host
@@ -60,6 +71,8 @@ class RecoveryTools:
     epochs: EpochStore
     run_bytes: int
     silent: Callable[[], frozenset[NodeId]]
+    statuses: Callable[[], Statuses]
+    read_statuses: Callable[[], Awaitable[Statuses]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +88,27 @@ class Recovered:
     tail: int
 
 
+class Begins(NamedTuple):
+    """What is known of append times when an epoch begins, once all below it is sealed.
+
+    Attributes:
+        time_us: the epoch has no older record.
+        is_latest: no record that was acknowledged below is younger. Not known where nodes whose
+            data is said to be gone did not seal, for these may come back.
+    """
+
+    time_us: int
+    is_latest: bool
+
+
 async def seal_log(
     log: int,
     epoch: int,
     record: EpochRecord,
     members: dict[NodeId, Member],
     tools: RecoveryTools,
-) -> int:
-    """Seal all epochs of `log` in (clean epoch, `epoch`); the latest append time below, µs.
+) -> Begins:
+    """Seal all epochs of `log` in (clean epoch, `epoch`).
 
     Epochs that have one nodeset and replication are sealed by one question.
 
@@ -90,15 +116,19 @@ async def seal_log(
         Fenced: a higher epoch rules.
         NoSequencer: too many members are absent; all named.
     """
-    time_us = record.clean_time_us
+    time_us, is_latest = record.clean_time_us, True
     unclean = range(record.clean_epoch + 1, epoch)
     for nodes, replication in dict.fromkeys(map(record.configuration, unclean)):
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
         tally = await seal_epoch(
-            log, epoch, epoch - 1, nodeset, replication, tools.peers, silent=tools.silent()
-        )
+            log, epoch, epoch - 1, nodeset, replication, tools.peers,
+            statuses=tools.statuses(), silent=tools.silent(),
+        )  # fmt: skip
         time_us = max(time_us, tally.append_time_us)
-    return time_us
+        sealed = set(tally.sealed)
+        if weigh(sealed, nodeset, replication, {}) is Hearing.NONE:
+            time_us, is_latest = max(time_us, tools.host.clock.now_us()), False
+    return Begins(time_us, is_latest)
 
 
 async def recover_log(
@@ -107,7 +137,7 @@ async def recover_log(
     record: EpochRecord,
     members: dict[NodeId, Member],
     tools: RecoveryTools,
-    begins_us: int,
+    begins: Begins,
 ) -> Recovered:
     """Recover all epochs of `log` in (clean epoch, `epoch`), lowest first.
 
@@ -115,27 +145,30 @@ async def recover_log(
         epoch: the new sequencer's own epoch.
         record: the epoch store's record as it was when `epoch` was taken.
         members: where nodes are; a node without an entry cannot be asked.
-        begins_us: no record of `epoch` is older. What ends the epochs below must not be
-            younger, and nodes may have blocks of `epoch` by now.
+        begins: as `seal_log` told it. What ends the epochs below must not be younger than
+            what `epoch` begins with, and nodes may have blocks of `epoch` by now.
     Raises:
         Fenced: a higher epoch rules.
         NoSequencer: too many members are absent; all named.
     """
     time_us, tail = record.clean_time_us, record.clean_tail
-    produced, known = await _last_known(log, record, tools.peers)
+    produced, known = await _last_known(log, record, members, tools)
     producers = ProducerTable(produced)
     for unclean in range(known + 1, epoch):
         nodes, replication = record.configuration(unclean)
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
         tally, found = await _seal_and_read(
-            log, epoch, unclean, nodeset, replication, tools, begins_us
+            log, epoch, unclean, nodeset, replication, tools, begins
         )
-        time_us = min(begins_us, max(time_us, tally.append_time_us))
+        time_us = max(time_us, tally.append_time_us)
+        if begins.is_latest:
+            time_us = min(begins.time_us, time_us)
         job = MendJob(
-            log, epoch, found.lng, found.nodes, nodeset, replication, time_us, tools.run_bytes,
+            log, epoch, found.lng, found.nodes, nodeset,
+            attainable(set(found.nodes), nodeset, replication), time_us, tools.run_bytes,
             found.holders,
         )  # fmt: skip
-        mend = found.digest.mend()
+        mend = found.digest.mend(is_authoritative=found.is_authoritative)
         tally.note_produced(unclean, found.lng, producers)
         for copy in mend.blocks:
             if copy.header.producer:
@@ -148,25 +181,28 @@ async def recover_log(
 
 
 async def _last_known(
-    log: int, record: EpochRecord, peers: Peers
+    log: int, record: EpochRecord, members: dict[NodeId, Member], tools: RecoveryTools
 ) -> tuple[tuple[Produced, ...], int]:
     """The producers as of the end of the last clean epoch, and that epoch.
 
     The members that took part in its recovery know; there are more of them than may be away.
-    Where every single one is there and none knows, all of them lost it, and a person accepted
-    that: else they would not say so. Then the epoch is recovered once more, of what is left,
+    Where all that have data are there and none knows, all of them lost it, and a person accepted
+    that, or said that the others are gone. Then the epoch is recovered once more, of what is left,
     as are those below it of which nobody knows either; or no node could ever be purged.
 
     Raises:
         NoSequencer: some of them did not answer, and the others do not know.
     """
     for clean in range(record.clean_epoch, 0, -1):
-        nodes, _ = record.configuration(clean)
-        answers = await _ask_end(log, clean, nodes, peers)
+        nodes, replication = record.configuration(clean)
+        answers = await _ask_end(log, clean, nodes, tools.peers)
         ends = [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
         if ends:
             return read_produced(max(ends, key=lambda end: end.seal).produced), clean
-        if any(isinstance(answer, CordwoodError) for answer in answers.values()):
+        nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
+        heard = {n for n, answer in answers.items() if isinstance(answer, EpochReply)}
+        hearing = weigh(heard, nodeset, replication, tools.statuses())
+        if hearing not in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE):
             failures = {
                 node: answer if isinstance(answer, CordwoodError) else Unreachable("was not told")
                 for node, answer in answers.items()
@@ -200,7 +236,7 @@ async def _seal_and_read(
     nodeset: Nodeset,
     replication: Replication,
     tools: RecoveryTools,
-    begins_us: int,
+    begins: Begins,
 ) -> tuple[SealTally, Collected]:
     """Seal, and read the tail from those that sealed.
 
@@ -210,14 +246,13 @@ async def _seal_and_read(
     everyone = False
     while True:
         tally = await seal_epoch(
-            log, epoch, unclean - 1, nodeset, replication, tools.peers, silent=tools.silent(),
-            everyone=everyone,
+            log, epoch, unclean - 1, nodeset, replication, tools.peers,
+            statuses=tools.statuses(), silent=tools.silent(), everyone=everyone,
         )  # fmt: skip
-        sealed = Nodeset(tuple(nodeset[node] for node in tally.sealed))
         try:
             return tally, await collect_digest(
-                log, unclean, tally.lng(unclean), sealed, nodeset, replication, tools.digests,
-                begins_us,
+                log, unclean, tally.lng(unclean), tally.sealed, nodeset, replication,
+                tools.digests, begins.time_us if begins.is_latest else None, tools.statuses(),
             )  # fmt: skip
         except NoSequencer:
             if everyone or len(tally.sealed) == len(nodeset.nodes):
@@ -234,12 +269,20 @@ async def _finish_epoch(
     Args:
         tail: LSN of the last record up to the end of `unclean`.
     """
-    logger.info(
-        "log %d epoch %d: LNG %s, %d blocks kept, %d holes, bridge at %s, with nodes %s",
-        job.log, unclean, format_lsn(job.lng), len(mend.blocks), len(mend.holes),
-        format_lsn(mend.bridge), job.nodes,
-    )  # fmt: skip
+    if mend.plugs:
+        logger.info(
+            "log %d epoch %d: LNG %s, %d blocks kept, %d holes, bridge at %s, with nodes %s",
+            job.log, unclean, format_lsn(job.lng), len(mend.blocks), len(mend.holes),
+            format_lsn(mend.bridge), job.nodes,
+        )  # fmt: skip
+    else:
+        logger.warning(
+            "log %d epoch %d: of more nodes than it has copies the data is gone; LNG %s, %d blocks "
+            "kept with nodes %s, and readers are told of a loss where nothing is left",
+            job.log, unclean, format_lsn(job.lng), len(mend.blocks), job.nodes,
+        )  # fmt: skip
     await mend_tail(job, mend, tools.channel, tools.host)
+    await _check_absent(unclean, job, tools)
     clean = Clean(job.log, unclean, job.seal, job.lng, produced)
     answers = await ask_all(
         job.nodes, lambda node: tools.peers.call(node, clean, timeout_s=CLEAN_TIMEOUT_S)
@@ -249,3 +292,29 @@ async def _finish_epoch(
         refuse_absent(job.log, f"cleaning epoch {unclean}", failures)
     assert all(isinstance(answer, DoneReply) for answer in answers.values()), "Clean is answered"
     await tools.epochs.set_clean(job.log, unclean, tail, job.append_time_us)
+
+
+async def _check_absent(unclean: int, job: MendJob, tools: RecoveryTools) -> None:
+    """Whoever was not heard because its data is gone, or lies elsewhere, must still be away.
+
+    A node that comes back says so before it takes or sends anything, and seals itself up to
+    the newest epoch then. So it is seen here, or obeys this recovery's epoch.
+
+    Raises:
+        NoSequencer: one of them came back, and what it holds counts.
+        Unreachable: the metadata store does not say.
+    """
+    statuses = tools.statuses()
+    absent = [
+        node
+        for node in job.nodeset.nodes
+        if node not in job.nodes and statuses.get(node) not in (None, *HAS_DATA)
+    ]
+    if absent:
+        now = await tools.read_statuses()
+        back = [node for node in absent if now.get(node) in (None, *HAS_DATA)]
+        if back:
+            raise NoSequencer(
+                f"log {job.log}: nodes {back}, which were said to have no data, came back while "
+                f"epoch {unclean} was recovered without them: it is recovered with them"
+            )

@@ -12,10 +12,9 @@ from cordwood.layout.message import Reply, Seal, SealReply
 from cordwood.layout.produced import read_produced
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.seal import SealTally
-from cordwood.quorum.copyset import can_replicate
-from cordwood.quorum.f_majority import f_majority
 from cordwood.recovery.absent import refuse_absent, refuse_fenced
 from cordwood.recovery.ask import ask_until
+from cordwood.recovery.heard import Statuses, is_enough
 from cordwood.wire.peers import Peers
 
 SEAL_TIMEOUT_S = 3.0
@@ -30,6 +29,7 @@ async def seal_epoch(
     replication: Replication,
     peers: Peers,
     *,
+    statuses: Statuses,
     silent: Collection[NodeId] = (),
     everyone: bool = False,
 ) -> SealTally:
@@ -40,8 +40,13 @@ async def seal_epoch(
     racks an f-majority can be too few for that, and then a quick pair that answered
     ahead of the rest, again and again, kept a log from ever being recovered.
 
+    Nodes whose data is said to be gone are not waited for, so fewer may have sealed than
+    meet every copyset. Should one of the others come back after all, it seals itself before
+    it takes a store (`node.Node`).
+
     Args:
         clean: last clean epoch; the tally knows the LNGs of those between.
+        statuses: what is said of members' data; see `recovery.heard`.
         silent: members that nobody waits for once enough have sealed.
         everyone: wait for every member's answer, or SEAL_TIMEOUT_S.
     Raises:
@@ -51,8 +56,7 @@ async def seal_epoch(
 
     def enough(answers: Mapping[NodeId, Reply | CordwoodError]) -> bool:
         sealed = {node for node, answer in answers.items() if isinstance(answer, SealReply)}
-        reached = f_majority(sealed, nodeset, replication).reached
-        return reached and can_replicate(sealed, nodeset, replication)
+        return is_enough(sealed, nodeset, replication, statuses)
 
     answers = await ask_until(
         nodeset.nodes,
@@ -60,7 +64,7 @@ async def seal_epoch(
         (lambda _: False) if everyone else enough,
         silent=silent,
     )
-    tally = SealTally(nodeset, replication)
+    tally = SealTally(nodeset)
     failures: dict[NodeId, CordwoodError] = {}
     for node, answer in answers.items():
         if isinstance(answer, CordwoodError):

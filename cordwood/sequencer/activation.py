@@ -25,7 +25,7 @@ from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.nodeset_selection import choose_nodeset
-from cordwood.recovery.recover_log import Recovered, RecoveryTools, recover_log, seal_log
+from cordwood.recovery.recover_log import Begins, Recovered, RecoveryTools, recover_log, seal_log
 from cordwood.recovery.tell_nodesets import tell_nodesets
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 
@@ -69,8 +69,8 @@ class Activation:
         self._members = members
         self._refresh_members = refresh_members
         self._taken: dict[int, tuple[int, EpochRecord]] = {}
-        # By log: an epoch, and the append time below which it has none.
-        self._begins_us: dict[int, tuple[int, int]] = {}
+        # By log: an epoch, and what is known of append times where it begins.
+        self._begins: dict[int, tuple[int, Begins]] = {}
 
     async def activate(self, log: int, role: Role) -> tuple[LogAppender, EpochRecord]:
         """Take a higher epoch and seal all below it.
@@ -147,15 +147,15 @@ class Activation:
 
     async def _begin(self, log: int, epoch: int, record: EpochRecord, role: Role) -> LogAppender:
         members = await self._located(log, record)
-        time_us = await seal_log(log, epoch, record, members, self._recovery)
+        begins = await seal_log(log, epoch, record, members, self._recovery)
         nodes, replication = record.configuration(epoch)
         nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
         del self._taken[log]
-        self._begins_us[log] = (epoch, time_us)
+        self._begins[log] = (epoch, begins)
         logger.info("log %d: this node sequences epoch %d", log, epoch)
         attributes = self._attributes.pop(log, DEFAULTS)
         appender = LogAppender(
-            log, epoch, nodeset, replication, time_us, role, self._tools, attributes
+            log, epoch, nodeset, replication, begins.time_us, role, self._tools, attributes
         )
         appender.token, appender.holder = record.token, record.holder
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
@@ -173,10 +173,10 @@ class Activation:
             Unreachable: the metadata store does not answer.
         """
         members = await self._located(log, record)
-        begun, time_us = self._begins_us.get(log, (0, 0))
+        begun, begins = self._begins[log]
         assert begun == epoch, "an epoch begins before those below it are recovered"
         await tell_nodesets(log, epoch, record, members, self._recovery.peers)
-        return await recover_log(log, epoch, record, members, self._recovery, time_us)
+        return await recover_log(log, epoch, record, members, self._recovery, begins)
 
     async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:
         """Where all nodes of a log are, so that copies can be placed.

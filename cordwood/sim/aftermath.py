@@ -4,7 +4,9 @@
 rebuilds: their data is gone (UNDER_REPLICATED), or they had none (AUTHORITATIVE_EMPTY), or
 nobody knows yet (UNAVAILABLE). Readers must then come to the tail without waiting for them, and
 tell a loss exactly where no copy is left. Either fewer nodes are lost than there are copies, or
-all that hold some block.
+all that hold some block. A client appends to all logs meanwhile; where what is left can hold its
+records, it comes through again, and readers come to these: recovery ends the epochs in which so
+much was lost.
 
 *Pace.* A client measures how long appends take while all is well, and then with one node that
 is stopped, or whose disk is a hundred times slower (L7).
@@ -23,7 +25,9 @@ from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
-from cordwood.nodes import Authority, NodeId
+from cordwood.metadata.epoch_store import EpochStore
+from cordwood.nodes import Authority, Member, NodeId, Nodeset
+from cordwood.quorum.copyset import can_replicate
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.end_events import NodesLost, PaceBegan, PaceEnded
@@ -70,6 +74,31 @@ SLOWER = 100.0
 """Times that a slow disk is slower."""
 
 
+WRITER = "last-writer"
+
+WRITE_EVERY_S = 0.03
+"""Pause between the writer's appends: some are acknowledged that few others have heard of."""
+
+
+CUT_S = 0.5
+"""How long a sequencer and its copyset are on their own before they are lost: some appends."""
+
+
+class LastWords:
+    """What the writer beside a loss has to do, and did.
+
+    Attributes:
+        is_told: the operator said all that there is to say.
+        ends: by log, a record that was appended and acknowledged after that.
+        writes: logs to which it writes until it has.
+    """
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self.ends: dict[str, int] = {}
+        self.writes: list[str] = []
+
+
 # Losses.
 
 
@@ -79,11 +108,14 @@ async def pick_lost(cluster: SimCluster, kind: str, chance: random.Random) -> tu
     copies = cluster.options.replication.copies
     if kind == FEW:
         return tuple(sorted(chance.sample(numbers, min(copies, len(numbers)) - 1)))
-    copysets = []
+    copysets, newest = [], []
     for _, node in sorted(cluster.running.items()):
         for log in sorted(node.shard.cache.logs):
-            blocks = await held_blocks(node.shard, log)
-            copysets += [block.envelope.copyset for block in blocks if block.envelope.copyset]
+            blocks = [b for b in await held_blocks(node.shard, log) if b.envelope.copyset]
+            copysets += [block.envelope.copyset for block in blocks]
+            newest += [block.envelope.copyset for block in blocks[-1:]]
+    if newest and chance.random() < 0.5:
+        copysets = newest
     lost = tuple(NodeId(node) for node in sorted(chance.choice(copysets))) if copysets else ()
     return lost if len(lost) < len(numbers) else ()
 
@@ -102,11 +134,18 @@ async def true_statuses(cluster: SimCluster, lost: Sequence[NodeId]) -> Statuses
 async def lose_nodes(
     cluster: SimCluster, crew: Crew, clients: Clients, kind: str, chance: random.Random
 ) -> tuple[str, ...]:
-    """Lose nodes for good, and begin to read all logs without them; the readers' names."""
+    """Lose nodes for good, and begin to read all logs without them; whom to wait for."""
+    words = LastWords()
+    words.writes = [log for log in clients.log_ids if await _still_takes(cluster, clients, log)]
+    crew.start(WRITER, partial(_write_on, words, clients))
+    await asyncio.sleep(chance.uniform(1.0, 3.0))
     lost = await pick_lost(cluster, kind, chance)
+    if kind == COPIES and chance.random() < 0.5:
+        lost = await _cut_off(cluster, words.writes, clients, chance) or lost
     if not lost:
-        return ()
-    logs = [name for name, log in clients.log_ids.items() if log in clients.tails]
+        words.writes.clear()
+        return (WRITER,)
+    tails = {name: clients.tails.get(log) for name, log in clients.log_ids.items()}
     statuses = await true_statuses(cluster, lost)
     unavailable = dict.fromkeys(lost, Authority.UNAVAILABLE)
     told: list[Statuses] = [statuses]
@@ -117,15 +156,112 @@ async def lose_nodes(
     for node in lost:
         cluster.kill(node)
     clients.recorder.add(NodesLost(clients.recorder.now_us, lost))
-    crew.start(OPERATOR, partial(_tell, OPERATOR, told, clients))
+    words.writes = [log for log in words.writes if await _still_takes(cluster, clients, log, lost)]
+    crew.start(OPERATOR, partial(_tell, OPERATOR, told, clients, words))
     readers = []
-    for number, log in enumerate(logs, start=1):
-        readers.append(f"survivor-{number}")
-        crew.start(readers[-1], partial(read_what_is_left, readers[-1], log, clients))
-    return (*readers, OPERATOR)
+    for number, log in enumerate(words.writes, start=1):
+        readers.append(f"heir-{number}")
+        crew.start(readers[-1], partial(_read_to_the_end, readers[-1], log, words, clients))
+    for log, tail in tails.items():
+        if tail is not None:
+            readers.append(f"survivor-{len(readers) + 1}")
+            crew.start(readers[-1], partial(read_what_is_left, readers[-1], log, tail, clients))
+    return (*readers, OPERATOR, WRITER)
 
 
-async def _tell(name: str, told: Sequence[Statuses], clients: Clients, host: Host) -> None:
+async def _cut_off(
+    cluster: SimCluster, logs: Sequence[str], clients: Clients, chance: random.Random
+) -> tuple[NodeId, ...]:
+    """A log's sequencer and the nodes that it stores on, out of reach of all other nodes from
+    CUT_S before they are lost: nobody else hears what they acknowledge. None where too few others
+    are left."""
+    if not logs:
+        return ()
+    log = clients.log_ids[chance.choice(logs)]
+    ends = []
+    for number, node in sorted(cluster.running.items()):
+        ends += [(block, number) for block in (await held_blocks(node.shard, log))[-1:]]
+    ruling = [n for n, node in sorted(cluster.running.items()) if log in node.sequencing]
+    if not (ends and ruling):
+        return ()
+    newest = max(ends, key=lambda end: end[0].header.last)[0].envelope.copyset
+    some = tuple(NodeId(n) for n in sorted({*newest, *ruling}))
+    others = [n for n in cluster.numbers if n not in some]
+    if len(others) < cluster.options.replication.copies:
+        return ()
+    names = [[cluster.machine(n).name for n in each] for each in (some, others)]
+    cluster.network.partition(*names)
+    await asyncio.sleep(CUT_S)
+    return some
+
+
+async def _still_takes(
+    cluster: SimCluster, clients: Clients, log: str, lost: Sequence[NodeId] = ()
+) -> bool:
+    """Whether a log takes appends of anybody, and the nodes that are left of its can hold them."""
+    record = await EpochStore(cluster.metadata).read(clients.log_ids[log])
+    if record is None or record.token:
+        return False
+    nodes, replication = record.configuration(record.next_epoch - 1)
+    nodeset = Nodeset(tuple(Member(n, "", cluster.options.location(n)) for n in nodes))
+    return can_replicate(set(nodes) - set(lost), nodeset, replication)
+
+
+async def _write_on(words: LastWords, clients: Clients, host: Host) -> None:
+    """Append to each log, until one was acknowledged after all was said; and to none that
+    can take nothing any more."""
+    life, chance = clients.next_life(WRITER)
+    while not clients.giving_up and words.writes != sorted(words.ends, key=words.writes.index):
+        try:
+            async with (
+                connected(clients.addresses, host, clients.settings(chance)) as store,
+                asyncio.TaskGroup() as tasks,
+            ):
+                for number, log in enumerate(words.writes):
+                    session = life * len(clients.log_ids) + number
+                    tasks.create_task(_write(session, store, log, words, clients, chance))
+        except* CordwoodError as group:
+            clients.told(WRITER, "connect", group)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def _write(
+    session: int, store: Store, log: str, words: LastWords, clients: Clients, chance: random.Random
+) -> None:
+    recorder = clients.recorder
+    log_id = await find_log(store, log, clients)
+    while log in words.writes and log not in words.ends and not clients.giving_up:
+        is_told = words.is_told
+        payload = make_payload(WRITER, next(clients.sequences(WRITER)), PACE_BYTES, chance)
+        op = recorder.append_invoked(
+            WRITER, log_id, [payload], session=session,
+            timeout_s=clients.options.append_timeout_s,
+        )  # fmt: skip
+        clients.calls.began(WRITER, op)
+        try:
+            lsn = await store.append(log, payload)
+            recorder.append_ok(op, [lsn])
+            if is_told:
+                words.ends[log] = lsn
+        except CordwoodError as error:
+            recorder.append_raised(op, error)
+        clients.calls.ended(WRITER, op)
+        await asyncio.sleep(WRITE_EVERY_S)
+
+
+async def _read_to_the_end(
+    name: str, log: str, words: LastWords, clients: Clients, host: Host
+) -> None:
+    """Read a log from its start to what was appended last."""
+    while log not in words.ends and not clients.giving_up:  # noqa: ASYNC110 - seldom, and simple
+        await asyncio.sleep(ASK_AGAIN_S)
+    if log in words.ends:
+        await read_what_is_left(name, log, words.ends[log], clients, host)
+
+
+async def _tell(
+    name: str, told: Sequence[Statuses], clients: Clients, words: LastWords, host: Host
+) -> None:
     """Say of all nodes what became of them, and later perhaps something else."""
     _, chance = clients.next_life(name)
     left = [dict(statuses) for statuses in told]
@@ -139,20 +275,20 @@ async def _tell(name: str, told: Sequence[Statuses], clients: Clients, host: Hos
                         del left[0][node]
                     left.pop(0)
                     await asyncio.sleep(DOUBT_S if left else 0)
+                words.is_told = True
         except CordwoodError as error:  # some are not taken for dead yet
             clients.told(name, "say", error)
             await asyncio.sleep(ASK_AGAIN_S)
 
 
-async def read_what_is_left(name: str, log: str, clients: Clients, host: Host) -> None:
-    """Read a log from its start to its tail."""
+async def read_what_is_left(name: str, log: str, until: int, clients: Clients, host: Host) -> None:
+    """Read a log from its start to `until`."""
     _, chance = clients.next_life(name)
     recorder, is_done = clients.recorder, False
     while not (is_done or clients.giving_up):
         try:
             async with connected(clients.addresses, host, clients.settings(chance)) as store:
                 log_id = await find_log(store, log, clients)
-                until = clients.tails[log_id]
                 stream = await store.read(log, OLDEST, until)
                 recorder.read_started(name, log_id, OLDEST, until)
                 while not is_done:

@@ -28,6 +28,7 @@ from cordwood.sim.history import DumpedSlots, HistoryRecorder, PayloadMark, Slot
 from cordwood.sim.holdings import held_blocks, rotten_ranges
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.sim.memory_logs import memory_tables
+from cordwood.sim.network import SimNetwork
 from cordwood.sim.process import Process
 from cordwood.sim.record_id import mark_record
 from cordwood.sim.recorded_metadata import RecordedMetadata
@@ -134,6 +135,11 @@ class SimCluster:
     def machine(self, number: NodeId) -> SimMachine:
         """A node's machine."""
         return self._simulation.machine(f"node-{number}")
+
+    @property
+    def network(self) -> SimNetwork:
+        """What lies between the nodes."""
+        return self._simulation.network
 
     def start(self, number: NodeId) -> None:
         """Start a node's process; it keeps trying until it runs."""

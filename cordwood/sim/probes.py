@@ -33,6 +33,7 @@ from cordwood.errors import (
 from cordwood.layout.waves import Refusal
 from cordwood.lsn import ESN_MAX
 from cordwood.protocol.single_copy import Doubt
+from cordwood.quorum.authority import Hearing
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -77,7 +78,8 @@ PROBES: Mapping[str, str] = MappingProxyType({
     "empty-epoch-bridged": "recovery ended an epoch without a record",
     "earlier-recovery-found": "recovery found what an earlier one had left",
     "several-epochs-recovered": "one start recovered two epochs or more",
-    "recovered-without-all": "an f-majority was enough to seal",
+    "recovered-without-all": "an f-majority was enough for a digest",
+    "recovered-non-authoritatively": "an epoch was ended of which too much was lost",
     "recovery-lacks-members": "recovery refused for want of members",
     "recovery-fenced": "a recovery met a higher seal",
     "mend-fenced": "a recovery was fenced while it stored",
@@ -201,8 +203,13 @@ _WATCHES: tuple[Watch, ...] = (
     ),
     Watch(
         "recovered-without-all",
-        "protocol.seal:SealTally.verdict",
-        lambda s: s.result.reached and not s.result.complete,
+        "recovery.collect_digest:weigh",
+        lambda s: s.result is Hearing.INCOMPLETE,
+    ),
+    Watch(
+        "recovered-non-authoritatively",
+        "recovery.collect_digest:weigh",
+        lambda s: s.result is Hearing.NON_AUTHORITATIVE,
     ),
     Watch("recovery-lacks-members", "recovery.seal_epoch:refuse_absent", raises=NoSequencer),
     Watch("recovery-lacks-members", "recovery.collect_digest:refuse_absent", raises=NoSequencer),

@@ -180,7 +180,7 @@ class TestMembers:
 class TestAuthority:
     """What became of a node's data."""
 
-    def test_it_is_kept_until_the_node_starts_again(self, play):
+    def test_it_is_kept_until_the_node_is_back_and_has_sealed(self, play):
         async def act(store) -> None:
             membership = Membership(store)
             await membership.register(NodeId(3), "host:1", "rack1", 2.0)
@@ -190,7 +190,28 @@ class TestAuthority:
             assert await membership.members() == (gone,)
             assert (await membership.move(NodeId(3), "host:2")).authority is gone.authority
             back = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
+            assert back.authority is Authority.UNAVAILABLE, "it is there, and may not be sealed"
+            assert await membership.come_back(NodeId(3), is_sealed=False) == back
+            back = await membership.come_back(NodeId(3), is_sealed=True)
             assert back.authority is Authority.FULLY_AUTHORITATIVE
+            assert await membership.come_back(NodeId(3), is_sealed=False) == back
+            again = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
+            assert again.authority is Authority.FULLY_AUTHORITATIVE
+
+        play(act)
+
+    @pytest.mark.parametrize("before", Authority)
+    def test_whoever_was_said_to_be_away_takes_it_back_in_two_steps(self, play, before):
+        async def act(store) -> None:
+            membership = Membership(store)
+            await membership.register(NodeId(3), "host:1")
+            await membership.set_authority(NodeId(3), before)
+            first = await membership.come_back(NodeId(3), is_sealed=False)
+            fully = Authority.FULLY_AUTHORITATIVE
+            assert first.authority is (fully if before is fully else Authority.UNAVAILABLE)
+            assert (await membership.come_back(NodeId(3), is_sealed=True)).authority is fully
+            with pytest.raises(BadSetting, match="no node 4"):
+                await membership.come_back(NodeId(4), is_sealed=True)
 
         play(act)
 

@@ -8,7 +8,7 @@ and a sequencer that crashed takes none any more. Nodes keep what they have on d
 sequencer that loses patience sends a block to another copyset, in a higher wave; the stores
 of the old one may still arrive, and their confirmations count for nothing.
 
-The rules are the production ones: `SealTable`, `SealTally`, `Digest`, `f_majority`. Their
+The rules are the production ones: `SealTable`, `SealTally`, `Digest`, `is_enough`. Their
 states are rebuilt from plain tuples, so that worlds can be compared.
 """
 
@@ -24,7 +24,7 @@ from cordwood.lsn import ESN_MAX
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol import digest as digest_rule
 from cordwood.protocol import seal as seal_rule
-from cordwood.quorum import copyset, f_majority
+from cordwood.recovery import heard as heard_rule
 
 NODES = (0, 1, 2)
 NODESET = Nodeset(tuple(Member(NodeId(n + 1), "") for n in NODES))
@@ -339,7 +339,7 @@ def _sealed(before: int, epoch: int) -> int | None:
 
 @cache
 def _consensus_lng(sealed: tuple[int, ...]) -> int:
-    tally = seal_rule.SealTally(NODESET, REPLICATION)
+    tally = seal_rule.SealTally(NODESET)
     for node, told in enumerate(sealed):
         if told >= 0:
             tally.on_sealed(NodeId(node + 1), {1: EPOCH + told}, 0)
@@ -350,8 +350,7 @@ def _consensus_lng(sealed: tuple[int, ...]) -> int:
 def _enough(heard: frozenset[int]) -> bool:
     """As `seal_epoch` and `collect_digest` have it."""
     nodes = {NodeId(node + 1) for node in heard}
-    reached = f_majority.f_majority(nodes, NODESET, REPLICATION).reached
-    return reached and copyset.can_replicate(nodes, NODESET, REPLICATION)
+    return heard_rule.is_enough(nodes, NODESET, REPLICATION, {})
 
 
 def forget() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cordwood.block import Place, Produced
 from cordwood.lsn import make_lsn
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.protocol.producers import ProducerTable, Turn
 from cordwood.protocol.seal import SealTable, SealTally
 
@@ -39,8 +39,8 @@ def test_a_seal_never_goes_back_and_is_per_log() -> None:
     assert (table.of(1), table.of(2)) == (5, 0)
 
 
-def tally(copies: int = 3) -> SealTally:
-    return SealTally(NODESET, Replication(copies))
+def tally() -> SealTally:
+    return SealTally(NODESET)
 
 
 def test_the_lng_is_the_highest_that_any_member_heard_knows() -> None:
@@ -51,17 +51,6 @@ def test_the_lng_is_the_highest_that_any_member_heard_knows() -> None:
     assert heard.lng(4) == make_lsn(4, 7)
     assert heard.lng(3) == make_lsn(3, 0)
     assert heard.append_time_us == 30
-
-
-@pytest.mark.parametrize(
-    ("copies", "sealed", "enough"),
-    [(3, (), False), (3, (2,), True), (2, (2,), False), (2, (1, 3), True), (1, (1, 2), False)],
-)
-def test_a_seal_holds_once_the_silent_cannot_hold_a_copyset(copies, sealed, enough) -> None:
-    heard = tally(copies)
-    for node in sealed:
-        heard.on_sealed(NodeId(node), {}, 0)
-    assert heard.verdict().reached is enough
 
 
 def test_what_was_released_since_the_seal_is_remembered_of_its_producer() -> None:

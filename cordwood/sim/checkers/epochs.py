@@ -54,7 +54,8 @@ def check_recovery_keeps_acks(evidence: Evidence) -> list[Violation]:
     """S13: an epoch has one end, and every acknowledged record of it lies below.
 
     An end is told by the epoch store (a tail), by a bridge on a disk, and by the
-    first LSN of a bridge gap, unless that is only where the reader started.
+    first LSN of a bridge gap, unless that is only where the reader started. Where data may
+    be lost with its nodes, records may lie above an end in the epoch store, and above no bridge.
     """
     found: list[Violation] = []
     for log in evidence.logs:
@@ -74,7 +75,7 @@ def _tails(evidence: Evidence, log: int) -> Iterator[Violation]:
         last = make_lsn(cleaned.epoch, ESN_MAX)
         end = max(cleaned.tail, make_lsn(cleaned.epoch, 0))
         for ack in evidence.acks_within(log, end + 1, last):
-            if ack.append.end_at < at:
+            if ack.append.end_at < at and not evidence.may_lose(at):
                 text = f"{ack.payload.id} was acknowledged, and its epoch ended below it"
                 yield _about_ack("S13", text, log, ack, cleaned)
 

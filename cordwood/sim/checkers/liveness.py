@@ -67,7 +67,8 @@ _REJECTIONS = frozenset(
 def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -> list[Violation]:
     """L1: `bound_s` after the faults have stopped, every append succeeds within `bound_s`.
 
-    Before that, one of the appends tried since must succeed, if any was tried.
+    Before that, one of the appends tried since must succeed, if any was tried. What nodes that
+    are lost for good had in flight is not looked at, nor what comes before anybody said so.
     """
     if evidence.healed_at is None:
         return []
@@ -79,6 +80,7 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
             for append in evidence.appends
             if append.invoked.log == log
             and append.invoked_at >= evidence.healed_at
+            and (evidence.lost_at is None or append.end_at < evidence.lost_at)
             and not _says_nothing(append, bound_us)
         ]
         found.extend(_first_success(evidence, log, tried, bound_us))

@@ -21,7 +21,8 @@ from cordwood.sim.history import BlockStored, CleanEpochSet, Event, NodeStarted,
 def check_release_is_replicated(evidence: Evidence) -> list[Violation]:
     """S14: all that is released is stored on R nodes over the racks asked for by then.
 
-    So is all of an epoch that counts as recovered, its bridge included. A history of
+    So is all of an epoch that counts as recovered, its bridge included, unless as many nodes
+    were lost for good as there are copies: what is left is all there is then. A history of
     which nodes told no stores has no evidence, and breaks nothing.
     """
     if not any(isinstance(event, BlockStored) for event in evidence.events):
@@ -29,13 +30,13 @@ def check_release_is_replicated(evidence: Evidence) -> list[Violation]:
     racks = {e.node: e.rack for e in evidence.events if isinstance(e, NodeStarted)}
     logs: dict[int, _Stored] = defaultdict(_Stored)
     found: list[Violation] = []
-    for event in evidence.events:
+    for at, event in enumerate(evidence.events):
         if isinstance(event, BlockStored):
             logs[event.log].add(event)
         elif isinstance(event, Released):
             first = logs[event.log].unchecked(event.lsn >> 32)
             found.extend(_short(evidence, racks, logs[event.log], event, first, event.lsn))
-        elif isinstance(event, CleanEpochSet):
+        elif isinstance(event, CleanEpochSet) and not evidence.may_lose(at):
             first = logs[event.log].unchecked(event.epoch)
             # Up to and with the bridge, which stands after the last record.
             last = max(event.tail, make_lsn(event.epoch, 0)) + 1

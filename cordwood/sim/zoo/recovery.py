@@ -9,7 +9,7 @@ from typing import Any
 
 from cordwood.nodes import Replication
 from cordwood.protocol.digest import Mend
-from cordwood.quorum.f_majority import Verdict
+from cordwood.quorum.authority import Hearing
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
@@ -32,8 +32,8 @@ def _drops_last(right: Any) -> Any:
 
 
 def _bridge_too_low(right: Any) -> Any:
-    def mend(self: Any) -> Any:
-        whole = right(self)
+    def mend(self: Any, **how: Any) -> Any:
+        whole = right(self, **how)
         low = max((self._epoch << 32) + 1, whole.bridge - 1)
         return Mend(whole.blocks[:-1], whole.holes, low)
 
@@ -41,8 +41,8 @@ def _bridge_too_low(right: Any) -> Any:
 
 
 def _hole_over_record(right: Any) -> Any:
-    def mend(self: Any) -> Any:
-        whole = right(self)
+    def mend(self: Any, **how: Any) -> Any:
+        whole = right(self, **how)
         if not whole.blocks:
             return whole
         first = whole.blocks[0].header
@@ -52,12 +52,13 @@ def _hole_over_record(right: Any) -> Any:
 
 
 def _one_too_few(right: Any) -> Any:
-    def f_majority(heard: Any, nodeset: Any, replication: Any) -> Verdict:
-        verdict = right(heard, nodeset, replication)
-        silent = len(verdict.missing)
-        return Verdict(verdict.reached or silent <= replication.copies, verdict.missing)
+    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Hearing:
+        hearing: Hearing = right(heard, nodeset, replication, statuses)
+        silent = len(set(nodeset.nodes) - set(heard))
+        is_taken = hearing is Hearing.NONE and silent <= replication.copies
+        return Hearing.INCOMPLETE if is_taken else hearing
 
-    return f_majority
+    return hear
 
 
 def _mends_one_less(right: Any) -> Any:
@@ -79,11 +80,18 @@ def _clean_before_mend(right: Any) -> Any:
 
 
 def _waits_for_all(right: Any) -> Any:
-    def verdict(self: Any) -> Verdict:
-        heard: Verdict = right(self)
-        return Verdict(heard.reached and not heard.missing, heard.missing)
+    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Hearing:
+        hearing: Hearing = right(heard, nodeset, replication, statuses)
+        return hearing if hearing is Hearing.COMPLETE else Hearing.NONE
 
-    return verdict
+    return hear
+
+
+def _plugs_all_the_same(right: Any) -> Any:
+    def mend(self: Any, *, is_authoritative: bool) -> Any:
+        return right(self, is_authoritative=True)
+
+    return mend
 
 
 def _any_recovery_stores(right: Any) -> Any:
@@ -110,9 +118,7 @@ BUGS = (
     PlantedBug("hole-over-record", "recovery plugs the first record above the LNG",
                changed({f"{_DIGEST}.mend": _hole_over_record}), hunt=grounds.RECOVERIES),
     PlantedBug("one-too-few", "recovery hears one node less than an f-majority",
-               changed({"recovery.seal_epoch:f_majority": _one_too_few,
-                "recovery.collect_digest:f_majority": _one_too_few,
-                "protocol.seal:f_majority": _one_too_few}), hunt=grounds.SINGLE_COPIES),
+               changed({"recovery.heard:hear": _one_too_few}), hunt=grounds.SINGLE_COPIES),
     PlantedBug("mends-one-less", "recovery stores one copy less than the log asks for",
                changed({"recovery.mend_tail:choose_copyset": _mends_one_less}),
                hunt=grounds.RECOVERIES),
@@ -126,7 +132,9 @@ BUGS = (
                changed({"protocol.seal:SealTally.note_produced":
                         instead(lambda *rest: None)}), hunt=grounds.RECOVERIES),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
-               changed({"protocol.seal:SealTally.verdict": _waits_for_all})),
+               changed({"recovery.heard:hear": _waits_for_all})),
+    PlantedBug("non-authoritative-plugs", "a recovery that cannot know plugs holes all the same",
+               changed({f"{_DIGEST}.mend": _plugs_all_the_same}), hunt=grounds.LOST_TAILS),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
                changed({"recovery.recover_log:_finish_epoch": _clean_before_mend}),
                hunt=grounds.RECOVERIES),

@@ -1,0 +1,114 @@
+"""Epochs of which more was lost for good than the copies survive: the log goes on, truthfully."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, values
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client.store import Store
+from cordwood.lsn import ESN_MAX, Lsn, make_lsn
+from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.membership import Membership
+from cordwood.nodes import Authority
+from cordwood.recovery import recover_log
+
+LOG = 1
+FULL, GONE, DOWN = (
+    Authority.FULLY_AUTHORITATIVE,
+    Authority.UNDER_REPLICATED,
+    Authority.UNAVAILABLE,
+)
+
+
+async def three_on(cluster: ClusterAtHand, store: Store, *nodes: int) -> None:
+    """Three records on these nodes and no other; nobody else has heard of them."""
+    others = [number for number in cluster.numbers if number not in nodes]
+    for node in others:
+        cluster.kill(node)
+    await asyncio.sleep(5)
+    for value in (b"0", b"1", b"2"):
+        await store.append("log", value)
+    for node in nodes:
+        cluster.kill(node)
+    await cluster.start(*others)
+
+
+async def clean_epoch(cluster: ClusterAtHand) -> int:
+    record = await EpochStore(cluster.metadata).read(LOG)
+    assert record is not None
+    return record.clean_epoch
+
+
+async def statuses(cluster: ClusterAtHand) -> set[Authority]:
+    return {member.authority for member in await Membership(cluster.metadata).members()}
+
+
+def lost_epoch(after: Lsn) -> list[Gap]:
+    """What a reader is told of the epochs before that of `after`, where 1 held something."""
+    lost = Gap(make_lsn(1, 1), make_lsn(1, ESN_MAX), GapKind.DATA_LOSS)
+    return [lost, Gap(make_lsn(2, 0), make_lsn(2, 0), GapKind.BRIDGE)]
+
+
+def test_the_log_goes_on_and_readers_are_told_of_a_loss_and_of_no_hole() -> None:
+    """Two of four nodes, with two copies of three records and their sequencer, are gone."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=60) as store:
+            await three_on(cluster, store, 3, 4)
+            for node in (3, 4):
+                await say_of_dead(store, node, DOWN)
+            pending = asyncio.ensure_future(store.append("log", b"after"))
+            await asyncio.sleep(20)
+            assert not pending.done(), "they have data, so they are waited for"
+            for node in (3, 4):
+                await store.set_authority(node, GONE)
+            after = await pending
+            given = await read_all(store, "log", until=after)
+            assert given[:2] == lost_epoch(after)
+            assert [each.value for each in given if isinstance(each, Record)] == [b"after"]
+            assert await clean_epoch(cluster) == after.epoch - 1
+            assert (await store.tail("log")) == after
+
+            # They come back: sealed, and without what was told as lost.
+            await cluster.start(3, 4)
+            for node in (3, 4):
+                assert cluster.running[node].shard.sealed(LOG) >= after.epoch
+            await asyncio.sleep(10)
+            assert await statuses(cluster) == {FULL}
+            for node in (3, 4):
+                assert not [each for each in cluster.held(node, LOG) if each[0] >> 32 == 1]
+            again = await read_all(store, "log", until=after)
+            assert again[:2] == lost_epoch(after)
+
+    simulate(scenario, nodes=4, copies=2)
+
+
+def test_one_that_comes_back_before_the_end_is_recovered_with(monkeypatch: Any) -> None:
+    """Both are said to be gone, and are back while the epoch is recovered without them."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=60) as store:
+            clusters.append(cluster)
+            await three_on(cluster, store, 3, 4)
+            for node in (3, 4):
+                await say_of_dead(store, node, GONE)
+            after = await store.append("log", b"after")
+            assert begun
+            assert await values(store, "log", until=after) == [b"0", b"1", b"2", b"after"]
+            assert await clean_epoch(clusters[0]) == after.epoch - 1
+
+    clusters: list[ClusterAtHand] = []
+    begun: list[bool] = []
+    right = recover_log.mend_tail
+
+    async def mend_tail(*args: Any) -> None:
+        await right(*args)
+        if not begun:
+            begun.append(True)
+            await clusters[0].start(3, 4)
+
+    monkeypatch.setattr(recover_log, "mend_tail", mend_tail)
+    simulate(scenario, nodes=4, copies=2)
