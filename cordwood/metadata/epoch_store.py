@@ -7,9 +7,9 @@ settled by taking a higher epoch: if it did happen, that epoch has no taker, and
 recovery finds it empty. (A nonce in the record could save such an epoch, at the price
 of a second way to win one; epochs are plenty, so there is none.)
 
-A nodeset changes only with an epoch, and none is ever forgotten: what an epoch may
-have stored where is known for as long as the log lives. Storage nodes keep that history
-too, for readers: see `recovery.tell_nodesets`.
+A nodeset changes only with an epoch, and none is forgotten before all that it may have stored
+is trimmed (`recovery.trim_nodesets`). Storage nodes keep that history too, for readers: see
+`recovery.tell_nodesets`.
 
 Source: LogDevice digest 2.1; design.md §3, §6.
 """
@@ -31,7 +31,7 @@ from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import COPIES_MAX, NodeId, Replication
 
 HISTORY_MAX = 512
-"""Nodesets that one log can have had: one a day for more than a year."""
+"""Nodesets that one log can have at a time: one a day for more than a year of records."""
 
 NODE_MAX = (1 << 32) - 1
 
@@ -84,7 +84,8 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         owner: node that took the newest epoch, 0 where it did not say. A hint.
         owner_before: node that took the epoch before that, 0 likewise: it may still sequence,
             and is asked to finish before it is sealed.
-        history: nodesets, by the epoch from which on they hold, ascending.
+        history: nodesets, by the epoch from which on they hold, ascending. The first holds
+            from 1 on, or what was before it is trimmed.
         deleted: the log is gone; no epoch is handed out any more.
         token: the log's fencing token: appends with a lower one are refused from the newest
             epoch on.
@@ -106,10 +107,12 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The nodeset and replication property of an epoch that was handed out.
 
         Raises:
-            BadSetting: it was not.
+            BadSetting: it was not, or all of it is trimmed.
         """
         if not 1 <= epoch < self.next_epoch:
             raise BadSetting(f"epoch {epoch} was not handed out; the next is {self.next_epoch}")
+        if epoch < self.history[0].since:
+            raise BadSetting(f"epoch {epoch} is trimmed, and who held it is not known any more")
         found = next(entry for entry in reversed(self.history) if entry.since <= epoch)
         return tuple(NodeId(node) for node in found.nodes), found.replication
 
@@ -178,7 +181,7 @@ class EpochStore:
         Raises:
             UnknownLog: the log has no record, or was deleted.
             BadSetting: the nodes cannot be a nodeset of this replication.
-            Rejected: all epochs up to EPOCH_MAX, or HISTORY_MAX nodesets, are used up.
+            Rejected: all epochs up to EPOCH_MAX are used up, or the log has HISTORY_MAX nodesets.
         """
 
         found, wanted = await asyncio.gather(
@@ -286,6 +289,32 @@ class EpochStore:
 
         return await self._change(log_id, decide)
 
+    async def trim_history(self, log_id: int, since: int) -> EpochRecord:
+        """Forget the nodesets of epochs below `since`, which one of the log's entries begins with.
+
+        Returns:
+            The record as stored.
+        Raises:
+            UnknownLog: the log has no record.
+            BadSetting: no nodeset begins with `since`, or the last clean epoch is below it.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            record = _known(log_id, found)
+            if since < record.history[0].since:
+                return None  # somebody trimmed more
+            left = tuple(each for each in record.history if each.since >= since)
+            if not left or left[0].since != since or since > max(record.clean_epoch, 1):
+                raise BadSetting(
+                    f"log {log_id}: its nodesets cannot be trimmed up to epoch {since}, its last "
+                    f"clean one is {record.clean_epoch}"
+                )
+            if left == record.history:
+                return None
+            return msgspec.json.encode(msgspec.structs.replace(record, history=left))
+
+        return await self._change(log_id, decide)
+
     async def _change(self, log_id: int, decide: Decide, known: Known | None = None) -> EpochRecord:
         stored = await change_repeatably(self._store, _key(log_id), decide, known)
         return _known(log_id, stored)
@@ -363,7 +392,10 @@ def _extended(
     if newest.since == wanted.since:
         return (*before, wanted)
     if len(record.history) >= HISTORY_MAX:
-        raise Rejected(f"log {log_id} has had {HISTORY_MAX} nodesets; it cannot have another")
+        raise Rejected(
+            f"log {log_id} has had {HISTORY_MAX} nodesets since its oldest record; it cannot have "
+            "another: trim it"
+        )
     return (*record.history, wanted)
 
 

@@ -188,12 +188,14 @@ async def _last_known(
     The members that took part in its recovery know; there are more of them than may be away.
     Where all that have data are there and none knows, all of them lost it, and a person accepted
     that, or said that the others are gone. Then the epoch is recovered once more, of what is left,
-    as are those below it of which nobody knows either; or no node could ever be purged.
+    as are those below it of which nobody knows either, and that are not trimmed; or no node
+    could ever be purged.
 
     Raises:
         NoSequencer: some of them did not answer, and the others do not know.
     """
-    for clean in range(record.clean_epoch, 0, -1):
+    lowest = record.history[0].since
+    for clean in range(record.clean_epoch, lowest - 1, -1):
         nodes, replication = record.configuration(clean)
         answers = await _ask_end(log, clean, nodes, tools.peers)
         ends = [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
@@ -212,7 +214,7 @@ async def _last_known(
             "log %d: nodes %s have all forgotten how epoch %d ended: it is recovered once more",
             log, nodes, clean,
         )  # fmt: skip
-    return (), 0
+    return (), lowest - 1
 
 
 async def _ask_end(

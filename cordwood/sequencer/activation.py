@@ -27,6 +27,7 @@ from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery.recover_log import Begins, Recovered, RecoveryTools, recover_log, seal_log
 from cordwood.recovery.tell_nodesets import tell_nodesets
+from cordwood.recovery.trim_nodesets import trim_nodesets
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,10 @@ class Activation:
             known = self._members().keys()
             if len(record.history) >= HISTORY_MAX:
                 # It goes on with the nodes that it has: refused, it would take nothing any more.
-                logger.warning("log %d has had %d nodesets: the last stays", log, HISTORY_MAX)
+                logger.warning(
+                    "log %d has had %d nodesets since its oldest record: the last stays until it "
+                    "is trimmed", log, HISTORY_MAX,
+                )  # fmt: skip
                 return None
             if info is None or not known >= set(record.history[-1].nodes):
                 # A node that just started may not know all members yet, and must not take
@@ -177,6 +181,23 @@ class Activation:
         assert begun == epoch, "an epoch begins before those below it are recovered"
         await tell_nodesets(log, epoch, record, members, self._recovery.peers)
         return await recover_log(log, epoch, record, members, self._recovery, begins)
+
+    async def trim_nodesets(self, log: int, epoch: int) -> None:
+        """Trim the log's history of nodesets with its data, once all below `epoch` is recovered."""
+        tools = self._recovery
+        try:
+            await trim_nodesets(log, epoch, tools.epochs, tools.peers, tools.statuses())
+        except CordwoodError as error:
+            logger.info("log %d: its nodesets are not trimmed: %s", log, error)
+
+    async def has_room(self, log: int) -> bool:
+        """Whether the log's next epoch may have another nodeset.
+
+        Raises:
+            CordwoodError: the metadata store does not say.
+        """
+        record = await self._recovery.epochs.read(log)
+        return record is not None and len(record.history) < HISTORY_MAX
 
     async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:
         """Where all nodes of a log are, so that copies can be placed.

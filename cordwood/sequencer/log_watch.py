@@ -14,6 +14,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from cordwood.errors import CordwoodError
 from cordwood.lsn import LogId
 from cordwood.metadata.log_tree import CHANGES_PREFIX, LogInfo, LogTree
@@ -86,13 +88,16 @@ class LogWatch:
             if info is None:
                 logger.info("log %d: it was deleted", log)
                 self._sequencer.on_fenced(log, 0)
-            elif self._asks_for_another(info, appender):
+            elif not self._asks_for_another(info, appender):
+                appender.attributes = info.attributes
+            elif not await self._may_have_it(log, appender):
+                size = appender.attributes.nodeset_size  # else nobody would ask for it any more
+                appender.attributes = msgspec.structs.replace(info.attributes, nodeset_size=size)
+            else:
                 logger.info("log %d: epoch %d ends, its attributes changed", log, appender.epoch)
                 late_s = asyncio.get_running_loop().time() + DRAIN_S
                 self._draining.setdefault((log, appender.epoch), late_s)
                 appender.drain()
-            else:
-                appender.attributes = info.attributes
 
     def _asks_for_another(self, info: LogInfo, appender: LogAppender) -> bool:
         """Whether a log's attributes want another epoch than the one that is sequenced.
@@ -105,6 +110,16 @@ class LogWatch:
             return False
         wanted = self._activation.wanted(info.log_id, asked)
         return wanted not in (None, (appender.nodeset.nodes, appender.replication))
+
+    async def _may_have_it(self, log: int, appender: LogAppender) -> bool:
+        """Whether the next epoch would have what the attributes want.
+
+        A log that has had too many nodesets would have the same once more, and be looked at
+        again: that took an epoch a minute.
+        """
+        if not await self._activation.has_room(log) and appender.is_recovered:
+            await self._activation.trim_nodesets(log, appender.epoch)
+        return await self._activation.has_room(log)
 
     def _end_late(self) -> None:
         """End the epochs that did not drain in time."""

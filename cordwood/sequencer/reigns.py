@@ -178,6 +178,7 @@ class Reigns:
             else:
                 if self.slots.get(log) is slot:
                     self._on_recovered(log, slot, recovered)
+                    await self._activation.trim_nodesets(log, appender.epoch)
                 return
 
     def _tell_not_recovered(self, slot: Slot, error: NoSequencer) -> None:

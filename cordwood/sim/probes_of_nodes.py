@@ -267,6 +267,11 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
     row("mend-answered", "a node stored what a recovery mended", "recovery.mend_tail:_check"),
     row("purge-begun", "a node that was away looked for what does not count", "node:Node._purge"),
     row("purge-stopped", "purging stopped with its node", "node:Node._stop_purging"),
+    row(
+        "nodesets-trimmed",
+        "nodesets went with their data",
+        "metadata.epoch_store:EpochStore.trim_history",
+    ),
     row("seals-renewed", "a node that lost seals asked for them anew", "node:Node._renew_seals"),
     row(
         "token-raised", "a fencing token was raised", "metadata.epoch_store:EpochStore.raise_token"

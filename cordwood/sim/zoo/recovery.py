@@ -108,6 +108,14 @@ def _half_groups_kept(right: Any) -> Any:
     return whole_groups
 
 
+def _trimmed_early(right: Any) -> Any:
+    def trimmed_since(record: Any, extents: Any, statuses: Any) -> int:
+        clean = [each.since for each in record.history if each.since <= record.clean_epoch]
+        return int(max(clean, default=record.history[0].since))
+
+    return trimmed_since
+
+
 BUGS = (
     PlantedBug("lng-too-high", "recovery takes the LNG three records too high",
                changed({"protocol.seal:SealTally.lng": _lng_too_high}), hunt=grounds.RECOVERIES),
@@ -135,6 +143,9 @@ BUGS = (
                changed({"recovery.heard:hear": _waits_for_all})),
     PlantedBug("non-authoritative-plugs", "a recovery that cannot know plugs holes all the same",
                changed({f"{_DIGEST}.mend": _plugs_all_the_same}), hunt=grounds.LOST_TAILS),
+    PlantedBug("history-trimmed-early", "a log's nodesets go once their epochs are recovered",
+               changed({"recovery.trim_nodesets:trimmed_since": _trimmed_early}),
+               hunt=grounds.NODESETS),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
                changed({"recovery.recover_log:_finish_epoch": _clean_before_mend}),
                hunt=grounds.RECOVERIES),
