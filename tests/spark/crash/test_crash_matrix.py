@@ -6,15 +6,18 @@ and the next run has another number of tasks. At the end the table is compared w
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import uuid
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 from landing_process import DIED, POINTS, Order, run_landing
+from tally import LANDINGS
 
 from cordwood.block import Record
 from cordwood.client.blocking import BlockingStore
@@ -46,6 +49,14 @@ def landed(table: Path, format_: str) -> list[tuple[int, bytes]]:
     return sorted(zip(found["lsn"].to_pylist(), found["value"].to_pylist(), strict=True))
 
 
+def digest(rows: list[tuple[int, bytes]]) -> str:
+    """Of LSNs and values in their order."""
+    whole = hashlib.sha256()
+    for lsn, value in rows:
+        whole.update(b"%d %d " % (lsn, len(value)) + value)
+    return whole.hexdigest()
+
+
 class Case:
     """A log and a table; runs die and more is appended between them."""
 
@@ -56,6 +67,7 @@ class Case:
         self.log = f"/c-{uuid.uuid4().hex[:8]}"
         self.source = {SERVERS: cluster.url, "subscribe": self.log}
         self.count = 0
+        self.done: list[tuple] = []
         self.append(120)
 
     def append(self, records: int) -> None:
@@ -64,14 +76,24 @@ class Case:
         self.count += records
 
     def run(self, point: str, batch: int = 0, parts: int = 1, **more) -> int:
+        self.done.append((point, batch, parts, self.count, *more))
         source = {**self.source, "minPartitions": str(parts), "maxRecordsPerTrigger": "50"}
         order = Order(source, str(self.table), self.format, point=point, batch=batch, **more)
-        return run_landing(order)
+        code = run_landing(order)
+        LANDINGS.deaths += code == DIED
+        return code
 
     def check(self) -> None:
         """0 lost, 0 twice: the table is the log."""
-        assert landed(self.table, self.format) == sorted(appended(self.store, self.log).items())
-        assert self.count == len(appended(self.store, self.log))
+        wanted = sorted(appended(self.store, self.log).items())
+        found = landed(self.table, self.format)
+        LANDINGS.schedules.add((self.format, *self.done))
+        LANDINGS.compare(
+            Counter(wanted), Counter(found), same_digest=digest(found) == digest(wanted)
+        )
+        assert found == wanted
+        assert digest(found) == digest(wanted)
+        assert self.count == len(wanted)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from copy_process import DIED, run_copy
 from dying_sink import POINTS
+from tally import COPIES
 
 from cordwood.block import Record
 from cordwood.client.blocking import BlockingStore
@@ -52,6 +53,7 @@ class Case:
         }  # fmt: skip
         self.sink = {SERVERS: cluster.url, "log": f"{self.log}-copy"}
         self.count = 0
+        self.done: list[tuple] = []
         self.append(120)
 
     def append(self, records: int) -> None:
@@ -61,12 +63,17 @@ class Case:
             self.count += records
 
     def run(self, die_at: str = "", *, read: int = 2, write: int = 0) -> int:
+        self.done.append((die_at, read, write, self.count))
         source = {**self.source, "minPartitions": str(read)}
-        return run_copy(source, self.sink, self.checkpoint, die_at=die_at, parts=write)
+        code = run_copy(source, self.sink, self.checkpoint, die_at=die_at, parts=write)
+        COPIES.deaths += code == DIED
+        return code
 
     def check(self) -> None:
         """0 lost, 0 twice: the copy holds what the log holds, by digest."""
         wanted, found = values(self.store, self.log), values(self.store, f"{self.log}-copy")
+        COPIES.schedules.add(tuple(self.done))
+        COPIES.compare(Counter(wanted), Counter(found), same_digest=digest(found) == digest(wanted))
         assert len(wanted) == self.count
         assert Counter(found) - Counter(wanted) == Counter(), "written twice"
         assert Counter(wanted) - Counter(found) == Counter(), "lost"
