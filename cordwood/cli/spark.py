@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,6 +33,15 @@ MasterOption = Annotated[
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be done; start no Spark.")
 ]
+ReadTokensOption = Annotated[
+    str,
+    typer.Option(
+        "--read-tokens",
+        metavar="PLACE",
+        help="Where read tokens are, for logs that ask: env:NAME or file:PATH.",
+        show_default="env:CORDWOOD_READ_TOKENS",
+    ),
+]
 StartOption = Annotated[
     str,
     typer.Option("--start", help="Where it begins the first time: earliest, latest or JSON."),
@@ -52,10 +62,11 @@ def source_options(
     start: str = "",
     max_records: int = 0,
     max_bytes: str = "",
+    read_tokens: str = "",
 ) -> dict[str, str]:
     """Options of the source, from those of a verb; what is wrong the source says itself."""
     from cordwood.errors import BadSetting
-    from cordwood.spark.options import SERVERS
+    from cordwood.spark.options import READ_TOKENS, SERVERS
 
     if not logs and not pattern:
         raise BadSetting("which logs? name them, or give --pattern")
@@ -70,7 +81,17 @@ def source_options(
         options["maxRecordsPerTrigger"] = str(max_records)
     if max_bytes:
         options["maxBytesPerTrigger"] = max_bytes
-    return options
+    return options | _tokens(READ_TOKENS, "--read-tokens", read_tokens)
+
+
+def _tokens(option: str, name: str, place: str) -> dict[str, str]:
+    """An option of tokens: from where it is said, else from the variable of all verbs."""
+    from cordwood.spark.secrets import ENVIRONMENT, tokens_at
+
+    variable = "CORDWOOD_" + name.removeprefix("--").upper().replace("-", "_")
+    if not place and os.environ.get(variable):
+        place = ENVIRONMENT + variable
+    return {option: tokens_at(name, place)} if place else {}
 
 
 def session(name: str, master: str) -> SparkSession:
@@ -122,6 +143,7 @@ def land(
     compact: Annotated[
         bool, typer.Option("--compact", help="Join small files at the end (Parquet, Delta).")
     ] = False,
+    read_tokens: ReadTokensOption = "",
     master: MasterOption = "local[*]",
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -139,8 +161,9 @@ def land(
     if not table:
         raise BadSetting("where to? give --table DIR")
     source = source_options(
-        cluster, logs, pattern, start=start, max_records=max_records, max_bytes=max_bytes
-    )
+        cluster, logs, pattern, start=start, max_records=max_records, max_bytes=max_bytes,
+        read_tokens=read_tokens,
+    )  # fmt: skip
     if headers:
         source["includeHeaders"] = "true"
     by = tuple(name.strip() for name in partition_by.split(",") if name.strip())
@@ -164,6 +187,7 @@ def stats(
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", metavar="DIR", help="Of a query: tell its lag too.")
     ] = "",
+    read_tokens: ReadTokensOption = "",
     master: MasterOption = "local[*]",
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -174,7 +198,7 @@ def stats(
     from cordwood.spark.jobs.landing import planned_batch
     from cordwood.spark.jobs.stats import stats as job
 
-    source = source_options(cluster, logs, pattern, start=start)
+    source = source_options(cluster, logs, pattern, start=start, read_tokens=read_tokens)
     if dry_run:
         _show_planned(planned_batch(source), as_json)
         return
@@ -203,6 +227,7 @@ def stats(
 def audit(
     logs: LogsArgument = None,
     pattern: PatternOption = "",
+    read_tokens: ReadTokensOption = "",
     master: MasterOption = "local[*]",
     table: Annotated[
         str,
@@ -223,7 +248,7 @@ def audit(
     from cordwood.spark.jobs.landing import planned_batch
     from cordwood.spark.jobs.replica_rule import HARMLESS
 
-    source = source_options(cluster, logs, pattern)
+    source = source_options(cluster, logs, pattern, read_tokens=read_tokens)
     if dry_run:
         _show_planned(planned_batch(source), as_json)
         return
@@ -253,6 +278,7 @@ TokensOption = Annotated[
         "--write-tokens",
         metavar="PLACE",
         help="Where write tokens are, for logs that ask: env:NAME or file:PATH.",
+        show_default="env:CORDWOOD_WRITE_TOKENS",
     ),
 ]
 OrderedOption = Annotated[
@@ -278,6 +304,7 @@ def replay(
     ] = "32m",
     ordered: OrderedOption = False,
     write_tokens: TokensOption = "",
+    read_tokens: ReadTokensOption = "",
     master: MasterOption = "local[*]",
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -290,7 +317,9 @@ def replay(
 
     if not checkpoint:
         raise BadSetting("give --checkpoint DIR, so that a run that dies can be taken up again")
-    source = source_options(cluster, logs, pattern, start=start, max_bytes=max_bytes)
+    source = source_options(
+        cluster, logs, pattern, start=start, max_bytes=max_bytes, read_tokens=read_tokens
+    )
     if end:
         source["endingOffsets"] = end
     sink = _sink(to_cluster or cluster, to, write_tokens)
@@ -350,15 +379,12 @@ def backfill(
 
 def _sink(cluster: str | None, to: str, write_tokens: str) -> dict[str, str]:
     from cordwood.spark.options import SERVERS
-    from cordwood.spark.secrets import tokens_at
     from cordwood.spark.sink_options import WRITE_TOKENS
 
     sink = {SERVERS: find_target(cluster).url}
     if to:
         sink["log"] = to
-    if write_tokens:
-        sink[WRITE_TOKENS] = tokens_at("--write-tokens", write_tokens)
-    return sink
+    return sink | _tokens(WRITE_TOKENS, "--write-tokens", write_tokens)
 
 
 def _show_copied(copied: Copied, as_json: bool) -> None:

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cordwood.client.address import SCHEME, parse_url
 from cordwood.errors import BadSetting
@@ -31,14 +32,19 @@ from cordwood.spark.places import (
     parse_times,
 )
 
+if TYPE_CHECKING:
+    from cordwood.settings import ClientSettings
+
 SERVERS = "cordwood.bootstrap.servers"
 TIMEOUT = "cordwood.request.timeout.ms"
+READ_TOKENS = "cordwood.read.tokens"
 
 SELECTIONS = ("subscribe", "subscribePattern", "assign")
 
 OPTIONS = {
     SERVERS: "host:port of one or more nodes, with commas, or a cordwood:// address",
     TIMEOUT: "how long one question to the cluster may take, 30000",
+    READ_TOKENS: "with commas, for logs that ask for a read token",
     "subscribe": "names of logs, with commas",
     "subscribePattern": "a regular expression for whole names, as /orders/.*",
     "assign": 'logs by number or name, as JSON: [17, "/orders"]',
@@ -119,6 +125,7 @@ class SourceOptions:
         gaps: whether gaps are rows.
         pushdown: whether Spark's filters may narrow a batch.
         group: the consumer whose cursors follow a stream, "" for none.
+        read_tokens: for logs that ask for one; shown to nobody.
     """
 
     servers: str
@@ -138,6 +145,13 @@ class SourceOptions:
     gaps: bool = False
     pushdown: bool = False
     group: str = ""
+    read_tokens: tuple[str, ...] = field(default=(), repr=False)
+
+    def client_settings(self) -> ClientSettings:
+        """Of the client that reads with these options."""
+        from cordwood.settings import ClientSettings
+
+        return ClientSettings(timeout_s=self.request_timeout_s, read_tokens=self.read_tokens)
 
     def check_batch(self) -> None:
         """Check what only a batch cannot do.
@@ -206,7 +220,26 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         gaps=options.flag("includeGaps", False),
         pushdown=options.flag("filterPushdown", False),
         group=_group(options, starts),
+        read_tokens=parse_tokens(options, READ_TOKENS),
     )
+
+
+def parse_tokens(options: Given, name: str) -> tuple[str, ...]:
+    """Tokens with commas between.
+
+    Raises:
+        BadSetting: one is longer than any that a log can ask for.
+    """
+    text = options.text(name)
+    if not text:
+        return ()
+    # Most of a query's Python processes have none, and need not load what knows logs.
+    from cordwood.log_attributes import check_token
+
+    tokens = tuple(token for each in text.split(",") if (token := each.strip()))
+    for token in tokens:
+        check_token(token)
+    return tokens
 
 
 def parse_servers(options: Given) -> str:

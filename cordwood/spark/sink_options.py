@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
 from cordwood.spark.given import Given, refuse_unknown
-from cordwood.spark.options import REQUEST_TIMEOUT_MS, SERVERS, TIMEOUT, parse_servers
+from cordwood.spark.options import (
+    REQUEST_TIMEOUT_MS,
+    SERVERS,
+    TIMEOUT,
+    parse_servers,
+    parse_tokens,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -121,13 +127,8 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
         app=_app(options),
         version=_version(options),
         stage_ttl_s=options.duration_s("stageTtl", STAGE_TTL_S),
-        write_tokens=_tokens(options),
+        write_tokens=parse_tokens(options, WRITE_TOKENS),
     )
-
-
-def _tokens(options: Given) -> tuple[str, ...]:
-    tokens = tuple(each.strip() for each in (options.text(WRITE_TOKENS) or "").split(","))
-    return tuple(each for each in tokens if each)
 
 
 def _app(options: Given) -> str:

@@ -200,7 +200,9 @@ class _SliceReader:
             from cordwood.spark.slice_reader import read_slices
 
             options = self._options
-            store = shared_store(options.servers, options.request_timeout_s)
+            store = shared_store(
+                options.servers, options.request_timeout_s, options.client_settings()
+            )
             yield from read_slices(
                 store,
                 slices,

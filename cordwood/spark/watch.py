@@ -68,7 +68,8 @@ class Watch:
     @property
     def store(self) -> BlockingStore:
         """The client."""
-        return shared_store(self._options.servers, self._options.request_timeout_s)
+        options = self._options
+        return shared_store(options.servers, options.request_timeout_s, options.client_settings())
 
     @property
     def cluster(self) -> str:

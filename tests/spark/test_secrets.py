@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from cordwood.cli import spark as spark_verbs
 from cordwood.cli.app import run
 from cordwood.errors import BadSetting
+from cordwood.spark.options import READ_TOKENS
 from cordwood.spark.secrets import SECRET_BYTES_MAX, tokens_at
+from cordwood.spark.sink_options import WRITE_TOKENS
 
 
 def test_tokens_of_a_variable_and_of_a_file(tmp_path):
@@ -38,6 +41,25 @@ def test_files_without(tmp_path, content, told):
 def test_a_variable_that_is_not_set():
     with pytest.raises(BadSetting, match="the variable X holds no token"):
         tokens_at("t", "env:X", {})
+
+
+@pytest.mark.parametrize("verb", ["land", "stats", "audit", "replay"])
+def test_a_verb_that_reads_refuses_a_token_too(verb, capfd):
+    more = {"land": ["--table", "t"], "replay": ["--checkpoint", "c", "--to", "b"]}
+    asked = ["spark", verb, "a", *more.get(verb, []), "--cluster", "h:1"]
+    assert run([*asked, "--read-tokens", "hunter2"]) == 1
+    told = capfd.readouterr()
+    assert "--read-tokens says where the tokens are" in told.err
+    assert "hunter2" not in told.out + told.err
+
+
+def test_a_verb_takes_the_variable_of_all_verbs(monkeypatch):
+    monkeypatch.setenv("CORDWOOD_READ_TOKENS", "a,b")
+    monkeypatch.setenv("CORDWOOD_WRITE_TOKENS", "c")
+    monkeypatch.setenv("MINE", "d")
+    assert spark_verbs.source_options("h:1", ["x"], "")[READ_TOKENS] == "a,b"
+    assert spark_verbs._sink("h:1", "x", "")[WRITE_TOKENS] == "c"
+    assert spark_verbs._sink("h:1", "x", "env:MINE")[WRITE_TOKENS] == "d"
 
 
 @pytest.mark.parametrize("verb", [["replay", "a", "--checkpoint", "c"], ["backfill", "t"]])

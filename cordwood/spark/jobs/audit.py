@@ -132,13 +132,13 @@ def _note(note: Path, slices: Sequence[Slice], done: int) -> None:
 def _findings(spark: SparkSession, options: SourceOptions, slices: Sequence[Slice]) -> DataFrame:
     rows = [(each.name, each.log_id, each.start, each.stop) for each in slices]
     tasks = spark.createDataFrame(rows, _TASKS).repartition(max(1, len(rows)))
-    servers, timeout_s = options.servers, options.request_timeout_s
+    servers, settings = options.servers, options.client_settings()
 
     def scan(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         for batch in batches:
-            store = shared_store(servers, timeout_s)
+            store = shared_store(servers, settings.timeout_s, settings)
             for task in batch.to_pylist():
                 read = Slice(task["log_id"], task["log"], task["start"], task["stop"])
                 yield pa.RecordBatch.from_pylist(_rows(read, scan_slice(store, read)), _schema())

@@ -15,7 +15,7 @@ from cordwood.spark.given import Given
 from cordwood.spark.jobs.backfill import REPLAY_BYTES, replay
 from cordwood.spark.jobs.land import describe, land
 from cordwood.spark.jobs.landing import Landing
-from cordwood.spark.options import SERVERS
+from cordwood.spark.options import READ_TOKENS, SERVERS
 from cordwood.spark.pipeline.spec import Pipeline, Sink
 from cordwood.spark.secrets import tokens_at
 from cordwood.spark.sink_options import WRITE_TOKENS
@@ -62,6 +62,8 @@ def _run_sink(
     spark: SparkSession, pipeline: Pipeline, sink: Sink, find_servers: FindServers, say: Say
 ) -> int:
     source = _found(pipeline.source, find_servers)
+    if pipeline.read_tokens:
+        source[READ_TOKENS] = tokens_at("read_tokens", pipeline.read_tokens)
     if isinstance(sink, Landing):
         landed = land(spark, dataclasses.replace(sink, source=source), say)
         if landed.records:

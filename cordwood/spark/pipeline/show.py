@@ -12,6 +12,8 @@ def draw(pipeline: Pipeline) -> list[str]:
     source = pipeline.source
     logs = source.get("subscribe", "").replace(",", ", ") or source.get("subscribePattern", "")
     left = [logs, f"at {source[SERVERS]}", f"from {source['startingOffsets']}"]
+    if pipeline.read_tokens:
+        left.append(f"tokens from {pipeline.read_tokens}")
     width = max(map(len, left))
     middle = f" ──► {pipeline.decode}" if pipeline.decode else ""
     sinks = [_sink(sink) for sink in pipeline.sinks]

@@ -10,6 +10,7 @@
       start: earliest                # latest, or JSON by log
       max_bytes: 1g                  # of a micro-batch, about
       headers: false
+      read_tokens: env:ORDERS_TOKEN  # or file:./tokens, a line each; never the token itself
       options: {minPartitions: 4}    # any other option of the source
     decode: json                     # or your package.module:function; none lands raw records
     schema: "id BIGINT, name STRING" # of JSON; found by itself if it is left out
@@ -22,7 +23,7 @@
       - log: orders-copy             # exactly once, in micro-batches of at most 32m
         cluster: other:4440
         checkpoint: ./orders-copy
-        write_tokens: env:ORDERS_TOKEN   # or file:./tokens, a line each; never the token itself
+        write_tokens: file:./tokens  # likewise
 
 Each sink has a checkpoint of its own and goes its own pace; a table keeps its in itself.
 """
@@ -37,7 +38,7 @@ from pathlib import Path
 from cordwood.errors import BadSetting
 from cordwood.spark.given import Given
 from cordwood.spark.jobs.landing import EVENT_DATE, Landing
-from cordwood.spark.options import OPTIONS, SERVERS, parse_options
+from cordwood.spark.options import OPTIONS, READ_TOKENS, SERVERS, parse_options
 from cordwood.spark.pipeline.yaml_lines import Mistakes, Reader, read_yaml
 from cordwood.spark.secrets import FILE, check_place
 from cordwood.spark.sink_options import parse_sink_options
@@ -72,6 +73,7 @@ class Pipeline:
     Attributes:
         source: options of the source.
         trigger_s: seconds between rounds, None to run once.
+        read_tokens: where they are, as `secrets.tokens_at` takes it; "" for none.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Pipeline:
     decode: str
     trigger_s: float | None
     sinks: tuple[Sink, ...]
+    read_tokens: str = ""
 
 
 def load_pipeline(path: str) -> Pipeline:
@@ -116,7 +119,7 @@ def _pipeline(top: Reader, directory: str) -> Pipeline | None:
         top.wrong(top.value("version") or top.node, f"version is {version}; this one reads 1")
     name = top.text("name", "pipeline")
     source_reader = top.reader("source")
-    source = {} if source_reader is None else _source(source_reader)
+    source, tokens = ({}, "") if source_reader is None else _source(source_reader, directory)
     decode, schema = top.text("decode", ""), top.text("schema", "")
     trigger = top.text("trigger", ONCE)
     trigger_s = None
@@ -128,10 +131,11 @@ def _pipeline(top: Reader, directory: str) -> Pipeline | None:
         if (sink := _sink(reader, source, decode, schema, directory)) is not None
     ]
     top.done()
-    return Pipeline(name, source, decode, trigger_s, tuple(sinks))
+    return Pipeline(name, source, decode, trigger_s, tuple(sinks), tokens)
 
 
-def _source(reader: Reader) -> dict[str, str]:
+def _source(reader: Reader, directory: str) -> tuple[dict[str, str], str]:
+    """The source's options, and where its tokens are."""
     options = {SERVERS: reader.text("cluster")}
     logs, pattern = reader.texts("logs"), reader.text("pattern", "")
     if logs:
@@ -144,13 +148,16 @@ def _source(reader: Reader) -> dict[str, str]:
     if headers := reader.text("headers", ""):
         options["includeHeaders"] = headers
     if reader.value("options") is not None and (more := reader.reader("options")) is not None:
-        options.update({name: text for name in OPTIONS if (text := more.text(name, ""))})
+        # A token is in no file that is kept with the code: read_tokens says where it is.
+        names = [name for name in OPTIONS if name != READ_TOKENS]
+        options.update({name: text for name in names if (text := more.text(name, ""))})
         more.done()
+    tokens = _tokens(reader, "read_tokens", directory)
     reader.done()
     # A directory stands for the cluster in it, which need not run yet.
     checked = {**options, SERVERS: "h:1"} if os.path.isdir(options[SERVERS]) else options
     reader.made(lambda: parse_options(checked).check_stream())
-    return options
+    return options, tokens
 
 
 def _sink(
@@ -189,7 +196,7 @@ def _log_sink(
         "codec": reader.text("codec", "none"),
     }
     checkpoint = os.path.join(directory, os.path.expanduser(reader.text("checkpoint")))
-    tokens = _tokens(reader, directory)
+    tokens = _tokens(reader, "write_tokens", directory)
     reader.done()
     if decode:
         reader.wrong(reader.node, f"{reader.path}log takes records as they are; decode is set")
@@ -199,12 +206,12 @@ def _log_sink(
     return LogSink(options, checkpoint, tokens)
 
 
-def _tokens(reader: Reader, directory: str) -> str:
-    """Where a sink's write tokens are; a file is relative to the pipeline's."""
-    place = reader.text("write_tokens", "")
+def _tokens(reader: Reader, key: str, directory: str) -> str:
+    """Where tokens are; a file is relative to the pipeline's."""
+    place = reader.text(key, "")
     if not place:
         return ""
-    place = reader.made(lambda: check_place(f"{reader.path}write_tokens", place)) or ""
+    place = reader.made(lambda: check_place(f"{reader.path}{key}", place)) or ""
     if not place.startswith(FILE):
         return place
     return FILE + os.path.join(directory, os.path.expanduser(place.removeprefix(FILE)))

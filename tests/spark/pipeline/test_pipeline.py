@@ -132,9 +132,23 @@ class TestTokens:
             assert drawn in told
             assert "hunter2" not in told
 
+    def test_those_of_the_source(self):
+        text = WHOLE.replace("  max_bytes", "  read_tokens: env:ORDERS\n  max_bytes")
+        found = parse_pipeline(text, "p.yaml")
+        assert found.read_tokens == "env:ORDERS"
+        assert any("tokens from env:ORDERS" in line for line in draw(found))
+
     def test_a_token_in_the_file(self):
-        (told,) = mistakes(WHOLE + "    write_tokens: hunter2\n")
-        assert told.startswith("p.yaml:14: sinks[1].write_tokens says where the tokens are, env:")
+        for text, place in (
+            (WHOLE + "    write_tokens: hunter2\n", "p.yaml:14: sinks[1].write_tokens"),
+            (WHOLE.replace("  max_", "  read_tokens: hunter2\n  max_"),
+             "p.yaml:4: source.read_tokens"),
+        ):  # fmt: skip
+            (told,) = mistakes(text)
+            assert told.startswith(f"{place} says where the tokens are, env:")
+            assert "hunter2" not in told
+        (told,) = mistakes(WHOLE.replace("{minP", "{cordwood.read.tokens: hunter2, minP"))
+        assert "there is no source.options.cordwood.read.tokens" in told
         assert "hunter2" not in told
 
 
@@ -153,14 +167,18 @@ def test_the_verbs_tell_mistakes_line_by_line(tmp_path, capfd):
 
 @pytest.mark.spark
 @pytest.mark.real
-def test_a_run_takes_each_sink_where_it_was(spark, cluster, store, tmp_path, capfd):
+def test_a_run_takes_each_sink_where_it_was(spark, cluster, store, tmp_path, capfd, monkeypatch):
     store.append_many("/pipe/a", [b"%d" % n for n in range(50)])
     store.append_many("/pipe/b", [b"%d" % n for n in range(50, 80)])
+    monkeypatch.setenv("PIPE_TOKENS", "other,sesame")
+    attributes = LogAttributes(read_token=token_digest("sesame"))
+    store.log_tree.set_attributes("/pipe/b", attributes)
     store.create_log("/piped", attributes=LogAttributes(write_token=token_digest("hunter2")))
     (tmp_path / "tokens").write_text("other\nhunter2\n")
     file = tmp_path / "pipeline.yaml"
     file.write_text(
-        f"version: 1\nsource: {{cluster: '{cluster.url}', pattern: /pipe/.*}}\nsinks:\n"
+        f"version: 1\nsource: {{cluster: '{cluster.url}', pattern: /pipe/.*, "
+        "read_tokens: 'env:PIPE_TOKENS'}\nsinks:\n"
         "  - {table: ./table, partition_by: log}\n"
         "  - {log: /piped, checkpoint: ./copy, write_tokens: 'file:./tokens'}\n"
     )
