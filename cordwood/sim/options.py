@@ -17,11 +17,11 @@ from cordwood.sim.links import LinkSettings
 from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions
 
-SETTLE_S = 8.0
+SETTLE_S = 7.0
 """How long producers go on after the healing: appends are owed within 5 s of it, so that some
 seconds of such are seen. What is owed within 10 s is, in the draining and the idling behind."""
 
-ABSENT_SETTLE_S = 12.0
+ABSENT_SETTLE_S = 11.0
 """The same where nodes stay away meanwhile: the others owe all of it before they come back."""
 
 

@@ -54,8 +54,11 @@ from cordwood.sim.workload import Clients, final_tails
 
 __all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
 
-SETTLES_MAX = 4
-"""Times that: a run whose faults stopped most appends goes on until it counts."""
+SETTLES_MAX = 5
+"""Times that it settles at most: a run whose faults stopped most appends goes on until it counts."""
+
+SETTLE_STEP_S = 2.0
+"""How often it is looked whether it does."""
 
 DRAIN_S = 60.0
 """The longest that readers may take to the final tail before the run is called stuck."""
@@ -346,10 +349,12 @@ class _Run:
 
     async def _settle(self) -> None:
         """Let the workload go on, and with it what is owed after the faults."""
-        for _ in range(SETTLES_MAX if self._options.must_count else 1):
-            await asyncio.sleep(self._options.settle_s)
-            if self.clients.acked >= ACKED_MIN:
-                break
+        settle_s = self._options.settle_s
+        await asyncio.sleep(settle_s)
+        most_s = SETTLES_MAX * settle_s if self._options.must_count else settle_s
+        while settle_s < most_s and self.clients.acked < ACKED_MIN:
+            await asyncio.sleep(SETTLE_STEP_S)
+            settle_s += SETTLE_STEP_S
 
     async def _idle(self) -> None:
         """See what nodes do that nobody asks for anything."""

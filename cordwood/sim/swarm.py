@@ -33,7 +33,7 @@ DAMAGE_SHARE = 0.12
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
 
-RECORDS = (1450.0, 1900.0)
+RECORDS = (1650.0, 2100.0)
 """Records that the clients of a run try to append, the settling after the faults counted in:
 the thousand that a run must acknowledge to count, and little more. Calls are what is costly
 to simulate, and what finds bugs is the number of different runs. A run that is short of its
@@ -65,9 +65,9 @@ PACED_SHARE = 0.15
 LOSES_SHARE = 0.15
 """Share of the seeds in which nodes are lost for good at the end."""
 
-LONG_S = (26.0, 40.0)
-SHORT_S = (14.0, 22.0)
-SHORT_SHARE = 0.6
+LONG_S = (22.0, 34.0)
+SHORT_S = (12.0, 18.0)
+SHORT_SHARE = 0.7
 """How long faults strike, and in which share of the seeds for less long: such a run takes some
 seven tenths of the time of a core and meets about as many probes, so that more of them find more.
 What needs many faults behind one another has the rest."""
@@ -95,7 +95,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     fills = damage is Damage.NONE and chance.random() < FILLS_SHARE
     cluster = replace(
         _cluster(chance, fills, damage),
-        gossip_s=stream(seed, "gossip").choice((0.05, 0.2, 0.2, 0.2)),
+        gossip_s=stream(seed, "gossip").choice((0.1, 0.2, 0.2, 0.2)),
         **_retention(stream(seed, "retention")),
     )
     kept = stream(seed, "recent").choice((0, 0, 10_000, 128 * MIB))
@@ -242,7 +242,7 @@ def _cluster(chance: random.Random, fills: bool, damage: Damage) -> ClusterOptio
             run_bytes=chance.choice((1024, 8192, MIB, MIB)),
             store_timeout_s=(timeout_s := chance.choice(STORE_TIMEOUTS_S)),
             store_timeout_max_s=max(timeout_s, chance.choice((1.0, 2.0, 2.0))),
-            esns=chance.choice((ESN_ISSUED_MAX, ESN_ISSUED_MAX, 1000, 500, 200)),
+            esns=chance.choice((ESN_ISSUED_MAX, ESN_ISSUED_MAX, 1000, 1000, 500, 250)),
         ),
     )
 
@@ -339,7 +339,7 @@ def _faults(chance: random.Random, cluster: ClusterOptions, damage: Damage) -> F
     calm = chance.random() < CALM_SHARE
     return FaultOptions(
         kinds=(*KINDS, *CLIENT_KINDS),
-        pause_s=12.0 if calm else chance.choice((1.5, 3.0, 5.0)),
+        pause_s=12.0 if calm else chance.choice((1.3, 2.5, 4.0)),
         scenes=tuple(chance.sample(sorted(SCENES), len(SCENES))),
         scene_chance=0.0 if calm else chance.choice((0.0, 0.15, 0.35)),
         damage=damage,
