@@ -64,6 +64,9 @@ FAILURES_MAX = 20
 VIOLATIONS_SHOWN = 3
 """Of one seed in a sweep; its replay has them all."""
 
+PROBES_TOLD_SEEDS = 20
+"""Of fewer seeds than this, most probes that are not hit say nothing."""
+
 ZOO_SEEDS = 200
 """Seeds within which a planted bug must be caught."""
 
@@ -378,8 +381,9 @@ def _show_totals(totals: SweepTotals, real_s: float, with_probes: bool, say: _Sa
     if with_probes:
         rows = [(name, totals.probes.get(name, 0), text) for name, text in PROBES.items()]
         say.table("probe", "hits>", "what it means", rows=rows)
-    elif totals.never_hit and totals.seeds >= 100:
-        say(f"probes never hit: {', '.join(totals.never_hit)}")
+    elif totals.never_hit and totals.seeds >= PROBES_TOLD_SEEDS:
+        missed = totals.never_hit
+        say(f"{len(missed)} of {len(PROBES)} probes never hit: {', '.join(missed)}")
 
 
 # ---- one seed ----

@@ -55,7 +55,7 @@ from cordwood.sim.workload import Clients, final_tails
 __all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
 
 SETTLES_MAX = 5
-"""Times that it settles at most: a run whose faults stopped most appends goes on until it counts."""
+"""Times that it settles at most: a run whose faults stopped most appends goes on till it counts."""
 
 SETTLE_STEP_S = 2.0
 """How often it is looked whether it does."""
@@ -178,7 +178,7 @@ def _judge(
 
 @contextmanager
 def _collecting_nothing() -> Iterator[None]:
-    """Checkers make many small things and no cycles: to look through them is a third of the work."""
+    """Checkers make many small things and no cycles: looking for those is a good part of it."""
     was_on = gc.isenabled()
     gc.disable()
     try:
