@@ -197,9 +197,13 @@ def ranges(start: StreamOffset, end: StreamOffset) -> dict[int, tuple[int, int]]
         return {}
     check_cluster(start, end.cluster)
     found = {}
-    for log, stop in sorted(end.logs.items()):
-        carried = None if start.is_initial else start.logs.get(log)
-        first = end.started.get(log) if carried is None else carried
+    carried = {} if start.is_initial else start.logs
+    for log, stop in end.logs.items():
+        first = carried.get(log)
+        if first == stop:
+            continue  # most of ten thousand
+        if first is None:
+            first = end.started.get(log)
         if first is None or first > stop:
             raise BadSetting(
                 f"offsets of log {log} go back, or begin nowhere: from {start.to_json()} to "
@@ -207,7 +211,7 @@ def ranges(start: StreamOffset, end: StreamOffset) -> dict[int, tuple[int, int]]
             )
         if first < stop:
             found[log] = (first, stop)
-    return found
+    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import uuid
@@ -33,6 +34,7 @@ from cordwood.spark.source import (
     CordwoodReader,
     CordwoodSource,
     CordwoodStreamReader,
+    _collect_rarely,
 )
 from cordwood.spark.splitting import Slice
 
@@ -630,6 +632,19 @@ class TestWrongPlaces:
         start = {**reader.initialOffset(), "cluster": "f" * 32}
         with pytest.raises(BadSetting, match="belongs to cluster ffff"):
             reader.latestOffset(start, ALL)
+
+    @pytest.mark.parametrize(("logs", "after"), [(1, 700), (1000, 50_000)])
+    def test_of_many_logs_has_garbage_looked_for_less_often(self, logs, after):
+        before = gc.get_threshold()
+        try:
+            gc.set_threshold(700, 10, 10)
+            _collect_rarely(logs)
+            assert gc.get_threshold() == (after, 10, 10)
+            gc.set_threshold(0)  # somebody has switched it off
+            _collect_rarely(logs)
+            assert gc.get_threshold()[0] == 0
+        finally:
+            gc.set_threshold(*before)
 
     def test_a_log_of_the_checkpoint_that_is_gone(self, store, log, new_reader):
         store.append(log, b"1")
