@@ -18,6 +18,7 @@ from cordwood.spark.options import (
     MAX_TRIGGER_DELAY_S,
     NOT_YET,
     OPTIONS,
+    READ_TOKENS,
     SELECTIONS,
     SERVERS,
     TARGET_PARTITION_BYTES,
@@ -102,6 +103,15 @@ class TestWhatIsTaken:
         assert found.min_partitions == 7
         assert found.request_timeout_s == 1.5
         assert found.target_partition_bytes == TARGET_PARTITION_BYTES
+
+    def test_read_tokens_go_to_the_client_and_are_not_shown(self):
+        found = parse_options({**LEAST, READ_TOKENS: " one, ,hunter2 "})
+        assert found.client_settings().read_tokens == ("one", "hunter2")
+        assert "hunter2" not in repr(found)
+        assert "hunter2" not in repr(found.client_settings())
+        with pytest.raises(BadSetting, match="a token has at most") as raised:
+            parse_options({**LEAST, READ_TOKENS: "hunter2" * 10_000})
+        assert "hunter2" not in str(raised.value)
 
     def test_times_are_by_append_time_in_milliseconds(self):
         assert options(startingTimestamp="1500").starts == Places(At(1_500_000))
