@@ -7,8 +7,9 @@ crash states of what is on disk, kill -9 of a real store under load, kill -9 and
 real cluster's nodes under load, everything at once that this machine can do to such a cluster,
 a reader beside a node that is a hundred times slower (`prove_reads.py`),
 fuzzed input for every decoder, and every world of the models that are too large for `make test`.
-`--parts` chooses among them. Spark's parts
-(`prove_spark.py`) are left out of a proof of less than 15 minutes. The first
+`--parts` chooses among them. The models' worlds and Spark's parts (`prove_spark.py`) are so many
+tests and come on top of the minutes, Spark's half an hour only with a proof of 15 minutes or
+more. The first
 three are `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many
 runs did not count, and, once the swarm's is a full one, a sweep that never reached one of the
 rare branches.
@@ -129,6 +130,15 @@ PARTS = {
 SEEDS_A_MINUTE = 8
 """On each core. One takes four to six seconds of a slow core, so a sweep mostly ends with its seeds
 and not with its minutes: who proved a commit here knows what it will do elsewhere."""
+
+
+def budgets(parts: Sequence[Part], minutes: float) -> list[float]:
+    """What each of these may take of so many minutes, all together no more.
+
+    A part without weight is so many tests, and takes what they take beside that.
+    """
+    whole = sum(part.weight for part in parts) or 1
+    return [minutes * part.weight / whole for part in parts]
 
 
 def sweep_arguments(part: Part, seed: int, minutes: float, workers: int) -> list[str]:
@@ -342,7 +352,9 @@ def seed_of_commit() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep for so many minutes; 1 if anything failed."""
     parser = argparse.ArgumentParser(description="Try to break what Cordwood promises.")
-    parser.add_argument("--minutes", type=float, default=5, help="of real time")
+    parser.add_argument(
+        "--minutes", type=float, default=5, help="of real time, beside worlds and Spark"
+    )
     parser.add_argument("--first-seed", type=int, help="by default it follows from the commit")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--command", default=COMMAND, help="what stands for `cordwood`")
@@ -372,8 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"prove: seeds from {first}, {options.workers} at a time, {options.minutes:g} min")
     began = time.monotonic()
     failed = []
-    for part in parts:
-        minutes = options.minutes * part.weight / (sum(each.weight for each in parts) or 1)
+    for part, minutes in zip(parts, budgets(parts, options.minutes), strict=True):
         if part.name == CRASH:
             is_clean = run_crash_states(first, minutes, options.workers)
         elif part.name == KILLS:

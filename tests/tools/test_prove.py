@@ -45,6 +45,42 @@ def calls(simulator: Path) -> list[list[str]]:
     return [json.loads(line) for line in lines]
 
 
+def test_the_budgets_of_the_parts_add_up_to_the_minutes() -> None:
+    spec = importlib.util.spec_from_file_location("prove", PROVE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["prove"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    parts = list(module.PARTS.values())
+    for some in (parts, parts[:1], parts[-1:], parts[2:5]):
+        shares = module.budgets(some, 15.0)
+        assert sum(shares) == pytest.approx(15.0 if any(part.weight for part in some) else 0.0)
+        assert all(share >= 0 for share in shares)
+
+
+def test_a_proof_of_fifteen_minutes_kills_landings_and_writes_twenty_times_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(PROVE.parent))
+    import prove_spark
+
+    said: list[str] = []
+    ran: list[tuple[list[str], str]] = []
+
+    def run(command, **options):
+        ran.append((command, options["env"]["CORDWOOD_SCHEDULES"]))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(prove_spark.subprocess, "run", run)
+    assert prove_spark.run_spark(14.9, said.append)
+    assert ran == []
+    assert prove_spark.run_spark(15.0, said.append)
+    ((command, schedules),) = ran
+    assert int(schedules) >= 20
+    assert command[-3:-1] == ["tests/spark", "-o"]
+    assert "slow" in command
+
+
 ALL = ("--parts", "swarm,demo,beyond,crash")
 
 
