@@ -2,6 +2,7 @@ import java.nio.ByteBuffer;
 import java.util.ArrayDeque;
 import java.util.Enumeration;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 import org.apache.bookkeeper.client.AsyncCallback.ReadCallback;
@@ -27,6 +28,7 @@ final class BookKeeperDriver extends Driver {
     private static final int READ_ENTRIES = 1000;
     private static final int READS = 4;
     private static final long WAIT_MS = 1000;
+    private static final long EMPTY_WAIT_MS = 1;
 
     private final BookKeeper client;
     private final BookKeeper tailClient;
@@ -126,11 +128,12 @@ final class BookKeeperDriver extends Driver {
         try {
             ready.run();
             long next = 0;
+            long firstBy = System.nanoTime() + TimeUnit.SECONDS.toNanos(TAIL_TIMEOUT_S);
             while (!enough.is()) {
+                CompletableFuture<LastConfirmedAndEntry> asked =
+                        reader.readLastAddConfirmedAndEntryAsync(next, WAIT_MS, true);
                 // Waits at a bookie until the entry is confirmed, and brings it.
-                try (LastConfirmedAndEntry told = reader
-                        .readLastAddConfirmedAndEntryAsync(next, WAIT_MS, true)
-                        .get(TAIL_TIMEOUT_S, TimeUnit.SECONDS)) {
+                try (LastConfirmedAndEntry told = asked.get(TAIL_TIMEOUT_S, TimeUnit.SECONDS)) {
                     if (told.hasEntry()) {
                         take.accept(told.getEntry().getEntryNioBuffer());
                         next++;
@@ -144,6 +147,15 @@ final class BookKeeperDriver extends Driver {
                         }
                         next = confirmed + 1;
                     }
+                } catch (ExecutionException error) {
+                    // No bookie has heard of a ledger before its first entry. Those that are
+                    // offered first are not counted.
+                    boolean isEmpty = next == 0
+                            && error.getCause() instanceof BKException.BKNoSuchLedgerExistsException;
+                    if (!isEmpty || System.nanoTime() > firstBy) {
+                        throw error;
+                    }
+                    Thread.sleep(EMPTY_WAIT_MS);
                 }
             }
         } finally {
