@@ -128,6 +128,12 @@ class Cast:
             if main.log_ids.get(log) in main.tails
         }
 
+    @property
+    def _query(self) -> str:
+        """The publisher's name. A cluster remembers what each query published, so on one that was
+        there before every run is a query of its own."""
+        return "publisher-1" if self._own else f"publisher-{time.time_ns() // 1_000_000}"
+
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start every client."""
         load = self._main.options
@@ -136,7 +142,7 @@ class Cast:
         cold = self._other(restart_s=COLD_S)
         for number in range(load.producers):
             self._writing.append(self._begin(tasks, produce, f"producer-{number + 1}", self._main))
-        self._writing.append(self._begin(tasks, publish_batches, "publisher-1", self._main))
+        self._writing.append(self._begin(tasks, publish_batches, self._query, self._main))
         for number, log in enumerate(load.logs, 1):
             self._read(tasks, f"restarting-{number}", log, self._main)
             self._read(tasks, f"every-copy-{number}", log, every_copy)
