@@ -26,9 +26,9 @@ from benchmarks.peers.workload import AppendLoad, AppendRun, Lag, TailLoad
 
 NODES = 3
 MEMORY = "2GB"
-"""Of a node, before it holds publishers up. A node keeps the 512 MiB of its write-ahead log of quorum
-queues in memory until the log is full, and its documentation wants three times as much: with 1 GB
-publishers were held up for good, since nobody filled the log any more."""
+"""Of a node, before it holds publishers up. A node keeps the 512 MiB of its write-ahead log of
+quorum queues in memory until the log is full, and its documentation wants three times as much: with
+1 GB publishers were held up for good, since nobody filled the log any more."""
 
 SBIN = "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin"
 
