@@ -45,7 +45,13 @@ from cordwood.layout.message import (
     TellNodesets,
     Yield,
 )
-from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply, SetAuthority
+from cordwood.layout.message_nodes import (
+    AskMembers,
+    MemberInfo,
+    MembersReply,
+    SetAuthority,
+    SetStorage,
+)
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.authority_calls import read_members, set_authority
@@ -96,6 +102,8 @@ logger = logging.getLogger(__name__)
 
 PURGE_RETRY_S = 0.5
 """Pause before a purge is tried again: peers that know are on their way."""
+
+READ_ONLY = "this node is read-only, as somebody said (`cordwood nodes storage`): it stores nothing"
 
 NOTE_AT_END_S = 1.0
 """The metadata store may be away when a node stops; the next start says what this would have."""
@@ -394,6 +402,11 @@ class Node:
         self._members = {member.node: member for member in members}
         self._shard.rebuilding = rebuilding = rebuilt_nodes(members)
         self._states.set_rebuilding(rebuilding)
+        mine = self._members.get(self.settings.node)
+        if mine is not None and mine.read_only is not bool(self._shard.read_only):
+            self._shard.read_only = READ_ONLY if mine.read_only else ""
+            logger.warning("%s", self._shard.read_only or "this node stores records again")
+            self._on_room()
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members})
 
@@ -491,6 +504,10 @@ class Node:
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
                 return DoneReply()
+            case SetStorage():
+                await self._membership.set_storage(NodeId(call.node), read_only=call.read_only)
+                await self._refresh_members()
+                return DoneReply()
             case Yield():
                 await self._sequencer.give_up(call.log, call.epoch, NodeId(call.node))
                 return DoneReply()
@@ -537,7 +554,7 @@ class Node:
             sent_blocks=self._streams.sent_blocks,
             sent_bytes=self._streams.sent_bytes,
             filtered_blocks=self._streams.filtered_blocks,
-            failed=shard.failed or shard.damage or shard.low_space,
+            failed=shard.failed or shard.damage or shard.read_only or shard.low_space,
             members=self._member_infos(),
             logs=log_states(shard, self._sequencer.sequencing()),
             scrub=self._scrub.state(),

@@ -51,8 +51,11 @@ class Member:
         location: its failure domains, narrowest last, joined by dots; `""` is
             no location, and such a node is a rack of its own.
         incarnation: grows by one each time the node starts.
-        weight: share of new records it should get; 0 takes none.
+        weight: share of new records it should get; 0 takes none, but for the end of an epoch
+            that can lie on no other.
         authority: what became of its data.
+        read_only: an operator said that it stores nothing: it is sealed and read, also by
+            recoveries. Its weight is 0 meanwhile.
     """
 
     node: NodeId
@@ -61,6 +64,7 @@ class Member:
     incarnation: int = 0
     weight: float = 1.0
     authority: Authority = Authority.FULLY_AUTHORITATIVE
+    read_only: bool = False
 
     def domain(self, scope: str) -> str:
         """Name the failure domain this node is in at `scope`, unique in the cluster.

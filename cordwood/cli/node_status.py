@@ -1,6 +1,7 @@
 """`cordwood nodes status`: what became of the data of a node that is down, shown and said.
+`cordwood nodes storage`: whether a node stores anything, shown and said.
 
-Source: `quorum.authority`; LogDevice digest 2.9.
+Source: `quorum.authority`; LogDevice digest 2.7 (4), 2.9.
 """
 
 from __future__ import annotations
@@ -66,3 +67,45 @@ def node_status(
         typer.echo(json.dumps({"node": node, "status": before.value}))
     else:
         typer.echo(f"node {node} is {before.value}: {MEANING[Status(before.value)]}")
+
+
+class Storage(enum.StrEnum):
+    """What a node does with records."""
+
+    READ_WRITE = "read-write"
+    READ_ONLY = "read-only"
+
+
+STORES = {
+    Storage.READ_WRITE: "it stores records",
+    Storage.READ_ONLY: "it stores nothing, and is sealed and read as ever",
+}
+
+
+def node_storage(
+    node: Annotated[int, typer.Argument(metavar="NODE", help="Its number.")],
+    storage: Annotated[
+        Storage | None, typer.Argument(help="What it is to do; shown without.")
+    ] = None,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Show or say whether a node stores records: its storage state.
+
+    A read-only node sends what it has, to readers and to recoveries, and takes nothing new; new
+    epochs leave it out. It stays so over its restarts, until the other is said.
+    """
+    from cordwood.nodes import NodeId
+
+    with open_store(cluster) as store:
+        if storage is not None:
+            store.set_storage(node, read_only=storage is Storage.READ_ONLY)
+        said = store.read_only()
+        if node not in said:
+            known = ", ".join(map(str, said))
+            raise BadSetting(f"there is no node {node}; there are {known}")
+    now = Storage.READ_ONLY if said[NodeId(node)] else Storage.READ_WRITE
+    if as_json:
+        typer.echo(json.dumps({"node": node, "storage": now.value}))
+    else:
+        typer.echo(f"node {node} is {now.value}: {STORES[now]}")

@@ -1,4 +1,4 @@
-"""`cordwood nodes list | show | status | scrub | accept-loss`: nodes, and what each does."""
+"""`cordwood nodes list | show | status | storage | scrub | accept-loss`: nodes, what each does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cordwood.cli.accept_loss import accept_loss
-from cordwood.cli.node_status import node_status
+from cordwood.cli.node_status import node_status, node_storage
 from cordwood.cli.overview import view_nodes
 from cordwood.cli.scrub import scrub
 from cordwood.cli.status import show_nodes
@@ -23,6 +23,7 @@ app = typer.Typer(help="List and show nodes.", no_args_is_help=True)
 app.command()(scrub)
 app.command(name="accept-loss")(accept_loss)
 app.command(name="status")(node_status)
+app.command(name="storage")(node_storage)
 
 
 @app.command(name="list")

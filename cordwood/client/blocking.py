@@ -319,6 +319,14 @@ class BlockingStore(BlockingPositions):
         """Say what became of a node's data; see `nodes.Nodes.set_authority`."""
         self._call(self._store.set_authority(node, authority, expected))
 
+    def read_only(self) -> dict[NodeId, bool]:
+        """Whether each node stores nothing; see `nodes.Nodes.read_only`."""
+        return self._call(self._store.read_only())
+
+    def set_storage(self, node: int, *, read_only: bool) -> None:
+        """Have a node store nothing, or again; see `nodes.Nodes.set_storage`."""
+        self._call(self._store.set_storage(node, read_only=read_only))
+
     def serve(self, port: int = 0) -> str:
         """Open an embedded store to this machine; see `store.Store.serve`."""
         return self._call(self._store.serve(port))

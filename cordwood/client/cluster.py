@@ -464,7 +464,13 @@ class Cluster:
         self._nodesets.clear()
         self.members = {
             NodeId(m.node): Member(
-                NodeId(m.node), m.address, m.location, m.incarnation, m.weight, m.authority
+                NodeId(m.node),
+                m.address,
+                m.location,
+                m.incarnation,
+                m.weight,
+                m.authority,
+                m.read_only,
             )
             for m in members
         }

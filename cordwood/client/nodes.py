@@ -11,7 +11,7 @@ from typing import TypeVar
 from cordwood.client.cluster import Cluster
 from cordwood.errors import CordwoodError
 from cordwood.layout.message import AskStatus, AskStreams, Call, StatusReply, StreamsReply
-from cordwood.layout.message_nodes import SetAuthority
+from cordwood.layout.message_nodes import SetAuthority, SetStorage
 from cordwood.nodes import Authority, NodeId
 from cordwood.settings import ClientSettings
 
@@ -71,6 +71,28 @@ class Nodes:
         call = SetAuthority(node, authority, expected)
         await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+
+    async def set_storage(self, node: int, *, read_only: bool) -> None:
+        """Have a node store nothing from now on, or store again; it is read all the same.
+
+        Nodes hear of it within a second. A recovery reads such a node and stores on others.
+
+        Raises:
+            BadSetting: there is no such node.
+            Unreachable: the cluster did not answer; it may be set, and may be set again.
+        """
+        call = SetStorage(node, read_only)
+        await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
+        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+
+    async def read_only(self) -> dict[NodeId, bool]:
+        """Whether each node stores nothing because somebody said so, in node order.
+
+        Raises:
+            Unreachable: no node answered in time.
+        """
+        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+        return {node: member.read_only for node, member in sorted(self._cluster.members.items())}
 
     async def _ask_each(
         self, message: Call, kind: type[Answer]

@@ -28,7 +28,13 @@ from cordwood.layout.log_questions import (
     TrimReply,
 )
 from cordwood.layout.message_fields import U32, U62, AnyLsn, Name, Sentence
-from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply, SetAuthority
+from cordwood.layout.message_nodes import (
+    AskMembers,
+    MemberInfo,
+    MembersReply,
+    SetAuthority,
+    SetStorage,
+)
 from cordwood.layout.message_staging import (
     PublicationReply,
     PublishCall,
@@ -459,7 +465,7 @@ Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
     | Seal | Clean | AskReleased | Yield | GroupCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
-    | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority
+    | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply

@@ -20,6 +20,7 @@ class MemberInfo(Struct, frozen=True):
     incarnation: int
     weight: float
     authority: Authority = Authority.FULLY_AUTHORITATIVE
+    read_only: bool = False
 
 
 class AskMembers(Struct, frozen=True, tag="ask_members"):
@@ -36,6 +37,13 @@ class MembersReply(Struct, frozen=True, tag="members"):
     cluster: bytes
     members: list[MemberInfo]
     dead: list[U32] = []
+
+
+class SetStorage(Struct, frozen=True, tag="set_storage"):
+    """Say whether a node stores nothing; answered with DoneReply."""
+
+    node: U32
+    read_only: bool
 
 
 class SetAuthority(Struct, frozen=True, tag="set_authority"):

@@ -80,6 +80,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     claim: Annotated[str, msgspec.Meta(max_length=CLAIM_CHARS_MAX)] = ""
     reached: Annotated[int, msgspec.Meta(ge=-1)] = -1
     authority: Authority = Authority.FULLY_AUTHORITATIVE
+    read_only: bool = False
 
 
 class Membership:
@@ -156,9 +157,13 @@ class Membership:
             fully = Authority.FULLY_AUTHORITATIVE
             is_said = before is not None and before.authority is not fully
             authority = Authority.UNAVAILABLE if is_said else fully
+            read_only = before is not None and before.read_only
             return msgspec.json.encode(
-                _Entry(address, location, incarnation + 1, weight, claim, reached, authority)
-            )
+                _Entry(
+                    address, location, incarnation + 1, weight, claim, reached, authority,
+                    read_only,
+                )
+            )  # fmt: skip
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "an entry was written"
@@ -263,6 +268,25 @@ class Membership:
         assert stored is not None, "the entry was there"
         return _member(node_id, stored)
 
+    async def set_storage(self, node_id: NodeId, *, read_only: bool) -> Member:
+        """Say whether a node stores nothing, until the other is said; it outlives its starts.
+
+        Raises:
+            BadSetting: the node never registered.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is None:
+                raise BadSetting(f"there is no node {node_id}")
+            entry = _decode(node_id, found)
+            if entry.read_only is read_only:
+                return None
+            return msgspec.json.encode(msgspec.structs.replace(entry, read_only=read_only))
+
+        stored = await change_repeatably(self._store, _key(node_id), decide)
+        assert stored is not None, "the entry was there"
+        return _member(node_id, stored)
+
     async def members(self) -> tuple[Member, ...]:
         """Every node that ever registered, in node order."""
         listed = await self._store.list(_NODES)
@@ -300,8 +324,9 @@ def _node_of(key: str) -> NodeId:
 def _member(node_id: NodeId, value: bytes) -> Member:
     entry = _decode(node_id, value)
     return Member(
-        node_id, entry.address, entry.location, entry.incarnation, entry.weight, entry.authority
-    )
+        node_id, entry.address, entry.location, entry.incarnation,
+        0.0 if entry.read_only else entry.weight, entry.authority, entry.read_only,
+    )  # fmt: skip
 
 
 def _decode(node_id: int, value: bytes) -> _Entry:

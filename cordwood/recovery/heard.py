@@ -43,12 +43,13 @@ def is_enough(
 ) -> bool:
     """Whether recovery goes on with these: they are to hold the tail as well.
 
-    While others may still answer, those heard must be able to hold a copyset. Once nobody
-    else can, they do what they can.
+    While others may still answer, those heard must be able to hold a copyset; read-only ones
+    tell what they have and hold nothing new. Once nobody else can, they do what they can.
     """
     hearing = weigh(heard, nodeset, replication, statuses)
     if hearing is Hearing.INCOMPLETE:
-        return can_replicate(heard, nodeset, replication)
+        takers = {m.node for m in nodeset.members if m.node in heard and not m.read_only}
+        return can_replicate(takers, nodeset, replication)
     return hearing is not Hearing.NONE
 
 

@@ -207,8 +207,13 @@ def _choose(job: MendJob, holders: frozenset[NodeId], host: Host) -> tuple[NodeI
 
 
 def _all_taking(nodeset: Nodeset) -> Nodeset:
-    """The same nodes, those of weight 0 with next to none."""
-    return Nodeset(tuple(replace(m, weight=m.weight or SPARED_WEIGHT) for m in nodeset.members))
+    """The same nodes, those of weight 0 with next to none; nothing for those that store nothing."""
+    return Nodeset(
+        tuple(
+            m if m.read_only else replace(m, weight=m.weight or SPARED_WEIGHT)
+            for m in nodeset.members
+        )
+    )
 
 
 def _sparing(nodeset: Nodeset, holders: frozenset[NodeId]) -> Nodeset:

@@ -96,6 +96,7 @@ class Shard:
         rebuilding: the nodes whose data is said to be gone or rebuilt: see `refusals`.
         seals: which epochs may still store, as of what was asked for.
         amends: the stores that have no bodies.
+        read_only: why no blocks are taken at all, as an operator said; "" while they are.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Shard:
         self.reached = logs.offset
         self.stored_blocks = 0
         self.is_out_of_space = False
-        self.low_space = ""
+        self.low_space = self.read_only = ""
         self.rebuilding: frozenset[int] = frozenset()
         self.seals = SealTable()
         self.amends = Amends(self)
@@ -302,7 +303,7 @@ class Shard:
     @property
     def room_bytes(self) -> int:
         """Bytes left for first waves, in the WAL and in the cache; 0 for none."""
-        if self.low_space:
+        if self.read_only or self.low_space:
             return 0
         wal = self._wal
         return first_wave_room(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, self._cached)

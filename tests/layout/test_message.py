@@ -85,7 +85,13 @@ from cordwood.layout.message import (
     to_error,
     to_fault,
 )
-from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply, SetAuthority
+from cordwood.layout.message_nodes import (
+    AskMembers,
+    MemberInfo,
+    MembersReply,
+    SetAuthority,
+    SetStorage,
+)
 from cordwood.layout.message_staging import (
     AskPublication,
     AskStaged,
@@ -133,6 +139,7 @@ CALLS: list[Call] = [
     SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
     TellNodesets(9, 5, [EpochNodes(1, [1, 2, 3], 3, 2)]), AskNodesets(9),
     SetAuthority(3, Authority.UNDER_REPLICATED, Authority.UNAVAILABLE),
+    SetStorage(3, True),
     RenameLog("/orders", "/o"), SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
     StageBlock(STAGE, 9, 60_000, 2, 1, 30, 5, 6, b"body"), PinStaged("query", 2, [STAGE]),
     Unstage("query", 2, [STAGE]), AskStaged(STAGE), AskPublication("query"),

@@ -1,0 +1,89 @@
+"""Nodes that an operator made read-only: they are sealed and read, and store nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, values
+
+from cordwood.client.store import Store
+from cordwood.errors import BadSetting
+from cordwood.metadata.membership import Membership
+from cordwood.nodes import NodeId
+
+LOG = 1
+
+
+def held(cluster: ClusterAtHand, node: int) -> list[tuple[int, int, str]]:
+    """What a node holds of the log."""
+    return cluster.held(node, LOG)
+
+
+async def next_epoch(cluster: ClusterAtHand, store: Store) -> int:
+    """Have another node sequence the log; its epoch."""
+    cluster.kill(cluster.sequencer_of(LOG))
+    await asyncio.sleep(1)  # the client has heard that it is gone
+    return (await store.append("log", b"next")).epoch
+
+
+def test_a_read_only_node_takes_no_store_of_anybody_and_tells_recovery_what_it_has() -> None:
+    """What is on read-only nodes is kept, its copies and the end of its epoch go to others."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=30) as store:
+            await store.append("log", b"1")
+            owner = cluster.sequencer_of(LOG)
+            silent = next(n for n in cluster.numbers if n != owner)
+            await store.set_storage(silent, read_only=True)
+            assert (await store.read_only())[NodeId(silent)]
+            await asyncio.sleep(3)
+            before = held(cluster, silent)
+            for number in range(20):
+                await store.append("log", b"%d" % (number + 2))
+            epoch = await next_epoch(cluster, store)
+            last = await store.append("log", b"last")
+            assert epoch > 1
+            assert held(cluster, silent) == before, "neither records nor the end of the epoch"
+            assert cluster.running[silent].shard.sealed(LOG) == epoch
+            members = {m.node: m for m in await Membership(cluster.metadata).members()}
+            nodes = (await store.log("log")).nodes_of(last.epoch)
+            assert (silent in nodes, members[NodeId(silent)].weight) == (False, 0.0)
+            wanted = [b"%d" % (n + 1) for n in range(21)]
+            assert (await values(store, "log", until=last))[:21] == wanted
+
+            # It stays so over a start, until the other is said.
+            cluster.kill(silent)
+            await cluster.start(silent)
+            assert cluster.running[silent].shard.read_only
+            await store.set_storage(silent, read_only=False)
+            await asyncio.sleep(3)
+            assert not cluster.running[silent].shard.read_only
+            with pytest.raises(BadSetting, match="no node 9"):
+                await store.set_storage(9, read_only=True)
+
+    simulate(scenario, nodes=5, copies=2)
+
+
+def test_recovery_waits_for_nodes_that_store_where_read_only_ones_alone_answer() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=60) as store:
+            await store.append("log", b"1")
+            owner = cluster.sequencer_of(LOG)
+            some = [n for n in cluster.numbers if n != owner]
+            for node in some[:2]:
+                await store.set_storage(node, read_only=True)
+            await asyncio.sleep(3)
+            cluster.kill(owner)
+            await asyncio.sleep(1)
+            before = {node: held(cluster, node) for node in some[:2]}
+            pending = asyncio.ensure_future(store.append("log", b"2"))
+            await asyncio.sleep(20)
+            assert not pending.done(), "one node is left that stores, and two copies are asked for"
+            await cluster.start(owner)
+            lsn = await pending
+            assert await values(store, "log", until=lsn) == [b"1", b"2"]
+            for node in some[:2]:
+                assert held(cluster, node) == before[node]
+
+    simulate(scenario, nodes=4, copies=2)
