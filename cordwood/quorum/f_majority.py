@@ -18,7 +18,7 @@ enough to hear, however many nodes the third has.
 
 Members count whatever their weight: weight is a wish about new records, and an old
 record may lie on a node that takes none today. What became of a node's data (its
-authoritative status) counts for readers only so far, in `quorum.authority`.
+authoritative status) counts for readers and recoveries, in `quorum.authority`.
 
 Source: LogDevice digest 2.6; common/FailureDomainNodeSet.h.
 """
