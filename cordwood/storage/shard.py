@@ -91,8 +91,7 @@ class Shard:
         reached: WAL offset of the last durable record, -1 for none.
         stored_blocks: blocks stored since start.
         is_out_of_space: whether a flush waits for the disk to have space.
-        low_space: why no new records are taken although there is room in the WAL: the disk
-            is nearly full; "" while it is not. Recoveries and seals go on.
+        low_space: why only recoveries may store: the disk is nearly full; "" while it is not.
         rebuilding: the nodes whose data is said to be gone or rebuilt: see `refusals`.
         seals: which epochs may still store, as of what was asked for.
         amends: the stores that have no bodies.

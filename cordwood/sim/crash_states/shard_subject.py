@@ -320,6 +320,10 @@ class ShardScript:
                 self._store()
             await asyncio.sleep(REST_S)
             await self._flush_now()
+        for _ in LOGS:  # while bodies lie in older partitions, which are dropped below
+            self._amend()
+        await asyncio.sleep(REST_S)
+        await self._flush_now()
         is_all = self._chance.random() < 0.4
         for each in LOGS if is_all else (log,):
             await self._trim(each, is_all=True)
