@@ -1,15 +1,20 @@
 """The first client: appends a source, batch after batch, some of them in flight at once.
 
 It runs ahead of the tail by LAG_RECORDS_MAX records at most, which bounds what the tail
-check must remember. Half-way it lets the demo choose a victim, hands over several batches
-at once, and has the victim killed while they are on their way.
+check must remember. At each strike it lets the demo choose a victim, hands over several
+batches at once, and has the victim killed while they are on their way.
+
+It appends as a producer: what was on its way to a sequencer that died is sent again and
+stored once, and no append ends as unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
+from cordwood.client.producer import Producer
 from cordwood.client.store import Store
 from cordwood.demo.checks import CheckFailed
 from cordwood.demo.digest import Digest
@@ -33,6 +38,28 @@ TAIL_TIMEOUT_S = 60.0
 """The tail moves many times a second; a minute of nothing is a failure."""
 
 
+PRODUCER = 1
+"""The log is new and has no other."""
+
+
+@dataclass(slots=True)
+class Strike:
+    """A kill on the way.
+
+    Attributes:
+        share: of the source, after which a victim is chosen.
+        choose: finds a victim; `kill` a moment later kills it.
+        at_kill: records acknowledged when it was killed, None before.
+        in_flight: batches on their way then.
+    """
+
+    share: float
+    choose: Callable[[], Awaitable[None]]
+    kill: Callable[[], None]
+    at_kill: int | None = None
+    in_flight: int = 0
+
+
 class Ingest:
     """See the module.
 
@@ -40,7 +67,7 @@ class Ingest:
         records, bytes: acknowledged so far; bytes of keys and values.
         digest: of what was read from the source so far.
         acks: pauses between acknowledgements.
-        at_kill: records acknowledged when the victim was killed, None before.
+        strikes: the kills, in order.
     """
 
     def __init__(
@@ -49,24 +76,21 @@ class Ingest:
         source: Source,
         check: TailCheck,
         follow: Follow,
-        *,
-        choose: Callable[[], Awaitable[None]],
-        kill: Callable[[], None],
+        strikes: Sequence[Strike],
     ) -> None:
-        """Prepare; `choose` finds a victim half-way, `kill` a moment later kills it."""
         self.source = source
         self.records = 0
         self.bytes = 0
         self.digest = Digest()
         self.acks = Pauses(asyncio.get_running_loop().time())
-        self.at_kill: int | None = None
+        self.strikes = strikes
         self._store = store
         self._check = check
         self._follow = follow
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._held: list[Batch] = []
-        self._choose = choose
-        self._kill = kill
+        self._producer = Producer(PRODUCER)
+        self._in_flight = 0
         self._is_chosen = False
         self._any_acked = asyncio.Event()
 
@@ -87,43 +111,51 @@ class Ingest:
                     await self._follow.wait_until(self._is_near, TAIL_TIMEOUT_S)
             if not self.digest.records:
                 raise CheckFailed(f"there is nothing to append in the {self.source.title}")
-            if self.at_kill is None:
-                await self._strike(tasks)
+            while (strike := self._next) is not None:
+                await self._strike(strike, tasks)
 
     async def _hand_over(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
         """Start to append a batch, or hold it back until enough are there for the kill."""
-        if self._is_chosen and self.at_kill is None:
+        strike = self._next
+        if strike is not None and self._is_chosen:
             self._held.append(batch)
             if len(self._held) >= KILL_IN_FLIGHT:
-                await self._strike(tasks)
+                await self._strike(strike, tasks)
             return
         await self._start(batch, tasks)
-        if not self._is_chosen and 2 * self.source.taken >= self.source.size:
-            await self._choose_victim()
+        if strike is not None and self.source.taken >= strike.share * self.source.size:
+            await self._choose_victim(strike)
+
+    @property
+    def _next(self) -> Strike | None:
+        """The strike that is to come."""
+        return next((strike for strike in self.strikes if strike.at_kill is None), None)
 
     async def _start(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
         await self._room.acquire()
+        self._in_flight += 1
         tasks.create_task(self._append(batch))
         # A turn for the loop: the batch goes out, and what came in is read.
         await asyncio.sleep(0)
 
-    async def _choose_victim(self) -> None:
+    async def _choose_victim(self, strike: Strike) -> None:
         # It is to hold something, so something must be stored.
         await self._any_acked.wait()
-        await self._choose()
+        await strike.choose()
         self._is_chosen = True
 
-    async def _strike(self, tasks: asyncio.TaskGroup) -> None:
+    async def _strike(self, strike: Strike, tasks: asyncio.TaskGroup) -> None:
         """Have the victim killed while batches are on their way to it."""
         if not self._is_chosen:
-            await self._choose_victim()
+            await self._choose_victim(strike)
         for batch in self._held:
             await self._start(batch, tasks)
         self._held.clear()
         await asyncio.sleep(KILL_DELAY_S)
         self.acks.mark()
-        self.at_kill = self.records
-        self._kill()
+        strike.at_kill, strike.in_flight = self.records, self._in_flight
+        strike.kill()
+        self._is_chosen = False
 
     async def _append(self, batch: Batch) -> None:
         records = batch.records
@@ -134,7 +166,9 @@ class Ingest:
             keys=[record.key for record in records],
             timestamps=[record.timestamp_us for record in records],
             headers=[record.headers for record in records] if has_headers else None,
+            producer=self._producer,
         )
+        self._in_flight -= 1
         self.acks.beat(asyncio.get_running_loop().time())
         self._check.on_acked(lsns, records)
         self.records += len(records)

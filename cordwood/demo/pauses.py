@@ -8,23 +8,22 @@ class Pauses:
 
     Attributes:
         longest_s: the longest of all.
-        longest_since_mark_s: the longest that ended after `mark`, 0 before it.
+        since_marks_s: of each `mark`, the longest that ended after it and before the next.
     """
 
     def __init__(self, now: float) -> None:
         self.longest_s = 0.0
-        self.longest_since_mark_s = 0.0
+        self.since_marks_s: list[float] = []
         self._last = now
-        self._marked = False
 
     def beat(self, now: float) -> None:
         """Something happened."""
         pause = now - self._last
         self._last = now
         self.longest_s = max(self.longest_s, pause)
-        if self._marked:
-            self.longest_since_mark_s = max(self.longest_since_mark_s, pause)
+        if self.since_marks_s:
+            self.since_marks_s[-1] = max(self.since_marks_s[-1], pause)
 
     def mark(self) -> None:
-        """From here on, pauses count as since the mark too."""
-        self._marked = True
+        """From here on, pauses count as since this mark; the one that goes on does too."""
+        self.since_marks_s.append(0.0)

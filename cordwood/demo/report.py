@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cordwood.demo.checks import Checks
+from cordwood.demo.reigns import Reign
+from cordwood.demo.rejoin import Rejoined
 from cordwood.demo.spark_messages import Answered, Audited, Booted, Landed
 from cordwood.demo.victim import Victim
 
@@ -17,13 +19,11 @@ class Ingested:
     Attributes:
         records, bytes: acknowledged; bytes of keys and values.
         seconds: from the first append to the last acknowledgement.
-        at_kill: records acknowledged when the node was killed.
     """
 
     records: int
     bytes: int
     seconds: float
-    at_kill: int
 
 
 @dataclass(slots=True)
@@ -40,15 +40,17 @@ class Stored:
 
 @dataclass(slots=True)
 class Killed:
-    """What became of the victim.
+    """What became of a victim.
 
     Attributes:
         rack: where it stood.
-        ack_pause_s, read_pause_s: the longest after it was killed.
+        at_kill: records acknowledged when it was killed.
+        ack_pause_s, read_pause_s: the longest from when it was killed to the next kill.
     """
 
     victim: Victim
     rack: str
+    at_kill: int
     ack_pause_s: float
     read_pause_s: float
 
@@ -59,6 +61,9 @@ class Report:
 
     Attributes:
         title: what was ingested.
+        killed: the storage node; `beheaded` the sequencer's, after which the log has none.
+        reigns: the log's epochs as they were read, oldest first.
+        rejoined: the killed nodes, once they had caught up.
         query: `flights` or `files`.
         where: the demo's directory.
         kept: whether the cluster's data stays in it.
@@ -75,6 +80,10 @@ class Report:
     ingested: Ingested | None = None
     stored: Stored | None = None
     killed: Killed | None = None
+    beheaded: Killed | None = None
+    reigns: list[Reign] = field(default_factory=list)
+    rejoined: list[Rejoined] = field(default_factory=list)
+    rejoin_s: float = 0.0
     booted: Booted | None = None
     landed: Landed | None = None
     audited: Audited | None = None

@@ -24,18 +24,21 @@ from cordwood.demo.checks import CheckFailed
 from cordwood.demo.digest import Digest
 from cordwood.demo.files import Files
 from cordwood.demo.follow import Follow
-from cordwood.demo.ingest import Ingest
+from cordwood.demo.ingest import Ingest, Strike
 from cordwood.demo.input import Source
 from cordwood.demo.rebuild import rebuild_files, same_bytes
+from cordwood.demo.reigns import each_was_bridged, only_harmless, reigns_of
+from cordwood.demo.rejoin import find_rejoined
 from cordwood.demo.report import Ingested, Killed, Report, Stored
 from cordwood.demo.spark_messages import Answered, Audited, Booted, Job, Landed
 from cordwood.demo.spark_process import SparkProcess, session_members, spark_process
 from cordwood.demo.tail_check import TailCheck
-from cordwood.demo.victim import Victim, choose_victim
+from cordwood.demo.victim import Victim, choose_sequencer, choose_victim
 from cordwood.host.real import real_host
 from cordwood.layout.message import StatusReply
 from cordwood.local_cluster import ClusterShape, LocalCluster, local_cluster
-from cordwood.lsn import OLDEST, Lsn
+from cordwood.lsn import OLDEST, Lsn, format_lsn
+from cordwood.nodes import NodeId
 from cordwood.settings import MIB, ClientSettings
 
 CODEC = "zstd"
@@ -54,6 +57,10 @@ again is stored twice."""
 MEET_TIMEOUT_S = 15.0
 """Nodes read the member list every second; a busy machine takes longer."""
 
+STORAGE_SHARE = 1 / 2
+SEQUENCER_SHARE = 3 / 4
+"""When nodes are killed: some of the input is left to see each time that it goes on."""
+
 CATCH_UP_TIMEOUT_S = 60.0
 SPARK_TIMEOUT_S = 300.0
 REBUILD_TIMEOUT_S = 300.0
@@ -61,6 +68,7 @@ POLL_S = 0.02
 
 START = "Start a cluster"
 INGEST = "Append, and follow the tail"
+RESTART = "Restart the killed nodes"
 BOOT = "Boot Spark"
 LAND = "Stream the log to Parquet"
 QUERY = "Query it, compare with the source"
@@ -73,7 +81,7 @@ class Plan:
 
     Attributes:
         where: the demo's directory; it exists.
-        seed: decides which node is killed.
+        seed: decides which storage node is killed.
     """
 
     source: Source
@@ -83,7 +91,7 @@ class Plan:
 
 def step_titles(source: Source) -> list[str]:
     """The steps, in order."""
-    titles = [START, INGEST, BOOT, LAND, QUERY]
+    titles = [START, INGEST, RESTART, BOOT, LAND, QUERY]
     return [*titles, REBUILD] if isinstance(source, Files) else titles
 
 
@@ -101,7 +109,7 @@ class Demo:
         self._board = board
         self._report = report
         self._check = TailCheck()
-        self._victim: Victim | None = None
+        self._victims: list[Victim] = []
         self._digest = Digest()
         self._sessions: list[int] = []
 
@@ -121,6 +129,7 @@ class Demo:
                 reader = await stack.enter_async_context(await connect(cluster.url))
                 step.note = f"{NODES} nodes in {RACKS} racks, {COPIES} copies over {COPY_RACKS}"
             await self._ingest(cluster, writer, reader)
+            await self._restart(cluster, writer)
             await self._land(spark, cluster)
             if isinstance(self._source, Files):
                 await self._rebuild(self._source)
@@ -152,12 +161,9 @@ class Demo:
             raise CheckFailed(f"the nodes have not met within {MEET_TIMEOUT_S:g} s") from None
 
     def _check_nodes(self, cluster: LocalCluster) -> None:
-        victim = self._victim
         down = [node for node, each in cluster.nodes.items() if not each.is_running]
         self._report.checks.note(
-            "only the killed node is down, and the sequencer's was spared",
-            victim is not None and down == [victim.node] and victim.sequencer not in down,
-            f"down: {', '.join(map(str, down)) or 'none'}",
+            "every node runs", not down, f"down: {', '.join(map(str, down)) or 'none'}"
         )
 
     def _check_nothing_left(self) -> None:
@@ -177,16 +183,22 @@ class Demo:
             check = self._check
             follow = Follow(reader, self._source.log, check, self._report.nodes)
 
-            async def choose() -> None:
+            async def choose_holder() -> None:
                 chance = random.Random(self._plan.seed)
-                self._victim = choose_victim(await writer.status(), log.log_id, chance)
+                self._victims.append(choose_victim(await writer.status(), log.log_id, chance))
+
+            async def choose_head() -> None:
+                self._victims.append(choose_sequencer(await writer.status(), log.log_id))
 
             def kill() -> None:
-                assert self._victim is not None, "a victim is chosen before it is killed"
-                cluster.kill(self._victim.node)
+                cluster.kill(self._victims[-1].node)
                 follow.reads.mark()
 
-            ingest = Ingest(writer, self._source, check, follow, choose=choose, kill=kill)
+            strikes = [
+                Strike(STORAGE_SHARE, choose_holder, kill),
+                Strike(SEQUENCER_SHARE, choose_head, kill),
+            ]
+            ingest = Ingest(writer, self._source, check, follow, strikes)
             began = asyncio.get_running_loop().time()
             self._board.moving = partial(self._moving, cluster, ingest, began)
             async with asyncio.TaskGroup() as tasks:
@@ -199,23 +211,24 @@ class Demo:
                 )
                 following.cancel()
             self._note_ingest(ingest, follow, seconds)
-            step.note = f"{ingest.records:,} records{self._killed_words()}"
-
-    def _killed_words(self) -> str:
-        return f", node {self._victim.node} killed half-way" if self._victim else ""
+            await self._note_epochs(writer)
+            killed = ", ".join(str(victim.node) for victim in self._victims)
+            step.note = f"{ingest.records:,} records, nodes {killed} killed on the way"
 
     def _note_ingest(self, ingest: Ingest, follow: Follow, seconds: float) -> None:
-        report, copies, victim = self._report, follow.copies, self._victim
-        assert ingest.at_kill is not None, "an ingest that ended has killed"
-        assert victim is not None, "and chosen a victim first"
-        report.ingested = Ingested(ingest.records, ingest.bytes, seconds, ingest.at_kill)
+        report, copies = self._report, follow.copies
+        report.ingested = Ingested(ingest.records, ingest.bytes, seconds)
         report.stored = Stored(
             copies.blocks, copies.stored_bytes, copies.fewest, copies.fewest_racks,
             copies.retried, copies.by_node,
         )  # fmt: skip
-        rack = report.nodes[victim.node]
-        pauses = ingest.acks.longest_since_mark_s, follow.reads.longest_since_mark_s
-        report.killed = Killed(victim, rack, *pauses)
+        report.killed, report.beheaded = (
+            Killed(victim, report.nodes[victim.node], strike.at_kill or 0, ack_s, read_s)
+            for victim, strike, ack_s, read_s in zip(
+                self._victims, ingest.strikes, ingest.acks.since_marks_s,
+                follow.reads.since_marks_s, strict=True,
+            )
+        )  # fmt: skip
         self._digest = ingest.digest
         self._note_claims(ingest, follow)
 
@@ -236,17 +249,81 @@ class Demo:
             check.next > check.last_acked,
             f"{OLDEST} to {Lsn(check.next - 1)}, {sum(check.gaps.values())} gaps",
         )
+        kinds = ", ".join(f"{count} {kind.value}" for kind, count in check.gaps.items())
+        checks.note(
+            "no record is lost: every gap is a bridge or a hole",
+            only_harmless(check.gaps) and check.is_even,
+            kinds or "no gaps",
+        )
         checks.note(
             f"every block has {COPIES} copies over {COPY_RACKS} racks or more",
             copies.fewest >= COPIES and copies.fewest_racks >= COPY_RACKS,
             f"the fewest: {copies.fewest} over {copies.fewest_racks}, of {copies.blocks} blocks",
         )
-        after = ingest.records - (ingest.at_kill or 0)
-        checks.note(
-            "appends and the tail went on without the killed node",
-            after > 0 or ingest.records == 1,
-            f"{after:,} records after it",
+        for whom, strike in zip(("killed node", "killed sequencer"), ingest.strikes, strict=True):
+            after = ingest.records - (strike.at_kill or 0)
+            checks.note(
+                f"appends and the tail went on without the {whom}",
+                after > 0 or not strike.in_flight,
+                f"{after:,} records after it",
+            )
+
+    async def _note_epochs(self, writer: Store) -> None:
+        """Put together the log's epochs, as the epoch store has them and as they were read."""
+        found = await writer.log_tree.epochs(self._source.log)
+        last = found.next_epoch - 1
+        seen = {victim.epoch: int(victim.sequencer) for victim in self._victims}
+        owners = {last - 1: found.owner_before, last: found.owner}
+        reigns = reigns_of(self._check, owners | seen, last)
+        self._report.reigns = reigns
+        self._report.checks.note(
+            "another node numbers the log in a new epoch, and readers saw a bridge to it",
+            last > self._victims[-1].epoch
+            and found.owner != self._victims[-1].node
+            and each_was_bridged(reigns),
+            f"epoch {last} by node {found.owner}, "
+            + ", ".join(f"{gap.first} to {gap.last}" for gap in self._check.bridges),
         )
+
+    async def _restart(self, cluster: LocalCluster, writer: Store) -> None:
+        """Start what was killed, and wait until it is as far as the rest."""
+        with self._board.step(RESTART) as step:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            log = await writer.log(self._source.log)
+            killed = sorted(victim.node for victim in self._victims)
+            tail = self._check.next - 1
+            async with asyncio.TaskGroup() as tasks:
+                for node in killed:
+                    tasks.create_task(self._start_again(cluster, node))
+            try:
+                async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
+                    while True:
+                        status = await writer.status()
+                        rejoined = find_rejoined(status, killed, log.log_id, tail)
+                        if len(rejoined) == len(killed):
+                            break
+                        await asyncio.sleep(POLL_S)
+            except TimeoutError:
+                raise CheckFailed(
+                    f"nodes {', '.join(map(str, killed))} were started again and have not "
+                    f"caught up to {format_lsn(tail)} in {CATCH_UP_TIMEOUT_S:g} s"
+                ) from None
+            self._report.rejoined = rejoined
+            self._report.rejoin_s = loop.time() - began
+            words = ", ".join(map(str, killed))
+            self._report.checks.note(
+                "the killed nodes are back, and have released all that was acknowledged",
+                True,
+                f"nodes {words}, up to {format_lsn(min(each.released for each in rejoined))}",
+            )
+            step.note = f"nodes {words} are members again"
+
+    async def _start_again(self, cluster: LocalCluster, node: NodeId) -> None:
+        await cluster.start_node(node)
+        process = cluster.nodes[node].process
+        assert process is not None, "it was started"
+        self._sessions.append(process.pid)
 
     def _moving(self, cluster: LocalCluster, ingest: Ingest, began: float) -> Moving:
         return Moving(

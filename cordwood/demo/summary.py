@@ -21,8 +21,10 @@ from rich.text import Text
 
 from cordwood.demo.checks import Check
 from cordwood.demo.flights import carrier_names
+from cordwood.demo.reigns import Reign
 from cordwood.demo.report import Ingested, Killed, Report, Stored
 from cordwood.demo.spark_messages import Answered, Row
+from cordwood.lsn import format_lsn
 
 BAR_WIDTH = 20
 ROWS_MAX = 24
@@ -51,7 +53,11 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield _writing(report.title, report.ingested, report.stored)
         if report.killed is not None:
             yield _kill(report.ingested, report.stored, report.killed)
-            yield _nodes(report.nodes, report.stored, report.killed)
+            if report.beheaded is not None:
+                yield _beheading(report, report.beheaded, report.killed)
+            yield _nodes(report, report.stored, report.killed)
+    if report.reigns:
+        yield _reigns(report.reigns)
     if report.landed is not None and report.answered is not None:
         yield Text.from_markup(
             f"[bold]Spark[/] landed {report.landed.records:,} rows in Parquet in "
@@ -82,10 +88,10 @@ def _kill(ingested: Ingested, stored: Stored, killed: Killed) -> Text:
         if stored.retried
         else "No block was on the way to it at that moment"
     )
-    after = ingested.records - ingested.at_kill
+    after = ingested.records - killed.at_kill
     return Text.from_markup(
-        f"[bold]Node {victim.node}[/] in {killed.rack} got SIGKILL after {ingested.at_kill:,} "
-        f"acknowledged {_plural(ingested.at_kill, 'record')}; it held copies of {victim.blocks:,} "
+        f"[bold]Node {victim.node}[/] in {killed.rack} got SIGKILL after {killed.at_kill:,} "
+        f"acknowledged {_plural(killed.at_kill, 'record')}; it held copies of {victim.blocks:,} "
         f"{_plural(victim.blocks, 'block')}. {again}. From then on nobody waited longer than "
         f"[bold]{_ms(killed.ack_pause_s)}[/] for an acknowledgement, nor the tail longer than "
         f"[bold]{_ms(killed.read_pause_s)}[/] for a record, and "
@@ -93,17 +99,57 @@ def _kill(ingested: Ingested, stored: Stored, killed: Killed) -> Text:
     )
 
 
-def _nodes(nodes: dict[int, str], stored: Stored, killed: Killed) -> RenderableType:
+def _beheading(report: Report, beheaded: Killed, killed: Killed) -> Text:
+    node, newest = beheaded.victim.node, report.reigns[-1] if report.reigns else None
+    went_on = (
+        f" Node {newest.sequencer} recovered it and numbers it on in epoch {newest.epoch}."
+        if newest is not None and newest.epoch > beheaded.victim.epoch
+        else ""
+    )
+    back = (
+        f" Both nodes were started again, and had caught up after [bold]{report.rejoin_s:.1f} s[/]."
+        if report.rejoined
+        else ""
+    )
+    return Text.from_markup(
+        f"[bold]Node {node}[/] in {beheaded.rack}, which numbered the log, got SIGKILL too, after "
+        f"{beheaded.at_kill:,} acknowledged {_plural(beheaded.at_kill, 'record')}, with node "
+        f"{killed.victim.node} still down. As its clients saw it, the log was "
+        f"[bold]{_ms(beheaded.ack_pause_s)}[/] without a sequencer.{went_on}{back}"
+    )
+
+
+def _reigns(reigns: list[Reign]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("epoch", "sequencer", "first", "last", "records", "then"):
+        table.add_column(name, justify="right" if name == "records" else "left")
+    for reign in reigns:
+        read, bridge = reign.read, reign.bridge
+        table.add_row(
+            str(reign.epoch),
+            "?" if reign.sequencer is None else f"node {reign.sequencer}",
+            str(read.first) if read else "",
+            str(read.last) if read else "",
+            f"{read.records:,}" if read else "0",
+            f"bridge {bridge.first} to {bridge.last}" if bridge else "",
+        )
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _nodes(report: Report, stored: Stored, killed: Killed) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("node", "rack", "blocks"):
         table.add_column(name, justify="right" if name == "blocks" else "left")
     table.add_column("")
-    for node, rack in nodes.items():
-        role = ""
-        if node == killed.victim.node:
-            role = "[red]killed[/]"
-        elif node == killed.victim.sequencer:
-            role = "numbered the log"
+    back = {int(each.node): each for each in report.rejoined}
+    for node, rack in report.nodes.items():
+        roles = [f"numbered epoch {each.epoch}" for each in report.reigns if each.sequencer == node]
+        if any(each and each.victim.node == node for each in (killed, report.beheaded)):
+            roles.append("[red]killed[/]")
+        if node in back:
+            sealed = f"sealed by epoch {back[node].sealed}, " if back[node].sealed else ""
+            roles.append(f"back: {sealed}released {format_lsn(back[node].released)}")
+        role = ", ".join(roles)
         table.add_row(str(node), rack, f"{stored.by_node.get(node, 0):,}", role)
     return Padding(table, (0, 0, 0, 2))
 
@@ -188,7 +234,7 @@ def _next(report: Report) -> Iterator[str]:
         yield f"{cordwood} tail {report.query} --cluster {cluster} -n 5     # in another shell"
     else:
         yield f"{cordwood} demo --keep     # leaves the cluster's data too, to start it again"
-    yield f"{cordwood} demo --seed 2     # kills another node"
+    yield f"{cordwood} demo --seed 2     # kills another storage node"
     if report.query == "flights":
         yield f"{cordwood} demo a.log b.log     # your own files, rebuilt byte for byte"
     yield f"rm -r {shlex.quote(str(report.where))}"

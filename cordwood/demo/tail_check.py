@@ -16,11 +16,26 @@ Source: research digest on reliability, §3; design.md §2 ("tiles exactly").
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.demo.checks import CheckFailed
 from cordwood.demo.input import InputRecord
 from cordwood.lsn import OLDEST, Lsn, format_lsn
+
+
+@dataclass(slots=True)
+class EpochRead:
+    """What was read of an epoch.
+
+    Attributes:
+        first, last: LSNs of its first and its last record.
+        records: how many.
+    """
+
+    first: Lsn
+    last: Lsn
+    records: int
 
 
 class TailCheck:
@@ -32,6 +47,8 @@ class TailCheck:
         acked: records acknowledged so far.
         last_acked: the highest LSN acknowledged, 0 before the first.
         gaps: gaps read, by kind.
+        epochs: what was read of each epoch that has records, oldest first.
+        bridges: the gaps in which epochs end, in order.
     """
 
     def __init__(self) -> None:
@@ -40,6 +57,8 @@ class TailCheck:
         self.acked = 0
         self.last_acked = 0
         self.gaps: dict[GapKind, int] = {}
+        self.epochs: dict[int, EpochRead] = {}
+        self.bridges: list[Gap] = []
         self._acked_only: dict[int, InputRecord] = {}
         self._read_only: dict[int, Record] = {}
 
@@ -85,6 +104,12 @@ class TailCheck:
     def _on_record(self, record: Record) -> None:
         self._follow(record.lsn, record.lsn)
         self.read += 1
+        epoch = self.epochs.get(record.lsn >> 32)
+        if epoch is None:
+            self.epochs[record.lsn >> 32] = EpochRead(record.lsn, record.lsn, 1)
+        else:
+            epoch.last = record.lsn
+            epoch.records += 1
         sent = self._acked_only.pop(record.lsn, None)
         if sent is None:
             self._read_only[record.lsn] = record
@@ -96,6 +121,8 @@ class TailCheck:
         self.gaps[gap.kind] = self.gaps.get(gap.kind, 0) + 1
         if gap.kind is GapKind.DATA_LOSS:
             raise CheckFailed(f"the tail was told of lost data, {gap.first} to {gap.last}")
+        if gap.kind is GapKind.BRIDGE:
+            self.bridges.append(gap)
         hidden = [lsn for lsn in self._acked_only if gap.first <= lsn <= gap.last]
         if hidden:
             raise CheckFailed(

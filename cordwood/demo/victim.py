@@ -1,8 +1,7 @@
-"""Which node is killed: one that holds copies of the log, and never its sequencer's.
+"""Which nodes are killed: first one that holds copies of the log, then its sequencer's.
 
-A sequencer that is lost must be replaced by one that recovers the log, and until recovery
-can do with members absent that would stop the appends. The dead copies must matter, so a
-node that holds none of the log is spared while another holds some.
+The first is never the sequencer's, so that the two kills show two things. Its dead copies
+must matter, so a node that holds none of the log is spared while another holds some.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ class Victim:
     """The node to kill.
 
     Attributes:
-        sequencer: the node that numbers the log, which is spared.
+        sequencer: the node that numbers the log as it is chosen, maybe itself.
+        epoch: what the sequencer numbers in.
         blocks: what the victim holds of the log.
     """
 
     node: NodeId
     sequencer: NodeId
+    epoch: int
     blocks: int
 
 
@@ -39,20 +40,41 @@ def choose_victim(
     Raises:
         CheckFailed: no node says that it sequences the log, or there is no other node.
     """
+    found = choose_sequencer(status, log)
+    held = _held(status, log)
+    others = [node for node in held if node != found.sequencer]
+    holders = [node for node in others if held[node]] or others
+    if not holders:
+        raise CheckFailed("no node but the sequencer's answers, so none may be killed")
+    node = chance.choice(holders)
+    return Victim(node, found.sequencer, found.epoch, held[node])
+
+
+def choose_sequencer(status: Mapping[NodeId, StatusReply | CordwoodError], log: int) -> Victim:
+    """The node that sequences a log; of two that say so, the one in the higher epoch does.
+
+    Raises:
+        CheckFailed: none says so.
+    """
+    reigns = [
+        (state.epoch, node)
+        for node, reply in status.items()
+        if not isinstance(reply, CordwoodError)
+        for state in reply.logs
+        if state.log == log and state.sequencing
+    ]
+    if not reigns:
+        raise CheckFailed(f"no node says that it sequences log {log}, so none may be killed")
+    epoch, node = max(reigns)
+    return Victim(node, node, epoch, _held(status, log)[node])
+
+
+def _held(status: Mapping[NodeId, StatusReply | CordwoodError], log: int) -> dict[NodeId, int]:
+    """Blocks of a log on each node that answers."""
     held: dict[NodeId, int] = {}
-    sequencer: NodeId | None = None
     for node, reply in sorted(status.items()):
         if isinstance(reply, CordwoodError):
             continue
         states = [state for state in reply.logs if state.log == log]
         held[node] = sum(state.blocks for state in states)
-        if any(state.sequencing for state in states):
-            sequencer = node
-    if sequencer is None:
-        raise CheckFailed(f"no node says that it sequences log {log}, so none may be killed")
-    others = [node for node in held if node != sequencer]
-    holders = [node for node in others if held[node]] or others
-    if not holders:
-        raise CheckFailed("no node but the sequencer's answers, so none may be killed")
-    node = chance.choice(holders)
-    return Victim(node, sequencer, held[node])
+    return held

@@ -97,7 +97,7 @@ def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run, tmp_pa
     assert process.returncode == 0, told
     assert run.left() == {}
     assert "every check held" in told
-    assert "got SIGKILL" in told
+    assert "got SIGKILL after" in told
     assert "Traceback" not in told
     assert "WARN" not in told
     rebuilt = {path.name.split("-", 1)[1]: path.read_bytes() for path in where.glob("rebuilt/*")}

@@ -10,12 +10,17 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from cordwood.block import Gap, GapKind
 from cordwood.demo.board import Board, Moving, StepState
+from cordwood.demo.reigns import Reign
+from cordwood.demo.rejoin import Rejoined
 from cordwood.demo.report import Ingested, Killed, Report, Stored
 from cordwood.demo.screen import picture, screen
 from cordwood.demo.spark_messages import Answered, Landed, Row
 from cordwood.demo.summary import print_summary
+from cordwood.demo.tail_check import EpochRead
 from cordwood.demo.victim import Victim
+from cordwood.lsn import OLDEST, Lsn, make_lsn
 from cordwood.nodes import NodeId
 
 
@@ -81,9 +86,19 @@ class TestTheBoard:
 
 def report(query: str, rows: list[Row], *, kept: bool = False) -> Report:
     done = Report("things", query, Path("/tmp/demo"), kept, nodes={1: "rack1", 2: "rack2"})
-    done.ingested = Ingested(336_776, 100_000_000, 4.0, 168_000)
+    done.ingested = Ingested(336_776, 100_000_000, 4.0)
     done.stored = Stored(385, 15_000_000, 3, 2, 4, {1: 300, 2: 385})
-    done.killed = Killed(Victim(NodeId(1), NodeId(2), 190), "rack1", 0.041, 0.052)
+    done.killed = Killed(Victim(NodeId(1), NodeId(2), 1, 190), "rack1", 168_000, 0.041, 0.052)
+    done.beheaded = Killed(Victim(NodeId(2), NodeId(2), 1, 200), "rack2", 252_000, 0.7, 0.8)
+    first, last = Lsn(OLDEST), Lsn(OLDEST + 252_999)
+    bridge = Gap(Lsn(last + 1), make_lsn(2, 0), GapKind.BRIDGE)
+    newer = EpochRead(make_lsn(2, 1), make_lsn(2, 83_776), 83_776)
+    done.reigns = [
+        Reign(1, 2, EpochRead(first, last, 253_000), bridge),
+        Reign(2, 1, newer, None),
+    ]
+    done.rejoined = [Rejoined(NodeId(2), 2, newer.last, 200)]
+    done.rejoin_s = 1.25
     done.landed = Landed(5.0, 336_776, 1)
     done.answered = Answered(0.5, rows)
     done.checks.note("all came", True, "336,776")
@@ -104,6 +119,11 @@ class TestTheSummary:
         assert "Node 1 in rack1 got SIGKILL after 168,000 acknowledged records" in text
         assert "4 blocks on the way to it went out again" in text
         assert "41 ms" in text
+        assert "the log was 700 ms without a sequencer" in text
+        assert "Node 1 recovered it and numbers it on in epoch 2" in text
+        assert "had caught up after 1.2 s" in text
+        assert "bridge e1n253001 to e2n0" in text
+        assert "back: sealed by epoch 2, released e2n83776" in text
         assert "+2.5 min" in text
         assert "✓  all came  336,776" in text
         assert "/tmp/demo/parquet" in text

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cordwood.demo.checks import CheckFailed
-from cordwood.demo.victim import choose_victim
+from cordwood.demo.victim import choose_sequencer, choose_victim
 from cordwood.errors import CordwoodError, Unreachable
 from cordwood.layout.message import LogState, StatusReply
 from cordwood.nodes import NodeId
@@ -42,6 +42,13 @@ def test_the_sequencer_is_spared_even_where_no_other_holds_anything():
 def test_what_a_node_holds_of_other_logs_does_not_count():
     nodes = cluster(status(1, blocks=9, log=8), status(2, sequencing=True), status(3, blocks=1))
     assert victims(nodes) == {3}
+
+
+def test_the_second_is_the_sequencer_of_the_newest_epoch():
+    old = StatusReply(3, b"", "", 0.0, 0, 0, 0, 0, 0, 0, "", [], [LogState(LOG, True, 4, *[0] * 5)])
+    new = StatusReply(2, b"", "", 0.0, 0, 0, 0, 0, 0, 0, "", [], [LogState(LOG, True, 5, *[0] * 5)])
+    victim = choose_sequencer(cluster(status(1, blocks=9), new, old, Unreachable("down")), LOG)
+    assert (victim.node, victim.sequencer, victim.epoch) == (2, 2, 5)
 
 
 def test_it_says_whom_it_spared_and_what_dies():

@@ -1,0 +1,48 @@
+"""Whether a node that was killed and started again has caught up with a log.
+
+A rule over what the nodes say of themselves, as `cordwood nodes show` prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cordwood.errors import CordwoodError
+from cordwood.layout.message import StatusReply
+from cordwood.nodes import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """A node that is back.
+
+    Attributes:
+        sealed: the epoch that sealed the log there; 0 if none has.
+        released: the last LSN that it lets readers see.
+        blocks: what it holds of the log.
+    """
+
+    node: NodeId
+    sealed: int
+    released: int
+    blocks: int
+
+
+def find_rejoined(
+    status: Mapping[NodeId, StatusReply | CordwoodError],
+    nodes: Sequence[NodeId],
+    log: int,
+    tail: int,
+) -> list[Rejoined]:
+    """Those of `nodes` that can store, know every member, and have released up to `tail`."""
+    rejoined = []
+    for node in nodes:
+        reply = status.get(node)
+        if reply is None or isinstance(reply, CordwoodError) or reply.failed:
+            continue
+        knows_all = {member.node for member in reply.members} == set(status)
+        for state in reply.logs:
+            if state.log == log and knows_all and state.released >= tail:
+                rejoined.append(Rejoined(node, state.sealed, state.released, state.blocks))
+    return rejoined
