@@ -13,7 +13,7 @@ INPUT ?=
 .PHONY: help setup setup-test demo test prove lint format bench figures peers lock clean
 
 help:
-	@echo "make demo    start a cluster, feed it real data, kill a node, query it with Spark"
+	@echo "make demo    start a cluster, feed it real data, kill two nodes, query it with Spark"
 	@echo "             INPUT=\"a.log b.log\" takes your files instead, INPUT=- takes stdin"
 	@echo "make test    run the tests (under ten minutes)"
 	@echo "make prove   try to break every promise, in simulation, for MINUTES=$(MINUTES)"

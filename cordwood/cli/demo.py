@@ -24,9 +24,9 @@ def demo(
         bool,
         typer.Option("--keep", help="Leave the cluster's data, too. The Parquet stays either way."),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Decides which node is killed.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Decides which storage node is killed.")] = 1,
 ) -> None:
-    """A cluster, real input, a node killed half-way, Spark to Parquet, and every check."""
+    """A cluster, real input, a node and then the sequencer's killed, Spark, and every check."""
     from cordwood.demo import command
 
     raise typer.Exit(command.demo(list(inputs or ()), directory, keep, seed))

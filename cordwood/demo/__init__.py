@@ -1,1 +1,1 @@
-"""The main job, to watch: a cluster, real input, a kill, Spark to Parquet."""
+"""The main job, to watch: a cluster, real input, two kills, Spark to Parquet."""

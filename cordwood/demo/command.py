@@ -48,7 +48,7 @@ def demo(inputs: list[str], directory: str | None, keep: bool, seed: int) -> int
         inputs: files, `-` for standard input; none takes the flights.
         directory: where to work, empty or not there yet; None makes one.
         keep: leave the cluster's data too.
-        seed: decides which node is killed.
+        seed: decides which storage node is killed.
     Returns:
         The exit code.
     Raises:

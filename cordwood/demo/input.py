@@ -22,7 +22,8 @@ BATCH_RECORDS = 1_000
 """Some milliseconds of work between two turns of the loop, so that the tail keeps up."""
 
 BATCHES_WANTED = 16
-"""A small input is cut finer, so that there is a half-way at which to kill a node."""
+"""A small input is cut finer, so that there is a half-way at which to kill a node,
+and something in flight when the sequencer's is killed."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

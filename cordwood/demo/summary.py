@@ -54,7 +54,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         if report.killed is not None:
             yield _kill(report.ingested, report.stored, report.killed)
             if report.beheaded is not None:
-                yield _beheading(report, report.beheaded, report.killed)
+                yield _beheading(report, report.ingested, report.beheaded)
             yield _nodes(report, report.stored, report.killed)
     if report.reigns:
         yield _reigns(report.reigns)
@@ -92,15 +92,21 @@ def _kill(ingested: Ingested, stored: Stored, killed: Killed) -> Text:
     return Text.from_markup(
         f"[bold]Node {victim.node}[/] in {killed.rack} got SIGKILL after {killed.at_kill:,} "
         f"acknowledged {_plural(killed.at_kill, 'record')}; it held copies of {victim.blocks:,} "
-        f"{_plural(victim.blocks, 'block')}. {again}. From then on nobody waited longer than "
+        f"{_plural(victim.blocks, 'block')}. {again}. Until the next kill nobody waited longer than "
         f"[bold]{_ms(killed.ack_pause_s)}[/] for an acknowledgement, nor the tail longer than "
         f"[bold]{_ms(killed.read_pause_s)}[/] for a record, and "
         f"{after:,} more {_plural(after, 'record')} came through."
     )
 
 
-def _beheading(report: Report, beheaded: Killed, killed: Killed) -> Text:
+def _beheading(report: Report, ingested: Ingested, beheaded: Killed) -> Text:
     node, newest = beheaded.victim.node, report.reigns[-1] if report.reigns else None
+    headless = (
+        f"As its clients saw it, the log was [bold]{_ms(beheaded.ack_pause_s)}[/] without a "
+        "sequencer: the longest time between two acknowledgements."
+        if ingested.records > beheaded.at_kill
+        else "Nothing was left to append."
+    )
     went_on = (
         f" Node {newest.sequencer} recovered it and numbers it on in epoch {newest.epoch}."
         if newest is not None and newest.epoch > beheaded.victim.epoch
@@ -113,9 +119,8 @@ def _beheading(report: Report, beheaded: Killed, killed: Killed) -> Text:
     )
     return Text.from_markup(
         f"[bold]Node {node}[/] in {beheaded.rack}, which numbered the log, got SIGKILL too, after "
-        f"{beheaded.at_kill:,} acknowledged {_plural(beheaded.at_kill, 'record')}, with node "
-        f"{killed.victim.node} still down. As its clients saw it, the log was "
-        f"[bold]{_ms(beheaded.ack_pause_s)}[/] without a sequencer.{went_on}{back}"
+        f"{beheaded.at_kill:,} acknowledged {_plural(beheaded.at_kill, 'record')}, with the "
+        f"other still down. {headless}{went_on}{back}"
     )
 
 

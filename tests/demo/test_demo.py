@@ -7,6 +7,7 @@ inherits: whatever still carries the mark afterwards was left behind.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,9 @@ def run() -> Iterator[Run]:
         os.kill(pid, signal.SIGKILL)
 
 
+HEADLESS_MS_MAX = 20_000
+"""Some hundred milliseconds on an idle machine; this one also runs Spark and other tests."""
+
 CONTENTS = {
     "plain.log": b"".join(b"line %d of many\n" % number for number in range(3_000)),
     "no end.log": b"first\r\n\r\n\n\xff\xfe not UTF-8 \x00\nlast without LF",
@@ -86,13 +90,18 @@ CONTENTS = {
 }
 
 
+PIPED = b"from a pipe\nwithout an end"
+RECORDS = 3_000 + 5 + 5 + 1 + 1 + 2
+"""The long line is three pieces, and an empty file is a record too."""
+
+
 def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run, tmp_path):
     for name, content in CONTENTS.items():
         (tmp_path / name).write_bytes(content)
     where = tmp_path / "demo"
     names = [str(tmp_path / name) for name in CONTENTS]
     process = run.start([*names, "-"], tmp_path / "tmp", where)
-    out, errors = process.communicate(b"from a pipe\nwithout an end", timeout=RUN_TIMEOUT_S)
+    out, errors = process.communicate(PIPED, timeout=RUN_TIMEOUT_S)
     told = out.decode() + errors.decode()
     assert process.returncode == 0, told
     assert run.left() == {}
@@ -100,8 +109,23 @@ def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run, tmp_pa
     assert "got SIGKILL after" in told
     assert "Traceback" not in told
     assert "WARN" not in told
+    line = " ".join(told.split())
+    headless = re.search(r"the log was ([\d,]+) ms without a sequencer", line)
+    assert headless is not None, told
+    assert 0 < int(headless[1].replace(",", "")) < HEADLESS_MS_MAX
+    # The killed sequencer's epoch, the bridge that readers were given, and who went on.
+    reigns = re.findall(r"^ +(\d+) +node (\d) +(e\d+n\d+)? +(e\d+n\d+)? +([\d,]+)(.*)$", told, re.M)
+    assert len(reigns) >= 2, told
+    assert reigns[0][1] != reigns[-1][1], "another node went on"
+    assert re.fullmatch(r" +bridge e1n\d+ to e2n0 *", reigns[0][5]), told
+    assert sum(int(row[4].replace(",", "")) for row in reigns) == RECORDS
+    assert re.search(r"no record is lost: every gap is a bridge or a hole", line)
+    assert re.search(r"Both nodes were started again, and had caught up after [\d.]+ s", line)
+    back = re.findall(r"^ +(\d) +rack\d .*killed, back: .*released (e\d+n\d+) *$", told, re.M)
+    assert {lsn for _, lsn in back} == {reigns[-1][3]}, told
+    assert len(back) == 2, told
     rebuilt = {path.name.split("-", 1)[1]: path.read_bytes() for path in where.glob("rebuilt/*")}
-    assert rebuilt == {**CONTENTS, "-": b"from a pipe\nwithout an end"}
+    assert rebuilt == {**CONTENTS, "-": PIPED}
     assert list(where.glob("parquet/*.parquet"))
 
 
