@@ -11,6 +11,7 @@ stored once, and no append ends as unknown.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -102,17 +103,38 @@ class Ingest:
                 nothing to append.
             CordwoodError: an append failed.
         """
+        # Kept back, so that an input that ends early has something to append at every
+        # strike, and after the last.
+        kept: deque[Batch] = deque()
         async with asyncio.TaskGroup() as tasks:
             for batch in batches(self.source):
                 for record in batch.records:
                     self.digest.add(record.key, record.timestamp_us, record.value)
-                await self._hand_over(batch, tasks)
+                kept.append(batch)
+                while len(kept) > self._kept_batches:
+                    await self._hand_over(kept.popleft(), tasks)
                 if self._check.lag > LAG_RECORDS_MAX:
                     await self._follow.wait_until(self._is_near, TAIL_TIMEOUT_S)
             if not self.digest.records:
                 raise CheckFailed(f"there is nothing to append in the {self.source.title}")
-            while (strike := self._next) is not None:
-                await self._strike(strike, tasks)
+            await self._end(kept, tasks)
+
+    @property
+    def _kept_batches(self) -> int:
+        """One for each strike to come, and one to append after them."""
+        pending = sum(strike.at_kill is None for strike in self.strikes)
+        return pending + 1 if pending else 0
+
+    async def _end(self, kept: deque[Batch], tasks: asyncio.TaskGroup) -> None:
+        """Append what was kept back, around the strikes that have not come yet."""
+        if not (self._in_flight or self._any_acked.is_set()):
+            await self._start(kept.popleft(), tasks)
+        while (strike := self._next) is not None:
+            if len(kept) > 1:
+                self._held.append(kept.popleft())
+            await self._strike(strike, tasks)
+        for batch in kept:
+            await self._start(batch, tasks)
 
     async def _hand_over(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
         """Start to append a batch, or hold it back until enough are there for the kill."""

@@ -92,8 +92,8 @@ def _kill(ingested: Ingested, stored: Stored, killed: Killed) -> Text:
     return Text.from_markup(
         f"[bold]Node {victim.node}[/] in {killed.rack} got SIGKILL after {killed.at_kill:,} "
         f"acknowledged {_plural(killed.at_kill, 'record')}; it held copies of {victim.blocks:,} "
-        f"{_plural(victim.blocks, 'block')}. {again}. Until the next kill nobody waited longer than "
-        f"[bold]{_ms(killed.ack_pause_s)}[/] for an acknowledgement, nor the tail longer than "
+        f"{_plural(victim.blocks, 'block')}. {again}. Until the next kill nobody waited longer "
+        f"than [bold]{_ms(killed.ack_pause_s)}[/] for an acknowledgement, nor the tail longer than "
         f"[bold]{_ms(killed.read_pause_s)}[/] for a record, and "
         f"{after:,} more {_plural(after, 'record')} came through."
     )
