@@ -1,6 +1,6 @@
 """Whether a node that was killed and started again has caught up with a log.
 
-A rule over what the nodes say of themselves, as `cordwood nodes show` prints it.
+A rule over what the nodes say of themselves.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ class Rejoined:
 
     Attributes:
         sealed: the epoch that sealed the log there; 0 if none has.
-        released: the last LSN that it lets readers see.
+        readable: the last LSN that it sends to readers; behind what it must still purge
+            it sends nothing.
         blocks: what it holds of the log.
     """
 
     node: NodeId
     sealed: int
-    released: int
+    readable: int
     blocks: int
 
 
@@ -35,7 +36,7 @@ def find_rejoined(
     log: int,
     tail: int,
 ) -> list[Rejoined]:
-    """Those of `nodes` that can store, know every member, and have released up to `tail`."""
+    """Those of `nodes` that can store, know all members, and are readable up to `tail`."""
     rejoined = []
     for node in nodes:
         reply = status.get(node)
@@ -43,6 +44,6 @@ def find_rejoined(
             continue
         knows_all = {member.node for member in reply.members} == set(status)
         for state in reply.logs:
-            if state.log == log and knows_all and state.released >= tail:
-                rejoined.append(Rejoined(node, state.sealed, state.released, state.blocks))
+            if state.log == log and knows_all and state.readable >= tail:
+                rejoined.append(Rejoined(node, state.sealed, state.readable, state.blocks))
     return rejoined

@@ -313,9 +313,9 @@ class Demo:
             self._report.rejoin_s = loop.time() - began
             words = ", ".join(map(str, killed))
             self._report.checks.note(
-                "the killed nodes are back, and have released all that was acknowledged",
+                "the killed nodes are back, purged and readable up to the tail",
                 True,
-                f"nodes {words}, up to {format_lsn(min(each.released for each in rejoined))}",
+                f"nodes {words}, up to {format_lsn(min(each.readable for each in rejoined))}",
             )
             step.note = f"nodes {words} are members again"
 

@@ -153,7 +153,7 @@ def _nodes(report: Report, stored: Stored, killed: Killed) -> RenderableType:
             roles.append("[red]killed[/]")
         if node in back:
             sealed = f"sealed by epoch {back[node].sealed}, " if back[node].sealed else ""
-            roles.append(f"back: {sealed}released {format_lsn(back[node].released)}")
+            roles.append(f"back: {sealed}readable up to {format_lsn(back[node].readable)}")
         role = ", ".join(roles)
         table.add_row(str(node), rack, f"{stored.by_node.get(node, 0):,}", role)
     return Padding(table, (0, 0, 0, 2))

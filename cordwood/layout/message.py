@@ -97,7 +97,12 @@ class LogsReply(Struct, frozen=True, tag="logs"):
 
 
 class LogState(Struct, frozen=True):
-    """One log on one node, for status pages."""
+    """One log on one node, for status pages.
+
+    Attributes:
+        readable: the last LSN that the node may send to readers: less than `released` while
+            it has to purge what a recovery without it did not keep.
+    """
 
     log: U62
     sequencing: bool
@@ -107,6 +112,7 @@ class LogState(Struct, frozen=True):
     blocks: int
     bytes: int
     sealed: U32
+    readable: AnyLsn = 0
 
 
 class StatusReply(Struct, frozen=True, tag="status"):

@@ -43,6 +43,7 @@ def log_states(shard: Shard, active: Mapping[int, Sequencing]) -> list[LogState]
                 blocks=len(held) + stored.blocks,
                 bytes=held.bytes + stored.bytes,
                 sealed=shard.sealed(log),
+                readable=held.readable,
             )
         )
     return states

@@ -121,7 +121,7 @@ def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run, tmp_pa
     assert sum(int(row[4].replace(",", "")) for row in reigns) == RECORDS
     assert re.search(r"no record is lost: every gap is a bridge or a hole", line)
     assert re.search(r"Both nodes were started again, and had caught up after [\d.]+ s", line)
-    back = re.findall(r"^ +(\d) +rack\d .*killed, back: .*released (e\d+n\d+) *$", told, re.M)
+    back = re.findall(r"^ +(\d) +rack\d .*killed, back: .*readable up to (e\d+n\d+) *$", told, re.M)
     assert {lsn for _, lsn in back} == {reigns[-1][3]}, told
     assert len(back) == 2, told
     rebuilt = {path.name.split("-", 1)[1]: path.read_bytes() for path in where.glob("rebuilt/*")}

@@ -13,9 +13,9 @@ MEMBERS = [MemberInfo(node, "", "rack1", 1, 1.0) for node in (1, 2)]
 
 
 def status(
-    released: int, members: list[MemberInfo] = MEMBERS, failed: str = "", log: int = LOG
+    readable: int, members: list[MemberInfo] = MEMBERS, failed: str = "", log: int = LOG
 ) -> StatusReply:
-    state = LogState(log, False, 2, 0, released, 5, 0, 2)
+    state = LogState(log, False, 2, 0, TAIL, 5, 0, 2, readable)
     return StatusReply(2, b"", "", 0.0, 0, 0, 0, 0, 0, 0, failed, members, [state])
 
 
@@ -24,7 +24,7 @@ def back(reply: StatusReply | CordwoodError) -> list[Rejoined]:
     return find_rejoined(replies, [NodeId(2)], LOG, TAIL)
 
 
-def test_it_is_back_once_it_has_released_all_that_was_acknowledged():
+def test_it_is_back_once_it_is_purged_and_readable_to_the_tail():
     assert back(status(TAIL)) == [Rejoined(NodeId(2), 2, TAIL, 5)]
     assert back(status(TAIL - 1)) == []
 

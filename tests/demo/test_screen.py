@@ -124,7 +124,7 @@ class TestTheSummary:
         assert "Node 1 recovered it and numbers it on in epoch 2" in text
         assert "had caught up after 1.2 s" in text
         assert "bridge e1n253001 to e2n0" in text
-        assert "back: sealed by epoch 2, released e2n83776" in text
+        assert "back: sealed by epoch 2, readable up to e2n83776" in text
         assert "+2.5 min" in text
         assert "✓ all came 336,776" in text
         assert "/tmp/demo/parquet" in text
