@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from crc32c import crc32c
 
@@ -21,6 +22,7 @@ from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.log_tree import root_attributes
 from cordwood.node import Node, running_node
 from cordwood.nodes import NodeId, Replication
+from cordwood.protocol.append_window import AppendWindow
 from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSettings
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.buggy_host import buggy_host
@@ -189,6 +191,12 @@ class SimCluster:
         """Whether a node runs and sequences some log."""
         node = self.running.get(number)
         return node is not None and bool(node.sequencing)
+
+    def windows(self, number: NodeId) -> list[AppendWindow[Any]]:
+        """What each log that a node sequences has in flight."""
+        node = self.running.get(number)
+        appenders = [] if node is None else node._sequencer.sequencing().values()
+        return [appender._window for appender in appenders]
 
     def give_disk(self, number: NodeId, tree: StoredTree, *, own: bool) -> None:
         """Stop a node and put this disk in place of the one it had."""

@@ -38,6 +38,7 @@ from cordwood.sim.links import LinkSettings
 from cordwood.sim.network_faults import NetworkFaults, Undo, pairs_between
 from cordwood.sim.stored_tree import StoredTree
 from cordwood.sim.stranger import Stranger
+from cordwood.sim.torn_sequencer import torn_sequencer
 
 SLOW_DISK_FACTOR = 200.0
 """A write takes tens of milliseconds: a disk that is about to fail."""
@@ -480,6 +481,10 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "peer_partition": FaultKind("nodes cut off from all other nodes but one", _peer_partition),
     "sequencers_only": FaultKind("nodes that only sequencers reach", _sequencers_only),
     "sequencers_cut": FaultKind("nodes that sequencers do not reach", _sequencers_cut),
+    "torn_sequencer": FaultKind(
+        "a node that some nodes no longer hear, and that soon loses its power", torn_sequencer,
+        for_s=(0.5, 4.0),
+    ),
     "link_cut": FaultKind("one cable pulled", _link_cut),
     "reset": FaultKind("connections reset", _reset, for_s=(0.0, 0.0)),
     "lossy_links": FaultKind("every link loses, delays, resets", _lossy_links, hits_nodes=False),

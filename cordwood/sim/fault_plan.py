@@ -48,6 +48,9 @@ class Damage(enum.Enum):
 KINDS = tuple(name for name, kind in FAULT_KINDS.items() if not (kind.damages or kind.needs_crew))
 """Kinds that may strike any run."""
 
+TEAR = "torn_sequencer"
+"""A kind that is drawn by itself, see `_tears`."""
+
 CLIENT_KINDS = tuple(name for name, kind in FAULT_KINDS.items() if kind.needs_crew)
 """Kinds that strike the simulator's own clients."""
 
@@ -123,6 +126,7 @@ def draw_plan(
             played = SCENES[name](nodes, start_s, chance)
             faults += [replace(fault, scene=number) for fault in played]
     faults += _damages(options, nodes, length_s, chance)
+    faults += _tears(options, length_s, chance)
     kept = [_cut(fault, length_s) for fault in faults if fault.at_s < length_s]
     return tuple(sorted(kept, key=_when))
 
@@ -155,8 +159,9 @@ FIRST_KINDS = 3
 def _singles(
     options: FaultOptions, nodes: tuple[int, ...], length_s: float, chance: random.Random
 ) -> list[Fault]:
-    least = min(4, len(options.kinds))
-    kinds = chance.sample(options.kinds, chance.randint(least, len(options.kinds)))
+    every = [kind for kind in options.kinds if kind != TEAR]
+    least = min(4, len(every))
+    kinds = chance.sample(every, chance.randint(least, len(every)))
     faults = []
     # Whatever the draw: with the dead sequencers they make a run count.
     first = kinds[:FIRST_KINDS]
@@ -170,6 +175,24 @@ def _singles(
         for_s = _duration(kind, chance)
         faults.append(Fault(kind, _victims(kind, nodes, racks, chance), now, for_s))
     return faults
+
+
+TEARS_SHARE = 0.5
+"""Share of the plans with sequencers torn off, where that is among the kinds."""
+
+TEARS_MAX = 3
+"""Of these a plan has so many: one in three or so finds two runs in flight to different nodes."""
+
+
+def _tears(options: FaultOptions, length_s: float, chance: random.Random) -> list[Fault]:
+    """Sequencers torn off: oftener than other kinds, since few of them leave a hole, and drawn
+    behind everything else, so that no other fault depends on it."""
+    if TEAR not in options.kinds or chance.random() >= TEARS_SHARE:
+        return []
+    return [
+        Fault(TEAR, (SEQUENCER,), chance.uniform(options.calm_s, length_s), _duration(TEAR, chance))
+        for _ in range(chance.randint(1, TEARS_MAX))
+    ]
 
 
 def _racks(options: FaultOptions) -> tuple[tuple[int, ...], ...]:
