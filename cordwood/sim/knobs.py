@@ -76,7 +76,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("sim.transport", "MERGE_CHANCE", (0.0, 1.0)),
         Knob("sim.network", "RUDE_CLOSE_CHANCE", (0.0, 0.9)),
         Knob(
-            "storage.wal",
+            "storage.data_directory",
             "WalLimits",
             tuple(
                 partial(
