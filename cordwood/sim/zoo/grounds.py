@@ -156,6 +156,18 @@ RECOVERIES = ground(
 )
 """Sequencers die with stores in flight, again and again."""
 
+RETRIES = ground(
+    "torn_sequencer",
+    shape=both(
+        cluster_of(5, 2),
+        planned(*(Fault("torn_sequencer", (SEQUENCER,), 3.0 + 3.0 * at, 2.0) for at in range(6))),
+    ),
+    turns=(*LATE_RELEASES, ("sequencer.appender.STICKY_BYTES", 0)),
+    idempotent=0.7, lanes=4, burst=3, lull_s=0.0, pause_s=0.05, grouped=0.0, length_s=21.0,
+)  # fmt: skip
+"""Producers whose blocks each lie on other nodes, and sequencers that die with a block on its way
+and a later one stored: the one is a hole below the other, and both come again."""
+
 
 def _seldom_flushed(options: RunOptions) -> RunOptions:
     storage = StorageSettings(flush_age_s=60.0, disk_look_s=0.5, scrub_bytes_s=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cordwood.lsn import ESN_MAX
 from cordwood.nodes import Replication
 from cordwood.protocol.digest import Mend
 from cordwood.quorum.authority import Hearing
@@ -116,6 +117,13 @@ def _trimmed_early(right: Any) -> Any:
     return trimmed_since
 
 
+def _holes_remembered(right: Any) -> Any:
+    def note_produced(self: Any, epoch: int, lng: int, table: Any) -> None:
+        right(self, epoch, epoch << 32 | ESN_MAX, table)
+
+    return note_produced
+
+
 BUGS = (
     PlantedBug("lng-too-high", "recovery takes the LNG three records too high",
                changed({"protocol.seal:SealTally.lng": _lng_too_high}), hunt=grounds.RECOVERIES),
@@ -146,6 +154,9 @@ BUGS = (
     PlantedBug("history-trimmed-early", "a log's nodesets go once their epochs are recovered",
                changed({"recovery.trim_nodesets:trimmed_since": _trimmed_early}),
                hunt=grounds.NODESETS),
+    PlantedBug("hole-repeated", "a producer's block that became a hole is answered as a repeat",
+               changed({"protocol.seal:SealTally.note_produced": _holes_remembered}),
+               hunt=grounds.RETRIES),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
                changed({"recovery.recover_log:_finish_epoch": _clean_before_mend}),
                hunt=grounds.RECOVERIES),
