@@ -174,7 +174,7 @@ class Ingest:
             await self._start(batch, tasks)
         self._held.clear()
         await asyncio.sleep(KILL_DELAY_S)
-        self.acks.mark()
+        self.acks.mark(asyncio.get_running_loop().time())
         strike.at_kill, strike.in_flight = self.records, self._in_flight
         strike.kill()
         self._is_chosen = False

@@ -24,6 +24,7 @@ class Pauses:
         if self.since_marks_s:
             self.since_marks_s[-1] = max(self.since_marks_s[-1], pause)
 
-    def mark(self) -> None:
-        """From here on, pauses count as since this mark; the one that goes on does too."""
+    def mark(self, now: float) -> None:
+        """From here on, pauses count as since this mark; none began before it."""
+        self._last = now
         self.since_marks_s.append(0.0)

@@ -188,11 +188,19 @@ class Demo:
                 self._victims.append(choose_victim(await writer.status(), log.log_id, chance))
 
             async def choose_head() -> None:
-                self._victims.append(choose_sequencer(await writer.status(), log.log_id))
+                # To ask all is to wait for the dead one, and meanwhile nothing is appended,
+                # which must not pass for a time without a sequencer.
+                before = self._victims[0]
+                if check.last_acked >> 32 == before.epoch:
+                    held = follow.copies.by_node[before.sequencer]
+                    victim = Victim(before.sequencer, before.sequencer, before.epoch, held)
+                else:
+                    victim = choose_sequencer(await writer.status(), log.log_id)
+                self._victims.append(victim)
 
             def kill() -> None:
                 cluster.kill(self._victims[-1].node)
-                follow.reads.mark()
+                follow.reads.mark(asyncio.get_running_loop().time())
 
             strikes = [
                 Strike(STORAGE_SHARE, choose_holder, kill),

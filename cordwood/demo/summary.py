@@ -103,7 +103,7 @@ def _beheading(report: Report, ingested: Ingested, beheaded: Killed) -> Text:
     node, newest = beheaded.victim.node, report.reigns[-1] if report.reigns else None
     headless = (
         f"As its clients saw it, the log was [bold]{_ms(beheaded.ack_pause_s)}[/] without a "
-        "sequencer: the longest time between two acknowledgements."
+        "sequencer: from then on nobody waited longer for an acknowledgement."
         if ingested.records > beheaded.at_kill
         else "Nothing was left to append."
     )
