@@ -7,12 +7,10 @@ class Pauses:
     """Times between beats, on any clock that counts seconds.
 
     Attributes:
-        longest_s: the longest of all.
         since_marks_s: of each `mark`, the longest that ended after it and before the next.
     """
 
     def __init__(self, now: float) -> None:
-        self.longest_s = 0.0
         self.since_marks_s: list[float] = []
         self._last = now
 
@@ -20,7 +18,6 @@ class Pauses:
         """Something happened."""
         pause = now - self._last
         self._last = now
-        self.longest_s = max(self.longest_s, pause)
         if self.since_marks_s:
             self.since_marks_s[-1] = max(self.since_marks_s[-1], pause)
 
