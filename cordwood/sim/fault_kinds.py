@@ -483,7 +483,7 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "sequencers_cut": FaultKind("nodes that sequencers do not reach", _sequencers_cut),
     "torn_sequencer": FaultKind(
         "a node that some nodes no longer hear, and that soon loses its power", torn_sequencer,
-        for_s=(0.5, 4.0),
+        for_s=(2.0, 5.0),
     ),
     "link_cut": FaultKind("one cable pulled", _link_cut),
     "reset": FaultKind("connections reset", _reset, for_s=(0.0, 0.0)),

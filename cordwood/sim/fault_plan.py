@@ -177,11 +177,11 @@ def _singles(
     return faults
 
 
-TEARS_SHARE = 0.5
+TEARS_SHARE = 0.8
 """Share of the plans with sequencers torn off, where that is among the kinds."""
 
-TEARS_MAX = 3
-"""Of these a plan has so many: one in three or so finds two runs in flight to different nodes."""
+TEARS_MAX = 4
+"""Of these a plan has so many: most find no two runs in flight to different nodes."""
 
 
 def _tears(options: FaultOptions, length_s: float, chance: random.Random) -> list[Fault]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.001
 """Between two looks at what is in flight: less than a store takes."""
 
-DIES_S = (0.05, 2.0)
+DIES_S = (0.3, 2.0)
 """After this it dies whatever is in flight; longer than most stores may take, so that later
 waves are met too."""
 
