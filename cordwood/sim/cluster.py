@@ -27,7 +27,7 @@ from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSetti
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.buggy_host import buggy_host
 from cordwood.sim.history import DumpedSlots, HistoryRecorder, PayloadMark, SlotKind
-from cordwood.sim.holdings import held_blocks, rotten_ranges
+from cordwood.sim.holdings import held_blocks, meets, rotten_ranges, split_trimmed
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.network import SimNetwork
@@ -268,13 +268,17 @@ class SimCluster:
                 self._recorder.node_dumped(number, rack, log, slots, trim)
             rotten = await rotten_ranges(node.shard)
             for log in sorted(node.shard.cache.logs):
+                trim = node.shard.trim_of(log)
+                left, trimmed = split_trimmed(rotten.get(log, ()), trim)
+                # A scan that fails does not say where in its part of the log the bad bytes are:
+                # all of it is unknown, and is still when the trim has come past what rotted.
                 damaged = [
                     (each.first, each.last)
                     for each in node.shard.logs.damages.of_log(log)
-                    if each.last > node.shard.trim_of(log)
+                    if each.last > trim and (meets(each, left) or not meets(each, trimmed))
                 ]
                 passes = node.scrub.whole_passes
-                self._recorder.node_scrubbed(number, log, passes, rotten.get(log, ()), damaged)
+                self._recorder.node_scrubbed(number, log, passes, left, damaged)
 
 
 def _dumped(block: StoredBlock) -> DumpedSlots:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cordwood.layout import logs_db
+from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.sim.memory_logs import MemoryTables
@@ -36,7 +39,7 @@ async def held_and_damaged(
 
 
 async def rotten_ranges(shard: Shard) -> dict[int, list[tuple[int, int]]]:
-    """By log, the blocks in LogsDB that have rotted and are not trimmed.
+    """By log, the blocks in LogsDB that have rotted, also those that were trimmed since.
 
     Rows that the directory does not name, of a flush that came to no end, are nobody's.
     """
@@ -49,6 +52,19 @@ async def rotten_ranges(shard: Shard) -> dict[int, list[tuple[int, int]]]:
             continue
         log, last, first = logs_db.read_place(key)
         part = (await shard.logs.parts(partitions[table])).get(log)
-        if part is not None and shard.trim_of(log) < last <= part.last:
+        if part is not None and last <= part.last:
             found.setdefault(log, []).append((first, last))
     return found
+
+
+def split_trimmed(
+    ranges: Sequence[tuple[int, int]], trim: int
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Ranges `(first, last)` that end above a trim point, and those that do not."""
+    above = [each for each in ranges if each[1] > trim]
+    return above, [each for each in ranges if each[1] <= trim]
+
+
+def meets(damaged: DamagedRange, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether a damaged range shares an LSN with one of `ranges`."""
+    return any(first <= damaged.last and damaged.first <= last for first, last in ranges)
