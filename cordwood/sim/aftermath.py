@@ -73,6 +73,11 @@ NOTICE_S = 10.0
 SLOWER = 100.0
 """Times that a slow disk is slower."""
 
+TRIED_S = 5.0
+TRIED_LOOK_S = 0.02
+"""So long a slow node is watched until something is stored there, and how often: less than such a
+store takes. Nobody notices a node that no copyset has, and the first store there is late."""
+
 
 WRITER = "last-writer"
 
@@ -321,14 +326,28 @@ async def measure_pace(
         machine.pause()
     else:
         machine.disk.latency_factor = SLOWER
-    await asyncio.sleep(NOTICE_S)
-    await _stretch(clients, is_hampered=True)
+    # A stopped node is missed by all, a slow one by who stores there, and copysets stick.
+    if is_stopped or await is_stored_on(cluster, node):
+        await asyncio.sleep(NOTICE_S)
+        await _stretch(clients, is_hampered=True)
     machine.resume()
     machine.disk.heal()
     recorder.fault_eased(kind, (node,), "hampered")
     clients.is_paced = False
     await crew.wait(PACER)
     recorder.faults_healed()
+
+
+async def is_stored_on(cluster: SimCluster, node: NodeId) -> bool:
+    """Whether a run is sent to a node within TRIED_S; returns as soon as one is."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + TRIED_S
+    while loop.time() < ends_at:
+        for number in cluster.numbers:
+            if any(node in run.waiting for window in cluster.windows(number) for run in window):
+                return True
+        await asyncio.sleep(TRIED_LOOK_S)
+    return False
 
 
 async def _stretch(clients: Clients, *, is_hampered: bool) -> None:
