@@ -24,7 +24,7 @@ from cordwood.client.senders import HeldBlock, Senders
 from cordwood.errors import AccessDenied, Closed, CordwoodError, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
-from cordwood.lsn import Lsn
+from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
 from cordwood.protocol.read_budget import ReadBudget
@@ -42,8 +42,9 @@ logger = logging.getLogger(__name__)
 
 NUDGE_FIRST_S = 1.0
 NUDGE_MAX_S = 8.0
-"""A reader that sees nothing asks the sequencer for the tail, which makes a stopped
-one start and the nodes hear what is released."""
+NUDGE_BOUNDED_S = 0.05
+"""A reader that sees nothing asks the sequencer for the tail, which makes a stopped one start and
+the nodes hear what is released; once at first soon, where it knows of an LSN to come to."""
 
 STUCK_S = 2.0
 """How long a readable record may be waited for before another copy is asked for.
@@ -136,6 +137,7 @@ class ReadStream:
         self._cluster = cluster
         self._settings = settings
         self._nudge = nudge
+        self._patience_s = NUDGE_BOUNDED_S if until < LSN_MAX else NUDGE_FIRST_S
         self._keys = None if keys is None else frozenset(keys)
         self._record_keys = record_keys
         self.senders = Senders(
@@ -392,7 +394,7 @@ class ReadStream:
         Raises:
             CordwoodError: the stream failed or was closed.
         """
-        patience_s = NUDGE_FIRST_S
+        patience_s = self._patience_s
         nudge_at = self._loop.time() + patience_s
         while True:
             self._news.clear()
@@ -407,6 +409,7 @@ class ReadStream:
                 await self._wait_news(nudge_at)
                 continue
             await self._ask_tail_until_news()
+            self._patience_s = NUDGE_FIRST_S
             patience_s = min(NUDGE_MAX_S, patience_s * 2)
             nudge_at = self._loop.time() + patience_s
 

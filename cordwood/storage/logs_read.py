@@ -8,6 +8,7 @@ Source: design.md §5; LogDevice digest 2.10 (CHECKSUM_FAIL), 2.13.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -26,6 +27,12 @@ logger = logging.getLogger(__name__)
 
 SCAN_ROWS_MIN = 16
 """At least so many: the copies of one block and a few more."""
+
+BODY_CALLS = 2
+BODIES_MIN = 8
+"""Calls for the bodies of one read, and how many each asks for at least: one call waits for the
+disk body by body, and of 64 KiB a disk gave 1.3 to 1.9 times as much to four that wait at once as
+to one. More calls would take the threads from other reads."""
 
 Counts = Callable[[int, int], bool]
 """Whether a copy counts, from its last LSN and its seal epoch."""
@@ -237,7 +244,24 @@ async def _read_bodies(
 
 
 async def _bodies(tables: Tables, table: str, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
-    """Bodies by key; None, or nothing, where one cannot be read.
+    """Bodies by key; None, or nothing, where one cannot be read."""
+    step = max(BODIES_MIN, -(-len(keys) // BODY_CALLS))
+    parts = [keys[at : at + step] for at in range(0, len(keys), step)]
+    bodies: dict[bytes, bytes | None] = {}
+    # Calls that failed are told when all have ended: none is left behind.
+    for told in await asyncio.gather(
+        *(_some_bodies(tables, table, part) for part in parts), return_exceptions=True
+    ):
+        if isinstance(told, BaseException):
+            raise told
+        bodies |= told
+    return bodies
+
+
+async def _some_bodies(
+    tables: Tables, table: str, keys: Sequence[bytes]
+) -> dict[bytes, bytes | None]:
+    """As `_bodies`, in one call.
 
     Asked for by key even where they stand in a row: see `rocks_logs` on what a scan holds up.
     """

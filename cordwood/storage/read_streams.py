@@ -7,7 +7,8 @@ a slow reader holds one batch, for all its streams together, and disturbs nobody
 
 What is in LogsDB only is read by a few tasks, a batch at a time, while streams at the tail
 go on from memory: the loop never waits for a disk. Nothing is read for a connection that is
-full; what was being read as it filled waits at its stream, a batch a task at most.
+full; what was being read as it filled waits at its stream, a batch a task at most. For a few
+streams the next batch is read while the last one leaves, see `read_ahead`.
 
 A stream that asks for single copies is sent only the blocks that are this node's to send
 (`protocol.single_copy`); which these are follows from their copysets, so one that is left
@@ -32,10 +33,9 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from cordwood.block import BlockKind, Buffer
+from cordwood.block import Buffer
 from cordwood.errors import CordwoodError, Corrupt, Overloaded
 from cordwood.layout.frame import Kind
-from cordwood.layout.key_bits import may_hold
 from cordwood.layout.message import StreamState
 from cordwood.layout.reading import (
     BlocksHead,
@@ -52,7 +52,9 @@ from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter
 from cordwood.storage.log_reader import LogReader
-from cordwood.storage.partition import Part, Run, Wanted
+from cordwood.storage.partition import Run
+from cordwood.storage.push_stream import PushStream
+from cordwood.storage.read_ahead import ReadAhead
 from cordwood.storage.read_share import CHOICES_MAX, NodesIn, Share
 from cordwood.storage.shared_push import Push, Pushes
 from cordwood.storage.turn_queue import TurnQueue
@@ -91,57 +93,6 @@ STREAMS_MAX = 10_000
 """Streams on one connection; a client reads far fewer logs at once."""
 
 
-class _Stream:
-    """One reader's pull; see `ReadRequest` for the fields."""
-
-    __slots__ = ("connection", "digest", "fetching", "heads_only", "held", "high", "keys",
-                 "limit", "log", "next", "number", "ready", "sent", "share", "token", "until",
-                 "version", "wanted")  # fmt: skip
-
-    def __init__(self, connection: Connection, request: ReadRequest, share: Share | None) -> None:
-        self.connection = connection
-        self.number = request.stream
-        self.log = request.log
-        self.next = request.start
-        self.until = request.until
-        self.high = request.window_high
-        self.limit = request.bytes_limit
-        self.digest = request.digest
-        self.version = request.version
-        self.share = share
-        self.heads_only = request.heads_only
-        self.keys = request.keys
-        self.wanted: Wanted | None = None if share is None else share.part
-        if request.heads_only or request.keys is not None:
-            self.wanted = self._part
-        # What a client's right to read rests on; None where nobody asks for one.
-        self.token: str | None = None
-        self.sent = 0
-        self.ready = False
-        self.fetching = False
-        # What was read from LogsDB and waits for the connection, and what it was read up to.
-        self.held: tuple[Run, int] | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is sent whole blocks, as other streams at its place are."""
-        return not (self.digest or self.heads_only or self.keys is not None)
-
-    def _part(self, block: StoredBlock) -> Part:
-        """How much of a block is sent where a reader wants only some keys, or no payloads."""
-        if self.share is not None and not self.share.part(block):
-            return Part.NOTHING
-        if block.header.kind != BlockKind.DATA or not (self.heads_only or self.lacks_keys(block)):
-            return Part.WHOLE
-        return Part.HEAD
-
-    def lacks_keys(self, block: StoredBlock) -> bool:
-        """Whether a block has none of the keys that are wanted."""
-        if self.keys is None or block.header.kind != BlockKind.DATA:
-            return False
-        return not may_hold(block.header.key_bits, self.keys)
-
-
 class ReadStreams:
     """Every stream of one node.
 
@@ -170,13 +121,14 @@ class ReadStreams:
         self._nodes_in = nodes_in
         self._reader = reader
         # Streams whose next batch is in LogsDB, each once; and a token for each, to wait for.
-        self._to_fetch: TurnQueue[Connection, _Stream] = TurnQueue()
+        self._to_fetch: TurnQueue[Connection, PushStream] = TurnQueue()
         self._fetchable: asyncio.Queue[None] = asyncio.Queue()
-        self._by_connection: dict[Connection, dict[int, _Stream]] = {}
-        self._by_log: dict[int, dict[_Stream, None]] = {}
+        self._ahead: ReadAhead[PushStream] = ReadAhead()
+        self._by_connection: dict[Connection, dict[int, PushStream]] = {}
+        self._by_log: dict[int, dict[PushStream, None]] = {}
         # Ready, in turn: those that may send, and by connection those that wait for it.
-        self._ready: TurnQueue[Connection, _Stream] = TurnQueue()
-        self._parked: dict[Connection, list[_Stream]] = {}
+        self._ready: TurnQueue[Connection, PushStream] = TurnQueue()
+        self._parked: dict[Connection, list[PushStream]] = {}
         self._pumping = False
         self._kinds: dict[CopyFilter, int] = {}
         self._kinds_made = itertools.count(1)
@@ -202,7 +154,7 @@ class ReadStreams:
             raise Overloaded(f"more than {STREAMS_MAX} read streams on one connection")
         asked = request.one_copy
         share = None if asked is None else Share(self._me, asked, self._nodes_in, self._kind_of)
-        stream = _Stream(connection, request, share)
+        stream = PushStream(connection, request, share)
         stream.token = request.token if guarded else None
         streams[request.stream] = stream
         self._by_log.setdefault(request.log, {})[stream] = None
@@ -284,19 +236,20 @@ class ReadStreams:
             if stream.next <= min(stream.until, max(stream.high, trim)):
                 self._wake(stream)
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: PushStream) -> None:
         of_log = self._by_log[stream.log]
         del of_log[stream]
         if not of_log:
             del self._by_log[stream.log]
         stream.held = None
+        self._ahead.drop(stream)
         stream.until = -1  # if it is still in the ready queue, it has nothing to send
 
     def _on_writable(self, connection: Connection) -> None:
         self._ready.push_back(connection, deque(self._parked.pop(connection, ())))
         self._pump_soon()
 
-    def _wake(self, stream: _Stream) -> None:
+    def _wake(self, stream: PushStream) -> None:
         # One that is read for from LogsDB is woken after that, and sees then what has changed.
         if not (stream.ready or stream.fetching):
             stream.ready = True
@@ -312,7 +265,7 @@ class ReadStreams:
         """One batch for each stream that was ready when this turn began, and about one for
         each connection: the next stream's leaves once this one's was taken by the machine."""
         self._pumping = False
-        waiting: dict[Connection, deque[_Stream]] = {}
+        waiting: dict[Connection, deque[PushStream]] = {}
         batches, sent_before = 0, self.sent_bytes
         now = asyncio.get_running_loop().time
         deadline = now() + TURN_S
@@ -341,7 +294,7 @@ class ReadStreams:
         if self._ready:
             self._pump_soon()
 
-    def _answer(self, stream: _Stream, status: ReadStatus) -> None:
+    def _answer(self, stream: PushStream, status: ReadStatus) -> None:
         released = self._released(stream.log)
         answer = pack_reading(stream.number, status, released, stream.version)
         stream.connection.send(Kind.READING, 0, (answer,))
@@ -354,7 +307,7 @@ class ReadStreams:
         held = self._reader.get(log)
         return held.trim if held is not None else 0
 
-    def _bound(self, stream: _Stream) -> int:
+    def _bound(self, stream: PushStream) -> int:
         """The last LSN that may be sent now."""
         bound = min(stream.until, stream.high)
         if stream.digest:
@@ -362,7 +315,7 @@ class ReadStreams:
         held = self._reader.get(stream.log)
         return min(bound, held.readable if held is not None else 0)
 
-    def _send_batch(self, stream: _Stream, pushes: Pushes) -> bool:
+    def _send_batch(self, stream: PushStream, pushes: Pushes) -> bool:
         """Send what may be sent, at most a batch; True if there is more at once."""
         if stream.held is not None:
             (run, bound), stream.held, stream.fetching = stream.held, None, False
@@ -389,20 +342,40 @@ class ReadStreams:
                 blocks_max=BATCH_BLOCKS,
             )
             return self._ship(stream, self._past_window(stream, run, bound), bound)
-        if credit > 0:
-            stream.fetching = True
-            self._to_fetch.push(stream.connection, stream)
-            self._fetchable.put_nowait(None)
+        if credit <= 0 or self._ahead.is_under_way(stream):
+            return False
+        ahead = self._ahead.take(stream, stream.next, bound, credit)
+        if ahead is not None:
+            is_more = self._ship(stream, ahead, bound)
+            self._read_ahead(stream)
+            return is_more
+        stream.fetching = True
+        self._to_fetch.push(stream.connection, stream)
+        self._fetchable.put_nowait(None)
         return False
 
-    def _past_window(self, stream: _Stream, run: Run, bound: int) -> Run:
+    def _read_ahead(self, stream: PushStream) -> None:
+        """Have a stream's next batch read before it asks for it, if it will want one."""
+        if stream.digest or stream.sent < BATCH_BYTES:
+            return  # it may want no more than this
+        if stream.next > self._readable(stream):
+            return
+        if not self._reader.is_at_hand(stream.log, stream.next) and self._ahead.ask(stream):
+            self._fetchable.put_nowait(None)
+
+    def _readable(self, stream: PushStream) -> int:
+        """The last LSN that it may be sent, whatever its window."""
+        held = self._reader.get(stream.log)
+        return min(stream.until, held.readable if held is not None else 0)
+
+    def _past_window(self, stream: PushStream, run: Run, bound: int) -> Run:
         """What is read from memory, and how far nothing comes behind an empty window."""
         limit = self._empty_up_to(stream, run, bound)
         if not limit:
             return run
         return run._replace(next=self._reader.first_cached(stream.log, bound + 1, limit))
 
-    def _empty_up_to(self, stream: _Stream, run: Run, bound: int) -> int:
+    def _empty_up_to(self, stream: PushStream, run: Run, bound: int) -> int:
         """The last LSN that a reader may be told of behind a window with nothing in it, 0 if none.
 
         Where the end of an epoch is lost, its bridge included, nothing comes for four billion
@@ -415,7 +388,7 @@ class ReadStreams:
         limit = min(stream.until, held.readable)
         return limit if limit > bound else 0
 
-    def _push(self, stream: _Stream, bound: int, credit: int, pushes: Pushes) -> bool:
+    def _push(self, stream: PushStream, bound: int, credit: int, pushes: Pushes) -> bool:
         """Send from memory, with all others who want the same; True if there is more at once."""
         key = (stream.log, stream.next, None if stream.share is None else stream.share.kind)
         push = pushes.find(key)
@@ -437,19 +410,19 @@ class ReadStreams:
         stream.sent += push.sent_bytes
         return push.run.next <= bound and stream.sent < stream.limit
 
-    def _pass_trimmed(self, stream: _Stream, trim: int) -> None:
+    def _pass_trimmed(self, stream: PushStream, trim: int) -> None:
         """Say at once that nothing comes up to the trim point, whatever the window."""
         if stream.next <= stream.until and not stream.fetching:
             stream.next = trim + 1
             self._send_blocks(stream, ())
 
-    def _send_blocks(self, stream: _Stream, parts: Sequence[Buffer], blocks: int = 0) -> None:
+    def _send_blocks(self, stream: PushStream, parts: Sequence[Buffer], blocks: int = 0) -> None:
         released, trim = self._released(stream.log), self._trim(stream.log)
         head = BlocksHead(stream.number, blocks, stream.next, released, trim)
         kind = Kind.HEADS if stream.heads_only else Kind.BLOCKS
         stream.connection.send(kind, 0, (blocks_head(head), *parts))
 
-    def _ship(self, stream: _Stream, run: Run, bound: int) -> bool:
+    def _ship(self, stream: PushStream, run: Run, bound: int) -> bool:
         """Send a run; True if there is more at once."""
         if run.next == stream.next and not run.blocks:
             return False
@@ -470,7 +443,7 @@ class ReadStreams:
         self._send_blocks(stream, parts, len(blocks))
         return run.next <= bound and stream.sent < stream.limit
 
-    def _leave_out(self, stream: _Stream, blocks: list[StoredBlock]) -> list[StoredBlock]:
+    def _leave_out(self, stream: PushStream, blocks: list[StoredBlock]) -> list[StoredBlock]:
         """The blocks that may have a key that is wanted; the others are told as ranges."""
         kept: list[StoredBlock] = []
         left_out: list[tuple[int, int]] = []
@@ -488,7 +461,7 @@ class ReadStreams:
         return kept
 
     def _tell_gaps(
-        self, stream: _Stream, reason: NodeGap, ranges: Sequence[tuple[int, int]]
+        self, stream: PushStream, reason: NodeGap, ranges: Sequence[tuple[int, int]]
     ) -> None:
         gaps = [GapRange(first, last, reason) for first, last in ranges]
         stream.connection.send(Kind.GAPS, 0, (pack_gaps(stream.number, gaps),))
@@ -502,10 +475,35 @@ class ReadStreams:
     async def _fetch_in_turn(self) -> None:
         while True:
             await self._fetchable.get()
-            if self._to_fetch:  # what it stands for may have been put off
+            # What it stands for may have been put off, or dropped.
+            if self._to_fetch:
                 await self._fetch(self._to_fetch.pop())
+            elif (stream := self._ahead.next_asked()) is not None:
+                await self._fetch_ahead(stream)
 
-    async def _fetch(self, stream: _Stream) -> None:
+    async def _fetch_ahead(self, stream: PushStream) -> None:
+        start, bound = stream.next, self._readable(stream)
+        try:
+            if start > bound:  # trimmed meanwhile
+                self._ahead.drop(stream)
+            else:
+                run = await self._reader.read(
+                    stream.log,
+                    start,
+                    bound,
+                    stream.wanted,
+                    bytes_max=FETCH_BYTES,
+                    blocks_max=BATCH_BLOCKS,
+                )
+                self._ahead.keep(stream, start, run)
+        except CordwoodError as error:
+            # The stream comes to the same place by itself, and is told then.
+            logger.info("log %d was not read ahead from %d on: %s", stream.log, start, error)
+            self._ahead.drop(stream)
+        if stream.until >= 0 and stream.connection.is_open:
+            self._wake(stream)
+
+    async def _fetch(self, stream: PushStream) -> None:
         """Read a stream's next batch from LogsDB and send it, or keep it until it may be sent."""
         if stream.until >= 0 and _is_full(stream.connection):
             self._put_off(stream)
@@ -539,11 +537,12 @@ class ReadStreams:
                     self._pump_soon()
                     return
                 self._ship(stream, run, bound)
+                self._read_ahead(stream)
         stream.fetching = False
         if stream.until >= 0:
             self._wake(stream)
 
-    def _put_off(self, stream: _Stream) -> None:
+    def _put_off(self, stream: PushStream) -> None:
         """Its connection is full: it and all others that were to be read for that one wait for
         it, before those that had their turn. The pump parks them."""
         waiting = self._to_fetch.take_all(stream.connection)
@@ -553,14 +552,14 @@ class ReadStreams:
         self._ready.push_back(stream.connection, waiting)
         self._pump_soon()
 
-    def _on_unreadable(self, stream: _Stream, error: CordwoodError) -> None:
+    def _on_unreadable(self, stream: PushStream, error: CordwoodError) -> None:
         """What this node holds there is not known: say so, and come back to it later."""
         logger.error("log %d cannot be read from %d on: %s", stream.log, stream.next, error)
         if isinstance(error, Corrupt) and stream.until >= 0 and stream.connection.is_open:
             self._answer(stream, ReadStatus.DAMAGED)
         asyncio.get_running_loop().call_later(FETCH_RETRY_S, self._unpark, stream)
 
-    def _unpark(self, stream: _Stream) -> None:
+    def _unpark(self, stream: PushStream) -> None:
         stream.fetching = False
         if stream.until >= 0 and stream.connection.is_open:
             self._wake(stream)

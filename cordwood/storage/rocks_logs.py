@@ -20,10 +20,17 @@ the memtable was written and 10 ms in its flush, 34 ms while a file was written,
 all of it, in `ingest_external_file`.
 
 It also holds the GIL through each step of an iterator, which may wait for the disk, and lets
-it go in a `get` of many keys. So bodies are read by `get`, and the machine reads ahead in the
-files (RocksDB tells it not to, unless told otherwise): of 64 KiB bodies, cold, 690 MB/s came so
-and 320 to 470 by iterators, and the loop of the process was held up by 0.1 ms in the mean and not
-by 0.5 to 1. `cordwood bench logsdb` and `cold` show what it comes to.
+it go in a `get` of many keys. So bodies are read by `get`: of 64 KiB bodies, cold, 690 MB/s came
+so and 320 to 470 by iterators, and the loop of the process was held up by 0.1 ms in the mean and
+not by 0.5 to 1.
+
+Partitions are read past the page cache where the file system allows it. Pages for what is read
+once cost a core more than the read itself, and who reads cold data took them from everybody else;
+what is read again is in the block cache, whose size is said. Who reads ahead then is
+`read_ahead`, and a scan only where all is read once: else RocksDB finds out by itself how far an
+iterator goes, and index entries of a few blocks do not cost a MiB of the disk. Where there are
+pages (no direct reads), the machine reads ahead in the files; RocksDB tells it not to, unless
+told otherwise. `cordwood bench logsdb`, `read` and `cold` show what it comes to.
 
 Source: research digest of the hot path, §2 (rocksdict's traps: only a column family's own
 handle flushes it; the lower bound of a read sets the upper one; every handle must be closed).
@@ -142,6 +149,7 @@ class RocksTables:
         else:
             options.set_disable_auto_compactions(True)
             options.set_advise_random_on_open(False)
+            options.set_use_direct_reads(self._is_direct)
         options.set_compression_type(rocksdict.DBCompressionType.none())
         # A memtable has all of a flush: RocksDB's own flush would only make more files.
         options.set_write_buffer_size(2 * self._cache_bytes)
@@ -258,7 +266,8 @@ class RocksTables:
     ) -> Rows:
         options: Any = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(stop)
-        options.set_readahead_size(min(bytes_max, BATCH_BYTES))
+        if is_once:
+            options.set_readahead_size(min(bytes_max, BATCH_BYTES))
         options.fill_cache(not is_once)
         return await self._on(
             table, lambda handle: _scan(handle, options, start, rows_max, bytes_max)
