@@ -93,6 +93,10 @@ KNOBS: Mapping[str, Knob] = {
         ),
         Knob("wire.connection", "CLIENT_CALLS_AT_ONCE", (2, 8)),
         Knob("wire.server", "CLIENT_CALLS_MAX", (4, 32)),
+        # Those that came last: what the others draw does not change.
+        Knob("storage.read_streams", "FETCH_BYTES", (10_000, 70_000)),
+        Knob("storage.read_streams", "AHEAD_AFTER_BYTES", (0, 0, 20_000), OFTEN_SHARE),
+        Knob("storage.read_ahead", "KEPT_S", (0.02, 0.2)),
     )
 }  # fmt: skip
 """Every knob by its name."""

@@ -119,6 +119,12 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row("stream-stopped", "a reader stopped a stream", f"{_PUSH}.stop"),
     row("stream-gaps-told", "a node told a reader what it is not sent", f"{_PUSH}._tell_gaps"),
     row("stream-fetched", "a stream read from LogsDB", f"{_PUSH}._fetch"),
+    row(
+        "stream-read-ahead",
+        "a batch was read before its stream asked for it",
+        "storage.read_ahead:ReadAhead.take",
+        gave,
+    ),
     row("streams-dropped", "a connection went with streams on it", f"{_PUSH}._drop"),
     row(
         "recent-dropped",

@@ -75,6 +75,9 @@ FETCH_BYTES = 4 << 20
 """Bytes read from LogsDB at a time: each read is some calls of threads, which on a busy machine
 wait longer for a core than they work for one megabyte."""
 
+AHEAD_AFTER_BYTES = 1 << 20
+"""Nothing is read ahead for a stream before it took so much: many want a record or two."""
+
 BATCH_BLOCKS = 4096
 """Blocks likewise, sent or left out, so that tiny blocks do not hold the loop for long."""
 
@@ -356,8 +359,8 @@ class ReadStreams:
 
     def _read_ahead(self, stream: PushStream) -> None:
         """Have a stream's next batch read before it asks for it, if it will want one."""
-        if stream.digest or stream.sent < BATCH_BYTES:
-            return  # it may want no more than this
+        if stream.digest or stream.sent < AHEAD_AFTER_BYTES:
+            return
         if stream.next > self._readable(stream):
             return
         if not self._reader.is_at_hand(stream.log, stream.next) and self._ahead.ask(stream):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from made_blocks import LOG, OWNER, at, block, made_host, run
@@ -95,6 +96,72 @@ def test_many_cold_streams_of_a_slow_reader_hold_about_one_fetch_and_all_are_sen
         for head, blocks in end.blocks():
             sent[head.stream] += [each.header.first for each in blocks]
         assert sent == {log: [at(n) for n in range(1, 9)] for log in LOGS}
+
+    run(scenario)
+
+
+def test_a_batch_is_read_while_the_last_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disk and network waited for one another: a cold log came at a fourth of a cached one."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(read_streams, "AHEAD_AFTER_BYTES", FETCH)
+        end = ReaderEnd()
+        reader = await cold(3 * FETCH // BATCH)
+        streams = ReadStreams(reader)
+        reads: list[int] = []
+        read = reader._logs.read  # type: ignore[union-attr]
+
+        async def noting(log: int, start: int, *rest: Any, **limits: Any) -> Any:
+            reads.append(start)
+            return await read(log, start, *rest, **limits)
+
+        monkeypatch.setattr(reader._logs, "read", noting)
+        end.transport.is_slow = True
+        async with running(streams):
+            streams.start(end.connection, replace(ALL, log=LOGS[0]))
+            await asyncio.sleep(0.5)
+            assert end.firsts() == [at(n) for n in range(1, 5)]
+            assert reads == [at(1), at(5)], "the second is read, and no third"
+            end.transport.drain()
+            await asyncio.sleep(0.01)
+            assert end.firsts() == [at(n) for n in range(5, 9)]
+            assert reads == [at(1), at(5), at(9)]
+            await asyncio.sleep(2)  # too old by then
+            end.transport.is_slow = False
+            end.transport.drain()
+            await asyncio.sleep(0.5)
+            assert end.firsts() == [at(n) for n in range(9, 13)]
+            assert reads == [at(1), at(5), at(9), at(9)]
+
+    run(scenario)
+
+
+def test_a_batch_read_ahead_goes_no_further_than_window_credit_and_trim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(read_streams, "AHEAD_AFTER_BYTES", 0)
+        end = ReaderEnd()
+        reader = await cold(8)
+        streams = ReadStreams(reader)
+        async with running(streams):
+            streams.start(end.connection, replace(ALL, log=LOGS[0], window_high=at(1)))
+            await asyncio.sleep(0.1)
+            assert end.firsts() == [at(1)]
+            streams.move_window(end.connection, 1, at(3), 1 << 40)
+            await asyncio.sleep(0.1)
+            assert end.firsts() == [at(2), at(3)]
+            taken = streams._by_connection[end.connection][1].sent
+            streams.move_window(end.connection, 1, LSN_MAX, taken + 1)
+            streams._by_connection[end.connection][1].limit = taken + 1
+            await asyncio.sleep(0.1)
+            assert end.firsts() == [at(4)]
+            reader._cache.log(LOGS[0]).trim_to(at(6))
+            streams.on_change(LOGS[0])
+            streams._by_connection[end.connection][1].limit = 1 << 40
+            streams.move_window(end.connection, 1, LSN_MAX, 1 << 40)
+            await asyncio.sleep(0.1)
+            assert end.firsts() == [at(7), at(8)]
 
     run(scenario)
 

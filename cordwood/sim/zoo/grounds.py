@@ -442,6 +442,15 @@ SPREAD = ground(
 )  # fmt: skip
 """Each block has a copyset of its own, and readers who start over."""
 
+COLD = ground(
+    "pause", "slow_disk", every_s=3.0, shape=_kept_by_time, readers=4, restart_s=1.0,
+    turns=(
+        ("storage.read_streams.AHEAD_AFTER_BYTES", 0), ("client.senders.WINDOW_LSNS_MAX", 0),
+        ("client.senders.WINDOW_LSNS_MIN", 0),
+    ),
+)  # fmt: skip
+"""Readers who start over, far behind, with windows so small that they wait for each."""
+
 MANNERS = ground(
     "crash", keyed=1.0, manners=0.9, browsers=1, restart_s=1.0, burst=20, ask_s=0.2
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 from cordwood.block import BlockKind, Record
 from cordwood.layout.message import EpochNodes, ReleasedReply
 from cordwood.layout.reading import NodeGap
+from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Authority
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.sim.zoo import grounds
@@ -115,6 +116,10 @@ def _unknown_is_free(right: Any) -> Any:
     return lambda self, log, token: right(self, log, token) is not False
 
 
+def _past_the_released(right: Any) -> Any:
+    return lambda self, stream: min(stream.until, LSN_MAX)
+
+
 class _Seen:
     """A block with another envelope, as far as a share looks at it."""
 
@@ -164,6 +169,8 @@ BUGS = (
                changed({"storage.read_share:Share.part": _copyset_before,
                         f"{_CHOICE}.on_suspicion": instead(lambda self: None)}),
                hunt=grounds.SPREAD),
+    PlantedBug("ahead-unreleased", "a node reads ahead past what is released",
+               changed({f"{_STREAMS}._readable": _past_the_released}), hunt=grounds.COLD),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
                changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
     PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
