@@ -187,13 +187,22 @@ def stats(
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", metavar="DIR", help="Of a query: tell its lag too.")
     ] = "",
+    progress: Annotated[
+        str,
+        typer.Option(
+            "--progress", metavar="DIR", help="Note there what is done, and go on after a stop."
+        ),
+    ] = "",
     read_tokens: ReadTokensOption = "",
     master: MasterOption = "local[*]",
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Records, bytes and rate by log and hour, and what is missing."""
+    """Records, bytes and rate by log and hour, and what is missing.
+
+    With --progress it goes on, started again, where it was stopped.
+    """
     from cordwood.lsn import format_lsn
     from cordwood.spark.jobs.landing import planned_batch
     from cordwood.spark.jobs.stats import stats as job
@@ -202,7 +211,8 @@ def stats(
     if dry_run:
         _show_planned(planned_batch(source), as_json)
         return
-    found = job(session("stats", master), source, checkpoint)
+    spark = session("stats", master)
+    found = job(spark, source, checkpoint, progress=progress, say=_say)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))
         return
@@ -253,8 +263,11 @@ def audit(
         _show_planned(planned_batch(source), as_json)
         return
     spark = session("audit", master)
-    found = job.audit_into(spark, source, table, _say) if table else job.audit(spark, source)
-    rows = [row.asDict() for row in found.collect()]
+    rows = (
+        [row.asDict() for row in job.audit_into(spark, source, table, _say).collect()]
+        if table
+        else list(job.audit(spark, source, _say))
+    )
     bad = [row for row in rows if row["finding"] not in HARMLESS]
     if as_json:
         typer.echo(json.dumps(rows))

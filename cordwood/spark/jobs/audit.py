@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cordwood.client.blocking import BlockingStore
 from cordwood.client.replica_scan import Copy
@@ -66,15 +66,24 @@ class Scanned:
     findings: list[Finding]
 
 
-def audit(spark: SparkSession, source: Mapping[str, str]) -> DataFrame:
-    """The findings, one row each, of COLUMNS; what is released when it is planned.
+def audit(
+    spark: SparkSession, source: Mapping[str, str], say: Say = lambda _: None
+) -> Iterator[dict[str, Any]]:
+    """The findings by the columns of COLUMNS, step by step; what is released when it is planned.
 
+    Args:
+        say: told after each step.
     Raises:
         BadSetting: an option is wrong.
     """
     options = parse_options(source)
     options.check_batch()
-    return _findings(spark, options, audit_slices(options))
+    plan_ = audit_slices(options)
+    for done in range(0, len(plan_), STEP_TASKS):
+        step = plan_[done : done + STEP_TASKS]
+        for row in _findings(spark, options, step).collect():
+            yield row.asDict()
+        say(f"{done + len(step):,} of {len(plan_):,} ranges")
 
 
 def audit_into(

@@ -1,15 +1,15 @@
 """Statistics of logs: `cordwood spark stats`.
 
-A batch over the selected logs, with gaps as rows: records, bytes and rate for each log and hour
+Batches over the selected logs, with gaps as rows: records, bytes and rate for each log and hour
 of its records' own time, and what is missing, by kind. With the checkpoint of a query, also how
-far behind that query is.
+far behind that query is. It goes in steps of some GiB, see `stats_steps`.
 
 Source: research digest on PySpark 4.3, §7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,15 @@ from typing import TYPE_CHECKING
 from cordwood.block import GapKind
 from cordwood.lsn import OLDEST
 from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.jobs.stats_steps import (
+    HOUR_S,
+    STEP_BYTES,
+    GapsOfLog,
+    HourOfLog,
+    Progress,
+    step_source,
+)
+from cordwood.spark.jobs.table import check_path
 from cordwood.spark.offsets import check_cluster, parse_offset
 from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.runs import records_in
@@ -25,42 +34,13 @@ from cordwood.spark.watch import Watch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-HOUR_S = 3600
+NOTE = "stats.json"
+"""In a directory for progress."""
+
+Say = Callable[[str], None]
 
 LOSSES = tuple(kind.value for kind in GapKind if kind not in (GapKind.BRIDGE, GapKind.HOLE))
 """Gaps in which records were; bridges and holes never had any."""
-
-
-@dataclass(frozen=True, slots=True)
-class HourOfLog:
-    """One log in one hour.
-
-    Attributes:
-        hour: its first second, ISO 8601 in UTC.
-        records, bytes: values and keys of so many records.
-        per_s: records a second, over the whole hour.
-        first_lsn, last_lsn: of these records; others may lie between them.
-    """
-
-    log: str
-    hour: str
-    records: int
-    bytes: int
-    per_s: float
-    first_lsn: int
-    last_lsn: int
-
-
-@dataclass(frozen=True, slots=True)
-class GapsOfLog:
-    """Ranges of one kind of gap in one log; `is_loss` says that records were there."""
-
-    log: str
-    kind: str
-    ranges: int
-    first_lsn: int
-    last_lsn: int
-    is_loss: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +62,37 @@ class Stats:
     lags: list[Lag]
 
 
-def stats(spark: SparkSession, source: Mapping[str, str], checkpoint: str = "") -> Stats:
+def stats(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    checkpoint: str = "",
+    *,
+    progress: str = "",
+    step_bytes: int = STEP_BYTES,
+    say: Say = lambda _: None,
+) -> Stats:
     """Read the logs, and sum them up.
 
     Args:
         source: options of the source, as for a batch.
         checkpoint: directory of a query's checkpoint, "" for none.
+        progress: a directory in which the steps that are done are noted until all are; "" to
+            begin anew each time.
+        say: told after each step.
     Raises:
-        BadSetting: an option is wrong, or the checkpoint is none of this cluster's.
+        BadSetting: an option is wrong, or the checkpoint is none of this cluster's, or
+            `progress` is of other logs.
+        Malformed: what is noted there is damaged.
     """
     lags = lag_of(Checkpoint(Path(checkpoint)), source) if checkpoint else []
-    frame = spark.read.format("cordwood").options(**{**source, "includeGaps": "true"}).load()
-    hours, gaps = summarize(frame)
-    return Stats(hours, gaps, lags)
+    note = check_path(progress) / NOTE if progress else None
+    so_far = Progress(note, source, step_bytes)
+    while so_far.done < len(so_far.steps):
+        options = {**step_source(source, so_far.steps[so_far.done]), "includeGaps": "true"}
+        so_far.on_step(*summarize(spark.read.format("cordwood").options(**options).load()))
+        records = sum(each.records for each in so_far.sums.hours)
+        say(f"step {so_far.done:,} of {len(so_far.steps):,}: {records:,} records so far")
+    return Stats(so_far.sums.hours, so_far.sums.gaps, lags)
 
 
 def summarize(frame: DataFrame) -> tuple[list[HourOfLog], list[GapsOfLog]]:

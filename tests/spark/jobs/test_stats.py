@@ -1,0 +1,140 @@
+"""Statistics in steps: they add up to what one pass gives, and go on where they were stopped."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cordwood.cli.app import run
+from cordwood.errors import BadSetting, Malformed
+from cordwood.spark.jobs.stats import NOTE, stats
+from cordwood.spark.jobs.stats_steps import (
+    HOUR_S,
+    GapsOfLog,
+    HourOfLog,
+    Progress,
+    Sums,
+    step_source,
+)
+from cordwood.spark.options import SERVERS
+from cordwood.spark.splitting import Slice
+
+HOUR = HourOfLog("/a", "1970-01-01T00:00Z", 3, 30, 0.001, 5, 9)
+GAPS = GapsOfLog("/a", "dataloss", 2, 4, 4, True)
+SOURCE = {"subscribe": "a"}
+NOTED = {
+    "source": SOURCE,
+    "steps": [[[1, "/a", 1, 10]], [[1, "/a", 10, 20], [2, "/b", 1, 3]]],
+    "done": 1,
+    "hours": [
+        {"log": "/a", "hour": "1970-01-01T00:00Z", "records": 3, "bytes": 30, "per_s": 0.001,
+         "first_lsn": 5, "last_lsn": 9},
+    ],
+    "gaps": [],
+}  # fmt: skip
+
+
+def test_steps_add_up():
+    sums = Sums()
+    sums.add([HOUR], [GAPS])
+    sums.add(
+        [
+            HourOfLog("/b", HOUR.hour, 1, 1, 0.0, 2, 2),
+            HourOfLog("/a", HOUR.hour, 3597, 70, 0.999, 2, 7),
+        ],
+        [GapsOfLog("/a", "dataloss", 1, 2, 9, True), GapsOfLog("/a", "bridge", 1, 8, 8, False)],
+    )
+    assert sums.hours == [
+        HourOfLog("/a", HOUR.hour, 3600, 100, 1.0, 2, 9),
+        HourOfLog("/b", HOUR.hour, 1, 1, 0.0, 2, 2),
+    ]
+    assert sums.gaps == [
+        GapsOfLog("/a", "bridge", 1, 8, 8, False),
+        GapsOfLog("/a", "dataloss", 3, 2, 9, True),
+    ]
+
+
+def test_a_step_reads_its_own_ranges_and_keeps_all_else():
+    source = {
+        "subscribePattern": "/.*", "startingOffsets": "earliest", "ENDINGTIMESTAMP": "7",
+        "failOnDataLoss": "false",
+    }  # fmt: skip
+    options = step_source(source, [Slice(17, "/a", 5, 9), Slice(18, "/b,c", 1, 4)])
+    assert options == {
+        "failOnDataLoss": "false",
+        "assign": "[17, 18]",
+        "startingOffsets": '{"17": 5, "18": 1}',
+        "endingOffsets": '{"17": 9, "18": 4}',
+    }
+
+
+class TestNotes:
+    def test_what_is_done_is_not_done_again_and_the_note_goes_in_the_end(self, tmp_path):
+        note = tmp_path / NOTE
+        note.write_text(json.dumps(NOTED))
+        progress = Progress(note, SOURCE, 1)
+        assert (progress.done, progress.sums.hours) == (1, [HOUR])
+        assert progress.steps[1] == [Slice(1, "/a", 10, 20), Slice(2, "/b", 1, 3)]
+        progress.on_step([], [GAPS])
+        assert progress.sums.gaps == [GAPS]
+        assert not note.exists()
+
+    def test_other_logs_are_refused(self, tmp_path):
+        (tmp_path / NOTE).write_text(json.dumps(NOTED))
+        with pytest.raises(BadSetting, match="give another directory"):
+            Progress(tmp_path / NOTE, {"subscribe": "b"}, 1)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"done": 3}, {"done": -1}, {"done": True}, {"done": "1"}, {"steps": 7},
+            {"steps": [[[1, "/a", 1]]]}, {"steps": [[[1, 2, 3, 4]]]},
+            {"steps": [[[1, "/a", -1, 1 << 64]]]}, {"hours": [{}]}, {"hours": [[1]]},
+            {"hours": [NOTED["hours"][0] | {"records": "3"}]},
+            {"hours": [NOTED["hours"][0] | {"records": True}]},
+            {"gaps": [NOTED["hours"][0]]}, {"gaps": None},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_one_that_is_damaged_is_told(self, change, tmp_path):
+        (tmp_path / NOTE).write_text(json.dumps(NOTED | change))
+        with pytest.raises(Malformed, match="begin"):
+            Progress(tmp_path / NOTE, SOURCE, 1)
+
+
+@pytest.mark.real
+@pytest.mark.spark
+def test_statistics_that_are_stopped_go_on(spark, cluster, store, log, tmp_path, capfd):
+    """In steps of a few blocks each, beside one pass; what came later is not counted."""
+    for hour in range(6):
+        values = [b"%d" % n for n in range(500)]
+        store.append_many(log, values, timestamps=hour * HOUR_S * 1_000_000)
+    source = {SERVERS: cluster.url, "subscribe": log}
+    whole = stats(spark, source)
+    assert [each.records for each in whole.hours] == [500] * 6
+
+    class Stopped(Exception):
+        pass
+
+    told: list[str] = []
+
+    def stop(text: str) -> None:
+        told.append(text)
+        if len(told) == 2:
+            raise Stopped
+
+    notes = tmp_path / "notes"
+    with pytest.raises(Stopped):
+        stats(spark, source, progress=str(notes), step_bytes=600, say=stop)
+    assert told[0].startswith("step 1 of ")
+    noted = json.loads((notes / NOTE).read_bytes())
+    assert (noted["done"], len(noted["steps"]) > 3) == (2, True)
+    store.append(log, b"later")
+    verb = ["spark", "stats", log, "--start", "", "--cluster", cluster.url, "--json"]
+    assert run([*verb, "--progress", str(notes)]) == 0
+    shown = capfd.readouterr()
+    assert f"step 3 of {len(noted['steps'])}" in shown.err
+    hours = [HourOfLog(**each) for each in json.loads(shown.out)["hours"]]
+    assert hours == whole.hours
+    assert list(notes.iterdir()) == []
