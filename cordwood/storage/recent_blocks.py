@@ -58,13 +58,16 @@ class RecentBlocks:
         if not self._bytes_max:
             return
         for block in blocks:
-            held = self._logs[block.header.log].blocks
+            log = self._logs[block.header.log]
+            if block.header.last < log.complete_from:
+                continue  # it came late, where not all is here any more
+            held = log.blocks
             if held and held[-1].header.last > block.header.last:
                 insort(held, block, key=_LAST)
             else:
                 held.append(block)
             self.bytes += block.wire_bytes + BLOCK_COST
-        self._order.extend(blocks)
+            self._order.append(block)
         while self.bytes > self._bytes_max:
             self._drop(self._order.popleft())
         for log in logs:

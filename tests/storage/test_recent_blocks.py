@@ -70,6 +70,7 @@ def test_above_where_it_is_complete_nothing_of_a_flush_is_missing(flushes, room)
         if kept_from is not None:
             assert lasts(recent, kept_from) == sorted(each for each in logs_db if each >= kept_from)
         assert recent.bytes <= room * SIZE
+        assert len(lasts(recent, 0)) * SIZE <= recent.bytes, "all that is kept is counted"
 
 
 def test_a_reader_gets_from_memory_what_it_gets_from_logs_db() -> None:
