@@ -542,7 +542,9 @@ class ReadStreams:
                 self._ship(stream, run, bound)
                 self._read_ahead(stream)
         stream.fetching = False
-        if stream.until >= 0:
+        # One that is closed and still sends what it was given takes nothing more: its streams
+        # would be read for again and again until it is gone.
+        if stream.until >= 0 and stream.connection.is_open:
             self._wake(stream)
 
     def _put_off(self, stream: PushStream) -> None:

@@ -100,6 +100,34 @@ def test_many_cold_streams_of_a_slow_reader_hold_about_one_fetch_and_all_are_sen
     run(scenario)
 
 
+def test_nothing_is_read_again_for_a_connection_that_is_closing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A peer that spoke nonsense and does not read its answers: it was read for without a pause
+    until its connection was gone. Found by fuzzing."""
+
+    async def scenario() -> None:
+        end = ReaderEnd()
+        reader = await cold(2)
+        streams = ReadStreams(reader)
+        reads: list[int] = []
+        read = reader.read
+
+        async def noting(log: int, start: int, *rest: Any, **limits: Any) -> Any:
+            reads.append(start)
+            return await read(log, start, *rest, **limits)
+
+        monkeypatch.setattr(reader, "read", noting)
+        async with running(streams):
+            streams.start(end.connection, replace(ALL, log=LOGS[0]))
+            end.connection.close()
+            assert not end.connection.is_open
+            await asyncio.sleep(1)
+        assert reads == [at(1)]
+
+    run(scenario)
+
+
 def test_a_batch_is_read_while_the_last_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disk and network waited for one another: a cold log came at a fourth of a cached one."""
 
