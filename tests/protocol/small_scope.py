@@ -6,7 +6,8 @@ A step is one message taken by one side. Loss, crashes and delays need no steps 
 own: a message that is lost, or whose receiver is down, is a step that is not taken (yet),
 and a sequencer that crashed takes none any more. Nodes keep what they have on disk. A
 sequencer that loses patience sends a block to another copyset, in a higher wave; the stores
-of the old one may still arrive, and their confirmations count for nothing.
+of the old one may still arrive, and their confirmations count for nothing. What a node has
+confirmed may be heard at any time after, whatever became of the copy since.
 
 The rules are the production ones: `SealTable`, `SealTally`, `Digest`, `is_enough`. Their
 states are rebuilt from plain tuples, so that worlds can be compared.
@@ -15,7 +16,7 @@ states are rebuilt from plain tuples, so that worlds can be compared.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -48,6 +49,10 @@ class Held(NamedTuple):
     @property
     def order(self) -> tuple[bool, int, int]:
         return self.by_recovery, self.seal, self.wave
+
+
+End = tuple[tuple[int, ...], int]
+"""How an epoch ends: the LSNs with records, and the bridge."""
 
 
 class Disk(NamedTuple):
@@ -87,36 +92,49 @@ class World(NamedTuple):
     Attributes:
         waves: of each block, the latest.
         waves_max: how many copysets the first sequencer tries.
+        places: of each block, which of `COPYSETS` its first wave goes to.
+        taken: (block, wave, node) of every store that a node took, and so confirmed.
         heard: (block, node) confirmations of the latest wave that the first sequencer has heard.
-        clean: how epoch 1 ended, as the epoch store has it: the LSNs with records, the bridge.
+        clean: how epoch 1 ended, as the epoch store has it.
     """
 
     waves: tuple[int, ...]
     waves_max: int
+    places: tuple[int, ...]
     disks: tuple[Disk, ...]
+    taken: frozenset[tuple[int, int, int]]
     heard: frozenset[tuple[int, int]]
     recoveries: tuple[Recovery, ...]
-    clean: tuple[tuple[int, ...], int] | None = None
+    clean: End | None = None
 
 
 class Broken(AssertionError):
     """A promise that did not hold, and the world in which it did not."""
 
 
-def start(blocks: int, recoveries: int, waves: int = 1) -> World:
+def start(
+    blocks: int, recoveries: int, waves: int = 1, places: tuple[int, ...] = (0, 1, 2)
+) -> World:
     """Nothing has happened."""
-    recovering = tuple(Recovery(2 + n) for n in range(recoveries))
-    return World((1,) * blocks, waves, (Disk(), Disk(), Disk()), frozenset(), recovering)
+    return World(
+        waves=(1,) * blocks,
+        waves_max=waves,
+        places=places[:blocks],
+        disks=(Disk(),) * len(NODES),
+        taken=frozenset(),
+        heard=frozenset(),
+        recoveries=tuple(Recovery(2 + n) for n in range(recoveries)),
+    )
 
 
-def copyset_of(block: int, wave: int) -> tuple[int, ...]:
-    """Where a wave of a block goes."""
-    return COPYSETS[(block + wave - 1) % len(COPYSETS)]
+def copyset_of(place: int, wave: int) -> tuple[int, ...]:
+    """Where a wave goes of a block whose first one goes to `place`."""
+    return COPYSETS[(place + wave - 1) % len(COPYSETS)]
 
 
 def is_heard(world: World, block: int) -> bool:
     """Whether the whole copyset of a block's latest wave was heard."""
-    nodes = copyset_of(block, world.waves[block])
+    nodes = copyset_of(world.places[block], world.waves[block])
     return all((block, node) in world.heard for node in nodes)
 
 
@@ -140,7 +158,7 @@ def _stores(world: World) -> Iterator[World]:
     """The first sequencer's stores arrive, or their confirmations do, or it waits no longer."""
     for block, latest in enumerate(world.waves):
         for wave in range(1, latest + 1):
-            for node in copyset_of(block, wave):
+            for node in copyset_of(world.places[block], wave):
                 yield from _store(world, block, wave, node)
         if latest < world.waves_max and not is_heard(world, block):
             waves = (*world.waves[:block], latest + 1, *world.waves[block + 1 :])
@@ -149,16 +167,23 @@ def _stores(world: World) -> Iterator[World]:
 
 
 def _store(world: World, block: int, wave: int, node: int) -> Iterator[World]:
-    copy = Held(block + 1, block + 1, BlockKind.DATA, False, 0, wave)
+    message = (block, wave, node)
     disk = world.disks[node]
-    if copy in disk.held:
+    if message in world.taken:
         if wave == world.waves[block] and (block, node) not in world.heard:
             yield world._replace(heard=world.heard | {(block, node)})
-    elif _admits(disk.seal, 0):
-        held = _inserted(disk.held, frozenset({copy}))
-        # A store tells the LNG of when it was sent, and it may have been on its way.
-        for told in {disk.lng, max(disk.lng, acknowledged(world))}:
-            yield _with_disk(world, node, Disk(disk.seal, told, held))
+    elif admits(disk.seal, 0):
+        held = inserted(disk.held, frozenset({copy_of(block, wave)}))
+        # A store tells an LNG of when it was sent: the block itself was not acknowledged then,
+        # and it may have been on its way for any time.
+        for told in range(min(block, acknowledged(world)) + 1):
+            after = _with_disk(world, node, Disk(disk.seal, max(disk.lng, told), held))
+            yield after._replace(taken=world.taken | {message})
+
+
+def copy_of(block: int, wave: int) -> Held:
+    """What the first sequencer sends."""
+    return Held(block + 1, block + 1, BlockKind.DATA, False, 0, wave)
 
 
 def _recovery_steps(world: World, at: int, mine: Recovery) -> Iterator[World]:
@@ -176,7 +201,7 @@ def _seals(world: World, at: int, mine: Recovery) -> Iterator[World]:
     for node in NODES:
         disk = world.disks[node]
         if mine.sealed[node] < 0:
-            sealed = _sealed(disk.seal, mine.seal)
+            sealed = sealed_with(disk.seal, mine.seal)
             if sealed is None:
                 yield _with_recovery(world, at, mine._replace(is_over=True))
                 continue
@@ -184,8 +209,8 @@ def _seals(world: World, at: int, mine: Recovery) -> Iterator[World]:
             after = _with_disk(world, node, disk._replace(seal=sealed))
             yield _with_recovery(after, at, mine._replace(sealed=told))
     heard = frozenset(node for node in NODES if mine.sealed[node] >= 0)
-    if _enough(heard):
-        yield _with_recovery(world, at, mine._replace(lng=_consensus_lng(mine.sealed)))
+    if is_enough(heard):
+        yield _with_recovery(world, at, mine._replace(lng=consensus_lng(mine.sealed)))
 
 
 def _reads(world: World, at: int, mine: Recovery) -> Iterator[World]:
@@ -194,14 +219,14 @@ def _reads(world: World, at: int, mine: Recovery) -> Iterator[World]:
             read = (*mine.read[:node], world.disks[node].held, *mine.read[node + 1 :])
             yield _with_recovery(world, at, mine._replace(read=read))
     heard = frozenset(node for node in NODES if mine.read[node] is not None)
-    if _enough(heard):
-        outcome = _decide(mine.seal, mine.lng, mine.read)
+    if is_enough(heard):
+        outcome = decide(mine.seal, mine.lng, mine.read)
         for chosen in itertools.combinations(sorted(heard), REPLICATION.copies):
             yield _with_recovery(world, at, mine._replace(outcome=outcome, copyset=chosen))
 
 
 @cache
-def _decide(seal: int, lng: int, read: tuple[frozenset[Held] | None, ...]) -> frozenset[Held]:
+def decide(seal: int, lng: int, read: tuple[frozenset[Held] | None, ...]) -> frozenset[Held]:
     """What the digest says, as copies of this recovery."""
     found = digest_rule.Digest(1, EPOCH + lng)
     for held in read:
@@ -216,15 +241,15 @@ def _decide(seal: int, lng: int, read: tuple[frozenset[Held] | None, ...]) -> fr
 def _mends(world: World, at: int, mine: Recovery) -> Iterator[World]:
     for node in set(mine.copyset) - mine.stored:
         disk = world.disks[node]
-        if not _admits(disk.seal, mine.seal):
+        if not admits(disk.seal, mine.seal):
             yield _with_recovery(world, at, mine._replace(is_over=True))
             continue
         assert mine.outcome is not None
-        after = _with_disk(world, node, disk._replace(held=_inserted(disk.held, mine.outcome)))
+        after = _with_disk(world, node, disk._replace(held=inserted(disk.held, mine.outcome)))
         yield _with_recovery(after, at, mine._replace(stored=mine.stored | {node}))
 
 
-def _inserted(held: frozenset[Held], new: frozenset[Held]) -> frozenset[Held]:
+def inserted(held: frozenset[Held], new: frozenset[Held]) -> frozenset[Held]:
     """Of two copies of one range and kind the one of higher precedence stays."""
     best = {(each.first, each.last, each.kind): each for each in held}
     for each in new:
@@ -241,9 +266,7 @@ def _cleans(world: World, at: int, mine: Recovery) -> Iterator[World]:
         if disk.seal > mine.seal:
             yield _with_recovery(world, at, mine._replace(is_over=True))
             continue
-        held = frozenset(
-            each for each in disk.held if each.last <= mine.lng or each.seal == mine.seal
-        )
+        held = cleaned(disk.held, mine.lng, mine.seal)
         after = _with_disk(world, node, disk._replace(held=held))
         yield _with_recovery(after, at, mine._replace(cleaned=mine.cleaned | {node}))
     if asked <= mine.cleaned:
@@ -254,12 +277,21 @@ def _cleans(world: World, at: int, mine: Recovery) -> Iterator[World]:
         yield after._replace(clean=end)
 
 
-def _end(mine: Recovery) -> tuple[tuple[int, ...], int]:
-    """The records that are left, and the bridge."""
+def cleaned(held: frozenset[Held], lng: int, seal: int) -> frozenset[Held]:
+    """What a node keeps that is told that the epoch is over."""
+    return frozenset(each for each in held if each.last <= lng or each.seal == seal)
+
+
+def end_of(lng: int, outcome: frozenset[Held]) -> End:
+    """How the epoch ends by one recovery."""
+    kept = {each.first for each in outcome if each.kind == BlockKind.DATA}
+    bridge = next(each.first for each in outcome if each.kind == BlockKind.BRIDGE)
+    return tuple(sorted(kept | set(range(1, lng + 1)))), bridge
+
+
+def _end(mine: Recovery) -> End:
     assert mine.outcome is not None
-    kept = {each.first for each in mine.outcome if each.kind == BlockKind.DATA}
-    bridge = next(each.first for each in mine.outcome if each.kind == BlockKind.BRIDGE)
-    return tuple(sorted(kept | set(range(1, mine.lng + 1)))), bridge
+    return end_of(mine.lng, mine.outcome)
 
 
 def check(world: World) -> None:
@@ -287,20 +319,29 @@ def check(world: World) -> None:
             _check_shown(world, mine)
 
 
+def is_all_cleaned(mine: Recovery) -> bool:
+    """Whether all that one recovery read were told of the end."""
+    asked = {node for node in NODES if mine.read[node] is not None}
+    return mine.outcome is not None and asked <= mine.cleaned
+
+
+def is_shown_wrong(copy: Held, end: End, blocks: int) -> bool:
+    """Whether a copy tells of another end."""
+    covered = set(end[0]) & set(range(copy.first, min(copy.last, blocks) + 1))
+    return bool(covered) != (copy.kind == BlockKind.DATA)
+
+
 def _check_shown(world: World, mine: Recovery) -> None:
     """What nodes may show once they were told that the epoch is over is one outcome a slot."""
-    asked = {node for node in NODES if mine.read[node] is not None}
-    if mine.outcome is None or not asked <= mine.cleaned:
+    if not is_all_cleaned(mine):
         return
-    records = set(_end(mine)[0])
-    for node in asked:
+    for node in mine.cleaned:
         for each in world.disks[node].held:
-            covered = records & set(range(each.first, min(each.last, len(world.waves)) + 1))
-            if bool(covered) != (each.kind == BlockKind.DATA):
+            if is_shown_wrong(each, _end(mine), len(world.waves)):
                 raise Broken(f"node {node} shows {each}, and the epoch ends {_end(mine)}", world)
 
 
-def walk(first: World) -> tuple[int, int]:
+def walk(first: World, visit: Callable[[World], object] = check) -> tuple[int, int]:
     """Visit every world that can come of `first`; how many there are, and how many ended.
 
     Raises:
@@ -309,7 +350,7 @@ def walk(first: World) -> tuple[int, int]:
     seen, todo, ended = {first}, [first], 0
     while todo:
         world = todo.pop()
-        check(world)
+        visit(world)
         ended += world.clean is not None
         for after in steps(world):
             if after not in seen:
@@ -326,19 +367,19 @@ def _table(seal: int) -> seal_rule.SealTable:
 
 
 @cache
-def _admits(sealed: int, seal_epoch: int) -> bool:
+def admits(sealed: int, seal_epoch: int) -> bool:
     return _table(sealed).admits(1, 1, seal_epoch)
 
 
 @cache
-def _sealed(before: int, epoch: int) -> int | None:
+def sealed_with(before: int, epoch: int) -> int | None:
     """The seal of a node that is asked to seal; None if it refuses."""
     table = _table(before)
     return table.of(1) if table.seal(1, epoch) else None
 
 
 @cache
-def _consensus_lng(sealed: tuple[int, ...]) -> int:
+def consensus_lng(sealed: tuple[int, ...]) -> int:
     tally = seal_rule.SealTally(NODESET)
     for node, told in enumerate(sealed):
         if told >= 0:
@@ -347,7 +388,7 @@ def _consensus_lng(sealed: tuple[int, ...]) -> int:
 
 
 @cache
-def _enough(heard: frozenset[int]) -> bool:
+def is_enough(heard: frozenset[int]) -> bool:
     """As `seal_epoch` and `collect_digest` have it."""
     nodes = {NodeId(node + 1) for node in heard}
     return heard_rule.is_enough(nodes, NODESET, REPLICATION, {})
@@ -355,7 +396,7 @@ def _enough(heard: frozenset[int]) -> bool:
 
 def forget() -> None:
     """Ask the rules anew: they may have been changed."""
-    for each in (_decide, _admits, _sealed, _consensus_lng, _enough):
+    for each in (decide, admits, sealed_with, consensus_lng, is_enough):
         each.cache_clear()
 
 
