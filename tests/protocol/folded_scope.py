@@ -9,7 +9,8 @@ Four folds, each of which leaves whatever a promise is about:
    another copyset is there a choice, and a step.
 2. **What nobody will ask for again is forgotten**: stores that a sealed node will refuse, the
    LNG of a node that nobody will seal again, the progress of a recovery that gave up, which
-   nodes sealed once the digest is decided, a seal that none of those left can tell from a
+   nodes sealed once the digest is decided, an end that only a recovery that is refused anyway
+   could come too late for, a seal that none of those left can tell from a
    lower one. Which two nodes hold the outcome need not be chosen before they are stored on.
 3. **What a recovery can only do next it has done**: to go on once all nodes have answered, and
    to write down the end once all were told.
@@ -93,6 +94,7 @@ class Node(NamedTuple):
     seal: int
     lng: int
     held: frozenset[Held]
+    end: tuple[int, int]
     due: Due
     part: tuple[int, ...]
 
@@ -306,7 +308,8 @@ class Folding:
         elif step == (MENDING, READ):
             if not small_scope.admits(node.seal, mine.seal):
                 return over
-            after = node._replace(held=small_scope.inserted(node.held, mine.outcome))
+            counting = small_scope.in_time(mine.outcome, node.end)
+            after = node._replace(held=small_scope.inserted(node.held, counting))
             stored = mine.stored + 1
             if stored < REPLICATION.copies:
                 return self._met(at, after, STORED, mine._replace(stored=stored))
@@ -315,7 +318,8 @@ class Folding:
             if node.seal > mine.seal:
                 return over
             held = small_scope.cleaned(node.held, mine.lng, mine.seal)
-            return self._met(at, node._replace(held=held), CLEANED, mine)
+            end = max(node.end, (mine.seal, mine.lng))
+            return self._met(at, node._replace(held=held, end=end), CLEANED, mine)
         return None
 
     def _met(self, at: int, node: Node, part: int, mine: Course) -> tuple[int, int]:
@@ -381,7 +385,11 @@ class Folding:
         )
         live = tuple(seal for seal, stage in stages if stage < OVER)
         seal = node.seal if due else lowest_like(node.seal, live)
-        return self.node(Node(seal, node.lng if is_lng_asked else 0, node.held, due, part))
+        lng = node.lng if is_lng_asked else 0
+        late = [each for each in live if each < node.end[0]]
+        is_end_asked = any(small_scope.admits(node.seal, each) for each in late)
+        end = node.end if is_end_asked else (0, 0)
+        return self.node(Node(seal, lng, node.held, end, due, part))
 
     def _row_kept(self, number: int, due: tuple[Due, ...]) -> int:
         """What of the first sequencer can still matter: the first of its blocks that never will

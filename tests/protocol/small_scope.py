@@ -56,11 +56,16 @@ End = tuple[tuple[int, ...], int]
 
 
 class Disk(NamedTuple):
-    """A node."""
+    """A node.
+
+    Attributes:
+        end: once it was told that the epoch is over, by which seal, and above which LNG.
+    """
 
     seal: int = 0
     lng: int = 0
     held: frozenset[Held] = frozenset()
+    end: tuple[int, int] = (0, 0)
 
 
 class Recovery(NamedTuple):
@@ -177,7 +182,7 @@ def _store(world: World, block: int, wave: int, node: int) -> Iterator[World]:
         # A store tells an LNG of when it was sent: the block itself was not acknowledged then,
         # and it may have been on its way for any time.
         for told in range(min(block, acknowledged(world)) + 1):
-            after = _with_disk(world, node, Disk(disk.seal, max(disk.lng, told), held))
+            after = _with_disk(world, node, disk._replace(lng=max(disk.lng, told), held=held))
             yield after._replace(taken=world.taken | {message})
 
 
@@ -245,8 +250,16 @@ def _mends(world: World, at: int, mine: Recovery) -> Iterator[World]:
             yield _with_recovery(world, at, mine._replace(is_over=True))
             continue
         assert mine.outcome is not None
-        after = _with_disk(world, node, disk._replace(held=inserted(disk.held, mine.outcome)))
+        counting = in_time(mine.outcome, disk.end)
+        after = _with_disk(world, node, disk._replace(held=inserted(disk.held, counting)))
         yield _with_recovery(after, at, mine._replace(stored=mine.stored | {node}))
+
+
+def in_time(outcome: frozenset[Held], end: tuple[int, int]) -> frozenset[Held]:
+    """What of a recovery's outcome a node takes that knows how the epoch ended; as the log cache
+    has it. Only a rule of seals that is wrong lets a recovery come that late."""
+    seal, lng = end
+    return frozenset(each for each in outcome if each.last <= lng or each.seal >= seal)
 
 
 def inserted(held: frozenset[Held], new: frozenset[Held]) -> frozenset[Held]:
@@ -267,7 +280,8 @@ def _cleans(world: World, at: int, mine: Recovery) -> Iterator[World]:
             yield _with_recovery(world, at, mine._replace(is_over=True))
             continue
         held = cleaned(disk.held, mine.lng, mine.seal)
-        after = _with_disk(world, node, disk._replace(held=held))
+        end = max(disk.end, (mine.seal, mine.lng))
+        after = _with_disk(world, node, disk._replace(held=held, end=end))
         yield _with_recovery(after, at, mine._replace(cleaned=mine.cleaned | {node}))
     if asked <= mine.cleaned:
         after = _with_recovery(world, at, mine._replace(is_over=True))
