@@ -101,7 +101,7 @@ ORDEAL_MINUTES_MIN = 0.1
 WORLDS = "worlds"
 
 WORLDS_TIMEOUT_MIN = 15.0
-"""For the tests, and for the largest walk: each takes some four minutes of a core, however much
+"""For the tests, some two minutes of a core, and for the largest walk, some four, however much
 time there is."""
 
 LARGEST_WORLD = ("--blocks", "3", "--recoveries", "2", "--waves", "2")

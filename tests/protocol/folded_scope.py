@@ -29,7 +29,8 @@ made of them: what was seen is kept exactly, there are no digests that could cla
 
     python tests/protocol/folded_scope.py --blocks 3 --recoveries 2 --waves 2
 
-walks one whole, tells of it as it goes, and ends with 1 where a promise does not hold.
+walks one, tells of it as it goes, and ends with 1 where a promise does not hold. With `--unfolded`
+it walks the unfolded worlds, too, and holds one against the other.
 """
 
 from __future__ import annotations
@@ -560,6 +561,32 @@ def lowest_like(seal: int, live: tuple[int, ...]) -> int:
     return next(each for each in (0, *range(2, seal + 1)) if answers(each) == answers(seal))
 
 
+def walk_unfolded(
+    folding: Folding, progress: Callable[[int, int], None] = lambda *_: None
+) -> tuple[int, set[int], frozenset[End]]:
+    """Visit every world of the same start that is not folded; how many there are, all that they
+    fold to, and how the epoch ended.
+
+    Raises:
+        Broken: a promise does not hold in one of them.
+    """
+    reached: set[int] = set()
+    ends: set[End] = set()
+    visited = itertools.count(1)
+
+    def visit(world: World) -> None:
+        small_scope.check(world)
+        reached.add(folding.packed(folding.fold(world)))
+        if world.clean is not None:
+            ends.add(world.clean)
+        if (worlds := next(visited)) % PROGRESS_WORLDS == 0:
+            progress(worlds, 0)
+
+    first = small_scope.start(folding.blocks, folding.recoveries, folding.waves, folding.places)
+    worlds, _ = small_scope.walk(first, visit)
+    return worlds, reached, frozenset(ends)
+
+
 def main() -> int:
     """Walk one."""
     parser = argparse.ArgumentParser(description="Walk every folded world of seal and recovery.")
@@ -567,6 +594,7 @@ def main() -> int:
     parser.add_argument("--recoveries", type=int, default=2)
     parser.add_argument("--waves", type=int, default=1, help="copysets that a block may go to")
     parser.add_argument("--places", default="012", help="the first copyset of each block")
+    parser.add_argument("--unfolded", action="store_true", help="walk these as well; compare")
     asked = parser.parse_args()
     places = tuple(int(each) for each in asked.places)
     folding = Folding(asked.blocks, asked.recoveries, asked.waves, places)
@@ -574,16 +602,23 @@ def main() -> int:
     def tell(worlds: int, waiting: int) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         mib, cpu_s = used.ru_maxrss // 1024, time.process_time()
-        print(f"{worlds:,} worlds, {waiting:,} wait, {cpu_s:.0f} s, {mib:,} MiB", flush=True)
+        wait = f"{waiting:,} wait, " if waiting else ""
+        print(f"{worlds:,} worlds, {wait}{cpu_s:.0f} s of a core, {mib:,} MiB", flush=True)
 
     try:
         walked = folding.walk(tell)
+        tell(walked.worlds, 0)
+        print(f"whole: {walked.worlds:,} worlds, {walked.steps:,} steps, {walked.ended:,} ended")
+        if not asked.unfolded:
+            return 0
+        worlds, reached, ends = walk_unfolded(folding, tell)
     except Broken as broken:
         print(f"broken: {broken}", flush=True)
         return 1
-    tell(walked.worlds, 0)
-    print(f"whole: {walked.worlds:,} worlds, {walked.steps:,} steps, ended in {walked.ended:,}")
-    return 0
+    is_same = (reached, ends) == (walked.seen, walked.ends)
+    tell(worlds, 0)
+    print(f"unfolded: {worlds:,} worlds, which fold to {'the same' if is_same else 'OTHERS'}")
+    return 0 if is_same else 1
 
 
 if __name__ == "__main__":

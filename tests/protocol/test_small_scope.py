@@ -7,8 +7,8 @@ import random
 
 import pytest
 import small_scope
-from folded_scope import Folding, Walked
-from small_scope import NODES, Broken, World, start, steps
+from folded_scope import Folding, Walked, walk_unfolded
+from small_scope import NODES, Broken, start, steps
 
 from cordwood.protocol.digest import Digest
 from cordwood.protocol.seal import SealTable, SealTally
@@ -83,18 +83,8 @@ WORLDS = [
 def test_the_folded_search_reaches_what_the_whole_one_reaches(size, worlds, folded):
     folding = Folding(*size)
     walked = folding.walk()
-    reached, ends = set(), set()
-
-    def visit(world: World) -> None:
-        small_scope.check(world)
-        reached.add(folding.packed(folding.fold(world)))
-        if world.clean is not None:
-            ends.add(world.clean)
-
-    assert small_scope.walk(start(*size), visit)[0] == worlds
     assert walked.worlds == folded
-    assert walked.seen == reached
-    assert walked.ends == ends
+    assert walk_unfolded(folding) == (worlds, walked.seen, walked.ends)
 
 
 def test_rules_do_not_know_nodes_by_name(largest):
