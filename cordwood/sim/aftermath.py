@@ -17,6 +17,7 @@ Source: seed logdevice-read-path, "Authoritative Status"; reliability digest §3
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -88,6 +89,10 @@ WRITE_EVERY_S = 0.03
 CUT_S = 0.5
 """How long a sequencer and its copyset are on their own before they are lost: some appends."""
 
+LAST_READ_S = 5.0
+"""How long it may take at most to read a log that is about to stand still for good: a few
+records of a healed cluster, or of one that was cut in two half a second ago."""
+
 
 class LastWords:
     """What the writer beside a loss has to do, and did.
@@ -96,12 +101,16 @@ class LastWords:
         is_told: the operator said all that there is to say.
         ends: by log, a record that was appended and acknowledged after that.
         writes: logs to which it writes until it has.
+        acked: by log, the last record acknowledged to it.
+        waits: logs with an append that is not answered yet.
     """
 
     def __init__(self) -> None:
         self.is_told = False
         self.ends: dict[str, int] = {}
         self.writes: list[str] = []
+        self.acked: dict[str, int] = {}
+        self.waits: set[str] = set()
 
 
 # Losses.
@@ -147,8 +156,11 @@ async def lose_nodes(
     lost = await pick_lost(cluster, kind, chance)
     if kind == COPIES and chance.random() < 0.5:
         lost = await _cut_off(cluster, words.writes, clients, chance) or lost
+    takes = [log for log in words.writes if await _still_takes(cluster, clients, log, lost)]
     if not lost:
-        words.writes.clear()
+        takes.clear()
+    await _end_the_rest(takes, words, crew, clients)
+    if not lost:
         return (WRITER,)
     tails = {name: clients.tails.get(log) for name, log in clients.log_ids.items()}
     statuses = await true_statuses(cluster, lost)
@@ -161,7 +173,6 @@ async def lose_nodes(
     for node in lost:
         cluster.kill(node)
     clients.recorder.add(NodesLost(clients.recorder.now_us, lost))
-    words.writes = [log for log in words.writes if await _still_takes(cluster, clients, log, lost)]
     crew.start(OPERATOR, partial(_tell, OPERATOR, told, clients, words))
     readers = []
     for number, log in enumerate(words.writes, start=1):
@@ -172,6 +183,31 @@ async def lose_nodes(
             readers.append(f"survivor-{len(readers) + 1}")
             crew.start(readers[-1], partial(read_what_is_left, readers[-1], log, tail, clients))
     return (*readers, OPERATOR, WRITER)
+
+
+async def _end_the_rest(takes: list[str], words: LastWords, crew: Crew, clients: Clients) -> None:
+    """Write on to the logs that take appends after the loss, and have the others read to their
+    last record while that can be: what stands still for good may never be read to its end, and a
+    run counts only if every log was."""
+    ending = [log for log in words.writes if log not in takes]
+    words.writes = takes
+    with contextlib.suppress(TimeoutError):  # then the run does not count, and breaks nothing
+        async with asyncio.timeout(LAST_READ_S):
+            while not words.waits.isdisjoint(ending):  # noqa: ASYNC110 - seldom, and simple
+                await asyncio.sleep(WRITE_EVERY_S)
+    names = []
+    for number, log in enumerate((each for each in ending if each in words.acked), start=1):
+        names.append(f"witness-{number}")
+        program = partial(_read_at_most, names[-1], log, words.acked[log], clients)
+        crew.start(names[-1], program)
+    await crew.wait(*names)
+
+
+async def _read_at_most(name: str, log: str, until: int, clients: Clients, host: Host) -> None:
+    """Read a log from its start to `until`, or give up."""
+    with contextlib.suppress(TimeoutError):  # then the run does not count
+        async with asyncio.timeout(LAST_READ_S):
+            await read_what_is_left(name, log, until, clients, host)
 
 
 async def _cut_off(
@@ -243,13 +279,16 @@ async def _write(
             timeout_s=clients.options.append_timeout_s,
         )  # fmt: skip
         clients.calls.began(WRITER, op)
+        words.waits.add(log)
         try:
             lsn = await store.append(log, payload)
             recorder.append_ok(op, [lsn])
+            words.acked[log] = lsn
             if is_told:
                 words.ends[log] = lsn
         except CordwoodError as error:
             recorder.append_raised(op, error)
+        words.waits.discard(log)
         clients.calls.ended(WRITER, op)
         await asyncio.sleep(WRITE_EVERY_S)
 
@@ -296,10 +335,14 @@ async def read_what_is_left(name: str, log: str, until: int, clients: Clients, h
                 log_id = await find_log(store, log, clients)
                 stream = await store.read(log, OLDEST, until)
                 recorder.read_started(name, log_id, OLDEST, until)
-                while not is_done:
-                    for item in await stream.next_items():
-                        given_to(recorder, name, item)
-                    is_done = stream.next_lsn > until
+                try:
+                    while not is_done:
+                        for item in await stream.next_items():
+                            given_to(recorder, name, item)
+                        is_done = stream.next_lsn > until
+                except asyncio.CancelledError:
+                    recorder.read_ended(name, EndReason.STOPPED)
+                    raise
                 recorder.read_ended(name, EndReason.UNTIL)
         except CordwoodError as error:
             clients.told(name, "read", error)
