@@ -105,6 +105,9 @@ class Peers:
         Raises:
             Unreachable: none came within `timeout_s`, or `dials` failed.
         """
+        connection = self._up.get(node)
+        if connection is not None:
+            return connection  # nearly always, and a deadline costs as much as a small call
         last = None if dials is None else self._failed.get(node, 0) + dials
         try:
             async with asyncio.timeout(timeout_s):
