@@ -65,6 +65,8 @@ CLOSE_TRIES_MAX = 100
 _end_sleep: Callable[..., object] = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
 """What `asyncio.sleep` sets a timer for."""
 
+_current_process = CURRENT_PROCESS.get
+
 _log = logging.getLogger(__name__)
 
 
@@ -215,7 +217,9 @@ class SimLoop(LoopWithoutMachine):
             raise RuntimeError("Event loop is closed")
         if context is None:
             context = contextvars.copy_context()
-        process = context.get(CURRENT_PROCESS, self.director)
+            process = _current_process(self.director)
+        else:
+            process = context.get(CURRENT_PROCESS, self.director)
         handle = SimHandle(callback, args, context, process)
         process.ready.append(handle)
         if not process.queued and process.state is ProcessState.RUNNING:
@@ -257,23 +261,27 @@ class SimLoop(LoopWithoutMachine):
             raise RuntimeError("Event loop is closed")
         if context is None:
             context = contextvars.copy_context()
-        handle = SimHandle(callback, args, context, context.get(CURRENT_PROCESS, self.director))
+            process = _current_process(self.director)
+        else:
+            process = context.get(CURRENT_PROCESS, self.director)
+        handle = SimHandle(callback, args, context, process)
         handle._when = when
         handle._scheduled = True
         handle._loop = self
         heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
         return handle
 
-    def set_timer(self, when: float, process: Process, callback: Callable[[], object]) -> None:
-        """As `call_at`, for what the machine does to `process`; it cannot be cancelled."""
-        handle = SimHandle(callback, (), process.context, process)
-        handle._when = when
-        handle._scheduled = True
-        handle._loop = self
+    def set_timer(self, when: float, handle: SimHandle) -> None:
+        """As `call_at`, for what the machine does to a process, again and again: the same handle
+        may be waiting many times. It cannot be cancelled."""
         heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
 
     def create_future(self) -> asyncio.Future[Any]:
-        return SimFuture(self, self._future_numbers)
+        return SimFuture(loop=self)
+
+    def next_future_number(self) -> int:
+        """What a future hashes by, see `sim.task`."""
+        return next(self._future_numbers)
 
     def create_task(
         self,

@@ -364,23 +364,28 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
             look(then, Sight(args, result))
         return result
 
-    def seen(*args: Any, **named: Any) -> Any:
-        # Some are called for every frame, so that what is not asked for is not done.
-        if first:
-            look(first, Sight(args))
-        if not raised:
-            result = original(*args, **named)
-        else:
-            try:
-                result = original(*args, **named)
-            except CordwoodError as error:
-                fail(error)
-                raise
+    def seen_after(*args: Any, **named: Any) -> Any:
+        result = original(*args, **named)
         if then:
             look(then, Sight(args, result))
         return result
 
-    return seen_async if inspect.iscoroutinefunction(original) else seen
+    def seen(*args: Any, **named: Any) -> Any:
+        if first:
+            look(first, Sight(args))
+        try:
+            result = original(*args, **named)
+        except CordwoodError as error:
+            fail(error)
+            raise
+        if then:
+            look(then, Sight(args, result))
+        return result
+
+    if inspect.iscoroutinefunction(original):
+        return seen_async
+    # Some are called for every frame, so that what is not asked for is not done.
+    return seen if first or raised else seen_after
 
 
 def _noting_releases(original: Any, recorder: HistoryRecorder) -> Any:

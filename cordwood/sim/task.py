@@ -11,27 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar, cast
 
 from cordwood.sim.process import Process
 
 Result = TypeVar("Result")
 
 
+class _Numbering(Protocol):
+    """What a simulated loop knows of futures."""
+
+    def next_future_number(self) -> int:
+        """A number for one more."""
+
+
 class SimFuture(asyncio.Future[Result]):
     """A future that `asyncio.wait` and sets see in one order."""
 
+    # Numbered late, and with no constructor of its own: thousands are made in a run, and few
+    # are ever hashed.
     _number: int | None = None
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, numbers: Iterator[int]) -> None:
-        super().__init__(loop=loop)
-        self._numbers = numbers
-
     def __hash__(self) -> int:
-        # Numbered late: few futures are ever hashed, and this is a hot constructor.
         if self._number is None:
-            self._number = next(self._numbers)
+            self._number = cast(_Numbering, self.get_loop()).next_future_number()
         return self._number
 
 

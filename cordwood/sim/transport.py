@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 from cordwood.block import Buffer
 from cordwood.host.seams import DirectReceiver, StreamHandler
 from cordwood.sim.links import LinkSettings
-from cordwood.sim.process import Process
+from cordwood.sim.loop import SimHandle
+from cordwood.sim.process import Process, ProcessState
 
 if TYPE_CHECKING:
     from cordwood.sim.network import SimNetwork
@@ -59,6 +60,8 @@ class Pipe:
         self._stalled = 0
         self._unacked_bytes = 0
         self._closed = False
+        # One handle for all that arrives: nothing is ever cancelled.
+        self._arrival = SimHandle(self._arrive, (), target.process.context, target.process)
 
     def push(self, data: bytes) -> None:
         """Send `data` if the window has room for all of it, else take it into the outbox."""
@@ -172,13 +175,15 @@ class Pipe:
         self._flight.append((self._last_arrival, segment))
 
     def _schedule(self, delay: float) -> None:
-        network = self._network
+        network, handle = self._network, self._arrival
         arrival = network.loop.now + delay
         if arrival < self._last_arrival:
             arrival = self._last_arrival
         self._last_arrival = arrival
-        process = self.target.process
-        network.loop.set_timer(arrival, network.process if process.dead else process, self._arrive)
+        if handle.process.state is ProcessState.DEAD:
+            kernel = network.process
+            self._arrival = handle = SimHandle(self._arrive, (), kernel.context, kernel)
+        network.loop.set_timer(arrival, handle)
 
     def _arrive(self) -> None:
         network, flight = self._network, self._flight
