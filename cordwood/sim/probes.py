@@ -465,12 +465,17 @@ _NOTES = (
 
 EPOCHS_MANY = 10
 
+_TELLING = {AppendUnknown, AppendFailed, ReadEnded, TailAnswered, EpochTaken, NodeDumped}
+"""Events that are probes by themselves, or are counted for one."""
+
 
 def probes_of(history: Sequence[Event]) -> Counter[str]:
     """What a history says of probes."""
     counts: Counter[str] = Counter()
     taken: Counter[int] = Counter()
     for event in history:
+        if type(event) not in _TELLING:
+            continue  # nearly all
         if isinstance(event, AppendUnknown):
             counts["append-unknown"] += 1
         elif isinstance(event, AppendFailed):

@@ -25,7 +25,7 @@ def check_configuration(evidence: Evidence) -> list[Violation]:
     found: list[Violation] = []
     newest: dict[tuple[int, int], NodesetsKnown] = {}
     logs: dict[int, Entries] = {}
-    known = [event for event in evidence.events if isinstance(event, NodesetsKnown)]
+    known = [event for _, event in evidence.of(NodesetsKnown) if isinstance(event, NodesetsKnown)]
     for event in known:
         before = newest.get((event.node, event.log))
         if before is not None and event.epoch < before.epoch:

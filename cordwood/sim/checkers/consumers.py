@@ -26,7 +26,7 @@ def check_consumers(evidence: Evidence) -> list[Violation]:
     """
     found: list[Violation] = []
     groups: dict[str, list[GroupChanged]] = defaultdict(list)
-    for event in evidence.events:
+    for _, event in evidence.of(GroupChanged, PositionsSaved):
         if isinstance(event, GroupChanged):
             found.extend(_changed(groups[event.consumer], event))
             groups[event.consumer].append(event)

@@ -12,7 +12,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from cordwood.errors import Malformed
@@ -248,6 +248,7 @@ class Evidence:
         self.events = events
         self.run = next((e for e in events if isinstance(e, RunStarted)), RunStarted(0))
         self.appends: list[Append] = []
+        self._by_type: dict[type, list[tuple[int, Event]]] = defaultdict(list)
         self.origins: dict[str, tuple[Append, int]] = {}
         self.acks: Mapping[int, list[Ack]] = defaultdict(list)
         self.reads: list[Read] = []
@@ -319,6 +320,11 @@ class Evidence:
         stop = bisect.bisect_right(acks, last, key=attrgetter("lsn"))
         return acks[start:stop]
 
+    def of(self, *types: type[Event]) -> list[tuple[int, Event]]:
+        """The events of these kinds in their order, each with its position in the history."""
+        found = [each for kind in types for each in self._by_type.get(kind, ())]
+        return found if len(types) == 1 else sorted(found, key=itemgetter(0))
+
     def _index(self) -> None:
         takers: dict[type, Callable[[int, Any], None]] = {
             AppendInvoked: self._on_invoked,
@@ -343,10 +349,12 @@ class Evidence:
             NodesLost: self._on_lost,
         }
         clock_us = 0
+        by_type = self._by_type
         for at, event in enumerate(self.events):
             if event.time_us < clock_us:
                 raise _malformed(at, "its time is before that of the event above")
             clock_us = event.time_us
+            by_type[type(event)].append((at, event))
             taker = takers.get(type(event))
             if taker is not None:
                 taker(at, event)

@@ -14,7 +14,7 @@ def check_own_disk(evidence: Evidence) -> list[Violation]:
     """S17: on an empty disk, another node's, or an older copy of its own no node runs."""
     found: list[Violation] = []
     foreign: dict[int, DiskGiven] = {}
-    for event in evidence.events:
+    for _, event in evidence.of(DiskGiven, NodeStarted):
         if isinstance(event, DiskGiven):
             foreign.pop(event.node, None)
             if not event.own:

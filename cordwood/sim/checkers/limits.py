@@ -13,7 +13,7 @@ def check_limits(evidence: Evidence) -> list[Violation]:
     Of each node and limit the first time that it did not is told.
     """
     found: dict[tuple[int, str], Violation] = {}
-    for event in evidence.events:
+    for _, event in evidence.of(Gauged):
         if isinstance(event, Gauged) and event.value > event.limit:
             text = f"node {event.node}: {event.what} is {event.value}, over {event.limit}"
             found.setdefault((event.node, event.what), Violation("L6", text, 0, 0, (event,)))

@@ -245,7 +245,7 @@ def check_pace(
     usual: dict[str, int] = {}
     found: list[Violation] = []
     began: dict[str, PaceBegan] = {}
-    for event in evidence.events:
+    for _, event in evidence.of(PaceBegan, PaceEnded):
         if isinstance(event, PaceBegan):
             began[event.client] = event
         elif isinstance(event, PaceEnded) and event.client in began:
@@ -283,7 +283,7 @@ def check_nothing_spins(
 ) -> list[Violation]:
     """L8: nodes that nobody asks for anything do next to nothing."""
     found = []
-    for event in evidence.events:
+    for _, event in evidence.of(Idled):
         if isinstance(event, Idled) and event.length_us and event.nodes:
             rate = event.callbacks / (event.length_us / 1e6) / event.nodes
             if rate > callbacks_max:

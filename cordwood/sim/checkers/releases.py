@@ -25,12 +25,12 @@ def check_release_is_replicated(evidence: Evidence) -> list[Violation]:
     were lost for good as there are copies: what is left is all there is then. A history of
     which nodes told no stores has no evidence, and breaks nothing.
     """
-    if not any(isinstance(event, BlockStored) for event in evidence.events):
+    if not evidence.of(BlockStored):
         return []
-    racks = {e.node: e.rack for e in evidence.events if isinstance(e, NodeStarted)}
+    racks = {e.node: e.rack for _, e in evidence.of(NodeStarted) if isinstance(e, NodeStarted)}
     logs: dict[int, _Stored] = defaultdict(_Stored)
     found: list[Violation] = []
-    for at, event in enumerate(evidence.events):
+    for at, event in evidence.of(BlockStored, Released, CleanEpochSet):
         if isinstance(event, BlockStored):
             logs[event.log].add(event)
         elif isinstance(event, Released):

@@ -22,12 +22,12 @@ def check_scrubbed(evidence: Evidence) -> list[Violation]:
     """S16: a pass finds every rotten block, and what is called damaged has rotted."""
     spoiled = {
         node
-        for event in evidence.events
+        for _, event in evidence.of(FaultStruck)
         if isinstance(event, FaultStruck) and event.kind in OTHER_DAMAGE
         for node in event.nodes
     }
     found: list[Violation] = []
-    for event in evidence.events:
+    for _, event in evidence.of(NodeScrubbed):
         if not isinstance(event, NodeScrubbed):
             continue
         for rotten in event.rotten:

@@ -86,7 +86,7 @@ def check_tail(evidence: Evidence) -> list[Violation]:
     released as well.
     """
     found: list[Violation] = []
-    for at, event in enumerate(evidence.events):
+    for at, event in evidence.of(TailAnswered, ReleasedTold):
         if isinstance(event, TailAnswered | ReleasedTold):
             found.extend(_unreleased(evidence, at, event))
     for log in sorted({answer.log for answer in evidence.tails}):

@@ -20,9 +20,7 @@ def check_find_time(evidence: Evidence) -> list[Violation]:
     No record below the LSN that was found is as late as the time; where the answer is exact,
     none from there up to the tail is older. What is trimmed is no record.
     """
-    asked = [
-        (at, event) for at, event in enumerate(evidence.events) if isinstance(event, TimeFound)
-    ]
+    asked = [(at, event) for at, event in evidence.of(TimeFound) if isinstance(event, TimeFound)]
     seen = {log: _records(evidence, log) for log in {event.log for _, event in asked}}
     found: list[Violation] = []
     for at, event in asked:

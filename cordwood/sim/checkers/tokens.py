@@ -29,7 +29,7 @@ def check_tokens(evidence: Evidence) -> list[Violation]:
     """What was appended under a lower token than the log's, or refused under none lower."""
     asked: dict[int, list[tuple[int, FenceAsked]]] = {}
     answered: dict[int, Fences] = {}
-    for at, event in enumerate(evidence.events):
+    for at, event in evidence.of(FenceAsked, FenceAnswered):
         if isinstance(event, FenceAsked):
             asked.setdefault(event.log, []).append((at, event))
         elif isinstance(event, FenceAnswered):

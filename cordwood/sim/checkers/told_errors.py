@@ -53,6 +53,6 @@ def _told(evidence: Evidence) -> Iterator[tuple[str, str, int, tuple[Event, ...]
     for read in evidence.reads:
         if isinstance(read.ended, ReadEnded) and read.ended.error:
             yield read.reader, read.ended.error, read.log, (read.started, read.ended)
-    for event in evidence.events:
+    for _, event in evidence.of(CallFailed):
         if isinstance(event, CallFailed):
             yield f"{event.client}, who called {event.call}(),", event.error, 0, (event,)
