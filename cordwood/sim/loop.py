@@ -381,8 +381,10 @@ class SimLoop(LoopWithoutMachine):
 
     def _run(self) -> None:
         runnable, draw = self._runnable, self._schedule.random
-        # A tenth of a simulation's time if it were a call: a task is its number here.
+        # A tenth of a simulation's time if these were calls: a task is its number here, and a
+        # name that was met before is looked up.
         append, number_of = self.trace.append, self.trace.number_of
+        numbers = self.trace.numbers
         before_instant = self.callbacks_run
         while not self._stopping:
             if not runnable:
@@ -405,7 +407,8 @@ class SimLoop(LoopWithoutMachine):
             if type(owner) is SimTask:
                 append(process.number ^ owner.number)
             else:
-                append(process.number ^ number_of(callback))
+                name = getattr(callback, "__qualname__", None)
+                append(process.number ^ (numbers.get(name) or number_of(callback)))
             try:
                 handle._context.run(callback, *handle._args)
             except (SystemExit, KeyboardInterrupt):

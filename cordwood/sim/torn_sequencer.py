@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LOOK_S = 0.001
 """Between two looks at what is in flight: less than a store takes."""
 
+IDLE_LOOK_S = 0.004
+"""The same where nothing is: as long as a client's next append takes to come here."""
+
 DIES_S = (0.3, 2.0)
 """After this it dies whatever is in flight; longer than most stores may take, so that later
 waves are met too."""
@@ -47,11 +50,11 @@ def torn_sequencer(stage: Stage, nodes: Sequence[NodeId], chance: random.Random)
     def look() -> None:
         if is_over:
             return
-        windows = cluster.windows(victim)
+        windows = [runs for runs in cluster.windows(victim) if runs]
         if loop.time() >= dies_at or any(is_torn(runs, victim, deaf) for runs in windows):
             cluster.cut_power(victim)
         else:
-            loop.call_later(LOOK_S, look)
+            loop.call_later(LOOK_S if windows else IDLE_LOOK_S, look)
 
     def whole_again() -> None:
         nonlocal is_over

@@ -21,6 +21,7 @@ class Trace:
     Attributes:
         append: adds a number, of a size that a double holds exactly, or a time in s. For
             the loop, which adds what it runs at each step.
+        numbers: by its qualified name, the number of a callback that was met before.
     """
 
     def __init__(self) -> None:
@@ -28,14 +29,14 @@ class Trace:
         # Doubles hold virtual times and whole numbers below 2**53 alike.
         self._entries = array.array("d")
         self.append = self._entries.append
-        self._name_numbers: dict[str, int] = {}
+        self.numbers: dict[str | None, int] = {}
 
     def number_of(self, callback: Callable[..., object]) -> int:
         """What stands for a callback that is no task's: a number of its name."""
         name = getattr(callback, "__qualname__", None) or type(callback).__name__
-        number = self._name_numbers.get(name)
+        number = self.numbers.get(name)
         if number is None:
-            number = self._name_numbers[name] = zlib.crc32(name.encode())
+            number = self.numbers[name] = zlib.crc32(name.encode())
         return number
 
     def note(self, value: int) -> None:

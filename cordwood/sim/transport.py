@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from cordwood.block import Buffer
 from cordwood.host.seams import DirectReceiver, StreamHandler
@@ -265,7 +266,7 @@ class SimTransport(asyncio.Transport):
     def start(self, handler: StreamHandler) -> None:
         """Tell `handler` of the connection, and read what came already."""
         self._handler = handler
-        self._receiver = handler if isinstance(handler, DirectReceiver) else None
+        self._receiver = cast(DirectReceiver, handler) if _takes_direct(type(handler)) else None
         if self._unread:
             self._read_soon()
         handler.connection_made(self)
@@ -490,6 +491,12 @@ class SimTransport(asyncio.Transport):
             self._network.send_reset(self.outbound.target)
         else:
             self.outbound.end()
+
+
+@functools.cache
+def _takes_direct(handler: type) -> bool:
+    """Whether handlers of a type are a DirectReceiver: the question costs as much as a frame."""
+    return issubclass(handler, DirectReceiver)
 
 
 def _reset_error() -> ConnectionResetError:
