@@ -164,7 +164,7 @@ class Cast:
         """
         began_s = time.monotonic()
         for clients in self._all:
-            clients.stopping = True
+            clients.stop()
         for name, task in self._idle.items():
             task.cancel()
             # Nobody waits for what it has open: that says nothing of the cluster.

@@ -231,7 +231,7 @@ class _Run:
                 self._say(_words(len(played), played[-1]))
             self._recorder.faults_healed()
             await asyncio.sleep(max(CALM_S))
-            self._clients.stopping = True
+            self._clients.stop()
             await asyncio.gather(*producers)
             problems += await self._drain(readers)
         problems += [violation_words(each) for each in judge(self._recorder.events).violations]

@@ -53,7 +53,7 @@ async def take_part(
     )
 
     def stop() -> None:
-        clients.stopping = True
+        clients.stop()
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(sys.stdin.fileno(), stop)  # nobody writes: it is readable at its end

@@ -47,7 +47,7 @@ async def publish_batches(name: str, clients: Clients, host: Host) -> None:
             async with connected(clients.addresses, host, clients.settings(chance)) as store:
                 publisher = _Publisher(name, life, store, clients, chance)
                 while not _is_over(name, clients):
-                    await asyncio.sleep(chance.expovariate(1 / clients.options.publish_s))
+                    await clients.pause(chance.expovariate(1 / clients.options.publish_s))
                     if not _is_over(name, clients):
                         await publisher.try_batch()
         except* CordwoodError as group:

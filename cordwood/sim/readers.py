@@ -186,11 +186,14 @@ class _Reader:
 
     async def _take(self, stream: ReadStream) -> None:
         """Take what comes soon, if anything does."""
+        looks = self._clients.looks
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(LOOK_S) as looks[self._name]:
                 items = await stream.next_items()
         except TimeoutError:
             return
+        finally:
+            looks.pop(self._name, None)
         for item in items:
             self._given(item, stream.info.log_id)
 

@@ -52,7 +52,7 @@ async def keep(name: str, clients: Clients, host: Host) -> None:
                 change_at = _now() + chance.expovariate(1 / CHANGE_S)
                 while not clients.stopping:
                     await _append(name, life, store, log_id, clients, chance)
-                    await asyncio.sleep(chance.expovariate(1 / APPEND_S))
+                    await clients.pause(chance.expovariate(1 / APPEND_S))
                     if _now() >= change_at:
                         asked = LogAttributes(read_token=token_digest(chance.choice(READ_TOKENS)))
                         await store.log_tree.set_attributes(GUARDED, asked)
@@ -92,7 +92,7 @@ async def pry(name: str, clients: Clients, host: Host) -> None:
             async with connected(clients.addresses, host, settings) as store:
                 while not clients.stopping:
                     await _pry_once(name, store, clients, chance)
-                    await asyncio.sleep(chance.expovariate(1 / PRY_S))
+                    await clients.pause(chance.expovariate(1 / PRY_S))
         except CordwoodError as error:
             clients.told(name, "read", error)
             await asyncio.sleep(RECONNECT_S)

@@ -367,7 +367,7 @@ class _Run:
 
     async def _drain(self) -> str:
         """Let the workload end and the readers reach the tail; the text of what is stuck."""
-        self.clients.stopping = True
+        self.clients.stop()
         beyond = self._options.faults.damage is Damage.BEYOND
         drain_s = BEYOND_DRAIN_S if beyond else DRAIN_S
         stuck = ""

@@ -43,7 +43,7 @@ async def hold(name: str, clients: Clients, host: Host) -> None:
                 holder = _Holder(name, life, store, clients, chance)
                 while not clients.stopping:
                     await holder.reign()
-                    await asyncio.sleep(chance.expovariate(1 / HOLD_S))
+                    await clients.pause(chance.expovariate(1 / HOLD_S))
         except CordwoodError as error:
             clients.told(name, "fence", error)
             await asyncio.sleep(RECONNECT_S)
@@ -78,7 +78,7 @@ class _Holder:
             is_refused = await self._append(log_id, used)
             if is_refused and not borrowed and chance.random() >= STUBBORN:
                 return
-            await asyncio.sleep(chance.expovariate(1 / APPEND_S))
+            await clients.pause(chance.expovariate(1 / APPEND_S))
 
     async def _append(self, log_id: int, token: int) -> bool:
         """One append under a token; whether it was refused for that."""

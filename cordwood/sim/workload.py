@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -131,11 +131,12 @@ class Clients:
     """What all clients of one run share.
 
     Attributes:
-        stopping: set when producers should finish what they do and end.
+        stopping: whether producers should finish what they do and end.
         acked: records acknowledged so far.
         log_ids: numbers of the logs, by name.
         tails: by log, the last LSN that readers must reach; empty until it is known.
         open_reads: what each reader that follows a log reads now, by its name.
+        looks: by reader, how long it waits for something before it looks at `tails`.
         giving_up: set when readers should end wherever they are.
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
@@ -159,7 +160,7 @@ class Clients:
         self.recorder = recorder
         self.calls = calls
         self.buggify = buggify
-        self.stopping = False
+        self._stop = asyncio.Event()
         self.giving_up = False
         self.acked = 0
         self.batches: dict[str, int] = {}
@@ -172,9 +173,35 @@ class Clients:
         self.times: dict[int, list[int]] = {}
         self.tails: dict[int, int] = {}
         self.open_reads: dict[str, ReadStream] = {}
+        self.looks: dict[str, asyncio.Timeout] = {}
         self._seed = seed
         self._sequences: dict[str, Iterator[int]] = {}
         self._lives: dict[str, int] = {}
+
+    @property
+    def stopping(self) -> bool:
+        """See the class."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Have the producers end, and those that pause."""
+        self._stop.set()
+
+    async def pause(self, for_s: float) -> None:
+        """Sleep, but not past the moment at which producers are told to end."""
+        if self.stopping:
+            await asyncio.sleep(for_s)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(for_s):
+                await self._stop.wait()
+
+    def know_tails(self, tails: Mapping[int, int]) -> None:
+        """Tell readers where they have to come to, those that wait for more as well."""
+        self.tails.update(tails)
+        for look in self.looks.values():
+            if not look.expired():
+                look.reschedule(asyncio.get_running_loop().time())
 
     def note_time(self, log: int, append_us: int) -> None:
         """Readers were given a record of this append time."""
@@ -308,12 +335,12 @@ class _Lane:
         clients, chance = self._clients, self._chance
         self._begin_producer()
         self._begin_writer()
-        await asyncio.sleep(self._pause_s())
+        await clients.pause(self._pause_s())
         while not clients.stopping:
             if not clients.is_lull(asyncio.get_running_loop().time()):
                 log = chance.choice(clients.options.logs)
                 await self._append_some(log, self._calls_at_once())
-            await asyncio.sleep(self._pause_s())
+            await clients.pause(self._pause_s())
 
     def _pause_s(self) -> float:
         """Until the next call; short enough to hear of the end (seed 12062 slept through it)."""
@@ -468,7 +495,7 @@ async def final_tails(name: str, clients: Clients, host: Host) -> None:
         except CordwoodError as error:
             clients.told(name, "tail", error)
             await asyncio.sleep(RECONNECT_S)
-    clients.tails.update(found)
+    clients.know_tails(found)
 
 
 async def ask_tails(name: str, clients: Clients, host: Host) -> None:
@@ -478,7 +505,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
         try:
             async with connected(clients.addresses, host, clients.settings(chance)) as store:
                 while not clients.stopping:
-                    await asyncio.sleep(chance.expovariate(1 / clients.options.ask_s))
+                    await clients.pause(chance.expovariate(1 / clients.options.ask_s))
                     log = chance.choice(clients.options.logs)
                     if log in clients.log_ids:
                         await _ask_tail(name, store, log, clients)
