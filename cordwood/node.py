@@ -218,6 +218,7 @@ class Node:
             await self._renew_seals()
         member = await self._directory.claim(self._shard.reached)
         self._incarnation = member.incarnation
+        self._note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
             await self._renew_seals()  # before the first store: epochs may have ended without it
         self._assemble_sequencer()
@@ -403,12 +404,18 @@ class Node:
         self._shard.rebuilding = rebuilding = rebuilt_nodes(members)
         self._states.set_rebuilding(rebuilding)
         mine = self._members.get(self.settings.node)
-        if mine is not None and mine.read_only is not bool(self._shard.read_only):
-            self._shard.read_only = READ_ONLY if mine.read_only else ""
-            logger.warning("%s", self._shard.read_only or "this node stores records again")
+        if mine is not None and self._note_storage(mine):
             self._on_room()
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members})
+
+    def _note_storage(self, mine: Member) -> bool:
+        """Take what the member list says of this node's storage; whether that is news."""
+        if mine.read_only is bool(self._shard.read_only):
+            return False
+        self._shard.read_only = READ_ONLY if mine.read_only else ""
+        logger.warning("%s", self._shard.read_only or "this node stores records again")
+        return True
 
     async def _read_statuses(self) -> Statuses:
         await self._refresh_members()

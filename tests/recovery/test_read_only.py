@@ -10,6 +10,7 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting
 from cordwood.metadata.membership import Membership
+from cordwood.node import Node
 from cordwood.nodes import NodeId
 
 LOG = 1
@@ -63,6 +64,30 @@ def test_a_read_only_node_takes_no_store_of_anybody_and_tells_recovery_what_it_h
                 await store.set_storage(9, read_only=True)
 
     simulate(scenario, nodes=5, copies=2)
+
+
+def test_a_node_is_read_only_before_it_takes_its_first_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It listened before it had read the member list, and took stores until it had."""
+    seen: list[tuple[bool, bool]] = []
+    right = Node._refresh_members
+
+    async def refresh_members(self: Node) -> None:
+        if self.settings.node == 2:
+            seen.append((self._server.address != "", bool(self.shard.read_only)))
+        await right(self)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"1")
+            await store.set_storage(2, read_only=True)
+            cluster.kill(2)
+            monkeypatch.setattr(Node, "_refresh_members", refresh_members)
+            await cluster.start(2)
+            assert seen[0] == (True, True), "it listens, and has not read the list yet"
+
+    simulate(scenario, nodes=3, copies=2)
 
 
 def test_recovery_waits_for_nodes_that_store_where_read_only_ones_alone_answer() -> None:
