@@ -15,6 +15,7 @@ from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
 from cordwood.sim.rights_clients import keep, pry
 from cordwood.sim.token_clients import hold
+from cordwood.sim.wardens import keep_storage
 from cordwood.sim.workload import GUARDED, HELD, Clients, WorkloadOptions, ask_tails, produce
 
 LOOKER = "looker"
@@ -23,7 +24,7 @@ ASKER = "asker"
 KEEPER = "keeper"
 
 
-_PARTS = {"member": consume, "browser": browse, "outsider": pry}
+_PARTS = {"member": consume, "browser": browse, "outsider": pry, "warden": keep_storage}
 
 
 def _numbered(what: str, count: int) -> tuple[str, ...]:
@@ -66,11 +67,13 @@ def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
 
 
 def member_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """The members of a run's consumer, browsers and outsiders: they stop when the writers do."""
+    """The members of a run's consumer, browsers, outsiders and operators: they stop when the
+    writers do."""
     return (
         *_numbered("member", options.members),
         *_numbered("browser", options.browsers),
         *_numbered("outsider", options.outsiders),
+        *_numbered("warden", bool(options.read_only)),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,6 +72,7 @@ class ClusterOptions:
         gossip_s: a tick of their failure detectors.
         sequencer: settings of every node's sequencer.
         attributes: what all logs inherit.
+        weights: of nodes that have another one than 1.
     """
 
     nodes: int = 5
@@ -86,6 +87,7 @@ class ClusterOptions:
     gossip_s: float = 0.1
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     attributes: LogAttributes = field(default_factory=LogAttributes)
+    weights: Mapping[int, float] = field(default_factory=dict)
 
     def location(self, number: NodeId) -> str:
         """Where a node stands."""
@@ -239,7 +241,8 @@ class SimCluster:
     def _on_running(self, number: NodeId, node: Node) -> None:
         self.running[number] = node
         self._ran_once.add(number)
-        self._recorder.node_started(number, rack=self.options.location(number))
+        weight = self.options.weights.get(number, 1.0)
+        self._recorder.node_started(number, rack=self.options.location(number), weight=weight)
         self._started.set()
 
     def _settings(self, number: NodeId) -> NodeSettings:
@@ -249,6 +252,7 @@ class SimCluster:
             metadata="",
             listen=self.address(number),
             location=self.options.location(number),
+            weight=self.options.weights.get(number, 1.0),
             default_replication=self.options.replication,
             create_logs=True,
             refresh_s=self.options.refresh_s,

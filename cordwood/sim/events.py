@@ -17,6 +17,7 @@ from cordwood.block import Buffer, GapKind
 from cordwood.sim.end_events import EndEvent
 from cordwood.sim.event import Crc, EpochValue, HistoryEvent, LsnValue, TimeUs
 from cordwood.sim.node_events import NodeEvent
+from cordwood.sim.operator_events import OperatorEvent
 from cordwood.sim.payload import identify
 from cordwood.sim.position_events import PositionEvent
 from cordwood.sim.scrub_events import NodeScrubbed
@@ -295,6 +296,7 @@ class NodeStarted(HistoryEvent, frozen=True, gc=False, tag="node-started"):
     node: int
     incarnation: int = 0
     rack: str = ""
+    weight: float = 1.0
 
 
 class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
@@ -407,4 +409,5 @@ Event: TypeAlias = (
     | NodeScrubbed
     | EndEvent
     | NodeEvent
+    | OperatorEvent
 )

@@ -343,9 +343,11 @@ class HistoryRecorder:
         """Note that one fault is over."""
         self.add(FaultEased(self._now_us(), kind, tuple(nodes), text))
 
-    def node_started(self, node: int, incarnation: int = 0, rack: str = "") -> None:
+    def node_started(
+        self, node: int, incarnation: int = 0, rack: str = "", weight: float = 1.0
+    ) -> None:
         """Note that a node runs (again)."""
-        self.add(NodeStarted(self._now_us(), node, incarnation, rack))
+        self.add(NodeStarted(self._now_us(), node, incarnation, rack, weight))
 
     def disk_given(self, node: int, *, own: bool) -> None:
         """Note that a machine got a disk, its node's own or another."""

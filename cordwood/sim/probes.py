@@ -45,6 +45,7 @@ from cordwood.sim.history import (
     TailAnswered,
 )
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
+from cordwood.sim.operator_events import BlockKept, StorageKnown
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.probes_of_clients import CLIENT_ROWS, WIRE_ROWS
 from cordwood.sim.probes_of_nodes import SEQUENCER_ROWS, STORAGE_ROWS
@@ -407,6 +408,29 @@ def _noting_stores(original: Any, recorder: HistoryRecorder) -> Any:
     return insert
 
 
+def _noting_kept(original: Any, recorder: HistoryRecorder) -> Any:
+    def insert(self: Any, offset: int, blocks: Any) -> None:
+        if self.read_only:
+            node = current_node()
+            for block in blocks:
+                log, first, last = block.header.log, block.header.first, block.header.last
+                recorder.add(BlockKept(recorder.now_us, node, log, first, last, offset))
+        original(self, offset, blocks)
+
+    return insert
+
+
+def _noting_storage(original: Any, recorder: HistoryRecorder) -> Any:
+    def note_storage(self: Any, mine: Any) -> bool:
+        is_news: bool = original(self, mine)
+        if is_news:
+            node, offset = self.settings.node, self.shard.wal._space.next
+            recorder.add(StorageKnown(recorder.now_us, node, mine.read_only, offset))
+        return is_news
+
+    return note_storage
+
+
 def _noting_trims(original: Any, recorder: HistoryRecorder) -> Any:
     def on_trimmed(self: Any, record: Any) -> None:
         original(self, record)
@@ -456,6 +480,8 @@ def _note_nodesets(recorder: HistoryRecorder, log: int, epoch: int, history: Any
 _NOTES = (
     (f"{_ROLE}.release", _noting_releases),
     (f"{_SHARD}._insert", _noting_stores),
+    (f"{_SHARD}._insert", _noting_kept),
+    ("node:Node._note_storage", _noting_storage),
     (f"{_SHARD}._on_trimmed", _noting_trims),
     (f"{_SHARD}.tell_nodesets", _noting_told_nodesets),
     (f"{_SHARD}.nodesets", _noting_nodesets),

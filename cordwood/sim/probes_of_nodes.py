@@ -37,6 +37,24 @@ _ROLE = "sequencer.role:SequencerRole"
 _STATES = "protocol.node_states:NodeStates"
 
 STORAGE_ROWS: tuple[Row, ...] = (
+    row(
+        "storage-said",
+        "a node heard that it stores nothing, or stores again",
+        "node:Node._note_storage",
+        gave,
+    ),
+    row(
+        "read-only-refused",
+        "a read-only node refused a store",
+        "storage.shard:refusal_of",
+        lambda s: s.result is not None and s.args[0].read_only,
+    ),
+    row(
+        "weight-zero-there",
+        "a node without weight was there for a new epoch",
+        "sequencer.activation:choose_nodeset",
+        lambda s: any(not m.weight and not m.read_only for m in s.args[1]),
+    ),
     row("wal-trimmed", "the WAL let go of what is in LogsDB", "storage.wal:Wal.trim"),
     row("wal-bad-body", "a start read a record whose body is wrong", f"{_SCAN}.on_bad_body"),
     row("wal-write-refused", "the disk refused a write of the WAL", f"{_DEVICE}._on_refused"),

@@ -85,6 +85,12 @@ UNSTUCK_SHARE = 0.5
 """Share of the seeds that turned no knob of that name: holes need runs on different nodes, and
 with the limit as it is a run of the simulator has one copyset until a wave fails."""
 
+READ_ONLY_SHARE = 0.25
+"""Share of the seeds, of those that can, with an operator who makes nodes read-only."""
+
+WEIGHTS_SHARE = 0.3
+"""The same with nodes of different weights, some of none."""
+
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
 
@@ -120,7 +126,15 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         length_s = shorter.uniform(*SHORT_S)
     faults = _faults(chance, cluster, damage)
     absent = () if fills else _absent(stream(seed, "absent"), faults)
-    if absent or damage is Damage.WITHIN:
+    loses = _loses(stream(seed, "loses"), damage, absent, fills)
+    paced = _is_paced(stream(seed, "paced"), cluster, absent, fills)
+    spared: tuple[NodeId, ...] = ()
+    if damage is Damage.NONE and not (fills or loses or paced):
+        spared = tuple(_spared(stream(seed, "spared"), faults, absent))
+    read_only = _some(stream(seed, "read-only"), spared, READ_ONLY_SHARE)
+    weights = _weights(stream(seed, "weights"), cluster, () if read_only else spared)
+    cluster = replace(cluster, weights=weights)
+    if absent or damage is Damage.WITHIN or read_only or weights:
         # Who stays away, or loses what it had, is drawn from all nodes: a nodeset of few of
         # them may need each. Seed 61117 damaged two of a nodeset of four, for four copies,
         # and its epoch waited for an operator's word for ever, as it must.
@@ -143,6 +157,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             keyed=(keyed := stream(seed, "keyed").choice((0.0, 0.5, 1.0))),
             manners=_manners(stream(seed, "manners"), keyed),
             browsers=stream(seed, "browsers").choice((0, 0, 0, 1)),
+            read_only=read_only,
         ),
         faults=faults,
         link=_link(chance),
@@ -153,8 +168,8 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         buggify=chance.random() < 0.7,
         fills=fills,
         absent=absent,
-        paced=_is_paced(stream(seed, "paced"), cluster, absent, fills),
-        loses=_loses(stream(seed, "loses"), damage, absent, fills),
+        paced=paced,
+        loses=loses,
     )
     if damage is Damage.NONE and stream(seed, "alone").random() < ALONE_SHARE:
         return _alone(options)
@@ -177,9 +192,11 @@ def _alone(options: RunOptions) -> RunOptions:
         length_s=ALONE_S,
         cluster=replace(
             options.cluster, nodes=5, racks=1, regions=0, replication=Replication(3),
-            sequencer=SequencerSettings(), wal_bytes=32 * MIB,
+            sequencer=SequencerSettings(), wal_bytes=32 * MIB, weights={},
         ),
-        workload=replace(work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0),
+        workload=replace(
+            work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0, read_only=()
+        ),
         faults=FaultOptions(kinds=(), alone="left_behind"),
         link=None,
         turns=((STICKY, 0),),
@@ -229,6 +246,33 @@ def _absent(chance: random.Random, faults: FaultOptions) -> tuple[NodeId, ...]:
     spare = spare_nodes(chance.sample(members, len(members)), faults)
     most = min(len(spare), faults.replication.copies - 1)
     return tuple(spare[: chance.randint(1, most)]) if most else ()
+
+
+def _spared(
+    chance: random.Random, faults: FaultOptions, absent: tuple[NodeId, ...]
+) -> list[NodeId]:
+    """Nodes that the others can do without, together with those that are absent."""
+    assert faults.nodeset is not None, "a swarm says where its nodes are"
+    others = [node for node in faults.nodeset.nodes if node not in absent]
+    order = [*absent, *chance.sample(others, len(others))]
+    return [node for node in spare_nodes(order, faults) if node not in absent]
+
+
+def _some(chance: random.Random, nodes: tuple[NodeId, ...], share: float) -> tuple[NodeId, ...]:
+    """In such a share of the seeds, some of the nodes."""
+    if chance.random() >= share or not nodes:
+        return ()
+    return nodes[: chance.randint(1, len(nodes))]
+
+
+def _weights(
+    chance: random.Random, cluster: ClusterOptions, spared: tuple[NodeId, ...]
+) -> dict[int, float]:
+    """Weights of some nodes, in some seeds: some of those that can be spared have none."""
+    if chance.random() >= WEIGHTS_SHARE or not spared:
+        return {}
+    weights = {number: chance.choice((0.3, 1.0, 5.0)) for number in range(1, cluster.nodes + 1)}
+    return weights | dict.fromkeys(spared[: chance.randint(0, len(spared))], 0.0)
 
 
 def nodeset_of(options: ClusterOptions) -> Nodeset:

@@ -96,6 +96,7 @@ class WorkloadOptions:
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
+        read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
     """
 
@@ -124,6 +125,7 @@ class WorkloadOptions:
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0
+    read_only: tuple[int, ...] = ()
     client: ClientSettings = field(default_factory=ClientSettings)
 
 

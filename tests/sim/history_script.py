@@ -40,7 +40,10 @@ One event a line; each line comes one millisecond after the one before::
                                     since generation 1, and stands at e1n3
     m1 of g asks | m1 of g saved a=e1n3   a member's question to save, and that it is saved
     m1:a of g from e1n1             a member's read; what it is given as for r1
-    fault crash [n1 n2] | ease crash | start n1 [rack1] | heal | wait 2.5
+    w1 says n1 read-only|read-write     an operator is about to say so of a node (`said`: and has)
+    n1 hears read-only|read-write 40    a node knows; what it takes comes to 40 in its WAL or on
+    n1 kept e1n1-e1n4 41            a block, at 41, at a node that knows that it stores nothing
+    fault crash [n1 n2] | ease crash | start n1 [rack1] [weight=0] | heal | wait 2.5
     disk n1 own|other               a machine is given a disk
     n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
     n1 has wal_bytes 5 of 9         a node holds so much of what has a limit
@@ -98,6 +101,7 @@ from cordwood.sim.history import (
     TailAnswered,
 )
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
+from cordwood.sim.operator_events import BlockKept, StorageAsked, StorageKnown, StorageTold
 from cordwood.sim.position_events import (
     NodeTrimmed,
     ReleasedTold,
@@ -191,6 +195,13 @@ class _Stage:
             history = tuple(_entry(word) for word in words[3:])
             node, epoch = int(words[0][1:]), int(words[2][1:])
             self.add(NodesetsKnown(self.time_us, node, self.log, epoch, history))
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["hears"]:
+            node, read_only = int(words[0][1:]), words[2] == "read-only"
+            self.add(StorageKnown(self.time_us, node, read_only, int(words[3])))
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["kept"]:
+            first, last = _span(words[2])
+            kept = BlockKept(self.time_us, int(words[0][1:]), self.log, first, last, int(words[3]))
+            self.add(kept)
         elif re.match(r"n\d", words[0]) and words[1:2] == ["has"]:
             node, value, limit = int(words[0][1:]), int(words[3]), int(words[5])
             self.add(Gauged(self.time_us, node, words[2], value, limit))
@@ -228,8 +239,9 @@ class _Stage:
     def do_ease(self, kind: str) -> None:
         self.add(FaultEased(self.time_us, kind))
 
-    def do_start(self, node: str, rack: str = "") -> None:
-        self.add(NodeStarted(self.time_us, int(node[1:]), 0, rack))
+    def do_start(self, node: str, rack: str = "", weight: str = "weight=1") -> None:
+        weighs = float(weight.removeprefix("weight="))
+        self.add(NodeStarted(self.time_us, int(node[1:]), 0, rack, weighs))
 
     def do_disk(self, node: str, whose: str) -> None:
         self.add(DiskGiven(self.time_us, int(node[1:]), whose == "own"))
@@ -344,6 +356,10 @@ class _Stage:
         elif verb == "fenced":
             token, epoch = int(words[0]), int(words[1][1:])
             self.add(FenceAnswered(self.time_us, client, self.log, token, epoch))
+        elif verb in ("says", "said"):
+            type_ = StorageAsked if verb == "says" else StorageTold
+            node, read_only = int(words[0][1:]), words[1] == "read-only"
+            self.add(type_(self.time_us, client, node, read_only))
         elif verb == "polls":
             self.add(ReleasedTold(self.time_us, client, self.log, parse_lsn(words[0])))
         elif verb == "told":

@@ -19,7 +19,14 @@ from cordwood.errors import (
     RecordTooLarge,
 )
 from cordwood.lsn import LSN_MAX, make_lsn
-from cordwood.sim import end_events, history, node_events, position_events, token_events
+from cordwood.sim import (
+    end_events,
+    history,
+    node_events,
+    operator_events,
+    position_events,
+    token_events,
+)
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -90,6 +97,11 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(end_events.PaceEnded(recorder.now_us, "w1"))
     recorder.add(token_events.FenceAsked(recorder.now_us, "w1", 1, 5))
     recorder.add(token_events.FenceAnswered(recorder.now_us, "w1", 1, 5, 2))
+    recorder.add(operator_events.StorageAsked(recorder.now_us, "w1", 3, True))
+    recorder.add(operator_events.StorageTold(recorder.now_us, "w1", 3, True))
+    recorder.add(operator_events.StorageKnown(recorder.now_us, 3, True, 40))
+    kept = operator_events.BlockKept(recorder.now_us, 3, 1, make_lsn(1, 1), make_lsn(1, 2), 39)
+    recorder.add(kept)
     recorder.call_failed("w1", "tail", NoSequencer("nobody"))
     recorder.read_started("r1", 1, make_lsn(1, 1), until=make_lsn(1, 9))
     recorder.record_delivered("r1", make_lsn(1, 1), payload)

@@ -38,6 +38,7 @@ from cordwood.sim.checkers.liveness import (
     check_readers_reach_the_tail,
     check_recovery_finishes,
 )
+from cordwood.sim.checkers.operators import check_storing_nodes
 from cordwood.sim.checkers.promised_appends import check_conditions, check_producers
 from cordwood.sim.checkers.published import check_published
 from cordwood.sim.checkers.reading import (
@@ -109,6 +110,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "L7": check_pace,
         "L8": check_nothing_spins,
         "E1": check_told_errors,
+        "O1": check_storing_nodes,
     }
 )
 """Every promise that can be checked today, by its id."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from cordwood.errors import BadSetting
 from cordwood.sim.zoo import (
     client,
+    operators,
     publishing,
     read_manners,
     read_path,
@@ -33,6 +34,7 @@ ZOO: tuple[PlantedBug, ...] = (
     *read_path.BUGS,
     *read_manners.BUGS,
     *client.BUGS,
+    *operators.BUGS,
     *publishing.BUGS,
 )
 """Every bug that can be planted."""

@@ -462,6 +462,18 @@ NODESETS = ground(
 )  # fmt: skip
 """Nodesets change, and nodes that keep them restart, while readers go from epoch to epoch."""
 
+READ_ONLY = ground("crash", every_s=1.5, shape=cluster_of(5, 2), read_only=(1, 2))
+"""Two nodes of five are read-only now and then, and nodes start anew meanwhile."""
+
+
+def _weighed(options: RunOptions) -> RunOptions:
+    shaped = cluster_of(5, 2)(options)
+    return replace(shaped, cluster=replace(shaped.cluster, weights={1: 0.0, 2: 3.0}))
+
+
+WEIGHTS = ground("crash", every_s=3.0, shape=_weighed)
+"""One node has no weight."""
+
 CALM = ground("crash", every_s=8.0, length_s=8.0)
 
 PACED = ground(

@@ -1,0 +1,49 @@
+"""Events about what operators say of nodes, and what nodes make of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from cordwood.sim.event import HistoryEvent, LsnValue
+
+Offset: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+"""Of a record in a node's WAL; a later record of the same node has a higher one."""
+
+
+class StorageAsked(HistoryEvent, frozen=True, gc=False, tag="storage-asked"):
+    """A client is about to say whether a node stores nothing any more, or stores again."""
+
+    client: str
+    node: int
+    read_only: bool
+
+
+class StorageTold(HistoryEvent, frozen=True, gc=False, tag="storage-told"):
+    """It was told that this is so from now on."""
+
+    client: str
+    node: int
+    read_only: bool
+
+
+class StorageKnown(HistoryEvent, frozen=True, gc=False, tag="storage-known"):
+    """A node knows it: what it takes from now on comes to `offset` or behind that."""
+
+    node: int
+    read_only: bool
+    offset: Offset
+
+
+class BlockKept(HistoryEvent, frozen=True, gc=False, tag="kept"):
+    """A block that `stored` tells of as well, on a node that knows that it stores nothing."""
+
+    node: int
+    log: int
+    first: LsnValue
+    last: LsnValue
+    offset: Offset
+
+
+OperatorEvent: TypeAlias = StorageAsked | StorageTold | StorageKnown | BlockKept

@@ -1,0 +1,42 @@
+"""A simulated operator who makes nodes read-only now and then, and lets them store again.
+
+Only nodes that the others can do without are ever named, all of them at once if chance has it:
+so whatever is owed to clients is owed beside read-only nodes too, before and after the healing.
+
+Source: LogDevice digest 2.9 (storage states); `cordwood nodes storage`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cordwood.client.store import connected
+from cordwood.errors import CordwoodError
+from cordwood.host.seams import Host
+from cordwood.sim.operator_events import StorageAsked, StorageTold
+from cordwood.sim.workload import RECONNECT_S, Clients
+
+STORAGE_S = 3.0
+"""Mean time between two words: long enough that nodes hear of most of them, and epochs change
+in between; a run sees about ten."""
+
+
+async def keep_storage(name: str, clients: Clients, host: Host) -> None:
+    """Say of one node after another whether it stores, until told to stop."""
+    _, chance = clients.next_life(name)
+    recorder, nodes = clients.recorder, clients.options.read_only
+    said: dict[int, bool] = {}
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    node = chance.choice(nodes)
+                    read_only = not said.get(node, False)
+                    recorder.add(StorageAsked(recorder.now_us, name, node, read_only))
+                    await store.set_storage(node, read_only=read_only)
+                    recorder.add(StorageTold(recorder.now_us, name, node, read_only))
+                    said[node] = read_only
+                    await asyncio.sleep(chance.expovariate(1 / STORAGE_S))
+        except CordwoodError as error:
+            clients.told(name, "set_storage", error)
+            await asyncio.sleep(RECONNECT_S)

@@ -1,0 +1,64 @@
+"""Bugs in what is made of the words of operators.
+
+Source: LogDevice digest 2.9 (storage states); reliability digest §6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cordwood.sim.zoo import grounds
+from cordwood.sim.zoo.bug import PlantedBug, changed
+
+_SHARD = "storage.shard:Shard"
+
+
+def _as_if_writable(right: Any) -> Any:
+    def refusal_of(shard: Any, *rest: Any) -> Any:
+        said, shard.read_only = shard.read_only, ""
+        try:
+            return right(shard, *rest)
+        finally:
+            shard.read_only = said
+
+    return refusal_of
+
+
+def _room_all_the_same(right: Any) -> Any:
+    def room_bytes(self: Any) -> int:
+        said, self.read_only = self.read_only, ""
+        try:
+            room: int = right.fget(self)
+        finally:
+            self.read_only = said
+        return room
+
+    return property(room_bytes)
+
+
+def _starts_writable(right: Any) -> Any:
+    def note_storage(self: Any, mine: Any) -> bool:
+        # As if a start's entry were a new one, and nothing had been said before.
+        said = self._zoo_first = getattr(self, "_zoo_first", mine.read_only)
+        news: bool = right(self, dataclasses.replace(mine, read_only=mine.read_only and not said))
+        return news
+
+    return note_storage
+
+
+def _weighs_one(right: Any) -> Any:
+    return lambda node_id, value: dataclasses.replace(right(node_id, value), weight=1.0)
+
+
+BUGS = (
+    PlantedBug("read-only-stores", "a read-only node stores what it is sent",
+               changed({f"{_SHARD}.room_bytes": _room_all_the_same,
+                        "storage.shard:refusal_of": _as_if_writable,
+                        "storage.amends:refusal_of": _as_if_writable}),
+               hunt=grounds.READ_ONLY),
+    PlantedBug("read-only-until-restart", "a node that was read-only stores again once it starts",
+               changed({"node:Node._note_storage": _starts_writable}), hunt=grounds.READ_ONLY),
+    PlantedBug("weight-unread", "every node counts as much as any, whatever its weight",
+               changed({"metadata.membership:_member": _weighs_one}), hunt=grounds.WEIGHTS),
+)  # fmt: skip
