@@ -14,9 +14,18 @@ from cordwood.sim.position_clients import trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
 from cordwood.sim.rights_clients import keep, pry
+from cordwood.sim.sorters import sort
 from cordwood.sim.token_clients import hold
 from cordwood.sim.wardens import keep_storage
-from cordwood.sim.workload import GUARDED, HELD, Clients, WorkloadOptions, ask_tails, produce
+from cordwood.sim.workload import (
+    GUARDED,
+    HELD,
+    SORTED,
+    Clients,
+    WorkloadOptions,
+    ask_tails,
+    produce,
+)
 
 LOOKER = "looker"
 TRIMMER = "trimmer"
@@ -46,11 +55,17 @@ def holder_names(options: WorkloadOptions) -> tuple[str, ...]:
     return _numbered("holder", options.holders)
 
 
+def sorter_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """Those who append in the order of keys."""
+    return _numbered("sorter", options.sorters)
+
+
 def writer_names(options: WorkloadOptions) -> tuple[str, ...]:
     """All who append."""
     keepers = (KEEPER,) if options.outsiders else ()
     return (
-        *producer_names(options), *publisher_names(options), *holder_names(options), *keepers
+        *producer_names(options), *publisher_names(options), *holder_names(options), *keepers,
+        *sorter_names(options),
     )  # fmt: skip
 
 
@@ -58,7 +73,7 @@ def read_logs(options: WorkloadOptions) -> Sequence[str]:
     """The log of each reader: the logs in turn, and one reader for each log of others."""
     logs = [options.logs[at % len(options.logs)] for at in range(options.readers)]
     others = [HELD] * bool(options.holders) + [GUARDED] * bool(options.outsiders)
-    return [*logs, *others]
+    return [*logs, *others, *[SORTED] * bool(options.sorters)]
 
 
 def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
@@ -95,5 +110,7 @@ def start_clients(crew: Crew, clients: Clients) -> None:
     for name in member_names(options):
         takes_part = _PARTS[name.partition("-")[0]]
         crew.start(name, partial(takes_part, name, clients))
+    for name in sorter_names(options):
+        crew.start(name, partial(sort, name, clients))
     if options.outsiders:
         crew.start(KEEPER, partial(keep, KEEPER, clients))

@@ -41,6 +41,25 @@ class TimeFound(HistoryEvent, frozen=True, gc=False, tag="time-found"):
     is_exact: bool
 
 
+class KeyFound(HistoryEvent, frozen=True, gc=False, tag="key-found"):
+    """A client that asked where a key lies, in a log whose keys do not fall, was told this.
+
+    Attributes:
+        before: the last record of a lower key, 0 for none.
+        at: the first one of no lower key, 0 for none.
+        tail: of the log, as it was told.
+        is_exact: whether nothing was lost where it was looked for.
+    """
+
+    client: str
+    log: int
+    key: str
+    before: LsnValue
+    at: LsnValue
+    tail: LsnValue
+    is_exact: bool
+
+
 class ReleasedTold(HistoryEvent, frozen=True, gc=False, tag="released-told"):
     """A client that polls was told that a log can be read up to `lsn`, at least."""
 
@@ -75,5 +94,5 @@ class NodeTrimmed(HistoryEvent, frozen=True, gc=False, tag="node-trimmed"):
 
 
 PositionEvent: TypeAlias = (
-    TrimAsked | TrimAnswered | TimeFound | ReleasedTold | RetentionTrims | NodeTrimmed
+    TrimAsked | TrimAnswered | TimeFound | KeyFound | ReleasedTold | RetentionTrims | NodeTrimmed
 )

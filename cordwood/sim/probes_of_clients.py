@@ -81,6 +81,7 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row("node-checked", "a client asked whether a node is there", f"{_CLUSTER}.check_node"),
     row("refusal-noted", "a client noted who is not a log's sequencer", f"{_CLUSTER}.note_refusal"),
     row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_CLUSTER}._ask_nodesets"),
+    row("key-looked-for", "a client looked a key up", f"{_POSITIONS}.find_key"),
     row("trim-asked", "a client trimmed a log", f"{_POSITIONS}.trim"),
     row(
         "trim-partial",

@@ -160,6 +160,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             manners=_manners(stream(seed, "manners"), keyed),
             browsers=stream(seed, "browsers").choice((0, 0, 0, 1)),
             read_only=read_only,
+            sorters=stream(seed, "sorters").choice((0, 0, 0, 0, 0, 0, 1)),
         ),
         faults=faults,
         link=_link(chance),

@@ -39,7 +39,7 @@ from cordwood.sim.history import (
 )
 from cordwood.sim.node_events import Gauged, NodesetsKnown
 from cordwood.sim.operator_events import StorageTold
-from cordwood.sim.position_events import NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
+from cordwood.sim.position_events import KeyFound, NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
 from cordwood.sim.scrub_events import NodeScrubbed
 
 SHOWN_MAX = 4
@@ -81,7 +81,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "limits of the nodes": Evidence((Gauged,), ("L6",)),
     "appends beside a hampered node": Evidence((PaceBegan,), ("L7",)),
     "work of idle nodes": Evidence((Idled,), ("L8",)),
-    "answers of find_time": Evidence((TimeFound,), ("S20",)),
+    "answers of find_time and find_key": Evidence((TimeFound, KeyFound), ("S20",)),
     "scrubs of the nodes": Evidence((NodeScrubbed,), ("S16",)),
     "trims": Evidence((TrimAsked, NodeTrimmed), ("S18",)),
     "words of operators": Evidence((StorageTold,), ("O1",)),

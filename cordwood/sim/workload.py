@@ -55,6 +55,9 @@ CALLS_AT_ONCE_MAX = 4
 HELD = "/sim/held"
 """The log that holders take in turn, see `sim.token_clients`; nobody else appends to it."""
 
+SORTED = "/sim/sorted"
+"""The log whose keys do not fall, see `sim.sorters`; nobody else appends to it."""
+
 GUARDED = "/sim/guarded"
 """The log that asks for a read token, see `sim.rights_clients`."""
 
@@ -96,6 +99,7 @@ class WorkloadOptions:
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
+        sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
     """
@@ -125,6 +129,7 @@ class WorkloadOptions:
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0
+    sorters: int = 0
     read_only: tuple[int, ...] = ()
     client: ClientSettings = field(default_factory=ClientSettings)
 

@@ -18,6 +18,7 @@ One event a line; each line comes one millisecond after the one before::
     n1 scrubbed 1 rotten e1n2 found e1n1-e1n3   passes over its store; what rotted, what it found
     n1 retains e1n4 5               … is about to, as its log keeps records for 5 s
     w1 finds 7 e1n4 upto e1n9 [early]   find_time of append time 7 µs; it may lie too early
+    w1 seeks k7 e1n2 e1n4 upto e1n9 [lost]   find_key of k7: before, at it (-: none); by a loss
     w1 told Overloaded              another call of it ended with this error
     w1#2 send e within 5            session 2 of w1; a deadline of 5 s
     w1 put f @ e1n5 as 7/2          through producer 7 in its epoch 2 (`send f as 7/2`)
@@ -103,6 +104,7 @@ from cordwood.sim.history import (
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.operator_events import BlockKept, StorageAsked, StorageKnown, StorageTold
 from cordwood.sim.position_events import (
+    KeyFound,
     NodeTrimmed,
     ReleasedTold,
     RetentionTrims,
@@ -338,6 +340,11 @@ class _Stage:
             is_exact = "early" not in words
             wanted_us = int(words[0])
             self.add(TimeFound(self.time_us, client, self.log, wanted_us, lsn, tail, is_exact))
+        elif verb == "seeks":
+            before, at, tail = (0 if w == "-" else parse_lsn(w) for w in (*words[1:3], words[4]))
+            is_exact = "lost" not in words
+            place = (words[0], before, at, tail, is_exact)
+            self.add(KeyFound(self.time_us, client, self.log, *place))
         elif verb == "trims":
             self.add(TrimAsked(self.time_us, client, self.log, parse_lsn(words[0])))
         elif verb == "trimmed":

@@ -55,7 +55,7 @@ from cordwood.sim.checkers.sessions import (
     check_session_order,
     check_tail,
 )
-from cordwood.sim.checkers.times import check_find_time
+from cordwood.sim.checkers.times import check_positions
 from cordwood.sim.checkers.told_errors import check_told_errors
 from cordwood.sim.checkers.trims import check_trims
 from cordwood.sim.checkers.validity import Validity, run_is_valid
@@ -93,7 +93,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S16": check_scrubbed,
         "S17": check_own_disk,
         "S18": check_trims,
-        "S20": check_find_time,
+        "S20": check_positions,
         "S21": check_producers,
         "S22": check_groups,
         "S24": check_consumers,

@@ -1,4 +1,5 @@
-"""S20: find_time tells where a time lies among the append times that readers saw."""
+"""S20: find_time tells where a time lies among the append times that readers saw; find_key likewise
+where a key lies, see `found_keys`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import bisect
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.found_keys import check_find_key
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import RecordDelivered
 from cordwood.sim.position_events import TimeFound
@@ -14,8 +16,13 @@ Records = tuple[list[int], list[RecordDelivered]]
 """LSNs, ascending, and the record at each."""
 
 
+def check_positions(evidence: Evidence) -> list[Violation]:
+    """S20: `find_time` and `find_key` part a log where they say; too early only where told so."""
+    return check_find_time(evidence) + check_find_key(evidence)
+
+
 def check_find_time(evidence: Evidence) -> list[Violation]:
-    """S20: `find_time` parts what is older from what is not; too early only where it says so.
+    """`find_time` parts what is older from what is not; too early only where it says so.
 
     No record below the LSN that was found is as late as the time; where the answer is exact,
     none from there up to the tail is older. What is trimmed is no record.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from cordwood.block import Gap
 from cordwood.errors import OutcomeUnknown
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
@@ -90,9 +91,34 @@ def _one_more(right: Any) -> Any:
     return lambda self, log: right(self, log) + 1
 
 
+def _found_beside(right: Any) -> Any:
+    async def first_keyed(stream: Any, name: str) -> Any:
+        # As if nothing could stand behind a record without a key.
+        async for item in stream:
+            if not isinstance(item, Gap):
+                stream.close()
+                return (None if item.key is None else (item.key, item.lsn)), False
+        return None, False
+
+    return first_keyed
+
+
+def _key_is_before(right: Any) -> Any:
+    def search_key(self: Any, log: str, info: Any, tail: Any, key: bytes) -> Any:
+        # As if the records of the key itself were lower ones.
+        return right(self, log, info, tail, key + b"\0")
+
+    return search_key
+
+
 BUGS = (
     PlantedBug("unknown-resent", "a client sends again what may have been stored",
                changed({f"{_APPENDS}.on_down": _unknown_resent}), hunt=grounds.RECOVERIES),
+    PlantedBug("key-behind-keyless", "find_key stops at a record without a key",
+               changed({"client.positions:_first_keyed": _found_beside}), hunt=grounds.KEYS_SOUGHT),
+    PlantedBug("key-off-by-one", "find_key takes the key's own records for lower ones",
+               changed({"client.positions:Positions._search_key": _key_is_before}),
+               hunt=grounds.KEYS_SOUGHT),
     PlantedBug("deadline-ignored", "a client waits for ever",
                changed({f"{_APPENDS}.sweep": _deadline_ignored}),
                hunt=grounds.HANGING),

@@ -237,6 +237,9 @@ TRIMS = ground("crash", every_s=1.0, shape=_seldom_flushed, trim_s=0.7, restart_
 
 TIMES = ground("crash", every_s=8.0, shape=_kept_by_time, ask_s=0.05, restart_s=4.0)
 
+KEYS_SOUGHT = ground("crash", every_s=5.0, sorters=1, length_s=14.0)
+"""Somebody looks keys up."""
+
 AMNESIA = ground("amnesia", every_s=3.0)
 
 OLDER_DISKS = ground("older_disk", every_s=3.0)
