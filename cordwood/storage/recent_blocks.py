@@ -58,10 +58,10 @@ class RecentBlocks:
         if not self._bytes_max:
             return
         for block in blocks:
-            log = self._logs[block.header.log]
-            if block.header.last < log.complete_from:
+            of_log = self._logs[block.header.log]
+            if block.header.last < of_log.complete_from:
                 continue  # it came late, where not all is here any more
-            held = log.blocks
+            held = of_log.blocks
             if held and held[-1].header.last > block.header.last:
                 insort(held, block, key=_LAST)
             else:
