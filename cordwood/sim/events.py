@@ -15,12 +15,13 @@ import msgspec
 
 from cordwood.block import Buffer, GapKind
 from cordwood.sim.end_events import EndEvent
-from cordwood.sim.event import Crc, EpochValue, HistoryEvent, LsnValue, TimeUs
+from cordwood.sim.event import EpochValue, HistoryEvent, LsnValue, TimeUs
 from cordwood.sim.node_events import NodeEvent
 from cordwood.sim.operator_events import OperatorEvent
 from cordwood.sim.payload import identify
 from cordwood.sim.position_events import PositionEvent
 from cordwood.sim.scrub_events import NodeScrubbed
+from cordwood.sim.slots import DumpedSlots, PayloadMark
 from cordwood.sim.token_events import TokenEvent
 
 FORMAT = 1
@@ -29,20 +30,6 @@ FORMAT = 1
 GIVEN_UP = "GivenUp"
 """The error of an append whose caller did not wait for its end: it was cancelled, it
 died, or it closed its client. That is no word on whether the cluster works."""
-
-
-class PayloadMark(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a history keeps of a payload.
-
-    Attributes:
-        id: `client/sequence`, None if the bytes did not identify.
-        crc: CRC32C of all its bytes.
-        length: its bytes.
-    """
-
-    id: str | None
-    crc: Crc
-    length: Annotated[int, msgspec.Meta(ge=0)]
 
 
 def mark_payload(payload: Buffer) -> PayloadMark:
@@ -331,37 +318,6 @@ class Idled(HistoryEvent, frozen=True, gc=False, tag="idled"):
 
 class FaultsHealed(HistoryEvent, frozen=True, gc=False, tag="healed"):
     """From here on there are no faults: liveness is owed."""
-
-
-class SlotKind(enum.Enum):
-    """What a node holds at a slot."""
-
-    DATA = "data"
-    HOLE = "hole"
-    BRIDGE = "bridge"
-
-
-class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One block on a node's disk.
-
-    Attributes:
-        first, last: its LSNs, both ends included.
-        kind: data, hole or bridge.
-        payloads: one mark a record of a data block, () if the body was not decoded.
-        crc: CRC32C of the uncompressed body, 0 for plugs.
-        intact: whether every check of this copy passed.
-        seal_epoch: epoch of the recovery that wrote it, 0 if a sequencer did.
-        wave: 1 for the first try to store it.
-    """
-
-    first: LsnValue
-    last: LsnValue
-    kind: SlotKind
-    payloads: tuple[PayloadMark, ...] = ()
-    crc: Crc = 0
-    intact: bool = True
-    seal_epoch: EpochValue = 0
-    wave: int = 1
 
 
 class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):

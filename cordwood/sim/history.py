@@ -46,7 +46,6 @@ from cordwood.sim.events import (
     CallFailed,
     CleanEpochSet,
     DiskGiven,
-    DumpedSlots,
     EndReason,
     EpochTaken,
     Event,
@@ -58,19 +57,18 @@ from cordwood.sim.events import (
     Idled,
     NodeDumped,
     NodeStarted,
-    PayloadMark,
     PositionsSaved,
     ReadEnded,
     ReadStarted,
     RecordDelivered,
     Released,
     RunStarted,
-    SlotKind,
     TailAnswered,
     mark_payload,
 )
 from cordwood.sim.payload import identify, make_payload
 from cordwood.sim.scrub_events import NodeScrubbed
+from cordwood.sim.slots import DumpedSlots, PayloadMark, SlotKind
 
 __all__ = [
     "GIVEN_UP",

@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from cordwood.sim.event import HistoryEvent, LsnValue
+from cordwood.sim.slots import DumpedSlots
 
 Offset: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """Of a record in a node's WAL; a later record of the same node has a higher one."""
@@ -46,4 +47,20 @@ class BlockKept(HistoryEvent, frozen=True, gc=False, tag="kept"):
     offset: Offset
 
 
-OperatorEvent: TypeAlias = StorageAsked | StorageTold | StorageKnown | BlockKept
+class NodeScanned(HistoryEvent, frozen=True, gc=False, tag="node-scanned"):
+    """A client that asked a node for all that it holds of a log was told this.
+
+    Attributes:
+        stop: the first LSN that it did not ask for.
+        slots: without their payloads.
+        is_damaged: the node says that it lost something.
+    """
+
+    node: int
+    log: int
+    stop: int
+    slots: tuple[DumpedSlots, ...]
+    is_damaged: bool
+
+
+OperatorEvent: TypeAlias = StorageAsked | StorageTold | StorageKnown | BlockKept | NodeScanned

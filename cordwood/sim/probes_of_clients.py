@@ -82,6 +82,13 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row("refusal-noted", "a client noted who is not a log's sequencer", f"{_CLUSTER}.note_refusal"),
     row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_CLUSTER}._ask_nodesets"),
     row("key-looked-for", "a client looked a key up", f"{_POSITIONS}.find_key"),
+    row("node-scanned", "a node was asked for all its copies", "client.replica_scan:scan_node"),
+    row(
+        "scan-damaged",
+        "a node that was scanned said that it lost something",
+        "client.replica_scan:scan_node",
+        lambda s: s.result.is_damaged,
+    ),
     row("trim-asked", "a client trimmed a log", f"{_POSITIONS}.trim"),
     row(
         "trim-partial",

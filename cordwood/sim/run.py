@@ -19,6 +19,7 @@ from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.sim.aftermath import lose_nodes, measure_pace
+from cordwood.sim.auditors import audit
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.cast import (
     ASKER,
@@ -320,6 +321,8 @@ class _Run:
         if not stuck:
             await self._idle()
             stuck = await self._lose()
+        if self._options.audited and not stuck:
+            await audit(self._crew, self.clients)
         await self._cluster.dump()
         return stuck
 

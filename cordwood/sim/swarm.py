@@ -91,6 +91,9 @@ READ_ONLY_SHARE = 0.25
 WEIGHTS_SHARE = 0.3
 """The same with nodes of different weights, some of none."""
 
+AUDITED_SHARE = 0.3
+"""Share of the seeds in which nodes are scanned for their copies when all is over."""
+
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
 
@@ -173,6 +176,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         absent=absent,
         paced=paced,
         loses=loses,
+        audited=stream(seed, "audited").random() < AUDITED_SHARE,
     )
     if damage is Damage.NONE and stream(seed, "alone").random() < ALONE_SHARE:
         return _alone(options)

@@ -44,6 +44,7 @@ One event a line; each line comes one millisecond after the one before::
     w1 says n1 read-only|read-write     an operator is about to say so of a node (`said`: and has)
     n1 hears read-only|read-write 40    a node knows; what it takes comes to 40 in its WAL or on
     n1 kept e1n1-e1n4 41            a block, at 41, at a node that knows that it stores nothing
+    n1 scanned upto e1n9 [damaged] e1n1=a e1n2=hole/2     what it tells of its copies up to there
     fault crash [n1 n2] | ease crash | start n1 [rack1] [weight=0] | heal | wait 2.5
     disk n1 own|other               a machine is given a disk
     n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
@@ -65,6 +66,8 @@ from __future__ import annotations
 import pathlib
 import re
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from cordwood.block import GapKind
 from cordwood.lsn import format_lsn, parse_lsn
@@ -102,7 +105,13 @@ from cordwood.sim.history import (
     TailAnswered,
 )
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
-from cordwood.sim.operator_events import BlockKept, StorageAsked, StorageKnown, StorageTold
+from cordwood.sim.operator_events import (
+    BlockKept,
+    NodeScanned,
+    StorageAsked,
+    StorageKnown,
+    StorageTold,
+)
 from cordwood.sim.position_events import (
     KeyFound,
     NodeTrimmed,
@@ -204,6 +213,11 @@ class _Stage:
             first, last = _span(words[2])
             kept = BlockKept(self.time_us, int(words[0][1:]), self.log, first, last, int(words[3]))
             self.add(kept)
+        elif re.match(r"n\d", words[0]) and words[1:2] == ["scanned"]:
+            is_damaged = words[4:5] == ["damaged"]
+            told = tuple(replace(_slots(word), payloads=()) for word in words[4 + is_damaged :])
+            node, stop = int(words[0][1:]), parse_lsn(words[3]) + 1
+            self.add(NodeScanned(self.time_us, node, self.log, stop, told, is_damaged))
         elif re.match(r"n\d", words[0]) and words[1:2] == ["has"]:
             node, value, limit = int(words[0][1:]), int(words[3]), int(words[5])
             self.add(Gauged(self.time_us, node, words[2], value, limit))

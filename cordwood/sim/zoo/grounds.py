@@ -268,6 +268,25 @@ ROT = ground(
 )  # fmt: skip
 """Rows rot on the disk of one node while it does not run."""
 
+
+def _audited(options: RunOptions) -> RunOptions:
+    return replace(options, audited=True)
+
+
+AUDITED = ground("crash", every_s=4.0, length_s=8.0, shape=_audited)
+"""Nodes are scanned for their copies in the end."""
+
+AUDITED_ROT = ground(
+    "rotten_tables",
+    shape=both(
+        _damaged, _scrubbed, _audited,
+        planned(*(Fault("rotten_tables", (1,), 6.0 + 3.0 * turn, 0.3) for turn in range(3))),
+    ),
+    length_s=16.0,
+    trim_s=0.0,
+)  # fmt: skip
+"""The same where rows have rotted."""
+
 FEW_NODES = ground("crash", "pause", shape=cluster_of(3, 3))
 """As many nodes as copies: whoever is away is missed."""
 

@@ -51,6 +51,21 @@ def _weighs_one(right: Any) -> Any:
     return lambda node_id, value: dataclasses.replace(right(node_id, value), weight=1.0)
 
 
+def _stops_short(right: Any) -> Any:
+    async def scan_node(c: Any, node: Any, log: int, start: int, stop: int, token: str = "") -> Any:
+        return await right(c, node, log, start, stop - 1, token)
+
+    return scan_node
+
+
+def _damage_unsaid(right: Any) -> Any:
+    def on_frame(self: Any, connection: Any, frame: Any) -> None:
+        right(self, connection, frame)
+        self.is_damaged = False
+
+    return on_frame
+
+
 BUGS = (
     PlantedBug("read-only-stores", "a read-only node stores what it is sent",
                changed({f"{_SHARD}.room_bytes": _room_all_the_same,
@@ -61,4 +76,9 @@ BUGS = (
                changed({"node:Node._note_storage": _starts_writable}), hunt=grounds.READ_ONLY),
     PlantedBug("weight-unread", "every node counts as much as any, whatever its weight",
                changed({"metadata.membership:_member": _weighs_one}), hunt=grounds.WEIGHTS),
+    PlantedBug("scan-stops-short", "a scan of a node's copies leaves out the last LSN",
+               changed({"client.replica_scan:scan_node": _stops_short}), hunt=grounds.AUDITED),
+    PlantedBug("scan-damage-unsaid", "a scan does not say that a node lost something",
+               changed({"client.replica_scan:_Scan.on_frame": _damage_unsaid}),
+               hunt=grounds.AUDITED_ROT),
 )  # fmt: skip

@@ -1,0 +1,68 @@
+"""O2: a scan of a node's copies, as an audit makes it, tells what the node's disk holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cordwood.lsn import OLDEST, format_lsn
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import DumpedSlots, NodeDumped
+from cordwood.sim.operator_events import NodeScanned
+from cordwood.sim.scrub_events import NodeScrubbed
+
+Place = tuple[int, int, str, int, int]
+"""Where a copy lies, what it is, and which one: its recovery's epoch and its wave."""
+
+
+def check_scanned(evidence: Evidence) -> list[Violation]:
+    """O2: a scan tells all that a node holds, as it is, or that the node lost something.
+
+    Dumps are made behind the last scan, when nothing is stored any more; what was trimmed by then
+    is not looked at.
+    """
+    scans = {(e.node, e.log): e for e in evidence.events if isinstance(e, NodeScanned)}
+    dumps = {(e.node, e.log): e for e in evidence.events if isinstance(e, NodeDumped)}
+    found: list[Violation] = []
+    for place, scan in scans.items():
+        if place in dumps:
+            found += _compare(scan, dumps[place])
+    for event in evidence.events:
+        scanned = isinstance(event, NodeScrubbed) and scans.get((event.node, event.log))
+        if isinstance(event, NodeScrubbed) and scanned and not scanned.is_damaged:
+            lost = [each for each in event.damaged if each[0] < scanned.stop]
+            if lost:
+                text = f"node {event.node} lost {format_lsn(lost[0][0])}, and did not say so"
+                found.append(Violation("O2", text, event.log, lost[0][0], (scanned, event)))
+    return found
+
+
+def _compare(scan: NodeScanned, dump: NodeDumped) -> Iterator[Violation]:
+    """At most one violation of each kind."""
+    told = {_place(slots): slots for slots in scan.slots if slots.last > dump.trim}
+    held = {_place(slots): slots for slots in dump.slots if slots.last > dump.trim}
+    wanted = {
+        place: slots
+        for place, slots in held.items()
+        if slots.first < scan.stop and slots.last >= OLDEST
+    }
+    missing = next((wanted[place] for place in wanted if place not in told), None)
+    if missing is not None and not scan.is_damaged:
+        yield _wrong(scan, dump, missing, "holds it and was not told to")
+    more = next((told[place] for place in told if place not in held), None)
+    if more is not None:
+        yield _wrong(scan, dump, more, "was told to hold it and does not")
+    for place, slots in told.items():
+        here = held.get(place)
+        if here is not None and (slots.crc, slots.intact) != (here.crc, here.intact):
+            yield _wrong(scan, dump, slots, "holds something else than was told")
+            return
+
+
+def _place(slots: DumpedSlots) -> Place:
+    return slots.first, slots.last, slots.kind.value, slots.seal_epoch, slots.wave
+
+
+def _wrong(scan: NodeScanned, dump: NodeDumped, slots: DumpedSlots, how: str) -> Violation:
+    text = f"node {scan.node} {how}: {slots.kind.value} at {format_lsn(slots.first)}"
+    return Violation("O2", text, scan.log, slots.first, (scan, dump))
