@@ -150,13 +150,13 @@ async def lose_nodes(
 ) -> tuple[str, ...]:
     """Lose nodes for good, and begin to read all logs without them; whom to wait for."""
     words = LastWords()
-    words.writes = [log for log in clients.log_ids if await _still_takes(cluster, clients, log)]
-    crew.start(WRITER, partial(_write_on, words, clients))
+    words.writes = [log for log in clients.log_ids if await still_takes(cluster, clients, log)]
+    crew.start(WRITER, partial(append_on, WRITER, words, clients))
     await asyncio.sleep(chance.uniform(1.0, 3.0))
     lost = await pick_lost(cluster, kind, chance)
     if kind == COPIES and chance.random() < 0.5:
         lost = await _cut_off(cluster, words.writes, clients, chance) or lost
-    takes = [log for log in words.writes if await _still_takes(cluster, clients, log, lost)]
+    takes = [log for log in words.writes if await still_takes(cluster, clients, log, lost)]
     if not lost:
         takes.clear()
     await _end_the_rest(takes, words, crew, clients)
@@ -236,7 +236,7 @@ async def _cut_off(
     return some
 
 
-async def _still_takes(
+async def still_takes(
     cluster: SimCluster, clients: Clients, log: str, lost: Sequence[NodeId] = ()
 ) -> bool:
     """Whether a log takes appends of anybody, and the nodes that are left of its can hold them."""
@@ -248,10 +248,10 @@ async def _still_takes(
     return can_replicate(set(nodes) - set(lost), nodeset, replication)
 
 
-async def _write_on(words: LastWords, clients: Clients, host: Host) -> None:
+async def append_on(name: str, words: LastWords, clients: Clients, host: Host) -> None:
     """Append to each log, until one was acknowledged after all was said; and to none that
     can take nothing any more."""
-    life, chance = clients.next_life(WRITER)
+    life, chance = clients.next_life(name)
     while not clients.giving_up and words.writes != sorted(words.ends, key=words.writes.index):
         try:
             async with (
@@ -260,25 +260,31 @@ async def _write_on(words: LastWords, clients: Clients, host: Host) -> None:
             ):
                 for number, log in enumerate(words.writes):
                     session = life * len(clients.log_ids) + number
-                    tasks.create_task(_write(session, store, log, words, clients, chance))
+                    tasks.create_task(_write(name, session, store, log, words, clients, chance))
         except* CordwoodError as group:
-            clients.told(WRITER, "connect", group)
+            clients.told(name, "connect", group)
             await asyncio.sleep(RECONNECT_S)
 
 
 async def _write(
-    session: int, store: Store, log: str, words: LastWords, clients: Clients, chance: random.Random
+    name: str,
+    session: int,
+    store: Store,
+    log: str,
+    words: LastWords,
+    clients: Clients,
+    chance: random.Random,
 ) -> None:
     recorder = clients.recorder
     log_id = await find_log(store, log, clients)
     while log in words.writes and log not in words.ends and not clients.giving_up:
         is_told = words.is_told
-        payload = make_payload(WRITER, next(clients.sequences(WRITER)), PACE_BYTES, chance)
+        payload = make_payload(name, next(clients.sequences(name)), PACE_BYTES, chance)
         op = recorder.append_invoked(
-            WRITER, log_id, [payload], session=session,
+            name, log_id, [payload], session=session,
             timeout_s=clients.options.append_timeout_s,
         )  # fmt: skip
-        clients.calls.began(WRITER, op)
+        clients.calls.began(name, op)
         words.waits.add(log)
         try:
             lsn = await store.append(log, payload)
@@ -289,7 +295,7 @@ async def _write(
         except CordwoodError as error:
             recorder.append_raised(op, error)
         words.waits.discard(log)
-        clients.calls.ended(WRITER, op)
+        clients.calls.ended(name, op)
         await asyncio.sleep(WRITE_EVERY_S)
 
 

@@ -63,4 +63,12 @@ class NodeScanned(HistoryEvent, frozen=True, gc=False, tag="node-scanned"):
     is_damaged: bool
 
 
-OperatorEvent: TypeAlias = StorageAsked | StorageTold | StorageKnown | BlockKept | NodeScanned
+class LossAccepted(HistoryEvent, frozen=True, gc=False, tag="loss-accepted"):
+    """An operator accepts what a node lost: from its next start on that is gone."""
+
+    node: int
+
+
+OperatorEvent: TypeAlias = (
+    StorageAsked | StorageTold | StorageKnown | BlockKept | NodeScanned | LossAccepted
+)

@@ -41,6 +41,7 @@ class RunOptions:
             others are dead. The rest owes everything meanwhile; they come back at the end.
         paced: whether appends are timed with all nodes well and with one hampered (L7).
         loses: nodes that are lost for good at the end, see `sim.aftermath`: "" for none.
+        accepts: whether an operator accepts in the end what nodes lost.
         audited: whether all nodes are scanned for their copies when all is over.
         must_count: whether the workload goes on after the healing until the run counts;
             a scenario for a test need not.
@@ -58,6 +59,7 @@ class RunOptions:
     absent: tuple[NodeId, ...] = ()
     paced: bool = False
     loses: str = ""
+    accepts: bool = False
     audited: bool = False
     must_count: bool = True
 

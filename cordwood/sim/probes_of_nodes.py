@@ -55,6 +55,11 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "sequencer.activation:choose_nodeset",
         lambda s: any(not m.weight and not m.read_only for m in s.args[1]),
     ),
+    row(
+        "loss-accepted",
+        "a start found a loss that was accepted",
+        "storage.logs_store:LogsStore.accept_loss",
+    ),
     row("wal-trimmed", "the WAL let go of what is in LogsDB", "storage.wal:Wal.trim"),
     row("wal-bad-body", "a start read a record whose body is wrong", f"{_SCAN}.on_bad_body"),
     row("wal-write-refused", "the disk refused a write of the WAL", f"{_DEVICE}._on_refused"),

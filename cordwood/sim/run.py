@@ -18,6 +18,7 @@ from functools import partial
 from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
+from cordwood.sim.acceptance import accept_losses
 from cordwood.sim.aftermath import lose_nodes, measure_pace
 from cordwood.sim.auditors import audit
 from cordwood.sim.buggify import Buggify
@@ -321,6 +322,8 @@ class _Run:
         if not stuck:
             await self._idle()
             stuck = await self._lose()
+        if self._options.accepts and not stuck:
+            stuck = await accept_losses(self._cluster, self._crew, self.clients)
         if self._options.audited and not stuck:
             await audit(self._crew, self.clients)
         await self._cluster.dump()

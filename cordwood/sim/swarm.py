@@ -176,7 +176,8 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         absent=absent,
         paced=paced,
         loses=loses,
-        audited=stream(seed, "audited").random() < AUDITED_SHARE,
+        accepts=(accepts := damage is Damage.WITHIN and stream(seed, "accepts").random() < 0.7),
+        audited=accepts or stream(seed, "audited").random() < AUDITED_SHARE,
     )
     if damage is Damage.NONE and stream(seed, "alone").random() < ALONE_SHARE:
         return _alone(options)

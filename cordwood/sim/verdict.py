@@ -38,7 +38,7 @@ from cordwood.sim.history import (
     TailAnswered,
 )
 from cordwood.sim.node_events import Gauged, NodesetsKnown
-from cordwood.sim.operator_events import NodeScanned, StorageTold
+from cordwood.sim.operator_events import LossAccepted, NodeScanned, StorageTold
 from cordwood.sim.position_events import KeyFound, NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
 from cordwood.sim.scrub_events import NodeScrubbed
 
@@ -85,6 +85,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "scrubs of the nodes": Evidence((NodeScrubbed,), ("S16",)),
     "trims": Evidence((TrimAsked, NodeTrimmed), ("S18",)),
     "scans of the nodes' copies": Evidence((NodeScanned,), ("O2",)),
+    "losses that were accepted": Evidence((LossAccepted,), ("O3",)),
     "words of operators": Evidence((StorageTold,), ("O1",)),
     "dumps of the nodes": Evidence((NodeDumped,), ("S15",), ("S1", "S3", "S7", "S13")),
 }

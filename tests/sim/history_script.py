@@ -45,6 +45,7 @@ One event a line; each line comes one millisecond after the one before::
     n1 hears read-only|read-write 40    a node knows; what it takes comes to 40 in its WAL or on
     n1 kept e1n1-e1n4 41            a block, at 41, at a node that knows that it stores nothing
     n1 scanned upto e1n9 [damaged] e1n1=a e1n2=hole/2     what it tells of its copies up to there
+    accept n1                       an operator accepts what n1 lost
     fault crash [n1 n2] | ease crash | start n1 [rack1] [weight=0] | heal | wait 2.5
     disk n1 own|other               a machine is given a disk
     n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
@@ -107,6 +108,7 @@ from cordwood.sim.history import (
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.operator_events import (
     BlockKept,
+    LossAccepted,
     NodeScanned,
     StorageAsked,
     StorageKnown,
@@ -264,6 +266,9 @@ class _Stage:
 
     def do_lost(self, *nodes: str) -> None:
         self.add(NodesLost(self.time_us, tuple(int(node[1:]) for node in nodes)))
+
+    def do_accept(self, node: str) -> None:
+        self.add(LossAccepted(self.time_us, int(node[1:])))
 
     def do_pace(self, client: str, how: str = "") -> None:
         self.add(PaceBegan(self.time_us, client, how == "hampered"))

@@ -107,6 +107,7 @@ def record_one_of_each() -> HistoryRecorder:
     slots = (DumpedSlots(make_lsn(1, 1), make_lsn(1, 1), SlotKind.DATA, (), 7),)
     scanned = operator_events.NodeScanned(recorder.now_us, 3, 1, make_lsn(1, 9), slots, False)
     recorder.add(scanned)
+    recorder.add(operator_events.LossAccepted(recorder.now_us, 3))
     recorder.call_failed("w1", "tail", NoSequencer("nobody"))
     recorder.read_started("r1", 1, make_lsn(1, 1), until=make_lsn(1, 9))
     recorder.record_delivered("r1", make_lsn(1, 1), payload)

@@ -49,7 +49,7 @@ from cordwood.sim.checkers.reading import (
 )
 from cordwood.sim.checkers.releases import check_release_is_replicated
 from cordwood.sim.checkers.rights import check_read_rights
-from cordwood.sim.checkers.scanned import check_scanned
+from cordwood.sim.checkers.scanned import check_accepted, check_scanned
 from cordwood.sim.checkers.scrubbed import check_scrubbed
 from cordwood.sim.checkers.sessions import (
     check_pipelined_order,
@@ -113,6 +113,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "E1": check_told_errors,
         "O1": check_storing_nodes,
         "O2": check_scanned,
+        "O3": check_accepted,
     }
 )
 """Every promise that can be checked today, by its id."""

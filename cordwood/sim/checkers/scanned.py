@@ -1,4 +1,6 @@
-"""O2: a scan of a node's copies, as an audit makes it, tells what the node's disk holds."""
+"""O2: a scan of a node's copies, as an audit makes it, tells what the node's disk holds.
+O3: and that the node lost something no more, once that was accepted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from cordwood.lsn import OLDEST, format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import DumpedSlots, NodeDumped
-from cordwood.sim.operator_events import NodeScanned
+from cordwood.sim.operator_events import LossAccepted, NodeScanned
 from cordwood.sim.scrub_events import NodeScrubbed
 
 Place = tuple[int, int, str, int, int]
@@ -34,6 +36,22 @@ def check_scanned(evidence: Evidence) -> list[Violation]:
             if lost:
                 text = f"node {event.node} lost {format_lsn(lost[0][0])}, and did not say so"
                 found.append(Violation("O2", text, event.log, lost[0][0], (scanned, event)))
+    return found
+
+
+def check_accepted(evidence: Evidence) -> list[Violation]:
+    """O3: a node whose loss was accepted knows what it holds, but for what rotted besides."""
+    rotten = {(e.node, e.log) for e in evidence.events if isinstance(e, NodeScrubbed) and e.damaged}
+    accepted: dict[int, LossAccepted] = {}
+    found: list[Violation] = []
+    for event in evidence.events:
+        if isinstance(event, LossAccepted):
+            accepted[event.node] = event
+        elif isinstance(event, NodeScanned) and event.is_damaged:
+            if event.node not in accepted or (event.node, event.log) in rotten:
+                continue
+            text = f"node {event.node} says that it lost something, which was accepted"
+            found.append(Violation("O3", text, event.log, 0, (accepted[event.node], event)))
     return found
 
 

@@ -287,6 +287,17 @@ AUDITED_ROT = ground(
 )  # fmt: skip
 """The same where rows have rotted."""
 
+ACCEPTED = ground(
+    "zeroed",
+    shape=both(
+        _damaged, _seldom_flushed, _audited, lambda options: replace(options, accepts=True),
+        planned(*(Fault("zeroed", (1,), 4.0 + 2.0 * turn, 0.3) for turn in range(3))),
+    ),
+    length_s=12.0,
+    trim_s=0.0,
+)  # fmt: skip
+"""One node loses records of its WAL, and an operator accepts that in the end."""
+
 FEW_NODES = ground("crash", "pause", shape=cluster_of(3, 3))
 """As many nodes as copies: whoever is away is missed."""
 

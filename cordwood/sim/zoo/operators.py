@@ -66,6 +66,13 @@ def _damage_unsaid(right: Any) -> Any:
     return on_frame
 
 
+def _accepted_in_memory(right: Any) -> Any:
+    async def accept_loss(self: Any, upto: int) -> None:
+        self.lost, self._accepted = (), upto
+
+    return accept_loss
+
+
 BUGS = (
     PlantedBug("read-only-stores", "a read-only node stores what it is sent",
                changed({f"{_SHARD}.room_bytes": _room_all_the_same,
@@ -81,4 +88,7 @@ BUGS = (
     PlantedBug("scan-damage-unsaid", "a scan does not say that a node lost something",
                changed({"client.replica_scan:_Scan.on_frame": _damage_unsaid}),
                hunt=grounds.AUDITED_ROT),
+    PlantedBug("acceptance-unwritten", "a loss that was accepted is there again after a restart",
+               changed({"storage.logs_store:LogsStore.accept_loss": _accepted_in_memory}),
+               hunt=grounds.ACCEPTED),
 )  # fmt: skip
