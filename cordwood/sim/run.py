@@ -52,7 +52,7 @@ from cordwood.sim.options import RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
 from cordwood.sim.streams import stream
 from cordwood.sim.swarm import swarm_options
-from cordwood.sim.workload import Clients, final_tails
+from cordwood.sim.workload import Clients, final_tails, records_a_second
 
 __all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
 
@@ -61,6 +61,11 @@ SETTLES_MAX = 5
 
 SETTLE_STEP_S = 2.0
 """How often it is looked whether it does."""
+
+SPARE_SHARE = 0.1
+SLOWNESS = (0.3, 3.0)
+"""While it settles producers hurry, or take their time, so that the records acknowledged come to
+what a run needs to count and this much more; within these bounds."""
 
 DRAIN_S = 60.0
 """The longest that readers may take to the final tail before the run is called stuck."""
@@ -356,11 +361,18 @@ class _Run:
     async def _settle(self) -> None:
         """Let the workload go on, and with it what is owed after the faults."""
         settle_s = self._options.settle_s
+        if self._options.must_count:
+            # As many records as the run is short of: more show nothing new.
+            enough = records_a_second(self._options.workload) * settle_s
+            wanted = (1 + SPARE_SHARE) * ACKED_MIN - self.clients.acked
+            low, high = SLOWNESS
+            self.clients.slowness = min(high, max(low, enough / max(1.0, wanted)))
         await asyncio.sleep(settle_s)
         most_s = SETTLES_MAX * settle_s if self._options.must_count else settle_s
         while settle_s < most_s and self.clients.acked < ACKED_MIN:
             await asyncio.sleep(SETTLE_STEP_S)
             settle_s += SETTLE_STEP_S
+        self.clients.slowness = 1.0
 
     async def _idle(self) -> None:
         """See what nodes do that nobody asks for anything."""

@@ -25,7 +25,7 @@ from cordwood.sim.knobs import Turns, draw_turns
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import SETTLE_S, RunOptions
 from cordwood.sim.streams import stream
-from cordwood.sim.workload import CALLS_AT_ONCE_MAX, PIPELINED, WorkloadOptions
+from cordwood.sim.workload import WorkloadOptions, turn_calls
 
 DAMAGE_SHARE = 0.12
 """Share of the seeds in which disks lose what they had synced, within the atlas."""
@@ -33,11 +33,14 @@ DAMAGE_SHARE = 0.12
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
 
-RECORDS = (1650.0, 2100.0)
-"""Records that the clients of a run try to append, the settling after the faults counted in:
-the thousand that a run must acknowledge to count, and little more. Calls are what is costly
-to simulate, and what finds bugs is the number of different runs. A run that is short of its
-thousand settles longer."""
+RECORDS = (900.0, 1200.0)
+"""Records that the producers of a run try to append, the settling after the faults counted in:
+about the thousand that a run must acknowledge to count. Calls are what is costly to simulate, and
+what finds bugs is the number of different runs. A run that is short of its thousand when it settles
+hurries, and settles longer if that is not enough."""
+
+NODES = (3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 5, 6, 6, 7)
+"""The large ones seldom: seven nodes take some three times as long as three do."""
 
 STORE_TIMEOUTS_S = (0.01, 0.1, 0.1, 0.5, 0.5, 1.0)
 """The shortest is LogDevice's, and about what a store takes: waves overlap, so that answers to
@@ -59,18 +62,18 @@ REGIONS_SHARE = 0.25
 RETENTION_SHARE = 0.3
 """Share of the seeds whose logs do not keep everything."""
 
-PACED_SHARE = 0.15
+PACED_SHARE = 0.08
 """Share of the seeds in which appends are timed, of those that can: it takes half as long again."""
 
 LOSES_SHARE = 0.15
 """Share of the seeds in which nodes are lost for good at the end."""
 
-LONG_S = (22.0, 34.0)
-SHORT_S = (12.0, 18.0)
-SHORT_SHARE = 0.7
-"""How long faults strike, and in which share of the seeds for less long: such a run takes some
-seven tenths of the time of a core and meets about as many probes, so that more of them find more.
-What needs many faults behind one another has the rest."""
+LONG_S = (18.0, 28.0)
+SHORT_S = (6.0, 10.0)
+SHORT_SHARE = 0.8
+"""How long faults strike, and in which share of the seeds for less long: such a run meets about as
+many probes in less of a core's time, so that more of them find more. What needs many faults behind
+one another, such as the longer scenes, has the rest."""
 
 ALONE_SHARE = 0.03
 """Share of the seeds in which the longest of the scenes is played and nothing else happens: among
@@ -93,6 +96,13 @@ WEIGHTS_SHARE = 0.3
 
 AUDITED_SHARE = 0.3
 """Share of the seeds in which nodes are scanned for their copies when all is over."""
+
+SPLIT_CHANCE, OFTEN_SPLIT_CHANCE = 0.03, 0.3
+"""Share of the segments that are cut in two, the second in one seed of five: some hundred frames
+of a run, or some thousand, arrive in pieces, and each piece is a step more."""
+
+CALM_S = 1.5
+"""No faults before this: a log works after some tenths of a second."""
 
 CALM_SHARE = 0.1
 """Share of the seeds with few faults, so that what needs long quiet work is seen too."""
@@ -236,7 +246,7 @@ def _loses(chance: random.Random, damage: Damage, absent: tuple[NodeId, ...], fi
 def _publishers(chance: random.Random, cluster: ClusterOptions) -> int:
     """Queries that publish: none where epochs are shorter than their batches, which nobody's
     are but a test's."""
-    publishers = chance.choice((0, 0, 1, 2))
+    publishers = chance.choice((0, 0, 0, 1, 2))
     return publishers if cluster.sequencer.esns >= PUBLISH_ESNS_MIN else 0
 
 
@@ -293,7 +303,7 @@ def nodeset_of(options: ClusterOptions) -> Nodeset:
 
 
 def _cluster(chance: random.Random, fills: bool, damage: Damage) -> ClusterOptions:
-    nodes = chance.choice((3, 4, 5, 5, 5, 6, 7))
+    nodes = chance.choice(NODES)
     racks = chance.randint(1, min(nodes, 4))
     copies = min(nodes, chance.choice((1, 2, 2, 3, 3, 3, 3, 4)))
     if damage is Damage.BEYOND:
@@ -372,10 +382,10 @@ def _workload(
     """Enough to do for a run that counts, see RECORDS."""
     producers, lanes = chance.randint(1, 3), chance.choice((1, 2, 3, 6))
     logs = chance.choice((1, 1, 2, 3))
-    burst = chance.choice((12, 24, 60))
+    burst = chance.choice((30, 50, 100))
     # Of every two calls one has a single record, the other one up to `burst`.
     calls = chance.uniform(*RECORDS) / (0.75 + burst / 4) / (length_s + SETTLE_S)
-    calls /= 1 + idempotent * PIPELINED * CALLS_AT_ONCE_MAX / 2  # as many more of a turn
+    calls /= turn_calls(idempotent)
     lull_s = chance.choice((0.0, 0.0, 4.0, 8.0))
     rush_s = chance.uniform(2.0, 8.0)
     busy = rush_s / (rush_s + lull_s) if lull_s else 1.0
@@ -396,7 +406,7 @@ def _workload(
         append_timeout_s=chance.choice((3.0, 5.0, 5.0, 10.0)),
         rush_s=rush_s,
         lull_s=lull_s,
-        ask_s=chance.choice((0.0, 0.5, 3.0)),
+        ask_s=chance.choice((0.0, 1.0, 3.0)),
         idempotent=idempotent,
         client=client,
     )
@@ -406,6 +416,7 @@ def _faults(chance: random.Random, cluster: ClusterOptions, damage: Damage) -> F
     calm = chance.random() < CALM_SHARE
     return FaultOptions(
         kinds=(*KINDS, *CLIENT_KINDS),
+        calm_s=CALM_S,
         pause_s=12.0 if calm else chance.choice((1.3, 2.5, 4.0)),
         scenes=tuple(chance.sample(sorted(SCENES), len(SCENES))),
         scene_chance=0.0 if calm else chance.choice((0.0, 0.15, 0.35)),
@@ -417,12 +428,12 @@ def _faults(chance: random.Random, cluster: ClusterOptions, damage: Damage) -> F
 
 def _link(chance: random.Random) -> LinkSettings | None:
     """Between two racks, in one building, or between cities."""
-    quiet = LinkSettings()
+    quiet = LinkSettings(split_chance=SPLIT_CHANCE)
     return chance.choice(
         (
             quiet,
             quiet,
-            replace(quiet, split_chance=0.6),
+            replace(quiet, split_chance=OFTEN_SPLIT_CHANCE),
             replace(quiet, delay_min_s=0.002, delay_jitter_s=0.01),
             replace(quiet, window_bytes=8192),
         )

@@ -134,6 +134,20 @@ class WorkloadOptions:
     client: ClientSettings = field(default_factory=ClientSettings)
 
 
+def records_a_second(options: WorkloadOptions) -> float:
+    """What producers append while nothing hinders them, about: of every two calls one has a
+    single record, the other one up to `burst`."""
+    turn_s = options.rush_s + options.lull_s
+    busy = options.rush_s / turn_s if options.lull_s else 1.0
+    turns = options.producers * options.lanes * busy / options.pause_s
+    return turns * turn_calls(options.idempotent) * (0.75 + options.burst / 4)
+
+
+def turn_calls(idempotent: float) -> float:
+    """Calls of a turn of a lane, in the mean, where this share of the lanes is idempotent."""
+    return 1 + idempotent * PIPELINED * CALLS_AT_ONCE_MAX / 2
+
+
 class Clients:
     """What all clients of one run share.
 
@@ -149,7 +163,9 @@ class Clients:
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
         token: the highest fencing token that anybody was given.
+        slowness: times that producers pause for longer than drawn.
         is_paced: whether whoever measures appends goes on.
+        is_timed: whether those appends are timed now.
         paced: appends that were made for that, well or not.
     """
 
@@ -174,7 +190,9 @@ class Clients:
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
         self.token = 0
+        self.slowness = 1.0
         self.is_paced = True
+        self.is_timed = False
         self.paced = 0
         self.log_ids: dict[str, int] = {}
         self.times: dict[int, list[int]] = {}
@@ -351,7 +369,8 @@ class _Lane:
 
     def _pause_s(self) -> float:
         """Until the next call; short enough to hear of the end (seed 12062 slept through it)."""
-        return min(PAUSE_MAX_S, self._chance.expovariate(1 / self._clients.options.pause_s))
+        pause_s = self._chance.expovariate(1 / self._clients.options.pause_s)
+        return min(PAUSE_MAX_S, pause_s * self._clients.slowness)
 
     def _calls_at_once(self) -> int:
         """A producer's calls keep their order though none waits for the one before."""
