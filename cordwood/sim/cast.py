@@ -16,7 +16,7 @@ from cordwood.sim.readers import browse, follow
 from cordwood.sim.rights_clients import keep, pry
 from cordwood.sim.sorters import sort
 from cordwood.sim.token_clients import hold
-from cordwood.sim.wardens import keep_storage
+from cordwood.sim.wardens import give_up, keep_storage
 from cordwood.sim.workload import (
     GUARDED,
     HELD,
@@ -33,7 +33,13 @@ ASKER = "asker"
 KEEPER = "keeper"
 
 
-_PARTS = {"member": consume, "browser": browse, "outsider": pry, "warden": keep_storage}
+_PARTS = {
+    "member": consume,
+    "browser": browse,
+    "outsider": pry,
+    "warden": keep_storage,
+    "coroner": give_up,
+}
 
 
 def _numbered(what: str, count: int) -> tuple[str, ...]:
@@ -89,6 +95,7 @@ def member_names(options: WorkloadOptions) -> tuple[str, ...]:
         *_numbered("browser", options.browsers),
         *_numbered("outsider", options.outsiders),
         *_numbered("warden", bool(options.read_only)),
+        *_numbered("coroner", bool(options.given_up)),
     )
 
 

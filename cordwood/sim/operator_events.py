@@ -63,6 +63,27 @@ class NodeScanned(HistoryEvent, frozen=True, gc=False, tag="node-scanned"):
     is_damaged: bool
 
 
+class RebuildingKnown(HistoryEvent, frozen=True, gc=False, tag="rebuilding-known"):
+    """A node knows whose data is said to be gone: it takes no block to `offset` or behind that
+    whose copyset names one of them.
+    """
+
+    node: int
+    rebuilding: tuple[int, ...]
+    offset: Offset
+
+
+class BlockNames(HistoryEvent, frozen=True, gc=False, tag="names"):
+    """A block that `stored` tells of as well names these nodes, of which a node knows that."""
+
+    node: int
+    log: int
+    first: LsnValue
+    last: LsnValue
+    names: tuple[int, ...]
+    offset: Offset
+
+
 class LossAccepted(HistoryEvent, frozen=True, gc=False, tag="loss-accepted"):
     """An operator accepts what a node lost: from its next start on that is gone."""
 
@@ -70,5 +91,12 @@ class LossAccepted(HistoryEvent, frozen=True, gc=False, tag="loss-accepted"):
 
 
 OperatorEvent: TypeAlias = (
-    StorageAsked | StorageTold | StorageKnown | BlockKept | NodeScanned | LossAccepted
+    StorageAsked
+    | StorageTold
+    | StorageKnown
+    | BlockKept
+    | NodeScanned
+    | LossAccepted
+    | RebuildingKnown
+    | BlockNames
 )

@@ -45,7 +45,7 @@ from cordwood.sim.history import (
     TailAnswered,
 )
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
-from cordwood.sim.operator_events import BlockKept, StorageKnown
+from cordwood.sim.operator_events import BlockKept, BlockNames, RebuildingKnown, StorageKnown
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.probes_of_clients import CLIENT_ROWS, WIRE_ROWS
 from cordwood.sim.probes_of_nodes import SEQUENCER_ROWS, STORAGE_ROWS
@@ -420,6 +420,30 @@ def _noting_kept(original: Any, recorder: HistoryRecorder) -> Any:
     return insert
 
 
+def _noting_names(original: Any, recorder: HistoryRecorder) -> Any:
+    def insert(self: Any, offset: int, blocks: Any) -> None:
+        for block in blocks if self.rebuilding else ():
+            header, names = block.header, self.rebuilding.intersection(block.envelope.copyset)
+            if names:
+                place = (current_node(), header.log, header.first, header.last)
+                recorder.add(BlockNames(recorder.now_us, *place, tuple(sorted(names)), offset))
+        original(self, offset, blocks)
+
+    return insert
+
+
+def _noting_rebuilding(original: Any, recorder: HistoryRecorder) -> Any:
+    async def refresh_members(self: Any) -> None:
+        before = self.shard.rebuilding
+        await original(self)
+        known = self.shard.rebuilding
+        if known != before:
+            node, offset = self.settings.node, self.shard.wal._space.next
+            recorder.add(RebuildingKnown(recorder.now_us, node, tuple(sorted(known)), offset))
+
+    return refresh_members
+
+
 def _noting_storage(original: Any, recorder: HistoryRecorder) -> Any:
     def note_storage(self: Any, mine: Any) -> bool:
         is_news: bool = original(self, mine)
@@ -481,7 +505,9 @@ _NOTES = (
     (f"{_ROLE}.release", _noting_releases),
     (f"{_SHARD}._insert", _noting_stores),
     (f"{_SHARD}._insert", _noting_kept),
+    (f"{_SHARD}._insert", _noting_names),
     ("node:Node._note_storage", _noting_storage),
+    ("node:Node._refresh_members", _noting_rebuilding),
     (f"{_SHARD}._on_trimmed", _noting_trims),
     (f"{_SHARD}.tell_nodesets", _noting_told_nodesets),
     (f"{_SHARD}.nodesets", _noting_nodesets),

@@ -7,6 +7,7 @@ seldom called: what every frame passes is not watched, so that a run stays fast.
 from __future__ import annotations
 
 from cordwood.errors import CordwoodError, Rejected
+from cordwood.layout.waves import Refusal
 from cordwood.sim.watch import Test, Watch, gave
 
 Row = tuple[str, str, Watch]
@@ -59,6 +60,12 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "loss-accepted",
         "a start found a loss that was accepted",
         "storage.logs_store:LogsStore.accept_loss",
+    ),
+    row(
+        "copyset-refused",
+        "a node refused what names a node that is given up",
+        "storage.shard:refusal_of",
+        lambda s: s.result is not None and s.result.reason == Refusal.REBUILDING,
     ),
     row("wal-trimmed", "the WAL let go of what is in LogsDB", "storage.wal:Wal.trim"),
     row("wal-bad-body", "a start read a record whose body is wrong", f"{_SCAN}.on_bad_body"),

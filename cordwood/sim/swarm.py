@@ -94,6 +94,9 @@ READ_ONLY_SHARE = 0.25
 WEIGHTS_SHARE = 0.3
 """The same with nodes of different weights, some of none."""
 
+GIVEN_UP_SHARE = 0.25
+"""Share of the seeds, of those that can, with an operator who gives up nodes that are down."""
+
 AUDITED_SHARE = 0.3
 """Share of the seeds in which nodes are scanned for their copies when all is over."""
 
@@ -173,6 +176,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             manners=_manners(stream(seed, "manners"), keyed),
             browsers=stream(seed, "browsers").choice((0, 0, 0, 1)),
             read_only=read_only,
+            given_up=_some(stream(seed, "given-up"), (*absent, *spared), GIVEN_UP_SHARE),
             sorters=stream(seed, "sorters").choice((0, 0, 0, 0, 0, 0, 1)),
         ),
         faults=faults,
@@ -213,7 +217,7 @@ def _alone(options: RunOptions) -> RunOptions:
             sequencer=SequencerSettings(), wal_bytes=32 * MIB, weights={},
         ),
         workload=replace(
-            work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0, read_only=()
+            work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0, read_only=(), given_up=()
         ),
         faults=FaultOptions(kinds=(), alone="left_behind"),
         link=None,

@@ -38,7 +38,7 @@ from cordwood.sim.history import (
     TailAnswered,
 )
 from cordwood.sim.node_events import Gauged, NodesetsKnown
-from cordwood.sim.operator_events import LossAccepted, NodeScanned, StorageTold
+from cordwood.sim.operator_events import LossAccepted, NodeScanned, RebuildingKnown, StorageTold
 from cordwood.sim.position_events import KeyFound, NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
 from cordwood.sim.scrub_events import NodeScrubbed
 
@@ -86,6 +86,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "trims": Evidence((TrimAsked, NodeTrimmed), ("S18",)),
     "scans of the nodes' copies": Evidence((NodeScanned,), ("O2",)),
     "losses that were accepted": Evidence((LossAccepted,), ("O3",)),
+    "nodes that were given up": Evidence((RebuildingKnown,), ("O4",)),
     "words of operators": Evidence((StorageTold,), ("O1",)),
     "dumps of the nodes": Evidence((NodeDumped,), ("S15",), ("S1", "S3", "S7", "S13")),
 }

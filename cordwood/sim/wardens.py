@@ -1,4 +1,5 @@
-"""A simulated operator who makes nodes read-only now and then, and lets them store again.
+"""Simulated operators: one makes nodes read-only now and then, and lets them store again; another
+gives up nodes that are down.
 
 Only nodes that the others can do without are ever named, all of them at once if chance has it:
 so whatever is owed to clients is owed beside read-only nodes too, before and after the healing.
@@ -11,14 +12,18 @@ from __future__ import annotations
 import asyncio
 
 from cordwood.client.store import connected
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, Rejected
 from cordwood.host.seams import Host
+from cordwood.nodes import Authority
 from cordwood.sim.operator_events import StorageAsked, StorageTold
 from cordwood.sim.workload import RECONNECT_S, Clients
 
 STORAGE_S = 3.0
 """Mean time between two words: long enough that nodes hear of most of them, and epochs change
 in between; a run sees about ten."""
+
+GIVE_UP_S = 1.5
+"""Mean time between two tries: a node that crashed is down for some seconds."""
 
 
 async def keep_storage(name: str, clients: Clients, host: Host) -> None:
@@ -39,4 +44,28 @@ async def keep_storage(name: str, clients: Clients, host: Host) -> None:
                     await asyncio.sleep(chance.expovariate(1 / STORAGE_S))
         except CordwoodError as error:
             clients.told(name, "set_storage", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def give_up(name: str, clients: Clients, host: Host) -> None:
+    """Say of nodes that are down that their data is gone, until told to stop.
+
+    Only of nodes that the others can do without: what these held lies on others too, so no
+    loss may be told. Of a node that is up it is refused, and one that starts takes it back. That
+    data was rebuilt elsewhere is never said, as it would not be true.
+    """
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    await asyncio.sleep(chance.expovariate(1 / GIVE_UP_S))
+                    node = chance.choice(clients.options.given_up)
+                    status = chance.choice((Authority.UNDER_REPLICATED, Authority.UNAVAILABLE))
+                    try:
+                        await store.set_authority(node, status)
+                    except Rejected as error:  # it is up
+                        clients.told(name, "set_authority", error)
+        except CordwoodError as error:
+            clients.told(name, "set_authority", error)
             await asyncio.sleep(RECONNECT_S)

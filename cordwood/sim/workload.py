@@ -100,6 +100,7 @@ class WorkloadOptions:
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
+        given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
     """
@@ -130,6 +131,7 @@ class WorkloadOptions:
     manners: float = 0.0
     browsers: int = 0
     sorters: int = 0
+    given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
     client: ClientSettings = field(default_factory=ClientSettings)
 

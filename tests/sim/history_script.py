@@ -45,6 +45,8 @@ One event a line; each line comes one millisecond after the one before::
     n1 hears read-only|read-write 40    a node knows; what it takes comes to 40 in its WAL or on
     n1 kept e1n1-e1n4 41            a block, at 41, at a node that knows that it stores nothing
     n1 scanned upto e1n9 [damaged] e1n1=a e1n2=hole/2     what it tells of its copies up to there
+    n1 gives-up n2,n3 40            a node knows that these are gone (- for none), as `hears`
+    n1 names n2,n3 e1n1-e1n4 41     a block, at 41, at a node that knows that these are gone
     accept n1                       an operator accepts what n1 lost
     fault crash [n1 n2] | ease crash | start n1 [rack1] [weight=0] | heal | wait 2.5
     disk n1 own|other               a machine is given a disk
@@ -108,8 +110,10 @@ from cordwood.sim.history import (
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.operator_events import (
     BlockKept,
+    BlockNames,
     LossAccepted,
     NodeScanned,
+    RebuildingKnown,
     StorageAsked,
     StorageKnown,
     StorageTold,
@@ -220,6 +224,14 @@ class _Stage:
             told = tuple(replace(_slots(word), payloads=()) for word in words[4 + is_damaged :])
             node, stop = int(words[0][1:]), parse_lsn(words[3]) + 1
             self.add(NodeScanned(self.time_us, node, self.log, stop, told, is_damaged))
+        elif re.match(r"n\d", words[0]) and words[1:2] in (["gives-up"], ["names"]):
+            node, some = int(words[0][1:]), words[2].replace("-", "").split(",")
+            named = tuple(int(word[1:]) for word in some if word)
+            if words[1] == "gives-up":
+                self.add(RebuildingKnown(self.time_us, node, named, int(words[3])))
+            else:
+                place = (*_span(words[3]), named, int(words[4]))
+                self.add(BlockNames(self.time_us, node, self.log, *place))
         elif re.match(r"n\d", words[0]) and words[1:2] == ["has"]:
             node, value, limit = int(words[0][1:]), int(words[3]), int(words[5])
             self.add(Gauged(self.time_us, node, words[2], value, limit))

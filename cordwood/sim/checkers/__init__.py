@@ -38,7 +38,7 @@ from cordwood.sim.checkers.liveness import (
     check_readers_reach_the_tail,
     check_recovery_finishes,
 )
-from cordwood.sim.checkers.operators import check_storing_nodes
+from cordwood.sim.checkers.operators import check_copysets_named, check_storing_nodes
 from cordwood.sim.checkers.promised_appends import check_conditions, check_producers
 from cordwood.sim.checkers.published import check_published
 from cordwood.sim.checkers.reading import (
@@ -114,6 +114,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "O1": check_storing_nodes,
         "O2": check_scanned,
         "O3": check_accepted,
+        "O4": check_copysets_named,
     }
 )
 """Every promise that can be checked today, by its id."""

@@ -1,4 +1,4 @@
-"""O1: nodes that are to store nothing store nothing.
+"""O1: nodes that are to store nothing store nothing. O4: no copyset names whom its members gave up.
 
 Two kinds of nodes: one that an operator made read-only, and one that never had a weight, which
 no epoch's nodeset may name. A node hears late that it is read-only; from then on its WAL
@@ -13,7 +13,14 @@ from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import BlockStored, Event, NodeStarted
-from cordwood.sim.operator_events import BlockKept, StorageAsked, StorageKnown, StorageTold
+from cordwood.sim.operator_events import (
+    BlockKept,
+    BlockNames,
+    RebuildingKnown,
+    StorageAsked,
+    StorageKnown,
+    StorageTold,
+)
 
 STARTS_S = 2.0
 """A node reads what is said of it while it starts: what was said so long before it ran counts."""
@@ -57,6 +64,25 @@ def check_storing_nodes(evidence: Evidence) -> list[Violation]:
                 found.append(_wrong(event, "though it knew that it is read-only", knows))
         elif isinstance(event, NodeStarted | StorageAsked | StorageTold | StorageKnown):
             _note(nodes.setdefault(event.node, _Node()), event)
+    return found
+
+
+def check_copysets_named(evidence: Evidence) -> list[Violation]:
+    """O4: no node stores what names a node of which it knows that its data is said to be gone.
+
+    What was under way when it heard of that is not meant: that lies below the offset.
+    """
+    known: dict[int, list[RebuildingKnown]] = {}
+    found: list[Violation] = []
+    for event in evidence.events:
+        if isinstance(event, RebuildingKnown):
+            known.setdefault(event.node, []).append(event)
+        elif isinstance(event, BlockNames):
+            told = [each for each in known.get(event.node, ()) if each.offset <= event.offset]
+            if told and (named := set(told[-1].rebuilding) & set(event.names)):
+                text = f"node {event.node} stored {format_lsn(event.first)}, which names {named}"
+                shown = (told[-1], event)
+                found.append(Violation("O4", text, event.log, event.first, shown))
     return found
 
 

@@ -298,6 +298,22 @@ ACCEPTED = ground(
 )  # fmt: skip
 """One node loses records of its WAL, and an operator accepts that in the end."""
 
+
+def _seldom_refreshed(options: RunOptions) -> RunOptions:
+    return replace(options, cluster=replace(options.cluster, refresh_s=5.0))
+
+
+GIVEN_UP = ground(
+    "crash",
+    shape=both(
+        cluster_of(5, 2), _seldom_refreshed,
+        planned(*(Fault("crash", (1,), 3.0 + 9.0 * turn, 6.0) for turn in range(3))),
+    ),
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+    length_s=30.0, lull_s=0.0, given_up=(1,),
+)  # fmt: skip
+"""A node is down and given up, and comes back before all others have heard that it is there."""
+
 FEW_NODES = ground("crash", "pause", shape=cluster_of(3, 3))
 """As many nodes as copies: whoever is away is missed."""
 

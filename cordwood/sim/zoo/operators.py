@@ -73,6 +73,17 @@ def _accepted_in_memory(right: Any) -> Any:
     return accept_loss
 
 
+def _as_if_all_there(right: Any) -> Any:
+    def refusal_of(shard: Any, *rest: Any) -> Any:
+        said, shard.rebuilding = shard.rebuilding, frozenset()
+        try:
+            return right(shard, *rest)
+        finally:
+            shard.rebuilding = said
+
+    return refusal_of
+
+
 BUGS = (
     PlantedBug("read-only-stores", "a read-only node stores what it is sent",
                changed({f"{_SHARD}.room_bytes": _room_all_the_same,
@@ -91,4 +102,8 @@ BUGS = (
     PlantedBug("acceptance-unwritten", "a loss that was accepted is there again after a restart",
                changed({"storage.logs_store:LogsStore.accept_loss": _accepted_in_memory}),
                hunt=grounds.ACCEPTED),
+    PlantedBug("given-up-named", "a node stores what names a node that it takes for gone",
+               changed({"storage.shard:refusal_of": _as_if_all_there,
+                        "storage.amends:refusal_of": _as_if_all_there}),
+               hunt=grounds.GIVEN_UP),
 )  # fmt: skip
