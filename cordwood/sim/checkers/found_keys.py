@@ -20,7 +20,7 @@ def check_find_key(evidence: Evidence) -> list[Violation]:
 
     What is trimmed is no record; of an answer beside a loss only the order is checked.
     """
-    asked = [(at, event) for at, event in enumerate(evidence.events) if isinstance(event, KeyFound)]
+    asked = [(at, event) for at, event in evidence.of(KeyFound) if isinstance(event, KeyFound)]
     known = {log: _keyed(evidence, log) for log in {event.log for _, event in asked}}
     found: list[Violation] = []
     for at, event in asked:

@@ -50,10 +50,15 @@ class _Node:
 
 def check_storing_nodes(evidence: Evidence) -> list[Violation]:
     """O1: a node that is read-only, and heard of it, or that has no weight, stores no block."""
+    starts = [event for _, event in evidence.of(NodeStarted)]
+    has_light = any(isinstance(event, NodeStarted) and not event.weight for event in starts)
+    if not (has_light or evidence.of(StorageAsked, StorageTold, StorageKnown, BlockKept)):
+        return []  # of most runs: stores are most of what they have
     nodes: dict[int, _Node] = {}
     healed_us = None if evidence.healed_at is None else evidence.time_of(evidence.healed_at)
     found: list[Violation] = []
-    for event in evidence.events:
+    kinds = (NodeStarted, StorageAsked, StorageTold, StorageKnown, BlockKept, BlockStored)
+    for _, event in evidence.of(*kinds):
         if isinstance(event, BlockStored):
             node = nodes.get(event.node)
             if node is not None:
@@ -74,7 +79,7 @@ def check_copysets_named(evidence: Evidence) -> list[Violation]:
     """
     known: dict[int, list[RebuildingKnown]] = {}
     found: list[Violation] = []
-    for event in evidence.events:
+    for _, event in evidence.of(RebuildingKnown, BlockNames):
         if isinstance(event, RebuildingKnown):
             known.setdefault(event.node, []).append(event)
         elif isinstance(event, BlockNames):

@@ -23,13 +23,13 @@ def check_scanned(evidence: Evidence) -> list[Violation]:
     Dumps are made behind the last scan, when nothing is stored any more; what was trimmed by then
     is not looked at.
     """
-    scans = {(e.node, e.log): e for e in evidence.events if isinstance(e, NodeScanned)}
-    dumps = {(e.node, e.log): e for e in evidence.events if isinstance(e, NodeDumped)}
+    scans = {(e.node, e.log): e for _, e in evidence.of(NodeScanned) if isinstance(e, NodeScanned)}
+    dumps = {(e.node, e.log): e for _, e in evidence.of(NodeDumped) if isinstance(e, NodeDumped)}
     found: list[Violation] = []
     for place, scan in scans.items():
         if place in dumps:
             found += _compare(scan, dumps[place])
-    for event in evidence.events:
+    for _, event in evidence.of(NodeScrubbed):
         scanned = isinstance(event, NodeScrubbed) and scans.get((event.node, event.log))
         if isinstance(event, NodeScrubbed) and scanned and not scanned.is_damaged:
             lost = [each for each in event.damaged if each[0] < scanned.stop]
@@ -41,10 +41,14 @@ def check_scanned(evidence: Evidence) -> list[Violation]:
 
 def check_accepted(evidence: Evidence) -> list[Violation]:
     """O3: a node whose loss was accepted knows what it holds, but for what rotted besides."""
-    rotten = {(e.node, e.log) for e in evidence.events if isinstance(e, NodeScrubbed) and e.damaged}
+    rotten = {
+        (e.node, e.log)
+        for _, e in evidence.of(NodeScrubbed)
+        if isinstance(e, NodeScrubbed) and e.damaged
+    }
     accepted: dict[int, LossAccepted] = {}
     found: list[Violation] = []
-    for event in evidence.events:
+    for _, event in evidence.of(LossAccepted, NodeScanned):
         if isinstance(event, LossAccepted):
             accepted[event.node] = event
         elif isinstance(event, NodeScanned) and event.is_damaged:
