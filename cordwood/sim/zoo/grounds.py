@@ -306,11 +306,11 @@ def _seldom_refreshed(options: RunOptions) -> RunOptions:
 GIVEN_UP = ground(
     "crash",
     shape=both(
-        cluster_of(5, 2), _seldom_refreshed,
-        planned(*(Fault("crash", (1,), 3.0 + 9.0 * turn, 6.0) for turn in range(3))),
+        cluster_of(5, 3), _seldom_refreshed,
+        planned(*(Fault("crash", (1,), 3.0 + 12.0 * turn, 9.0) for turn in range(3))),
     ),
     turns=(("sequencer.appender.STICKY_BYTES", 0),),
-    length_s=30.0, lull_s=0.0, given_up=(1,),
+    length_s=39.0, lull_s=0.0, given_up=(1,),
 )  # fmt: skip
 """A node is down and given up, and comes back before all others have heard that it is there."""
 
