@@ -40,6 +40,10 @@ def accept_loss(
     embedded store, or too many nodes damaged at once) they would wait for ever. After this
     they do not, and readers get DATA_LOSS gaps for what nobody has.
 
+    First have all other nodes up and every log recovered (`cordwood epochs LOG`): what of an
+    unfinished epoch they have and this node lost is then safe. Once its silence counts again, a
+    recovery that does not hear them may end such an epoch without it.
+
     An older copy of a node's directory (a snapshot put back) does not start by itself. With
     --older it does, as a node that lost records: it serves what it has and takes new records,
     and others are asked for the rest. Without --older what it lacks is accepted as lost at once.
