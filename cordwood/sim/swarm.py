@@ -104,6 +104,13 @@ SPLIT_CHANCE, OFTEN_SPLIT_CHANCE = 0.03, 0.3
 """Share of the segments that are cut in two, the second in one seed of five: some hundred frames
 of a run, or some thousand, arrive in pieces, and each piece is a step more."""
 
+FAR_S = 0.002
+"""One way between cities, at least; seven milliseconds in the mean, and one segment of a hundred
+takes twenty times as long."""
+
+FAR_BURST = 30
+"""Records of a call there: so many, one behind the other, take two seconds of a client's five."""
+
 CALM_S = 1.5
 """No faults before this: a log works after some tenths of a second."""
 
@@ -193,6 +200,12 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         accepts=(accepts := damage is Damage.WITHIN and stream(seed, "accepts").random() < 0.7),
         audited=accepts or stream(seed, "audited").random() < AUDITED_SHARE,
     )
+    if _is_far(options.link):
+        # Call behind call, a buffered writer of one at a time takes a tenth of a second for each,
+        # and what each takes is luck: of some hundred the third-slowest says nothing of a node.
+        options = replace(options, paced=False, workload=replace(
+            options.workload, burst=min(options.workload.burst, FAR_BURST)
+        ))  # fmt: skip
     if damage is Damage.NONE and stream(seed, "alone").random() < ALONE_SHARE:
         return _alone(options)
     return options
@@ -430,6 +443,10 @@ def _faults(chance: random.Random, cluster: ClusterOptions, damage: Damage) -> F
     )
 
 
+def _is_far(link: LinkSettings | None) -> bool:
+    return link is not None and link.delay_min_s >= FAR_S
+
+
 def _link(chance: random.Random) -> LinkSettings | None:
     """Between two racks, in one building, or between cities."""
     quiet = LinkSettings(split_chance=SPLIT_CHANCE)
@@ -438,7 +455,7 @@ def _link(chance: random.Random) -> LinkSettings | None:
             quiet,
             quiet,
             replace(quiet, split_chance=OFTEN_SPLIT_CHANCE),
-            replace(quiet, delay_min_s=0.002, delay_jitter_s=0.01),
+            replace(quiet, delay_min_s=FAR_S, delay_jitter_s=0.01),
             replace(quiet, window_bytes=8192),
         )
     )

@@ -112,6 +112,8 @@ class Connection:
         self._writable.set()
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.on_closed: Callable[[Connection], None] | None = None
+        # Told that a call had no answer in time.
+        self.on_silent: Callable[[], None] | None = None
         self.on_writable: Callable[[Connection], None] | None = None
 
     def __str__(self) -> str:
@@ -252,9 +254,7 @@ class Connection:
                 finally:
                     self._turns.release()
         except TimeoutError:
-            raise Unreachable(
-                f"{self} did not answer {type(message).__name__} within {timeout_s:g} s"
-            ) from None
+            raise self._silent(message, timeout_s) from None
 
     async def _wait_turn(self, turns: asyncio.Semaphore) -> None:
         self._waiting += 1
@@ -280,11 +280,15 @@ class Connection:
             async with asyncio.timeout(answer_s):
                 return await answer
         except TimeoutError:
-            raise Unreachable(
-                f"{self} did not answer {type(message).__name__} within {answer_s or 0:g} s"
-            ) from None
+            raise self._silent(message, answer_s or 0) from None
         finally:
             self._calls.pop(request, None)
+
+    def _silent(self, message: Call, waited_s: float) -> Unreachable:
+        if self.on_silent is not None:
+            self.on_silent()
+        name = type(message).__name__
+        return Unreachable(f"{self} did not answer {name} within {waited_s:g} s")
 
     async def wait_writable(self) -> None:
         """Wait until the machine takes more; returns at once on a closed connection."""

@@ -194,10 +194,14 @@ class Peers:
         return connection
 
     async def _watch(self, connection: Connection) -> None:
-        gone = asyncio.Event()
-        connection.on_closed = lambda _: gone.set()
+        # It is gone, or a call had no answer: that may be the first word of a connection whose
+        # other end is no more, and it is asked at once, not when it is time to.
+        news = asyncio.Event()
+        connection.on_closed = lambda _: news.set()
+        connection.on_silent = news.set
         while connection.is_open:
-            await _wait_at_most(gone, PING_EVERY_S)
+            news.clear()
+            await _wait_at_most(news, PING_EVERY_S)
             try:
                 await connection.call(Ping(), timeout_s=PING_TIMEOUT_S)
             except CordwoodError as error:

@@ -225,6 +225,28 @@ def test_a_peer_that_falls_silent_is_noticed(how: str) -> None:
     run(scenario)
 
 
+def test_a_call_without_an_answer_has_the_peer_asked_at_once() -> None:
+    """A connection to a node that died and is back: the next ping was up to three seconds away, and
+    a log that needs every node stood still meanwhile (swarm seed 6001096)."""
+
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        ends = await raw_listen(network, "a:1")
+        async with watching(network) as (peers, kept):
+            peers.want({ONE: "a:1"})
+            await asyncio.sleep(0.1)
+            ends[0].say_frame(Kind.WELCOME, 0, pack_hello(Hello(1, CLUSTER, 1)))
+            await asyncio.sleep(0.1)
+            start = now()
+            with pytest.raises(Unreachable, match="did not answer AskStatus within"):
+                await peers.call(ONE, AskStatus(), timeout_s=0.5)
+            await until(lambda: not peers.up)
+            assert now() - start <= 0.5 + PING_TIMEOUT_S + 0.1
+            assert kept.events == [("up", 1), ("down", 1)]
+
+    run(scenario)
+
+
 def test_a_peer_that_answers_its_pings_is_kept() -> None:
     async def scenario() -> None:
         network = MemoryNetwork()
