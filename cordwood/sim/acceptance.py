@@ -19,6 +19,7 @@ from cordwood.nodes import NodeId
 from cordwood.sim.aftermath import (
     LastWords,
     append_on,
+    damaged_nodes,
     read_what_is_left,
     still_takes,
 )
@@ -64,11 +65,6 @@ async def accept_losses(cluster: SimCluster, crew: Crew, clients: Clients) -> st
         clients.giving_up = True
         return f"{STEP_S:g} s after losses were accepted not all goes on"
     return ""
-
-
-def damaged_nodes(cluster: SimCluster) -> tuple[NodeId, ...]:
-    """The nodes that say that they lost records."""
-    return tuple(number for number, node in sorted(cluster.running.items()) if node.shard.damage)
 
 
 async def restart(cluster: SimCluster, nodes: Iterable[NodeId]) -> None:

@@ -369,7 +369,7 @@ async def measure_pace(
     crew.start(PACER, partial(_append_steadily, PACER, clients))
     await asyncio.sleep(1.0)
     await _stretch(clients, is_hampered=False)
-    node = chance.choice(cluster.numbers)
+    node = chance.choice(may_be_hampered(cluster))
     machine = cluster.machine(node)
     is_stopped = chance.random() < 0.5
     kind = "pause" if is_stopped else "slow_disk"
@@ -388,6 +388,24 @@ async def measure_pace(
     clients.is_paced = False
     await crew.wait(PACER)
     recorder.faults_healed()
+
+
+def damaged_nodes(cluster: SimCluster) -> tuple[NodeId, ...]:
+    """The nodes that say that they lost records."""
+    return tuple(number for number, node in sorted(cluster.running.items()) if node.shard.damage)
+
+
+def may_be_hampered(cluster: SimCluster) -> Sequence[NodeId]:
+    """Nodes of which one may be hampered and appends still have to go on at their pace.
+
+    A node that lost records says of no epoch all that it held, so recovery does without it.
+    Where those and one more are as many as there are copies, no epoch can be recovered while
+    that one is away, nor left that comes to its end: then it is one of those that is hampered.
+    """
+    damaged = damaged_nodes(cluster)
+    if len(damaged) + 1 < cluster.options.replication.copies or not damaged:
+        return cluster.numbers
+    return damaged
 
 
 async def is_stored_on(cluster: SimCluster, node: NodeId) -> bool:

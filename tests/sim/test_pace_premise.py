@@ -1,8 +1,12 @@
-"""That appends beside a slow node are judged only once somebody has stored there."""
+"""That appends beside a hampered node are judged only where they can go on: once somebody has
+stored on a slow one, and with no more nodes out than the copies survive."""
 
 import asyncio
 from types import SimpleNamespace
 
+import pytest
+
+from cordwood.nodes import Replication
 from cordwood.protocol.append_window import AppendWindow
 from cordwood.sim import aftermath
 
@@ -26,3 +30,22 @@ def test_a_slow_node_that_no_copyset_has_is_noticed_by_nobody(monkeypatch):
     monkeypatch.setattr(aftermath, "TRIED_S", 0.1)
     assert not is_stored((1, 2), (1, 4))
     assert is_stored((1, 2), (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("damaged", "copies", "may_be"),
+    [((), 2, (1, 2, 3, 4)), ((4,), 2, (4,)), ((4,), 3, (1, 2, 3, 4)), ((1, 4), 3, (1, 4))],
+)
+def test_beside_nodes_that_lost_records_no_other_is_hampered_where_that_is_one_too_many(
+    damaged, copies, may_be
+):
+    """Seed 1390029638. Two copies, one node that had lost its WAL, another stopped: the epoch
+    that was under way could not be recovered, the next came to its last esn, and appends
+    waited for the stopped one, as they must."""
+    running = {
+        n: SimpleNamespace(shard=SimpleNamespace(damage="lost" if n in damaged else ""))
+        for n in (1, 2, 3, 4)
+    }
+    options = SimpleNamespace(replication=Replication(copies))
+    cluster = SimpleNamespace(numbers=(1, 2, 3, 4), running=running, options=options)
+    assert tuple(aftermath.may_be_hampered(cluster)) == may_be
