@@ -407,7 +407,7 @@ class Node:
         if mine is not None and self._note_storage(mine):
             self._on_room()
         self._peers.want({member.node: member.address for member in members})
-        self._gossip.want({member.node: member.incarnation for member in members})
+        self._gossip.want({member.node: member.incarnation for member in members}, rebuilding)
 
     def _note_storage(self, mine: Member) -> bool:
         """Take what the member list says of this node's storage; whether that is news."""

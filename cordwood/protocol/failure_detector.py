@@ -14,7 +14,8 @@ was stopped finds everybody as old as it left them, and not dead.
 A node that has just started trusts nobody's silence before it was told something by
 `TOLD_MIN` lists, or for as long as it takes to call anybody dead; until then all live.
 One for which everybody else is dead is *isolated*: it must stop to sequence, because the
-others have long given its logs to another.
+others have long given its logs to another. Nodes whose data an operator gave up give nothing to
+anybody: one that has no others but those is what is left of the cluster, and goes on.
 
 Source: LogDevice digest 2.12 (every 100 ms to a random node; dead after 30 intervals;
 three lists before the own view counts).
@@ -23,7 +24,7 @@ three lists before the own view counts).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,12 +91,18 @@ class FailureDetector:
         self._heard: dict[int, int] = {}
         self._incarnations: dict[int, int] = {}
         self._leavers: set[int] = set()
+        self._given_up: Set[int] = frozenset()
         self._ticks = 0
         self._told = 0
         self._leaving = False
 
-    def want(self, incarnations: Mapping[NodeId, int]) -> None:
-        """These are the members, with the incarnations that the metadata store knows."""
+    def want(self, incarnations: Mapping[NodeId, int], given_up: Set[NodeId] = frozenset()) -> None:
+        """These are the members, with the incarnations that the metadata store knows.
+
+        Args:
+            given_up: those of which it was said that their data is gone, or lies on others.
+        """
+        self._given_up = given_up
         others = [node for node in sorted(incarnations) if node != self._node]
         self._heard = {node: self._heard.get(node, self._ticks) for node in others}
         self._incarnations = {
@@ -172,6 +179,6 @@ class FailureDetector:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether there are others, and all of them are dead."""
-        members = map(NodeId, self._heard)
-        return bool(self._heard) and all(self.state(n) is NodeState.DEAD for n in members)
+        """Whether there are others that nobody gave up, and all of them are dead."""
+        members = [NodeId(node) for node in self._heard if node not in self._given_up]
+        return bool(members) and all(self.state(node) is NodeState.DEAD for node in members)

@@ -9,7 +9,7 @@ Source: LogDevice digest 2.12; the rule is `protocol.failure_detector`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from cordwood.layout.frame import Frame, Kind
@@ -56,9 +56,9 @@ class Gossip:
         self._on_tick = on_tick
         self._detector = FailureDetector(node, incarnation, DetectorLimits())
 
-    def want(self, incarnations: Mapping[NodeId, int]) -> None:
+    def want(self, incarnations: Mapping[NodeId, int], given_up: Set[NodeId]) -> None:
         """See `FailureDetector.want`."""
-        self._detector.want(incarnations)
+        self._detector.want(incarnations, given_up)
 
     def state(self, node: NodeId) -> NodeState:
         """What a node is to this one."""

@@ -101,6 +101,21 @@ def test_isolated_is_who_has_others_and_hears_none_of_them():
     assert not alone.is_isolated
 
 
+def test_who_is_left_of_a_cluster_that_was_given_up_is_not_isolated():
+    """Seed 9000071. One copy, two of three nodes lost for good and said to be: the third saw
+    nobody any more, so it sequenced nothing, and there was nobody else to."""
+    made = detector()
+    ticks(made, 7)
+    members = dict.fromkeys(range(1, 4), 1)
+    made.want(members, given_up={2})
+    assert made.is_isolated  # node 3 may live, and have taken over
+    made.want(members, given_up={2, 3})
+    assert not made.is_isolated
+    assert made.state(2) is DEAD
+    made.want(members)
+    assert made.is_isolated
+
+
 def test_members_that_go_are_forgotten_and_strangers_never_kept():
     made = detector()
     made.on_words([Word(9, 0, 1)])
