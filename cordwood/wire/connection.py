@@ -112,7 +112,8 @@ class Connection:
         self._writable.set()
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.on_closed: Callable[[Connection], None] | None = None
-        # Told that a call had no answer in time.
+        # Told that a call is sent, and that one had no answer in time.
+        self.on_asked: Callable[[], None] | None = None
         self.on_silent: Callable[[], None] | None = None
         self.on_writable: Callable[[Connection], None] | None = None
 
@@ -225,6 +226,15 @@ class Connection:
         """Calls that are unanswered, or wait for their turn to be sent."""
         return len(self._calls) + self._waiting
 
+    @property
+    def asked(self) -> int:
+        """Calls that were sent so far."""
+        return self._next_request - 1
+
+    def waits_for(self, asked: int) -> bool:
+        """Whether one of the first `asked` calls is unanswered."""
+        return next(iter(self._calls), asked + 1) <= asked
+
     async def call(
         self, message: Call, *, timeout_s: float, answer_s: float | None = None
     ) -> Reply:
@@ -274,6 +284,8 @@ class Connection:
         answer: asyncio.Future[Reply] = self._loop.create_future()
         self._calls[request] = answer
         self.send(Kind.CALL, request, (pack(message),))
+        if self.on_asked is not None:
+            self.on_asked()
         try:
             if answer_s is None:
                 return await answer  # by the caller's deadline alone

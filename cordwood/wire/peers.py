@@ -35,6 +35,10 @@ PING_EVERY_S = 3.0
 PING_TIMEOUT_S = 3.0
 """A peer cut off without a word, or stopped, is noticed within six seconds."""
 
+DOUBT_S = 0.5
+"""A peer that owes an answer for so long is asked whether it is there: that was up to three seconds
+later, with whatever waits for the answer. Most answers take milliseconds, so few are asked for."""
+
 
 class PeerListener(Protocol):
     """Who is told of peers; called on the loop, must not block."""
@@ -194,14 +198,10 @@ class Peers:
         return connection
 
     async def _watch(self, connection: Connection) -> None:
-        # It is gone, or a call had no answer: that may be the first word of a connection whose
-        # other end is no more, and it is asked at once, not when it is time to.
         news = asyncio.Event()
         connection.on_closed = lambda _: news.set()
-        connection.on_silent = news.set
         while connection.is_open:
-            news.clear()
-            await _wait_at_most(news, PING_EVERY_S)
+            await _until_in_doubt(connection, news)
             try:
                 await connection.call(Ping(), timeout_s=PING_TIMEOUT_S)
             except CordwoodError as error:
@@ -232,6 +232,30 @@ class _PeerFrames:
 
     def on_lost(self, connection: Connection, error: CordwoodError) -> None:
         self._peers._lost(self._node, connection)
+
+
+async def _until_in_doubt(connection: Connection, news: asyncio.Event) -> None:
+    """Wait until a peer is to be asked whether it is there: every so often, and sooner where it
+    owes an answer. That may be the first word on a connection whose other end is no more."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + PING_EVERY_S
+    silent = False
+
+    def on_silent() -> None:
+        nonlocal silent
+        silent = True
+        news.set()
+
+    connection.on_silent = on_silent
+    while connection.is_open and not silent and (left_s := ends_at - loop.time()) > 0:
+        asked, is_owed = connection.asked, connection.waits_for(connection.asked)
+        # Of calls one after the other only the first is a reason to wake.
+        connection.on_asked = None if is_owed else news.set
+        news.clear()
+        await _wait_at_most(news, min(left_s, DOUBT_S) if is_owed else left_s)
+        if is_owed and connection.waits_for(asked):
+            break
+    connection.on_asked = connection.on_silent = None
 
 
 async def _wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
