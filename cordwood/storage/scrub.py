@@ -203,8 +203,12 @@ class Scrub:
         await self._save()
 
     async def _scrub_part(self, partition: Partition, log: int, entry: DirectoryEntry) -> None:
-        """Look at all that a partition has of a log above its trim point."""
+        """Look at all that a partition has of a log above its trim point.
+
+        What lies behind the directory's word is of a flush that came to no end, and nobody's.
+        """
         start = self._shard.trim_of(log) + 1
+        stop = logs_db.index_start(log, entry.last + 1)
         # The key that index and bodies are read from; bodies of what is trimmed count too.
         at = logs_db.index_start(log, start)
         bodies_at = logs_db.body_key(log, start, 0)
@@ -212,7 +216,7 @@ class Scrub:
         while True:
             try:
                 rows, is_end = await self._logs.tables.scan(
-                    partition.table, at, logs_db.index_stop(log),
+                    partition.table, at, stop,
                     rows_max=STEP_ROWS, bytes_max=STEP_BYTES, is_once=True,
                 )  # fmt: skip
             except Corrupt as error:
@@ -225,7 +229,7 @@ class Scrub:
                 lowest = min(lowest, *(first for _, first in heads))
                 highest = max(highest, *(last for last, _ in heads))
             if is_end:
-                bodies_stop = logs_db.log_ranges(log)[1][1]
+                bodies_stop = logs_db.body_key(log, entry.last + 1, 0)
             else:
                 at = rows[-1][0] + b"\0"
                 last, first = max(heads)

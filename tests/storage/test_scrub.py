@@ -241,6 +241,29 @@ def test_good_blocks_are_never_reported_while_flushes_trims_and_drops_go_on() ->
     run(scenario)
 
 
+def test_what_rots_of_a_flush_that_came_to_no_end_is_no_damage() -> None:
+    """Seed 9001490. A crash left rows of a bridge in a partition whose directory did not name it
+    yet. One of them rotted, and the whole part before it, which was well, was called damaged."""
+
+    async def scenario() -> None:
+        made = await filled()
+        (partition,) = made.shard.logs.partitions
+        tables = made.shard.logs.tables
+        assert isinstance(tables, MemoryTables)
+        unnamed = block(at(BLOCKS + 1), b"unnamed")
+        for key, value in (
+            (logs_db.index_key(unnamed), bytes(unnamed.wire)),
+            (logs_db.body_key(LOG, at(BLOCKS + 1), at(BLOCKS + 1)), b"unnamed"),
+        ):
+            tables._tables[partition.table].put([(key, value)])
+            tables._tables[partition.table].rotten.add(key)
+        scrub = await scrub_for(made, PASS_S)
+        assert scrub.whole_passes == 1
+        assert damages(made) == []
+
+    run(scenario)
+
+
 def test_what_was_found_and_how_far_it_came_outlives_a_restart() -> None:
     async def scenario() -> None:
         made = await filled()
