@@ -2,10 +2,8 @@
 
 *Lag* is from the call that appends a record until a reader has it as an object: the whole way
 through client, sequencer, three disks and back. Records are offered at a fixed rate, whatever
-came of those before, so that a stall is measured and not waited for. *Fan-out* appends as fast as
-it can beside one reader, and then beside a hundred that each take every block.
-
-Writer and readers are two clients on one loop, which adds to the lag what that loop does meanwhile.
+came of those before, so that a stall is measured and not waited for. Writer and reader are two
+clients on one loop, which adds to the lag what that loop does meanwhile. The rest is `fan_out`.
 
 Source: research digest on the hot path ("coordinated omission"); LogDevice digest 4.
 """
@@ -21,13 +19,11 @@ from time import perf_counter
 
 from cordwood import aio
 from cordwood.bench.append import Say
-from cordwood.bench.append_loops import Limit, append_batches, client_settings
+from cordwood.bench.fan_out import BATCH, IN_FLIGHT, fan_out
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.place import bench_place
 from cordwood.block import Record
 from cordwood.client.store import Store
-from cordwood.errors import Unreachable
-from cordwood.protocol.gap_detection import Delivery
 
 LOG = "bench/tail"
 
@@ -38,9 +34,6 @@ WARM_UP_S = 1.0
 """Not counted: the first records start a sequencer."""
 
 END_TIMEOUT_S = 60.0
-
-FAN_OUT_IN_FLIGHT = 8
-FAN_OUT_BATCH = 64
 
 _TIME = struct.Struct("<d")
 
@@ -53,14 +46,14 @@ class TailProfile:
         size: bytes of a record.
         rate: records offered a second, for the lag.
         seconds: how long they are offered.
-        records: appended for each count of readers.
+        records: appended for each count of readers, a second or two of them.
         readers: at the tail, beside one.
     """
 
     size: int = 256
     rate: int = 10_000
     seconds: float = 5.0
-    records: int = 12_800
+    records: int = 64_000
     readers: int = 100
 
 
@@ -86,7 +79,7 @@ async def bench_tail(
         fans: list[Sample] = []
         for repeat in range(repeats):
             lags.append(await tail_lag(place.url, profile))
-            fans.append(await _fan_out(place.url, profile))
+            fans.append(await fan_out(place.url, profile.readers, profile.records, profile.size))
             say(f"read_tail: {repeat + 1} of {repeats}")
     usual = {"size": profile.size, "nodes": nodes, "cores": os.cpu_count() or 0}
     return [
@@ -98,7 +91,7 @@ async def bench_tail(
         make_figure(
             f"append_beside_{profile.readers}_readers", "records/s", fans,
             reference_is="the same appends beside one reader",
-            parameters={**usual, "batch": FAN_OUT_BATCH, "in_flight": FAN_OUT_IN_FLIGHT},
+            parameters={**usual, "batch": BATCH, "in_flight": IN_FLIGHT},
         ),
     ]  # fmt: skip
 
@@ -153,37 +146,3 @@ async def stamped(offer: Callable[[list[bytes]], None], ticks: int, batch: int, 
 
 async def _append(store: Store, values: list[bytes]) -> None:
     await store.append_many(LOG, values)
-
-
-async def _fan_out(url: str, profile: TailProfile) -> Sample:
-    """Appends beside a hundred readers, and at once before that beside one."""
-    one = await _beside(url, profile, 1)
-    return Sample(await _beside(url, profile, profile.readers), one)
-
-
-async def _beside(url: str, profile: TailProfile, readers: int) -> float:
-    """Records appended a second while so many readers take each of them."""
-    settings = client_settings(profile.size, FAN_OUT_IN_FLIGHT, FAN_OUT_BATCH)
-    values = [os.urandom(profile.size) for _ in range(FAN_OUT_BATCH)]
-    async with await aio.connect(url, settings) as store, await aio.connect(url) as reading:
-        await store.append(LOG, bytes(8))
-        streams = [await reading.read(LOG, "tail", None) for _ in range(readers)]
-
-        async def follow(at: int) -> None:
-            left = profile.records // FAN_OUT_BATCH * FAN_OUT_BATCH
-            while left > 0:
-                taken = await streams[at].next()
-                if isinstance(taken, Delivery):
-                    left -= taken.last - taken.first + 1
-
-        try:
-            async with asyncio.timeout(END_TIMEOUT_S), asyncio.TaskGroup() as tasks:
-                for at in range(readers):
-                    tasks.create_task(follow(at))
-                limit = Limit(profile.records, END_TIMEOUT_S)
-                run = await append_batches(store, LOG, values, FAN_OUT_IN_FLIGHT, limit)
-        except TimeoutError:
-            raise Unreachable(f"{readers} readers did not get all records in time") from None
-        for stream in streams:
-            stream.close()
-        return run.records / run.seconds
