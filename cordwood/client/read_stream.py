@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence, Set
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Sequence, Set
+from typing import Protocol
 
-from cordwood.block import Gap, GapKind, Record
+from cordwood.block import Gap, GapKind
 from cordwood.client.cluster import Cluster, LogInfo
-from cordwood.client.delivered import records_of, with_keys, without_keys
 from cordwood.client.read_access import ReadAccess
 from cordwood.client.read_health import HEALTH_S, ReadHealth
 from cordwood.client.senders import HeldBlock, Senders
+from cordwood.client.shared_tail import Seat, SharedTails
+from cordwood.client.stream_items import StreamItems
 from cordwood.errors import AccessDenied, Closed, CordwoodError, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
@@ -32,11 +33,6 @@ from cordwood.protocol.single_copy import Doubt
 from cordwood.quorum.authority import Hearing, hear
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from cordwood.client.batches import BatchGatherer
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +74,6 @@ GRACE_MISSES_MAX = 2
 """Grace periods in a row that a node may miss before it gets none (LogDevice's
 `grace-counter-limit`): a range of many losses is not waited through one by one."""
 
-ARROW_BYTES = 4 << 20
-"""Bodies taken at a time for `arrow`: a batch's worth."""
-
 
 class Nudge(Protocol):
     """Asks a log's sequencer for the tail."""
@@ -88,12 +81,10 @@ class Nudge(Protocol):
     async def __call__(self) -> Lsn: ...
 
 
-_BENIGN = (GapKind.BRIDGE, GapKind.HOLE, GapKind.FILTERED)
-
 OnHealth = Callable[["ReadStream", str], None]
 
 
-class ReadStream:
+class ReadStream(StreamItems):
     """See the module. Made by the client's `read`; iterate it, then `close` it.
 
     Iterating yields `Record` and `Gap` in order, which tile `[start, until]`.
@@ -101,7 +92,6 @@ class ReadStream:
     Attributes:
         number: the stream's, as nodes know it.
         info: the log that is read.
-        senders: the nodes that send, and what was asked of them.
         on_health: called when a reader that waits has stood still for HEALTH_S although there
             is more to read, or may be for all it can know (`client.read_health`), with the
             reason; and with "" when it goes on.
@@ -122,6 +112,7 @@ class ReadStream:
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
         record_keys: bool = True,
+        tails: SharedTails | None = None,
     ) -> None:
         """
         Args:
@@ -129,23 +120,23 @@ class ReadStream:
             budget: what all streams of the client may have sent ahead.
             seed: puts copysets in order where each reader has an order of its own.
             keys, payloads, record_keys: what is left out, see `Store.read`.
+            tails: those of the client, which it may share; None to read alone.
         """
         self.number = number
         self.info = info
         self.on_health: OnHealth | None = None
-        self._buffer: ReadBuffer[HeldBlock] = ReadBuffer(start, until)
         self._cluster = cluster
         self._settings = settings
+        self._budget = budget
+        self._seed = seed
+        self._payloads = payloads
         self._nudge = nudge
         self._patience_s = NUDGE_BOUNDED_S if until < LSN_MAX else NUDGE_FIRST_S
-        self._keys = None if keys is None else frozenset(keys)
-        self._record_keys = record_keys
-        self.senders = Senders(
-            number, info, self._buffer, cluster, settings, budget, seed,
-            heads_only=not payloads, keys=None if keys is None else key_bits(keys),
-        )  # fmt: skip
-        self._access = ReadAccess(self.senders, cluster, settings.read_tokens, self._on_denied)
-        self._choice = self.senders.choice
+        super().__init__(keys, record_keys)
+        self._begin(start, until)
+        is_plain = keys is None and payloads and until == LSN_MAX
+        self._tails = tails if is_plain else None
+        self._seat: Seat | None = None
         self._news = asyncio.Event()
         self._look_due: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -154,10 +145,27 @@ class ReadStream:
         self._closed = False
         self._tail_seen = 0
         self._slow_look_at = 0.0
-        self._overdue_since: float | None = None
         self._health = ReadHealth()
+
+    def _begin(self, start: int, until: int) -> None:
+        """Read on from `start`, with nothing known of what nodes hold from there on."""
+        self._buffer: ReadBuffer[HeldBlock] = ReadBuffer(start, until)
+        keys = None if self._keys is None else key_bits(self._keys)
+        self._senders = Senders(
+            self.number, self.info, self._buffer, self._cluster, self._settings, self._budget,
+            self._seed, heads_only=not self._payloads, keys=keys,
+        )  # fmt: skip
+        tokens = self._settings.read_tokens
+        self._access = ReadAccess(self._senders, self._cluster, tokens, self._on_denied)
+        self._choice = self._senders.choice
+        self._overdue_since: float | None = None
         self._grace_ends: float | None = None
         self._grace_misses: dict[NodeId, int] = {}
+
+    @property
+    def senders(self) -> Senders:
+        """The nodes that send, and what was asked of them: where it shares a tail, the lead's."""
+        return self._senders if self._seat is None else self._seat.lead.senders
 
     @property
     def next_lsn(self) -> int:
@@ -194,19 +202,27 @@ class ReadStream:
 
     def open(self) -> None:
         """Ask every node that is up; the others are asked when they come."""
-        self.senders.open()
+        self._senders.open()
 
     def close(self) -> None:
         """Stop every node's sending."""
         if self._closed:
             return
         self._closed = True
-        self.senders.close()
-        self._access.close()
+        if self._seat is not None:
+            self._seat.leave()
+        elif self._tails is not None:
+            self._tails.forget(self)
+        self._stop_asking()
         self._news.set()
+
+    def _stop_asking(self) -> None:
+        self._senders.close()
+        self._access.close()
         for timer in (self._look_due, self._alarm):
             if timer is not None:
                 timer.cancel()
+        self._look_due = self._alarm = None
 
     def fail(self, error: CordwoodError) -> None:
         """End the stream with an error."""
@@ -217,15 +233,15 @@ class ReadStream:
 
     def on_node_up(self, node: NodeId, connection: Connection) -> None:
         """Start to read from a node."""
-        if not self._closed:
-            self.senders.on_node_up(node, connection)
+        if not (self._closed or self._seat):
+            self._senders.on_node_up(node, connection)
 
     def on_node_down(self, node: NodeId, connection: Connection) -> None:
         """A node is gone; what it sent stays, and others are asked for the rest."""
-        if self._closed:
+        if self._closed or self._seat:
             return
-        self.senders.on_node_down(node, connection)
-        if not self.senders.sources:
+        self._senders.on_node_down(node, connection)
+        if not self._senders.sources:
             self._news.set()  # a reader that is cut off says so in time
 
     def on_statuses(self, *, is_moved: bool) -> None:
@@ -235,18 +251,18 @@ class ReadStream:
             is_moved: that of one lies on others by now. What those have come past before that
                 says nothing of it, so all are asked anew.
         """
-        if is_moved:
+        if is_moved and not self._seat:
             self._choice.on_moved()
-            self.senders.rewind_soon()
+            self._senders.rewind_soon()
         self._news.set()
 
     def on_reading(
         self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
     ) -> None:
         """A node answers a READ: what it sends from here on is what was asked."""
-        if self._closed:
+        if self._closed or self._seat:
             return
-        self.senders.on_reading(node, connection, status, version)
+        self._senders.on_reading(node, connection, status, version)
         if status == ReadStatus.ACCESS:
             self._access.on_refused(self.info)
 
@@ -260,7 +276,7 @@ class ReadStream:
         self, node: NodeId, connection: Connection, head: BlocksHead, blocks: Sequence[HeldBlock]
     ) -> None:
         """A node sent blocks, or only how far it has come."""
-        if self._closed or not self.senders.on_blocks(node, connection, head, blocks):
+        if self._closed or not self._senders.on_blocks(node, connection, head, blocks):
             return
         self._grace_misses.pop(node, None)
         if self._buffer.is_ready or not self._choice.is_single:
@@ -271,7 +287,7 @@ class ReadStream:
 
     def on_gaps(self, node: NodeId, connection: Connection, gaps: Sequence[GapRange]) -> None:
         """A node sends nothing of some ranges, and says why."""
-        if not self._closed and self.senders.on_gaps(node, connection, gaps):
+        if not self._closed and self._senders.on_gaps(node, connection, gaps):
             self._news.set()
 
     def _look(self) -> None:
@@ -292,14 +308,16 @@ class ReadStream:
             raise self._error
         if self._closed and not self._buffer.is_done:
             raise Closed("this read stream was closed")
+        if self._seat is not None:
+            return self._take_shared(self._seat)
         judge = self._judge if self._may_conclude() else None
         taken = self._buffer.take(judge, grace_over=self._is_grace_over())
         if not self._buffer.wants_grace:
             self._grace_ends = None
         if isinstance(taken, Delivery):
-            self.senders.on_consumed(taken.block)
+            self._senders.on_consumed(taken.block)
         for block in self._buffer.take_passed():
-            self.senders.on_consumed(block)
+            self._senders.on_consumed(block)
         if taken is not None:
             self._overdue_since = None
             self._health.on_taken()
@@ -311,8 +329,42 @@ class ReadStream:
         # Over a bridge at once: who holds the next epoch must be known before any of it comes.
         if is_new and (isinstance(taken, Gap) or self._is_overdue()):
             self._cluster.learn_log(self.info, self._learn)
-        self.senders.move_window()
+        self._senders.move_window()
         return taken
+
+    def _take_shared(self, seat: Seat) -> Delivery[HeldBlock] | Gap | None:
+        """What the lead of a shared tail gave; once there is no more of it, on alone."""
+        taken = seat.take()
+        if taken is not None:
+            self._buffer.next = taken.last + 1
+        elif seat.is_over:
+            self._seat = None
+            self.info = seat.lead.info
+            if self._tails is not None and not self._buffer.is_done:
+                # Nodes may still send by what this one asked before.
+                self.number = self._tails.number_anew(self)
+                self._begin(self._buffer.next, self._buffer.until)
+                self._senders.open()
+        return taken
+
+    def _joins(self) -> bool:
+        """Take a seat at a shared tail, if this one is there and nothing is the matter."""
+        if self._tails is None or self._buffer.has_blocks or self._is_overdue() or self.trouble:
+            return False
+        seat = self._tails.join(self)
+        if seat is not None:
+            self._stop_asking()
+            self._health.on_taken()  # its clocks are the lead's from here on
+            self._seat = seat
+        return seat is not None
+
+    def on_news(self) -> None:
+        """The lead of a shared tail gave something, or ended."""
+        self._news.set()
+
+    def tell_health(self, trouble: str) -> None:
+        """The lead of a shared tail stands still, or goes on again."""
+        self._on_health(trouble)
 
     def _may_conclude(self) -> bool:
         """Whether silence means something: never while one node leaves out what another
@@ -330,13 +382,13 @@ class ReadStream:
             return Hearing.NONE
         # Whoever sends is there, whatever is said of it.
         away = self._cluster.statuses
-        sending = self.senders.sending() if away else ()
+        sending = self._senders.sending() if away else ()
         return hear(heard, *found, {n: s for n, s in away.items() if n not in sending})
 
     def _look_for_doubts(self) -> None:
         """Nothing is here: whether that is a reason to ask for other copies."""
         # What was said before the others were asked anew says nothing about their new share.
-        is_in_order = not (self._choice.is_rewind_due or self.senders.is_switching)
+        is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
         if (
             is_in_order
             and not self._may_conclude()
@@ -352,7 +404,7 @@ class ReadStream:
             self._health.on_behind(self._overdue_since)
         if self._grace_ends is None and self._buffer.wants_grace:
             self._grace_ends = self._loop.time() + GRACE_S
-        self.senders.rewind_soon()
+        self._senders.rewind_soon()
 
     def _senders_now(self) -> list[NodeId]:
         """The nodes of `next`'s epoch that are counted on."""
@@ -368,7 +420,7 @@ class ReadStream:
         """Greylist the nodes that are far slower than the others, while that cannot hurt."""
         nodes = self.info.nodes_of(self._buffer.next >> 32)
         others = [n for n in nodes if self._choice.doubt(n) not in (None, Doubt.SLOW)]
-        change = self.senders.slow.decide(nodes, others, now)
+        change = self._senders.slow.decide(nodes, others, now)
         for node in change.slow:
             logger.info("log %d: node %d is slow, others send for it", self.info.log_id, node)
             self._choice.on_doubt(node, Doubt.SLOW)
@@ -401,6 +453,11 @@ class ReadStream:
             taken = self.take()
             if taken is not None or self._buffer.is_done:
                 return taken
+            if self._seat is not None:
+                await self._news.wait()
+                continue
+            if self._joins():
+                continue
             now = self._loop.time()
             if self._overdue_since is not None and now >= self._overdue_since + STUCK_S:
                 self._on_stuck(now)
@@ -443,22 +500,22 @@ class ReadStream:
     def _on_stuck(self, now: float) -> None:
         """Count no more on those who hold everything up; if that did not help, on nobody."""
         self._overdue_since = now
-        if self.senders.is_switching:
+        if self._senders.is_switching:
             self._choice.on_late()
         else:
             self._choice.on_stuck(self._buffer.behind(self._senders_now()))
-        self.senders.rewind_soon()
+        self._senders.rewind_soon()
 
     def _look_at_health(self, now: float) -> None:
         """Tell that the stream stands still, or may; or that it is at the tail and no longer cut
         off. A log that has no nodes yet has nobody to be connected to."""
-        is_connected = bool(self.senders.sources) or not self.info.all_nodes
+        is_connected = bool(self._senders.sources) or not self.info.all_nodes
         self._health.on_connected(is_connected, now)
         if self._health.is_over:
             self._on_health("")
         elif (due := self._health.due) is not None and now >= due:
             members = self.info.nodes_of(self._buffer.next >> 32)
-            absent = [node for node in members if node not in self.senders.sources]
+            absent = [node for node in members if node not in self._senders.sources]
             doubted = {n: why.value for n in members if (why := self._choice.doubt(n))}
             self._on_health(self._health.why(self._buffer.next, len(members), absent, doubted))
 
@@ -471,93 +528,6 @@ class ReadStream:
             logger.info("log %d: read on", self.info.log_id)
         if self.on_health is not None:
             self.on_health(self, trouble)
-
-    async def next_many(self, bytes_max: int) -> list[Delivery[HeldBlock] | Gap]:
-        """The next blocks and gaps, at least one, and what else is known by now.
-
-        Args:
-            bytes_max: stop once the bodies as stored add up to this.
-        Returns:
-            Blocks and gaps in order; empty once `until` was given out.
-        Raises:
-            CordwoodError: the stream failed or was closed.
-        """
-        taken = await self.next()
-        many: list[Delivery[HeldBlock] | Gap] = []
-        size = 0
-        while taken is not None:
-            many.append(taken)
-            size += taken.block.header.stored_bytes if isinstance(taken, Delivery) else 0
-            taken = self.take() if size < bytes_max else None
-        return many
-
-    async def arrow(
-        self, columns: Sequence[str] | None = None, *, gaps: bool = False
-    ) -> AsyncIterator[pa.RecordBatch | Gap]:
-        """Batches of columns, and gaps, in order; records are not touched one by one.
-
-        What is there goes into one batch, up to some 8,192 rows or 4 MiB; nothing waits for
-        more. Without `gaps` those where nothing that is wanted was ever acknowledged are passed
-        over; of a block of which some records are wanted, the others are passed over always.
-
-        Args:
-            columns: see `layout.arrow`; None takes its default.
-        Raises:
-            BadSetting: there is no such column.
-            CordwoodError: the stream failed or was closed.
-        """
-        from cordwood.layout.arrow import COLUMNS, batch_schema
-
-        wanted = tuple(columns or COLUMNS)
-        batch_schema(wanted)
-        gatherer = self.gatherer(wanted)
-        while many := await self.next_many(ARROW_BYTES):
-            for taken in many:
-                if isinstance(taken, Delivery):
-                    for batch in gatherer.add(self.info.name, taken):
-                        yield batch
-                elif gaps or taken.kind not in _BENIGN:
-                    for batch in gatherer.finish():
-                        yield batch
-                    yield taken
-            for batch in gatherer.finish():
-                yield batch
-
-    def gatherer(self, columns: Sequence[str]) -> BatchGatherer:
-        """What makes batches with these columns of what was taken."""
-        from cordwood.client.batches import BatchGatherer
-
-        return BatchGatherer(columns, self._keys)
-
-    async def next_items(self) -> list[Record | Gap]:
-        """The next gap, or the records of the next block; empty once all was given out.
-
-        Raises:
-            Corrupt: a block's body passed its stored checksum and cannot be read.
-        """
-        taken = await self.next()
-        return [] if taken is None else self.items_of(taken)
-
-    def items_of(self, taken: Delivery[HeldBlock] | Gap) -> list[Record | Gap]:
-        """What was taken as records and gaps, without the records that are not wanted.
-
-        Raises:
-            Corrupt: see `next_items`.
-        """
-        if isinstance(taken, Gap):
-            return [taken]
-        if self._keys is None:
-            return records_of(taken, record_keys=self._record_keys)
-        items = with_keys(records_of(taken), self._keys)
-        return items if self._record_keys else without_keys(items)
-
-    async def __aiter__(self) -> AsyncIterator[Record | Gap]:
-        try:
-            while items := await self.next_items():
-                for item in items:
-                    yield item
-        finally:
-            self.close()
 
     async def _ask_tail_until_news(self) -> None:
         """Ask, but wait for the answer only until something arrives or is due: a sequencer
@@ -596,5 +566,6 @@ class ReadStream:
         if info.log_id != self.info.log_id or info.epoch <= self.info.epoch or self._closed:
             return
         self.info = info
-        self.senders.add_nodes(info.all_nodes)
-        self._news.set()
+        if self._seat is None:
+            self._senders.add_nodes(info.all_nodes)
+            self._news.set()

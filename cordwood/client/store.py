@@ -39,6 +39,7 @@ from cordwood.client.read_stream import ReadStream
 from cordwood.client.reader import OnLogHealth, Reader
 from cordwood.client.record_check import Headers, Timestamp
 from cordwood.client.senders import HeldBlock
+from cordwood.client.shared_tail import SharedTails
 from cordwood.client.stages import Stages
 from cordwood.client.staging import Stager
 from cordwood.errors import (
@@ -63,7 +64,7 @@ from cordwood.layout.reading import (
     read_shared_frame,
 )
 from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import ESN_MAX, Lsn, make_lsn
+from cordwood.lsn import ESN_MAX, LSN_MAX, Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
@@ -106,6 +107,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
         self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
+        self._tails = SharedTails(self._open_lead, self._number_anew, tasks)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -252,11 +254,28 @@ class Store(Stages, PositionCalls, Nodes):
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, nudge,
             budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
-            record_keys=record_keys,
+            record_keys=record_keys, tails=self._tails,
         )  # fmt: skip
         self._streams[number] = stream
         stream.open()
         return stream
+
+    def _open_lead(self, info: LogInfo, start: int) -> ReadStream:
+        """See `shared_tail`."""
+        number = next(self._numbers) & 0xFFFF_FFFF
+        nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
+        lead = self._streams[number] = ReadStream(
+            number, info, start, LSN_MAX, self._cluster, self._settings, nudge,
+            budget=self._budget, seed=self._seed,
+        )  # fmt: skip
+        lead.open()
+        return lead
+
+    def _number_anew(self, stream: ReadStream) -> int:
+        self._streams.pop(stream.number, None)
+        number = next(self._numbers) & 0xFFFF_FFFF
+        self._streams[number] = stream
+        return number
 
     async def reader(
         self,
