@@ -10,6 +10,7 @@ from functools import partial
 
 from cordwood.sim.consuming import consume
 from cordwood.sim.crew import Crew
+from cordwood.sim.crowd import crowd
 from cordwood.sim.position_clients import trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
@@ -36,6 +37,7 @@ KEEPER = "keeper"
 _PARTS = {
     "member": consume,
     "browser": browse,
+    "crowd": crowd,
     "outsider": pry,
     "warden": keep_storage,
     "coroner": give_up,
@@ -88,11 +90,12 @@ def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
 
 
 def member_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """The members of a run's consumer, browsers, outsiders and operators: they stop when the
-    writers do."""
+    """The members of a run's consumer, browsers, crowds, outsiders and operators: they stop when
+    the writers do."""
     return (
         *_numbered("member", options.members),
         *_numbered("browser", options.browsers),
+        *_numbered("crowd", options.crowds),
         *_numbered("outsider", options.outsiders),
         *_numbered("warden", bool(options.read_only)),
         *_numbered("coroner", bool(options.given_up)),

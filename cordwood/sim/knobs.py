@@ -97,6 +97,9 @@ KNOBS: Mapping[str, Knob] = {
         Knob("storage.read_streams", "FETCH_BYTES", (10_000, 70_000)),
         Knob("storage.read_streams", "AHEAD_AFTER_BYTES", (0, 0, 20_000), OFTEN_SHARE),
         Knob("storage.read_ahead", "KEPT_S", (0.02, 0.2)),
+        Knob("client.shared_tail", "MEMBERS_MIN", (1, 2, 2), OFTEN_SHARE),
+        Knob("client.shared_tail", "SEAT_ITEMS_MAX", (1, 4, 20), OFTEN_SHARE),
+        Knob("client.shared_tail", "RECENT_ITEMS_MAX", (0, 4)),
     )
 }  # fmt: skip
 """Every knob by its name."""

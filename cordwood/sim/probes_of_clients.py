@@ -14,9 +14,11 @@ _CONSUMER = "client.consumer:Consumer"
 _LINK = "wire.connection:Connection"
 _POSITIONS = "client.positions:Positions"
 _PUBLISHER = "client.publishing:Publisher"
+_SEAT = "client.shared_tail:Seat"
 _SENDERS = "client.senders:Senders"
 _SLOW = "protocol.slow_shards:SlowShards"
 _STREAM = "client.read_stream:ReadStream"
+_TAIL = "client.shared_tail:SharedTail"
 _WRITER = "client.buffered_writer:BufferedWriter"
 
 CLIENT_ROWS: tuple[Row, ...] = (
@@ -64,6 +66,21 @@ CLIENT_ROWS: tuple[Row, ...] = (
         f"{_STREAM}._on_health",
         lambda s: not s.args[1],
     ),
+    row("tail-shared", "a reader took a seat at a shared tail", f"{_TAIL}.seat", gave),
+    row(
+        "tail-caught-up",
+        "a reader came to a shared tail behind its lead",
+        f"{_TAIL}.seat",
+        lambda s: gave(s) and s.args[1].next_lsn != s.args[0].next,
+    ),
+    row("tail-left", "a reader left a shared tail", f"{_TAIL}.leave"),
+    row(
+        "seat-too-slow",
+        "more waited for a reader than a seat holds",
+        f"{_SEAT}.give",
+        lambda s: s.args[0].is_over,
+    ),
+    row("tail-ended", "those who shared a tail went on alone", f"{_SEAT}.end"),
     row("reader-ended", "a reader ended for good", f"{_STREAM}.fail"),
     row("reader-learnt-nodesets", "a reader learnt of more nodesets", f"{_STREAM}._learn"),
     row("reader-told-of-move", "a reader was told that data moved", f"{_STREAM}.on_statuses"),

@@ -182,6 +182,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             keyed=(keyed := stream(seed, "keyed").choice((0.0, 0.5, 1.0))),
             manners=_manners(stream(seed, "manners"), keyed),
             browsers=stream(seed, "browsers").choice((0, 0, 0, 1)),
+            crowds=stream(seed, "crowds").choice((0, 0, 0, 0, 1)),
             read_only=read_only,
             given_up=_some(stream(seed, "given-up"), (*absent, *spared), GIVEN_UP_SHARE),
             sorters=stream(seed, "sorters").choice((0, 0, 0, 0, 0, 0, 1)),

@@ -99,6 +99,7 @@ class WorkloadOptions:
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
+        crowds: clients with several readers of one log.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
@@ -130,6 +131,7 @@ class WorkloadOptions:
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0
+    crowds: int = 0
     sorters: int = 0
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()

@@ -500,6 +500,21 @@ COLD = ground(
 )  # fmt: skip
 """Readers who start over, far behind, with windows so small that they wait for each."""
 
+CROWDED = ground(
+    "crash", "client_pause", every_s=3.0, crowds=1,
+    turns=(
+        ("client.shared_tail.MEMBERS_MIN", 1), ("client.shared_tail.SEAT_ITEMS_MAX", 1),
+        ("client.shared_tail.RECENT_ITEMS_MAX", 1),
+    ),
+)  # fmt: skip
+"""Several readers of one client, who share a tail that few blocks make one too slow for."""
+
+SEATED = ground(
+    "crash", every_s=3.0, readers=3, restart_s=40.0,
+    turns=(("client.shared_tail.MEMBERS_MIN", 0), ("client.shared_tail.SEAT_ITEMS_MAX", 0)),
+)  # fmt: skip
+"""Every reader at the tail shares one, alone, and two blocks are too many for it."""
+
 MANNERS = ground(
     "crash", keyed=1.0, manners=0.9, browsers=1, restart_s=1.0, burst=20, ask_s=0.2
 )  # fmt: skip

@@ -21,6 +21,7 @@ from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _CHOICE = "protocol.single_copy:SenderChoice"
 _STREAMS = "storage.read_streams:ReadStreams"
+_TAIL = "client.shared_tail:SharedTail"
 
 
 def _one_more_filtered(right: Any) -> Any:
@@ -139,6 +140,37 @@ def _copyset_before(right: Any) -> Any:
     return part
 
 
+def _nothing_missed(right: Any) -> Any:
+    def seat(self: Any, member: Any) -> Any:
+        made = right(self, member)
+        while made is not None and made.take() is not None:
+            pass
+        return made
+
+    return seat
+
+
+def _slow_skip(right: Any) -> Any:
+    def take(self: Any) -> Any:
+        if self.is_over:
+            while (last := right(self)) is not None:
+                self.member._buffer.next = last.last + 1
+            return None
+        return right(self)
+
+    return take
+
+
+def _slow_untold(right: Any) -> Any:
+    def give(self: Any, items: Any, size: int) -> None:
+        right(self, items, size)
+        if self.is_over:
+            self._tail.leave(self)
+            self.is_over = False
+
+    return give
+
+
 FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
     changed({"client.batch:key_bits": _first_key_only}), hunt=grounds.MANNERS,
@@ -150,7 +182,7 @@ BUGS = (
                changed({f"{_STREAMS}._tell_gaps": _one_more_filtered}), hunt=grounds.MANNERS),
     FIRST_KEY_ONLY,
     PlantedBug("keyless-pass", "a reader of some keys is given the records without any",
-               changed({"client.read_stream:with_keys": _keyless_pass}), hunt=grounds.MANNERS),
+               changed({"client.stream_items:with_keys": _keyless_pass}), hunt=grounds.MANNERS),
     PlantedBug("rest-dropped", "what of a block does not fit into a portion is dropped",
                changed({"client.reader:_portion": _rest_dropped}), hunt=grounds.MANNERS),
     PlantedBug("arrow-not-clipped", "batches of a read that begins inside a block have all of it",
@@ -171,6 +203,12 @@ BUGS = (
                hunt=grounds.SPREAD),
     PlantedBug("ahead-unreleased", "a node reads ahead past what is released",
                changed({f"{_STREAMS}._readable": _past_the_released}), hunt=grounds.COLD),
+    PlantedBug("missed-forgotten", "who joins a shared tail is not given what it came too late for",
+               changed({f"{_TAIL}.seat": _nothing_missed}), hunt=grounds.CROWDED),
+    PlantedBug("slow-skip", "who is too slow for a shared tail goes on where it left it",
+               changed({"client.shared_tail:Seat.take": _slow_skip}), hunt=grounds.CROWDED),
+    PlantedBug("slow-untold", "who is too slow for a shared tail is given nothing more, and waits",
+               changed({"client.shared_tail:Seat.give": _slow_untold}), hunt=grounds.SEATED),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
                changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
     PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
