@@ -108,21 +108,26 @@ class SharedTail:
         self.lead = lead
         self.next = lead.next_lsn
         self._seats: dict[Seat, None] = {}
+        # Those that came past the lead, as it had not had its turn, and so could not join.
+        self._ahead: dict[ReadStream, None] = {}
         self._recent: deque[Taken] = deque()
         self._recent_bytes = 0
         lead.on_health = self._on_health
 
     def seat(self, member: ReadStream) -> Seat | None:
         """A seat for one that stands where the lead stands, or stood a moment ago."""
-        missed: list[Taken] = []
-        if member.next_lsn != self.next:
-            for item in reversed(self._recent):
-                if item.first < member.next_lsn:
-                    return None
-                missed.append(item)
-            if not missed or missed[-1].first != member.next_lsn:
-                return None
-        seat = Seat(self, member, missed[::-1])
+        missed: deque[Taken] = deque()
+        at = self.next
+        for item in reversed(self._recent):
+            if at <= member.next_lsn:
+                break
+            missed.appendleft(item)
+            at = item.first
+        if at != member.next_lsn:
+            if member.next_lsn > self.next:
+                self._ahead[member] = None
+            return None
+        seat = Seat(self, member, missed)
         self._seats[seat] = None
         return seat
 
@@ -131,6 +136,10 @@ class SharedTail:
         self._seats.pop(seat, None)
         if not self._seats:
             self.lead.close()
+
+    def forget(self, member: ReadStream) -> None:
+        """One that has no seat was closed."""
+        self._ahead.pop(member, None)
 
     async def run(self) -> None:
         """Give what the lead concludes to all, until it ends or nobody is left.
@@ -145,6 +154,9 @@ class SharedTail:
                 seat.give(items, size)
                 if seat.is_over:
                     self.leave(seat)
+            ahead, self._ahead = self._ahead, {}
+            for member in ahead:
+                member.on_news()  # to try again
 
     def end(self) -> None:
         """All go on alone."""
@@ -187,30 +199,34 @@ class SharedTails:
         self._tasks = tasks
         self._by_log: dict[int, SharedTail] = {}
         # Those that wait at a tail that nobody shares yet.
-        self._alone: dict[int, set[ReadStream]] = {}
+        self._alone: dict[int, dict[ReadStream, None]] = {}
 
     def join(self, stream: ReadStream) -> Seat | None:
         """A stream has nothing to give and knows of nothing to wait for: whether it can share."""
         log = stream.info.log_id
         tail = self._by_log.get(log)
         if tail is None or tail.lead.is_closed:
-            alone = self._alone.setdefault(log, set())
-            alone.add(stream)
+            alone = self._alone.setdefault(log, {})
+            alone[stream] = None
             if len(alone) < MEMBERS_MIN:
                 return None
             del self._alone[log]
             tail = self._by_log[log] = SharedTail(self._open_lead(stream.info, stream.next_lsn))
             logger.debug("log %d: %d readers share one stream", log, MEMBERS_MIN)
             self._tasks.create_task(self._run(log, tail))
+            for each in alone:
+                each.on_news()  # to join it, too
         return None if tail.lead.trouble else tail.seat(stream)
 
     def forget(self, stream: ReadStream) -> None:
         """A stream was closed."""
-        alone = self._alone.get(stream.info.log_id)
-        if alone is not None:
-            alone.discard(stream)
+        log = stream.info.log_id
+        if (tail := self._by_log.get(log)) is not None:
+            tail.forget(stream)
+        if (alone := self._alone.get(log)) is not None:
+            alone.pop(stream, None)
             if not alone:
-                del self._alone[stream.info.log_id]
+                del self._alone[log]
 
     async def _run(self, log: int, tail: SharedTail) -> None:
         try:
