@@ -6,6 +6,7 @@ Source: design.md §7.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 5.0
 """How often the member list is read again; moves are rare, and errors refresh too."""
+
+CUT_OFF_S = 1.0
+"""How long one of the addresses that the client was given may take, once no node that it knows is
+up; and the pause before they are tried again, beside the dials to those nodes."""
 
 CHECK_S = 0.5
 """How long a node may take to say what it thinks of another one; the next is asked then."""
@@ -134,6 +139,8 @@ class Cluster:
         self._nodesets: dict[tuple[int, ...], Nodeset] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None
+        # Set when the last connection went: who is left may be known at the first addresses only.
+        self._cut_off = asyncio.Event()
 
     def add_listener(self, listener: NodeListener) -> None:
         """Tell `listener` of nodes from now on."""
@@ -146,22 +153,27 @@ class Cluster:
             Unreachable: none answered in time; the text says how to start one.
             NotOurCluster: one answered that is something else.
         """
+        await self._find(min(timeout_s, ASK_ONE_S))
+        self._refresher = self._tasks.create_task(self._refresh())
+
+    async def _find(self, one_s: float) -> None:
+        """Read the member list through any of the addresses, each of which has so long; see
+        `start` for what is raised."""
         failures: list[str] = []
         for address in self._addresses:
+            hello = self._hello(NodeId(0))
             try:
                 connection = await dial(
-                    self._host.network, address, self._hello(NodeId(0)), _Deaf(),
-                    timeout_s=min(timeout_s, ASK_ONE_S),
-                )  # fmt: skip
+                    self._host.network, address, hello, _Deaf(), timeout_s=one_s
+                )
                 try:
-                    reply = await connection.call(AskMembers(), timeout_s=min(timeout_s, ASK_ONE_S))
+                    reply = await connection.call(AskMembers(), timeout_s=one_s)
                 finally:
                     connection.close()
             except Retryable as error:
                 failures.append(f"{address}: {error}")
                 continue
             self._learn(reply)
-            self._refresher = self._tasks.create_task(self._refresh())
             return
         raise Unreachable(
             f"no Cordwood node answers at {', '.join(self._addresses)} "
@@ -441,6 +453,8 @@ class Cluster:
 
     def on_peer_down(self, node: NodeId, connection: Connection) -> None:
         """See `wire.peers.PeerListener`."""
+        if not self.peers.up:
+            self._cut_off.set()
         for listener in self._listeners:
             listener.on_node_down(node, connection)
 
@@ -499,9 +513,15 @@ class Cluster:
 
     async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(REFRESH_S)
+            self._cut_off.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S if self.peers.up else CUT_OFF_S):
+                    await self._cut_off.wait()
             try:
-                await self.refresh_members(timeout_s=REFRESH_S)
+                if self.peers.up:
+                    await self.refresh_members(timeout_s=REFRESH_S)
+                else:
+                    await self._find(CUT_OFF_S)
             except CordwoodError as error:
                 logger.debug("the member list could not be read: %s", error)
 

@@ -22,6 +22,7 @@ from cordwood.errors import (
 from cordwood.layout.message import AskStatus, EpochNodes
 from cordwood.nodes import NodeId, Replication
 from cordwood.settings import ClientSettings
+from cordwood.sim.host import Simulation
 from cordwood.wire import server as server_module
 
 
@@ -72,6 +73,29 @@ class TestFinding:
                 await store.append("log", b"v")
 
         simulate(scenario)
+
+    def test_a_client_that_came_when_there_was_one_node_finds_the_others_without_it(self) -> None:
+        """Seed 10000081. It knew of one node only, which then hung, and asked nobody else for
+        the members: forty seconds later it had not appended anything, with three nodes up."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                assert list(store.members) == [1]
+                await cluster.start(2, 3, 4)
+                cluster.machine(1).pause()
+                await asyncio.sleep(3 * REFRESH_S)
+                assert list(store.members) == [1, 2, 3, 4]
+                await store.append("log", b"v")
+
+        simulation = Simulation(1)
+
+        async def main(simulation: Simulation) -> None:
+            cluster = ClusterAtHand(simulation, nodes=4, copies=2)
+            await cluster.start(1)
+            await scenario(cluster)
+
+        simulation.run(main)
+        assert simulation.loop.unhandled == []
 
     def test_where_nobody_answers_the_text_says_how_to_start_one(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
