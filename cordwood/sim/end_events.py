@@ -13,6 +13,13 @@ class NodesLost(HistoryEvent, frozen=True, gc=False, tag="nodes-lost"):
     nodes: tuple[int, ...]
 
 
+class NodesBack(HistoryEvent, frozen=True, gc=False, tag="nodes-back"):
+    """Nodes that were away past the healing are let go on from here. One that hung answers what it
+    was asked meanwhile: it may take up a log that another one has."""
+
+    nodes: tuple[int, ...]
+
+
 class PaceBegan(HistoryEvent, frozen=True, gc=False, tag="pace-began"):
     """From here on the appends of `client` are timed.
 
@@ -30,4 +37,4 @@ class PaceEnded(HistoryEvent, frozen=True, gc=False, tag="pace-ended"):
     client: str
 
 
-EndEvent: TypeAlias = NodesLost | PaceBegan | PaceEnded
+EndEvent: TypeAlias = NodesLost | NodesBack | PaceBegan | PaceEnded

@@ -35,6 +35,7 @@ from cordwood.sim.checkers import Evidence, Violation, check_all, run_is_valid
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
+from cordwood.sim.end_events import NodesBack
 from cordwood.sim.fault_plan import Damage, Fault
 from cordwood.sim.gauges import Gauges
 from cordwood.sim.history import (
@@ -318,6 +319,8 @@ class _Run:
         self._gauges.all_well([n for n in self._cluster.numbers if n not in absent])
         await self._settle()
         self._gauges.all_well(())
+        if absent:
+            self.recorder.add(NodesBack(self.recorder.now_us, absent))
         if absent and not await self._is_healed(injector, ()):
             return f"{BOOT_S:g} s after their return not all of nodes {absent} run"
         if self._options.paced:

@@ -53,6 +53,7 @@ One event a line; each line comes one millisecond after the one before::
     n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
     n1 has wal_bytes 5 of 9         a node holds so much of what has a limit
     lost n1 n2                      nodes are gone for good
+    back n1 n2                      nodes that were away past the healing come back
     pace w1 [hampered] | paced w1   from here on w1's appends are timed | … up to here
     w1 puts 60 from e1n1 each 0.01  so many appends, one after another, each so many seconds long
     idle nodes=3 for=2 steps=100    steps of all nodes together, in seconds that nobody wants them
@@ -74,7 +75,7 @@ from msgspec.structs import replace
 
 from cordwood.block import GapKind
 from cordwood.lsn import format_lsn, parse_lsn
-from cordwood.sim.end_events import NodesLost, PaceBegan, PaceEnded
+from cordwood.sim.end_events import NodesBack, NodesLost, PaceBegan, PaceEnded
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -278,6 +279,9 @@ class _Stage:
 
     def do_lost(self, *nodes: str) -> None:
         self.add(NodesLost(self.time_us, tuple(int(node[1:]) for node in nodes)))
+
+    def do_back(self, *nodes: str) -> None:
+        self.add(NodesBack(self.time_us, tuple(int(node[1:]) for node in nodes)))
 
     def do_accept(self, node: str) -> None:
         self.add(LossAccepted(self.time_us, int(node[1:])))

@@ -16,7 +16,7 @@ from cordwood import errors
 from cordwood.lsn import LSN_MAX
 from cordwood.sim.checkers.evidence import Append, Evidence, Read, last_of
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.end_events import PaceBegan, PaceEnded
+from cordwood.sim.end_events import NodesBack, PaceBegan, PaceEnded
 from cordwood.sim.history import (
     GIVEN_UP,
     AppendFailed,
@@ -68,11 +68,14 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
     """L1: `bound_s` after the faults have stopped, every append succeeds within `bound_s`.
 
     Before that, one of the appends tried since must succeed, if any was tried. What nodes that
-    are lost for good had in flight is not looked at, nor what comes before anybody said so.
+    are lost for good had in flight is not looked at, nor what comes before anybody said so. Nodes
+    that come back are as a fault that ends: what was begun up to `bound_s` after that may end
+    with an unknown outcome, since another sequencer took the log, and in no other way.
     """
     if evidence.healed_at is None:
         return []
     bound_us = round(bound_s * 1e6)
+    back_us = [event.time_us for _, event in evidence.of(NodesBack)]
     found: list[Violation] = []
     for log in evidence.logs:
         tried = [
@@ -82,6 +85,7 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
             and append.invoked_at >= evidence.healed_at
             and (evidence.lost_at is None or append.end_at < evidence.lost_at)
             and not _says_nothing(append, bound_us)
+            and not any(_is_overtaken(append, each, bound_us) for each in back_us)
         ]
         found.extend(_first_success(evidence, log, tried, bound_us))
         settled_us = evidence.time_of(evidence.healed_at) + bound_us
@@ -107,6 +111,14 @@ def _says_nothing(append: Append, bound_us: int) -> bool:
     if isinstance(end, AppendUnknown) and end.error == GIVEN_UP:
         return end.time_us - invoked.time_us < bound_us
     return 0 < invoked.timeout_us < bound_us
+
+
+def _is_overtaken(append: Append, back_us: int, bound_us: int) -> bool:
+    """Whether an append of unknown outcome was under way, or begun soon, as nodes came back."""
+    end = append.end
+    if not isinstance(end, AppendUnknown) or end.error == GIVEN_UP:
+        return False
+    return append.invoked.time_us <= back_us + bound_us and end.time_us >= back_us
 
 
 def _first_success(
