@@ -30,7 +30,8 @@ RESTART_S = 8.0
 
 DAWDLES_SHARE = 0.03
 DAWDLE_S = 3.0
-"""Of what they take, after how much one is busy for a while, and how long at most."""
+"""Of what they take, after how much one is busy for a while, and how long at most; where rare
+behaviour is made common."""
 
 
 async def crowd(name: str, clients: Clients, host: Host) -> None:
@@ -97,5 +98,6 @@ class _One:
                 continue
             for item in items:
                 given_to(self._clients.recorder, self._name, item)
-            if self._chance.random() < DAWDLES_SHARE:
+            # Once all is healed it owes what every reader does (L2), so it hurries.
+            if self._chance.random() < DAWDLES_SHARE and self._clients.buggify.is_on:
                 await asyncio.sleep(DAWDLE_S * self._chance.random())
