@@ -10,7 +10,7 @@ from itertools import count
 from time import perf_counter
 
 import cordwood
-from benchmarks.peers.light_client import READ_TIMEOUT_S, TAIL_TIMEOUT_S, TIME, stamped
+from benchmarks.peers.light_client import READ_TIMEOUT_S, TAIL_TIMEOUT_S
 from benchmarks.peers.peer import Peer, RunningPeer, Session, Variant
 from benchmarks.peers.workload import (
     IN_FLIGHT,
@@ -24,6 +24,7 @@ from benchmarks.peers.workload import (
 )
 from cordwood import aio
 from cordwood.bench.append_loops import Limit, append_singles, client_settings
+from cordwood.bench.pace import TIME, stamped
 from cordwood.block import Record
 from cordwood.client.store import Store
 from cordwood.errors import Unreachable
@@ -145,7 +146,7 @@ class CordwoodSession(Session):
                 def offer(values: list[bytes]) -> None:
                     answers.extend(map(log.append_nowait, values))
 
-                await stamped(offer, load)
+                await stamped(offer, load.ticks, load.batch, load.size)
                 await asyncio.gather(*answers)
         except TimeoutError:
             raise Unreachable("Cordwood did not send all records to the tail") from None

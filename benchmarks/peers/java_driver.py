@@ -19,7 +19,8 @@ from pathlib import Path
 
 from benchmarks.peers.peer import Session
 from benchmarks.peers.processes import first_line, last_words, open_log, run_tool
-from benchmarks.peers.workload import TICK_S, AppendLoad, AppendRun, Lag, TailLoad
+from benchmarks.peers.workload import AppendLoad, AppendRun, Lag, TailLoad
+from cordwood.bench.pace import TICK_S
 from cordwood.errors import Malformed, Unreachable
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import struct
 from collections.abc import Callable
 from time import perf_counter
 from typing import cast
 
 from benchmarks.peers.workload import (
-    TICK_S,
     AppendLoad,
     AppendRun,
     Lag,
@@ -25,6 +23,7 @@ from benchmarks.peers.workload import (
     Window,
     lag_of,
 )
+from cordwood.bench.pace import TIME, stamped
 from cordwood.errors import Unreachable
 
 CALL_TIMEOUT_S = 20.0
@@ -40,8 +39,6 @@ QUIET_S = 2.0
 JOINED_BYTES_MAX = 4096
 """Records up to this size are joined to one buffer, larger ones are given to the kernel one by
 one: a copy of them costs more than a piece of a writev."""
-
-TIME = struct.Struct("<d")
 
 
 class LightClient(asyncio.Protocol):
@@ -206,18 +203,7 @@ async def follow(reader: LightClient, offer: Callable[[list[bytes]], None], load
         await reader.take(
             take,
             load.ticks * load.batch,
-            lambda: tasks.create_task(stamped(offer, load)),
+            lambda: tasks.create_task(stamped(offer, load.ticks, load.batch, load.size)),
             load.seconds + TAIL_TIMEOUT_S,
         )
     return lag_of(lags[load.ticks_not_counted * load.batch :])
-
-
-async def stamped(offer: Callable[[list[bytes]], None], load: TailLoad) -> None:
-    """A batch each tick by the clock; each record says when it was due."""
-    rest = bytes(max(0, load.size - TIME.size))
-    began = perf_counter()
-    for tick in range(load.ticks):
-        due = began + tick * TICK_S
-        if (wait_s := due - perf_counter()) > 0:
-            await asyncio.sleep(wait_s)
-        offer([TIME.pack(due) + rest] * load.batch)

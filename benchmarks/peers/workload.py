@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cordwood.bench.pace import TICK_S
+
 SIZES = (100, 1024, 64 << 10)
 """Bytes of a record."""
 
@@ -23,9 +25,6 @@ FILL_IN_FLIGHT = {100: 2048, 1024: 2048, 64 << 10: 64}
 TAIL_SIZE = 1024
 TAIL_RATE = 2_000
 """Records a second: far below what any of them takes, so that lag is no queue."""
-
-TICK_S = 0.005
-"""Offered in batches, one each so long."""
 
 
 @dataclass(frozen=True, slots=True)

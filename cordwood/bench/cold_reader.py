@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from cordwood.bench.append import Say
 from cordwood.bench.append_loops import Limit, append_batches, client_settings
 from cordwood.bench.figure import Figure, Sample, make_figure, percentile_ms
 from cordwood.bench.logsdb import drop_from_cache
+from cordwood.bench.pace import TIME, until
 from cordwood.bench.place import bench_place
 from cordwood.block import Record
 from cordwood.client.store import Store
@@ -49,8 +49,6 @@ FILL_IN_FLIGHT = 8
 FILL_BATCH = 64
 FLUSHED_SHARE = 0.75
 """Of the cold log must be in LogsDB: what gathered last may stay in the cache for a minute."""
-
-_TIME = struct.Struct("<d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ async def bench_cold_reader(
         await _fill(place.url, blocks)
         logsdb = os.path.join(place.directory, "node-1", "logsdb")
         await _wait_until_flushed(logsdb, profile.cold_bytes * FLUSHED_SHARE)
-        await store.append(HOT, bytes(_TIME.size))
+        await store.append(HOT, bytes(TIME.size))
         for repeat in range(repeats):
             alone = await _offered(store, profile.seconds)
             drop_from_cache(logsdb)
@@ -171,10 +169,10 @@ async def _offered(store: Store, seconds: float) -> _Seen:
             for item in items:
                 if isinstance(item, Record):
                     left -= 1
-                    seen.lags.append(now - _TIME.unpack_from(item.value)[0])
+                    seen.lags.append(now - TIME.unpack_from(item.value)[0])
 
     async def append(due: float) -> None:
-        await store.append(HOT, _TIME.pack(due) + bytes(SIZE - _TIME.size))
+        await store.append(HOT, TIME.pack(due) + bytes(SIZE - TIME.size))
         seen.appends.append(perf_counter() - due)
 
     async with asyncio.timeout(seconds + END_TIMEOUT_S), asyncio.TaskGroup() as tasks:
@@ -182,8 +180,7 @@ async def _offered(store: Store, seconds: float) -> _Seen:
         began = perf_counter()
         for tick in range(ticks):
             due = began + tick * TICK_S
-            if (wait_s := due - perf_counter()) > 0:
-                await asyncio.sleep(wait_s)
+            await until(due)
             tasks.create_task(append(due))
     stream.close()
     return seen

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections.abc import Callable
 from time import perf_counter
 
 from cordwood.bench.nats import STREAM, NatsClient, connect_nats
+from cordwood.bench.pace import TIME
 from cordwood.errors import Unreachable
 
 PULL = 4_000
@@ -27,7 +27,6 @@ READ_TIMEOUT_S = 120.0
 TAIL_TIMEOUT_S = 30.0
 
 _INBOX = "cordwood.bench.read"
-_TIME = struct.Struct("<d")
 
 
 class NatsReader(NatsClient):
@@ -107,7 +106,7 @@ class NatsReader(NatsClient):
 
         def take(body: bytes) -> None:
             self._left -= 1
-            lags.append(perf_counter() - _TIME.unpack_from(body)[0])
+            lags.append(perf_counter() - TIME.unpack_from(body)[0])
 
         await self._receive(take, count, b"", TAIL_TIMEOUT_S)
         return lags

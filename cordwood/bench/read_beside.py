@@ -18,9 +18,10 @@ from cordwood.bench.append import Say
 from cordwood.bench.figure import Figure, Sample, make_figure, percentile_ms
 from cordwood.bench.nats import REFERENCE_IS, NatsClient, nats_cluster
 from cordwood.bench.nats_reading import connected_reader
+from cordwood.bench.pace import TICK_S, stamped
 from cordwood.bench.place import bench_place
 from cordwood.bench.read import RECORDS, Filled, fill_log, read_sample
-from cordwood.bench.read_tail import TAIL, TICK_S, TailProfile, stamped, tail_lag
+from cordwood.bench.read_tail import TAIL, TailProfile, tail_lag
 
 FILL_IN_FLIGHT = 2_048
 """While the stream is filled, which is not measured."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -21,21 +19,17 @@ from cordwood import aio
 from cordwood.bench.append import Say
 from cordwood.bench.fan_out import BATCH, IN_FLIGHT, fan_out
 from cordwood.bench.figure import Figure, Sample, make_figure
+from cordwood.bench.pace import TICK_S, TIME, stamped
 from cordwood.bench.place import bench_place
 from cordwood.block import Record
 from cordwood.client.store import Store
 
 LOG = "bench/tail"
 
-TICK_S = 0.005
-"""Records are offered in batches, one each so long: 50 at 10,000 a second, as busy services do."""
-
 WARM_UP_S = 1.0
 """Not counted: the first records start a sequencer."""
 
 END_TIMEOUT_S = 60.0
-
-_TIME = struct.Struct("<d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ async def tail_lag(url: str, profile: TailProfile) -> Sample:
                 for item in items:
                     if isinstance(item, Record):
                         left -= 1
-                        (offered,) = _TIME.unpack_from(item.value)
+                        (offered,) = TIME.unpack_from(item.value)
                         if offered >= counted_from:
                             lags.append(now - offered)
 
@@ -131,17 +125,6 @@ async def tail_lag(url: str, profile: TailProfile) -> Sample:
     lags.sort()
     p50, p99 = lags[len(lags) // 2], lags[len(lags) * 99 // 100]
     return Sample(len(lags) / seconds, profile.rate, p50 * 1000, p99 * 1000)
-
-
-async def stamped(offer: Callable[[list[bytes]], None], ticks: int, batch: int, size: int) -> None:
-    """A batch each TICK_S by the clock, records of `size` bytes; each says when it was due."""
-    rest = bytes(max(0, size - _TIME.size))
-    began = perf_counter()
-    for tick in range(ticks):
-        due = began + tick * TICK_S
-        if (wait_s := due - perf_counter()) > 0:
-            await asyncio.sleep(wait_s)
-        offer([_TIME.pack(due) + rest] * batch)
 
 
 async def _append(store: Store, values: list[bytes]) -> None:
