@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import replace
 from typing import Protocol
 
 from cordwood.block import Gap, GapKind
@@ -113,6 +114,7 @@ class ReadStream(StreamItems):
         payloads: bool = True,
         record_keys: bool = True,
         tails: SharedTails | None = None,
+        on_closed: Callable[[ReadStream], None] | None = None,
     ) -> None:
         """
         Args:
@@ -121,6 +123,7 @@ class ReadStream(StreamItems):
             seed: puts copysets in order where each reader has an order of its own.
             keys, payloads, record_keys: what is left out, see `Store.read`.
             tails: those of the client, which it may share; None to read alone.
+            on_closed: nothing that nodes say concerns it any more.
         """
         self.number = number
         self.info = info
@@ -137,6 +140,8 @@ class ReadStream(StreamItems):
         is_plain = keys is None and payloads and until == LSN_MAX
         self._tails = tails if is_plain else None
         self._seat: Seat | None = None
+        self._on_closed = on_closed
+        self._owes_itself = False  # what a seat had no room for: before it takes another one
         self._news = asyncio.Event()
         self._look_due: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -186,6 +191,8 @@ class ReadStream(StreamItems):
     def is_connected(self) -> bool:
         """Whether so many nodes are connected that what they do not hold nobody does: below
         that, records may have to be waited for (LogDevice's `isConnectionHealthy`)."""
+        if self._seat is not None:
+            return self._seat.lead.is_connected
         sources = self.senders.sources.keys()
         everybody = sources >= {*self.info.all_nodes}
         return everybody or self._judge(sources) is not Hearing.NONE
@@ -198,7 +205,7 @@ class ReadStream(StreamItems):
     @property
     def bridge(self) -> Lsn | None:
         """Where the bridge that was received last begins, None before the first."""
-        return self.senders.bridge
+        return self.senders.bridge or self._senders.bridge
 
     def open(self) -> None:
         """Ask every node that is up; the others are asked when they come."""
@@ -214,7 +221,11 @@ class ReadStream(StreamItems):
         elif self._tails is not None:
             self._tails.forget(self)
         self._stop_asking()
+        if not self._buffer.is_done:
+            self._buffer.rewind()  # what is here is not given out any more, so it is not kept
         self._news.set()
+        if self._on_closed is not None:
+            self._on_closed(self)
 
     def _stop_asking(self) -> None:
         self._senders.close()
@@ -320,6 +331,7 @@ class ReadStream(StreamItems):
             self._senders.on_consumed(block)
         if taken is not None:
             self._overdue_since = None
+            self._owes_itself = False
             self._health.on_taken()
             if self._health.trouble:
                 self._on_health("")
@@ -334,37 +346,49 @@ class ReadStream(StreamItems):
 
     def _take_shared(self, seat: Seat) -> Delivery[HeldBlock] | Gap | None:
         """What the lead of a shared tail gave; once there is no more of it, on alone."""
+        if self.trouble and not seat.is_empty:
+            self._on_health("")
         taken = seat.take()
         if taken is not None:
             self._buffer.next = taken.last + 1
         elif seat.is_over:
-            self._seat = None
-            self.info = seat.lead.info
-            if self._tails is not None and not self._buffer.is_done:
-                # Nodes may still send by what this one asked before.
-                self.number = self._tails.number_anew(self)
-                self._begin(self._buffer.next, self._buffer.until)
-                self._senders.open()
+            self._leave_seat(seat)
         return taken
+
+    def _leave_seat(self, seat: Seat) -> None:
+        """Go on from here: in another seat if there is one, else alone."""
+        lead, bridge = seat.lead, self.bridge
+        self._seat = None
+        self._senders.bridge = bridge
+        self._owes_itself = seat.is_dropped
+        if lead.info.epoch > self.info.epoch:
+            self.info = replace(lead.info, name=self.info.name)
+        if self._tails is None or self._buffer.is_done:
+            return
+        if not (self.trouble or self._owes_itself):
+            self._seat = self._tails.join_again(self)
+        if self._seat is None:
+            # Nodes may still send by what this one asked before.
+            self.number = self._tails.number_anew(self)
+            self._begin(self._buffer.next, self._buffer.until)
+            self._senders.bridge = bridge
+            self._senders.open()
+        self._news.set()
 
     def _joins(self) -> bool:
         """Take a seat at a shared tail, if this one is there and nothing is the matter."""
-        if self._tails is None or self._buffer.has_blocks or self._is_overdue() or self.trouble:
+        is_waiting = not (self._buffer.has_blocks or self._is_overdue() or self._owes_itself)
+        is_well = self._senders.sources and not self.trouble and self._health.due is None
+        if self._tails is None or not (is_waiting and is_well):
             return False
-        seat = self._tails.join(self)
-        if seat is not None:
+        self._seat = self._tails.join(self)
+        if self._seat is not None:
             self._stop_asking()
-            self._health.on_taken()  # its clocks are the lead's from here on
-            self._seat = seat
-        return seat is not None
+        return self._seat is not None
 
     def on_news(self) -> None:
         """The lead of a shared tail gave something, or ended."""
         self._news.set()
-
-    def tell_health(self, trouble: str) -> None:
-        """The lead of a shared tail stands still, or goes on again."""
-        self._on_health(trouble)
 
     def _may_conclude(self) -> bool:
         """Whether silence means something: never while one node leaves out what another
@@ -454,7 +478,10 @@ class ReadStream(StreamItems):
             if taken is not None or self._buffer.is_done:
                 return taken
             if self._seat is not None:
+                if self._seat.trouble != self.trouble:
+                    self._on_health(self._seat.trouble)
                 await self._news.wait()
+                nudge_at = self._loop.time() + patience_s  # it is the lead that asks meanwhile
                 continue
             if self._joins():
                 continue
@@ -569,3 +596,5 @@ class ReadStream(StreamItems):
         if self._seat is None:
             self._senders.add_nodes(info.all_nodes)
             self._news.set()
+        else:
+            self._seat.lead._learn(info)

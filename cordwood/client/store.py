@@ -107,7 +107,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
         self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
-        self._tails = SharedTails(self._open_lead, self._number_anew, tasks)
+        self._tails = SharedTails(self._open_lead, self._number_anew, tasks, self._budget)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -248,13 +248,14 @@ class Store(Stages, PositionCalls, Nodes):
         info = await self._find(log, create=until != "tail")
         first, last = await self._bounds(log, start, until)
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
+        self._cluster.check_open()  # it may have been closed meanwhile
         number = next(self._numbers) & 0xFFFF_FFFF
         # By its number: the name may have gone to another log meanwhile, or to none.
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, nudge,
             budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
-            record_keys=record_keys, tails=self._tails,
+            record_keys=record_keys, tails=self._tails, on_closed=self._forget,
         )  # fmt: skip
         self._streams[number] = stream
         stream.open()
@@ -266,13 +267,16 @@ class Store(Stages, PositionCalls, Nodes):
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
         lead = self._streams[number] = ReadStream(
             number, info, start, LSN_MAX, self._cluster, self._settings, nudge,
-            budget=self._budget, seed=self._seed,
+            budget=self._budget, seed=self._seed, on_closed=self._forget,
         )  # fmt: skip
         lead.open()
         return lead
 
-    def _number_anew(self, stream: ReadStream) -> int:
+    def _forget(self, stream: ReadStream) -> None:
         self._streams.pop(stream.number, None)
+
+    def _number_anew(self, stream: ReadStream) -> int:
+        self._forget(stream)
         number = next(self._numbers) & 0xFFFF_FFFF
         self._streams[number] = stream
         return number
@@ -487,6 +491,7 @@ class Store(Stages, PositionCalls, Nodes):
         error = Closed("this client was closed")
         for writer in self._writers:
             writer.end(error)
+        self._tails.close()
         await self._appends.close(error)
         for reader in self._readers:
             reader.close()
@@ -522,12 +527,12 @@ class Store(Stages, PositionCalls, Nodes):
 
     def on_node_up(self, node: NodeId, connection: Connection) -> None:
         """Streams read from a node that comes."""
-        for stream in self._live_streams():
+        for stream in list(self._streams.values()):
             stream.on_node_up(node, connection)
 
     def on_node_down(self, node: NodeId, connection: Connection) -> None:
         """Streams do without a node that goes."""
-        for stream in self._live_streams():
+        for stream in list(self._streams.values()):
             stream.on_node_down(node, connection)
 
     def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
@@ -561,13 +566,8 @@ class Store(Stages, PositionCalls, Nodes):
 
     def _on_statuses(self, is_moved: bool) -> None:
         """Something else is said of a node's data: see `Cluster.on_statuses`."""
-        for stream in self._live_streams():
+        for stream in list(self._streams.values()):
             stream.on_statuses(is_moved=is_moved)
-
-    def _live_streams(self) -> list[ReadStream]:
-        for number in [n for n, stream in self._streams.items() if stream.is_closed]:
-            del self._streams[number]
-        return list(self._streams.values())
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ Source: design.md §7; hotpath digest §3 (batches of columns, nothing done reco
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import TYPE_CHECKING
@@ -63,11 +64,14 @@ class StreamItems(ABC):
             CordwoodError: the stream failed or was closed.
         """
 
-    async def next_many(self, bytes_max: int) -> list[Delivery[HeldBlock] | Gap]:
+    async def next_many(
+        self, bytes_max: int, items_max: int = sys.maxsize
+    ) -> list[Delivery[HeldBlock] | Gap]:
         """The next blocks and gaps, at least one, and what else is known by now.
 
         Args:
             bytes_max: stop once the bodies as stored add up to this.
+            items_max: at most so many, at least 1.
         Returns:
             Blocks and gaps in order; empty once `until` was given out.
         Raises:
@@ -79,7 +83,7 @@ class StreamItems(ABC):
         while taken is not None:
             many.append(taken)
             size += taken.block.header.stored_bytes if isinstance(taken, Delivery) else 0
-            taken = self.take() if size < bytes_max else None
+            taken = self.take() if size < bytes_max and len(many) < items_max else None
         return many
 
     async def arrow(

@@ -80,6 +80,7 @@ CLIENT_ROWS: tuple[Row, ...] = (
         f"{_SEAT}.give",
         lambda s: s.args[0].is_over,
     ),
+    row("tail-followed", "a shared tail was left behind by another", f"{_TAIL}.follow"),
     row("tail-ended", "those who shared a tail went on alone", f"{_SEAT}.end"),
     row("reader-ended", "a reader ended for good", f"{_STREAM}.fail"),
     row("reader-learnt-nodesets", "a reader learnt of more nodesets", f"{_STREAM}._learn"),

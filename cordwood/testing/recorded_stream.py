@@ -11,6 +11,7 @@ Source: `sim.history` (a restart is a new `ReadStarted` under the same name).
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -75,10 +76,10 @@ class RecordedStream(_ReadStream):
         taken, _ = await self._next()
         return taken
 
-    async def next_many(self, bytes_max: int) -> list[Taken]:
+    async def next_many(self, bytes_max: int, items_max: int = sys.maxsize) -> list[Taken]:
         """See `ReadStream.next_many`."""
         with self._asking():
-            many = await self._stream.next_many(bytes_max)
+            many = await self._stream.next_many(bytes_max, items_max)
             for taken in many:
                 self._note(taken)
             if not many:

@@ -528,7 +528,7 @@ class TestLife:
                 for node in cluster.running.values():
                     assert not any(node._streams._by_connection.values())
                     assert node._streams._by_log == {}
-                assert store._live_streams() == []
+                assert store._streams == {}
 
         simulate(scenario)
 

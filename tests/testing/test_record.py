@@ -264,7 +264,7 @@ class TestProxies:
          "open", "arrow", "gatherer", "buffered_writer", "consumer", "streams", "reader",
          "released", "released_by_number", "serve", "serve_with", "log_tree", "trouble",
          "items_of", "on_gaps", "on_statuses", "is_connected", "stage", "unstage", "publish",
-         "published", "fence", "use_fencing_token", "senders", "on_news", "tell_health"}
+         "published", "fence", "use_fencing_token", "senders", "on_news"}
     )  # fmt: skip
 
     @pytest.mark.parametrize(

@@ -515,6 +515,18 @@ SEATED = ground(
 )  # fmt: skip
 """Every reader at the tail shares one, alone, and two blocks are too many for it."""
 
+
+def _little_memory(options: RunOptions) -> RunOptions:
+    client = replace(options.workload.client, read_memory_bytes=64 << 10)
+    return replace(options, workload=replace(options.workload, client=client))
+
+
+CRAMPED = ground(
+    "crash", "client_pause", every_s=3.0, shape=_little_memory, crowds=1,
+    turns=(("client.shared_tail.MEMBERS_MIN", 1), ("client.shared_tail.SEAT_ITEMS_MAX", 0)),
+)  # fmt: skip
+"""The same, and no room to keep what slow ones have not taken."""
+
 MANNERS = ground(
     "crash", keyed=1.0, manners=0.9, browsers=1, restart_s=1.0, burst=20, ask_s=0.2
 )  # fmt: skip

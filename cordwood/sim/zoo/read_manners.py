@@ -171,6 +171,16 @@ def _slow_untold(right: Any) -> Any:
     return give
 
 
+def _dropped_skip(right: Any) -> Any:
+    def stop(self: Any) -> None:
+        last = self._waiting[-1].last if self._waiting else 0
+        right(self)
+        if last and self.is_empty:
+            self.member._buffer.next = last + 1
+
+    return stop
+
+
 FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
     changed({"client.batch:key_bits": _first_key_only}), hunt=grounds.MANNERS,
@@ -209,6 +219,8 @@ BUGS = (
                changed({"client.shared_tail:Seat.take": _slow_skip}), hunt=grounds.CROWDED),
     PlantedBug("slow-untold", "who is too slow for a shared tail is given nothing more, and waits",
                changed({"client.shared_tail:Seat.give": _slow_untold}), hunt=grounds.SEATED),
+    PlantedBug("dropped-skip", "who is too slow goes on after what there was no room to keep",
+               changed({"client.shared_tail:Seat._stop": _dropped_skip}), hunt=grounds.CRAMPED),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
                changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
     PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
