@@ -100,7 +100,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("client.shared_tail", "MEMBERS_MIN", (1, 2, 2), OFTEN_SHARE),
         Knob("client.shared_tail", "SEAT_ITEMS_MAX", (1, 4, 20), OFTEN_SHARE),
         Knob("client.shared_tail", "RECENT_ITEMS_MAX", (0, 4)),
-        Knob("client.shared_tail", "BEHIND_S", (0.0, 0.1)),
+        Knob("client.shared_tail", "BEHIND_S", (0.0, 0.0, 0.1), OFTEN_SHARE),
     )
 }  # fmt: skip
 """Every knob by its name."""
