@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cordwood.block import Produced
-from cordwood.errors import CordwoodError, NoSequencer, Unreachable
+from cordwood.errors import CordwoodError, Fenced, NoSequencer, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Reply
 from cordwood.layout.produced import pack_produced, read_produced
@@ -176,7 +176,13 @@ async def recover_log(
                 producers.note(header.producer, header.producer_epoch, header.place)
         if mend.bridge - 1 > make_lsn(unclean, 0):
             tail = max(tail, mend.bridge - 1)
-        await _finish_epoch(unclean, job, mend, tail, pack_produced(producers.all()), tools)
+        stored = await _finish_epoch(
+            unclean, job, mend, tail, pack_produced(producers.all()), tools
+        )
+        if stored.clean_epoch >= epoch:
+            raise Fenced(f"log {log}: epoch {epoch} is recovered", stored.clean_epoch + 1)
+        # Who recovered it before this one found records that may be trimmed by now.
+        tail = max(tail, stored.clean_tail)
     return Recovered(producers, tail)
 
 
@@ -265,11 +271,13 @@ async def _seal_and_read(
 async def _finish_epoch(
     unclean: int, job: MendJob, mend: Mend[StoredBlock], tail: int, produced: bytes,
     tools: RecoveryTools,
-) -> None:  # fmt: skip
+) -> EpochRecord:  # fmt: skip
     """Store the outcome, tell the nodes that the epoch is over, and record it.
 
     Args:
         tail: LSN of the last record up to the end of `unclean`.
+    Returns:
+        What is recorded: of another recovery, if that was before this one.
     """
     if mend.plugs:
         logger.info(
@@ -293,7 +301,7 @@ async def _finish_epoch(
     if failures:
         refuse_absent(job.log, f"cleaning epoch {unclean}", failures)
     assert all(isinstance(answer, DoneReply) for answer in answers.values()), "Clean is answered"
-    await tools.epochs.set_clean(job.log, unclean, tail, job.append_time_us)
+    return await tools.epochs.set_clean(job.log, unclean, tail, job.append_time_us)
 
 
 async def _check_absent(unclean: int, job: MendJob, tools: RecoveryTools) -> None:

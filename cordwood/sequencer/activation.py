@@ -73,12 +73,11 @@ class Activation:
         # By log: an epoch, and what is known of append times where it begins.
         self._begins: dict[int, tuple[int, Begins]] = {}
 
-    async def activate(self, log: int, role: Role) -> tuple[LogAppender, EpochRecord]:
+    async def activate(self, log: int, role: Role) -> LogAppender:
         """Take a higher epoch and seal all below it.
 
         Returns:
-            The appender, which may take plain appends at once, and the epoch store's record
-            for `recover`.
+            The appender, which may take plain appends at once.
         Raises:
             NoSequencer: members are absent, or others keep winning the race.
             UnknownLog: the epoch store knows no such log.
@@ -87,7 +86,7 @@ class Activation:
         for _ in range(TRIES_MAX):
             epoch, record = self._taken.get(log) or await self._take(log)
             try:
-                return await self._begin(log, epoch, record, role), record
+                return await self._begin(log, epoch, record, role)
             except Fenced as fenced:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
                 del self._taken[log]
@@ -168,14 +167,22 @@ class Activation:
             appender.on_recovered(Recovered(ProducerTable(), 0))
         return appender
 
-    async def recover(self, log: int, epoch: int, record: EpochRecord) -> Recovered:
+    async def recover(self, log: int, epoch: int) -> Recovered:
         """Make all below `epoch` clean.
+
+        What was recovered before this, by another sequencer until `epoch` sealed or by an attempt
+        that came no further, is never recovered again: its records may be trimmed by now, and
+        of those above the LNG nobody would know the producers any more, nor the tail.
 
         Raises:
             Fenced: a higher epoch rules.
             NoSequencer: too many members are absent; may be tried again.
             Unreachable: the metadata store does not answer.
         """
+        record = await self._recovery.epochs.read(log)
+        if record is None or record.clean_epoch >= epoch:
+            ruling = 0 if record is None else record.next_epoch - 1
+            raise Fenced(f"log {log}: epoch {epoch} is over, or the log is gone", ruling)
         members = await self._located(log, record)
         begun, begins = self._begins[log]
         assert begun == epoch, "an epoch begins before those below it are recovered"

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cordwood.errors import CordwoodError, Fenced, NoSequencer, UnknownLog
-from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import NodeId
 from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.activation import Activation
@@ -132,7 +131,7 @@ class Reigns:
 
     async def _activate(self, log: int, slot: Slot) -> None:
         try:
-            appender, record = await self._activation.activate(log, self._role)
+            appender = await self._activation.activate(log, self._role)
         except CordwoodError as error:
             logger.info("log %d: not sequenced here: %s", log, error)
             self.abandon(log, slot, error)
@@ -146,7 +145,7 @@ class Reigns:
         if appender.is_recovered:
             self._on_recovered(log, slot, None)
         else:
-            slot.recovery = self._tasks.create_task(self._recover(log, slot, record))
+            slot.recovery = self._tasks.create_task(self._recover(log, slot))
 
     def _take_waiting(self, log: int, slot: Slot) -> None:
         """Hand over the entries that wait and need wait no more."""
@@ -161,13 +160,13 @@ class Reigns:
                 slot.waiting_bytes += each.entry.stored_bytes
         self._role.number(log)
 
-    async def _recover(self, log: int, slot: Slot, record: EpochRecord) -> None:
+    async def _recover(self, log: int, slot: Slot) -> None:
         """Recover every lower epoch, while appends go on; try until it is done or over."""
         appender = slot.appender
         assert appender is not None, "recovery follows the activation"
         while self.slots.get(log) is slot:
             try:
-                recovered = await self._activation.recover(log, appender.epoch, record)
+                recovered = await self._activation.recover(log, appender.epoch)
             except Fenced as fenced:
                 if self.slots.get(log) is slot:
                     self._role.on_fenced(log, fenced.epoch)
