@@ -47,7 +47,7 @@ class LogSearch:
         Raises:
             Retryable: this node does not know all that it holds.
         """
-        held = self._known(ask.log)
+        held = self._known(ask.log, ask.until)
         before, at = _in_cache(held, ask.time_us)
         for partition, entry in await self._shard.logs.directory(ask.log):
             if entry.last_us < ask.time_us:
@@ -75,7 +75,7 @@ class LogSearch:
         Raises:
             Retryable: this node does not know all that it holds.
         """
-        held = self._known(ask.log)
+        held = self._known(ask.log, ask.until)
         first = await self._first_record(ask.log, held.trim + 1, ask.until)
         if first is None:
             return ExtentReply(held.trim, 0, 0, 0, 0)
@@ -101,13 +101,18 @@ class LogSearch:
             parts.append(Part(block.wire_bytes, time_us, time_us))
         return SizeReply(bytes_between(parts, ask.start_us, ask.stop_us))
 
-    def _known(self, log: int) -> CachedLog:
+    def _known(self, log: int, until: int) -> CachedLog:
+        """What is held of a log of which readers may see all up to `until`.
+
+        So all epochs below that of `until` are recovered, though this node may have slept since,
+        or been cut off, and hold what none of those recoveries counted.
+        """
         if self._shard.damage:
             raise Retryable(f"this node does not know what it holds: {self._shard.damage}")
         held = self._shard.cache.get(log)
         if held is None:
             return CachedLog()
-        if held.is_behind:
+        if held.is_behind or held.unclean_epochs(until >> 32):
             raise Retryable(f"this node has still to learn how epochs of log {log} ended")
         return held
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from made_blocks import Made, at, packed, run, turns
 
+from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent, AskTime
 from cordwood.storage.log_search import LogSearch
 
@@ -66,3 +68,27 @@ class TestWhatDoesNotCount:
             assert (reply.before, reply.at) == (at(2), at(3))
 
         run(scenario)
+
+
+def test_who_slept_through_a_recovery_does_not_answer_for_its_epoch() -> None:
+    """Seed 14000529: a sequencer that hung wrote on as it woke, above the end of its epoch, and its
+    node was asked before it heard that this epoch was over. That readers are in the next one says
+    it."""
+
+    async def scenario() -> None:
+        made = await Made.new()
+        for lsn, time_us in ((at(1), 10), (at(2), 20), (at(3), 90)):
+            made.store(packed(lsn, time_us=time_us, lng=at(1)))
+        await turns()
+        search = LogSearch(made.shard)
+        assert (await search.find_time(AskTime(LOG, 50, at(3), True))).at == at(3)
+        for ask in (
+            search.find_time(AskTime(LOG, 50, at(1, 2), True)),
+            search.extent(AskExtent(LOG, at(1, 2))),
+        ):
+            with pytest.raises(Retryable, match="has still to learn"):
+                await ask
+        await made.shard.purge(LOG, 1, seal=2, lng=at(2))
+        assert (await search.find_time(AskTime(LOG, 50, at(1, 2), True))).at == 0
+
+    run(scenario)
