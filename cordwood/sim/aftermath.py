@@ -92,9 +92,11 @@ WRITE_EVERY_S = 0.03
 CUT_S = 0.5
 """How long a sequencer and its copyset are on their own before they are lost: some appends."""
 
-LAST_READ_S = 5.0
-"""How long it may take at most to read a log that is about to stand still for good: a few
-records of a healed cluster, or of one that was cut in two half a second ago."""
+LAST_READ_S = 2.0
+"""How long it may take at most to wait for what a log that is about to stand still for good owes,
+and then to read it: a few records of a healed cluster, or of one that was cut in two half a second
+ago. With that half second it is less than an append's deadline: what is begun in a cluster that is
+cut ends after the loss, and is owed no answer."""
 
 
 class LastWords:
