@@ -234,7 +234,8 @@ class ClientSettings:
             `read_memory_bytes` allows.
         read_memory_bytes: what nodes may send ahead of all readers of the client together,
             64 KiB for each node and stream apart. Six streams of five nodes get all they
-            want of 256 MiB; a process with a hundred gives each less.
+            want of 256 MiB; a process with a hundred gives each less. What waits for those that
+            share a stream is in it.
         location: where the client stands, as `NodeSettings.location`; "" for nowhere.
         scd_enabled: each block is sent by one of the nodes that hold it. Off, all of them
             send it: R times the traffic, and no wait when a node fails.
