@@ -93,6 +93,9 @@ class LogInfo:
         return tuple(sorted({NodeId(node) for each in self.history for node in each.nodes}))
 
 
+OnLearnt = Callable[[LogInfo], None]
+
+
 def log_info(reply: LogReply) -> LogInfo:
     """A log from the wire."""
     scopes = {**reply.wider, "node": reply.copies, "rack": reply.racks}
@@ -129,7 +132,8 @@ class Cluster:
         self._listeners: list[NodeListener] = []
         self._logs: dict[str, LogInfo] = {}
         self._asking: dict[tuple[str, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
-        self._learning: dict[str, asyncio.Task[None]] = {}
+        self._learning: dict[int, asyncio.Task[None]] = {}
+        self._learners: dict[int, dict[OnLearnt, LogInfo]] = {}
         self._closed = False
         self.members: dict[NodeId, Member] = {}
         self.dead: frozenset[NodeId] = frozenset()
@@ -304,32 +308,38 @@ class Cluster:
         info = self._logs[name] = log_info(reply)
         return info
 
-    def learn_log(self, info: LogInfo, learnt: Callable[[LogInfo], None]) -> None:
+    def learn_log(self, info: LogInfo, learnt: OnLearnt) -> None:
         """Ask for the epochs of a log after `info.epoch`; `learnt` gets what is known then.
 
         Storage nodes are asked, and the metadata store only if none of them was told.
 
-        One question at a time for each log, and not more than one each LEARN_EVERY_S.
+        One question at a time for each log, and not more than one each LEARN_EVERY_S: whoever
+        asks meanwhile is answered by the next one.
         """
         known = self._logs.get(info.name)
         if known is not None and known.log_id == info.log_id and known.epoch > info.epoch:
             learnt(known)
-        elif info.name not in self._learning:
-            task = self._tasks.create_task(self._learn_log(info, learnt))
-            self._learning[info.name] = task
-            task.add_done_callback(lambda _: self._learning.pop(info.name, None))
+            return
+        log = info.log_id
+        self._learners.setdefault(log, {})[learnt] = info
+        if log not in self._learning:
+            self._learning[log] = self._tasks.create_task(self._learn_log(log))
 
-    async def _learn_log(self, known: LogInfo, learnt: Callable[[LogInfo], None]) -> None:
-        name = known.name
-        try:
-            info = await self._ask_nodesets(known)
-            if info is None:
-                info = await self._ask_log(name, create=False, timeout_s=ASK_ONE_S)
-            if not self._closed:
-                learnt(info)
+    async def _learn_log(self, log: int) -> None:
+        while not self._closed and (asking := self._learners.pop(log, None)):
+            known = max(asking.values(), key=lambda info: info.epoch)
+            try:
+                info = await self._ask_nodesets(known)
+                if info is None:
+                    info = await self._ask_log(known.name, create=False, timeout_s=ASK_ONE_S)
+            except CordwoodError as error:
+                logger.debug("the epochs of %s could not be asked for: %s", known.name, error)
+            else:
+                if not self._closed:
+                    for learnt in asking:
+                        learnt(info)
             await asyncio.sleep(LEARN_EVERY_S)
-        except CordwoodError as error:
-            logger.debug("the epochs of %s could not be asked for: %s", name, error)
+        self._learning.pop(log, None)  # here and not when the task ends: none may ask between
 
     def look_up_again(self, info: LogInfo, learnt: Callable[[LogInfo | None], None]) -> None:
         """Ask the metadata store for a log that has changed; `learnt` gets what it is now, None
