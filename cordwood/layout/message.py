@@ -170,11 +170,13 @@ class SealReply(Struct, frozen=True, tag="sealed"):
         lngs: per epoch asked, the LNG it knows, (E, 0) for none.
         append_time_us: the latest append time it holds for this log, 0 for none.
         produced: per epoch asked, what producers wrote into it; see `layout.produced`.
+        is_sure: it knows all that it holds. One that lost records may have held later ones.
     """
 
     lngs: dict[int, int]
     append_time_us: int
     produced: dict[int, bytes] = {}
+    is_sure: bool = True
 
 
 class DoneReply(Struct, frozen=True, tag="done"):

@@ -65,6 +65,7 @@ class SealTally:
         self._nodeset = nodeset
         self._lngs: dict[NodeId, Mapping[int, int]] = {}
         self._append_time_us = 0
+        self._unsure: set[NodeId] = set()
         self._produced: list[tuple[int, Produced]] = []
 
     def on_produced(self, epoch: int, produced: Iterable[Produced]) -> None:
@@ -91,16 +92,25 @@ class SealTally:
         for _, producer, producer_epoch in sorted(found):
             table.note(producer, producer_epoch, found[_, producer, producer_epoch])
 
-    def on_sealed(self, node: NodeId, lngs: Mapping[int, int], append_time_us: int) -> None:
-        """`node` sealed, and knows these LNGs by epoch."""
+    def on_sealed(
+        self, node: NodeId, lngs: Mapping[int, int], append_time_us: int, is_sure: bool = True
+    ) -> None:
+        """`node` sealed, and knows these LNGs by epoch; `is_sure` that it knows what it holds."""
         assert node in self._nodeset, "a seal is asked of members only"
         self._lngs[node] = lngs
+        if not is_sure:
+            self._unsure.add(node)
         self._append_time_us = max(self._append_time_us, append_time_us)
 
     @property
     def sealed(self) -> tuple[NodeId, ...]:
         """Members that have sealed, in node order."""
         return tuple(node for node in self._nodeset.nodes if node in self._lngs)
+
+    @property
+    def sure(self) -> frozenset[NodeId]:
+        """Those of them that know what they hold: none of it is younger than they say."""
+        return frozenset(self._lngs) - self._unsure
 
     def lng(self, epoch: int) -> int:
         """The consensus LNG of `epoch`, once enough have sealed: the highest that any knows.

@@ -94,7 +94,8 @@ class Begins(NamedTuple):
     Attributes:
         time_us: the epoch has no older record.
         is_latest: no record that was acknowledged below is younger. Not known where nodes whose
-            data is said to be gone did not seal, for these may come back.
+            data is said to be gone did not seal, for these may come back, nor where some that
+            sealed have lost records.
     """
 
     time_us: int
@@ -125,8 +126,7 @@ async def seal_log(
             statuses=tools.statuses(), silent=tools.silent(),
         )  # fmt: skip
         time_us = max(time_us, tally.append_time_us)
-        sealed = set(tally.sealed)
-        if weigh(sealed, nodeset, replication, {}) is Hearing.NONE:
+        if weigh(tally.sure, nodeset, replication, {}) is Hearing.NONE:
             time_us, is_latest = max(time_us, tools.host.clock.now_us()), False
     return Begins(time_us, is_latest)
 

@@ -71,7 +71,7 @@ async def seal_epoch(
             failures[node] = answer
         else:
             assert isinstance(answer, SealReply), "Seal is answered with SealReply"
-            tally.on_sealed(node, answer.lngs, answer.append_time_us)
+            tally.on_sealed(node, answer.lngs, answer.append_time_us, answer.is_sure)
             for each, produced in answer.produced.items():
                 tally.on_produced(each, read_produced(produced))
     refuse_fenced(failures)

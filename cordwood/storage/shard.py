@@ -398,7 +398,7 @@ class Shard:
         lngs = {each: held.lngs.get(each, each << 32) for each in range(clean + 1, epoch)}
         produced = {each: pack_produced(held.wrote_in(each)) for each in lngs}
         wrote = {each: packed for each, packed in produced.items() if packed}
-        return SealReply(lngs, held.append_time_us, wrote)
+        return SealReply(lngs, held.append_time_us, wrote, is_sure=not self.damage)
 
     async def clean(self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"") -> None:
         """Epoch `epoch` is mended, says the recovery that sealed with `seal`.

@@ -66,3 +66,14 @@ def test_what_was_released_since_the_seal_is_remembered_of_its_producer() -> Non
     heard.note_produced(4, make_lsn(4, 4), producers)
     assert producers.look(7, 0, 3, 1) == (Turn.REPEAT, make_lsn(4, 4))
     assert producers.look(7, 0, 4, 1) == (Turn.NEXT, 0), "what is above the LNG may be a hole yet"
+
+
+def test_who_lost_records_seals_and_says_nothing_of_what_is_young() -> None:
+    """Seed 15000672: of an acknowledged record's two holders one had lost it, and sealed; the other
+    one was not asked. The record was taken for younger than all that could be acknowledged."""
+    found = tally()
+    found.on_sealed(NodeId(1), {1: make_lsn(1, 5)}, 10)
+    found.on_sealed(NodeId(2), {1: make_lsn(1, 6)}, 20, is_sure=False)
+    assert found.sealed == (1, 2), "no older store is taken by either"
+    assert found.sure == {1}
+    assert found.append_time_us == 20

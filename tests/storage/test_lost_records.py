@@ -68,6 +68,7 @@ class TestRestarts:
                 assert (made.shard.logs.lost, "(8192, 16384)" in made.shard.damage) == (LOST, True)
                 with pytest.raises(Retryable, match="does not know what it holds"):
                     await LogSearch(made.shard).extent(AskExtent(5, at(9)))
+                assert not (await made.shard.seal(6, 2 + life, 1)).is_sure
                 await store_one(made, 5 + life)
                 await flush(made)
 
