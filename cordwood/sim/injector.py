@@ -83,12 +83,16 @@ class Injector:
             machine.resume()
             if not machine.is_up and number not in absent[1:]:
                 stage.cluster.start(number)
-        stage.cluster.restart_failed([n for n in stage.cluster.numbers if n not in absent])
+        present = [number for number in stage.cluster.numbers if number not in absent]
+        stage.cluster.restart_failed(present)
         if stage.crew is not None:
             stage.crew.heal()
         if absent:
             self._take_away(absent)
             await asyncio.sleep(HANGS_S)
+        await stage.cluster.wait_running(absent)
+        # Whoever was still starting when a write failed is here only now, and takes nothing.
+        stage.cluster.restart_failed(present)
         await stage.cluster.wait_running(absent)
 
     def _take_away(self, absent: Sequence[NodeId]) -> None:
