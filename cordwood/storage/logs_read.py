@@ -21,6 +21,7 @@ from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.storage.partition import Part, Partition, Run, Wanted
+from cordwood.storage.rotten_rows import find_rot
 from cordwood.storage.tables import SCAN_ROWS_MAX, Tables
 
 logger = logging.getLogger(__name__)
@@ -161,10 +162,16 @@ async def _find(
         try:
             rows, reached = await _index_rows(tables, partition, wish.log, wish.start, rows_max)
         except Corrupt as error:
-            # Where in this part of the log the bad bytes lie is not said.
             logger.error("log %d in partition %d: %s", wish.log, partition.number, error)
-            damaged.append((max(wish.start, entry.first), min(wish.bound, entry.last)))
-            continue
+            start = max(wish.start, entry.first)
+            rot = await find_rot(
+                tables, partition.table, wish.log, start, entry.last, rows_max=rows_max
+            )
+            rows = [(logs_db.read_index_key(key), wire) for key, wire in rot.rows]
+            # What stands behind it the next read finds.
+            reached = rot.last if rot.last < entry.last else LSN_MAX
+            if rot.first <= min(rot.last, wish.bound):
+                damaged.append((max(start, rot.first), min(wish.bound, rot.last)))
         limit = min(limit, reached)
         found += [(key, wire, partition) for key, wire in rows]
         size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)

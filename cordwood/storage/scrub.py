@@ -34,6 +34,7 @@ from cordwood.lsn import format_lsn
 from cordwood.protocol.scrub_pace import BUSY_WAIT_MAX_S, LOOK_S, ScrubPace
 from cordwood.settings import StorageSettings
 from cordwood.storage.partition import Partition
+from cordwood.storage.rotten_rows import Rot, find_rot
 from cordwood.storage.shard import Shard
 from cordwood.storage.tables import TablesFailed
 
@@ -209,35 +210,45 @@ class Scrub:
         """
         start = self._shard.trim_of(log) + 1
         stop = logs_db.index_start(log, entry.last + 1)
-        # The key that index and bodies are read from; bodies of what is trimmed count too.
-        at = logs_db.index_start(log, start)
+        # The keys that index and bodies are read from, and the LSN from which the index is; bodies
+        # of what is trimmed count too.
+        lsn, at = max(start, entry.first), logs_db.index_start(log, start)
         bodies_at = logs_db.body_key(log, start, 0)
         lowest, highest = entry.last + 1, 0
-        while True:
+        is_end = False
+        while not is_end:
+            rot: Rot | None = None
             try:
                 rows, is_end = await self._logs.tables.scan(
                     partition.table, at, stop,
                     rows_max=STEP_ROWS, bytes_max=STEP_BYTES, is_once=True,
                 )  # fmt: skip
             except Corrupt as error:
-                # Where in this part of the log the bad bytes lie is not said.
-                first = max(start, entry.first, highest + 1)
-                await self._report(partition, log, first, entry.last, f"its index: {error}")
-                return
+                rot = await find_rot(
+                    self._logs.tables, partition.table, log, lsn, entry.last, rows_max=STEP_ROWS
+                )
+                rows, is_end = rot.rows, rot.last >= entry.last
+                if rot.first <= rot.last:
+                    await self._report(partition, log, rot.first, rot.last, f"its index: {error}")
             heads = await self._check_heads(partition, log, rows)
             if heads:
                 lowest = min(lowest, *(first for _, first in heads))
                 highest = max(highest, *(last for last, _ in heads))
-            if is_end:
-                bodies_stop = logs_db.body_key(log, entry.last + 1, 0)
+            if rot is not None:
+                lowest, highest = min(lowest, rot.first), max(highest, rot.last)
+                lsn = rot.last + 1
+                at = logs_db.index_start(log, lsn)
+                bodies_stop = logs_db.body_key(log, rot.first, 0)
+                next_bodies = logs_db.body_key(log, lsn, 0)
+            elif is_end:
+                bodies_stop = next_bodies = logs_db.body_key(log, entry.last + 1, 0)
             else:
                 at = rows[-1][0] + b"\0"
-                last, first = max(heads)
-                bodies_stop = logs_db.body_key(log, last, first) + b"\0"
-            await self._check_bodies(partition, log, heads, bodies_at, bodies_stop)
-            if is_end:
-                break
-            bodies_at = bodies_stop
+                lsn, first = max(heads)
+                bodies_stop = next_bodies = logs_db.body_key(log, lsn, first) + b"\0"
+            if bodies_at < bodies_stop:
+                await self._check_bodies(partition, log, heads, bodies_at, bodies_stop)
+            bodies_at = next_bodies
         await self._check_ends(partition, log, entry, lowest, highest)
 
     async def _check_heads(

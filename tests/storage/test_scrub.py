@@ -70,7 +70,7 @@ def lost_body(tables: MemoryTables, table: str) -> DamagedRange:
 
 def unreadable_index(tables: MemoryTables, table: str) -> DamagedRange:
     tables._tables[table].rotten.add(index_key_of(tables, table, 5))
-    return DamagedRange(1, LOG, at(1), at(BLOCKS))
+    return place(5)
 
 
 def wrong_index(tables: MemoryTables, table: str) -> DamagedRange:
@@ -165,6 +165,30 @@ def test_all_that_rots_is_found_in_one_pass_and_answered_as_not_known(
     run(scenario)
 
 
+def test_of_many_entries_that_rot_each_is_told_and_what_stands_between_is_served() -> None:
+    """Seed 2114003313. One bad row made all that its log had in the partition unknown, what was
+    stored there afterwards too; and scrubbing around two of them went in a circle."""
+
+    async def scenario() -> None:
+        made = await filled()
+        (partition,) = made.shard.logs.partitions
+        tables = made.shard.logs.tables
+        assert isinstance(tables, MemoryTables)
+        for number in (5, 20, 21, BLOCKS):
+            tables._tables[partition.table].rotten.add(
+                index_key_of(tables, partition.table, number)
+            )
+        bad = [(at(5), at(5)), (at(20), at(21)), (at(BLOCKS), at(BLOCKS))]
+        scrub = await scrub_for(made, 2 * PASS_S)
+        assert scrub.whole_passes == 1
+        assert [(each.first, each.last) for each in damages(made)] == bad
+        covered, damaged = await read_all_of(made)
+        assert damaged == {*bad}
+        assert len(covered) == BLOCKS - 4
+
+    run(scenario)
+
+
 def test_who_cannot_read_how_far_it_came_scrubs_all_the_same(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,13 +225,27 @@ def test_who_is_closed_before_it_ran_does_not_run() -> None:
     run(scenario)
 
 
+async def read_all_of(made: Made) -> tuple[set[int], set[tuple[int, int]]]:
+    """Where blocks begin that are served of LOG, and the ranges of which nothing is known."""
+    covered: set[int] = set()
+    damaged: list[tuple[int, int]] = []
+    start = 0
+    while start <= at(BLOCKS):
+        got = await made.shard.reader.read(
+            LOG, start, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000
+        )
+        covered |= {each.header.first for each in got.blocks}
+        damaged += got.damaged
+        start = got.next
+    return covered, {(max(first, at(1)), last) for first, last in damaged}
+
+
 async def check_read(made: Made, bad: DamagedRange) -> None:
     """Blocks and damage tile the log: nothing is absent in silence."""
-    got = await made.shard.reader.read(LOG, 0, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000)
-    covered = {each.header.first for each in got.blocks}
-    assert {(max(first, at(1)), last) for first, last in got.damaged} == {(bad.first, bad.last)}
+    covered, damaged = await read_all_of(made)
+    assert damaged == {(bad.first, bad.last)}
     assert not [first for first in covered if bad.first <= first <= bad.last]
-    told = {lsn for first, last in got.damaged for lsn in range(first, last + 1)}
+    told = {lsn for first, last in damaged for lsn in range(first, last + 1)}
     assert covered | told >= {at(n) for n in range(1, BLOCKS + 1)}
     other = await made.shard.reader.read(LOG + 1, 0, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000)
     assert (len(other.blocks), other.damaged) == (BLOCKS, [])
