@@ -127,6 +127,12 @@ STORAGE_ROWS: tuple[Row, ...] = (
         f"{_SCRUB}._progress_of_before",
         gave,
     ),
+    row(
+        "index-rot-found",
+        "bad bytes were found in an index",
+        "storage.rotten_rows:_readable_from",
+        lambda s: s.result > s.args[3],
+    ),
     row("scrub-orphan", "scrubbing looked at a body without an entry", f"{_SCRUB}._check_orphan"),
     row("scrub-part", "scrubbing read a log's part of a partition", f"{_SCRUB}._scrub_part"),
     row("staged", "a block was staged", f"{_STAGING}.stage"),

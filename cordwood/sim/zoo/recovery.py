@@ -25,6 +25,10 @@ def _lng_too_high(right: Any) -> Any:
     return lng
 
 
+def _all_are_sure(right: Any) -> Any:
+    return property(lambda self: frozenset(self.sealed))
+
+
 def _drops_last(right: Any) -> Any:
     def add(self: Any, copies: Any) -> None:
         right(self, list(copies)[:-1])
@@ -147,6 +151,9 @@ BUGS = (
     PlantedBug("producers-forgotten", "who takes over knows no block of a producer up to the LNG",
                changed({"protocol.seal:SealTally.note_produced":
                         instead(lambda *rest: None)}), hunt=grounds.RECOVERIES),
+    PlantedBug("damaged-seal-counts", "who lost records tells how young an acknowledged one can be",
+               changed({"protocol.seal:SealTally.sure": _all_are_sure}),
+               scene="tests/recovery/test_damaged_seals.py"),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
                changed({"recovery.heard:hear": _waits_for_all})),
     PlantedBug("non-authoritative-plugs", "a recovery that cannot know plugs holes all the same",

@@ -136,6 +136,15 @@ def _scrub_goes_on_with_next(right: Any) -> Any:
     return report
 
 
+def _skips_rot(right: Any) -> Any:
+    async def find_rot(*what: Any, **how: Any) -> Any:
+        # It reads on behind what cannot be read, and does not say so.
+        rot = await right(*what, **how)
+        return rot._replace(first=rot.last + 1)
+
+    return find_rot
+
+
 def _by_size_only(right: Any) -> Any:
     def due_s(self: Any) -> float | None:
         due: float | None = right(self)
@@ -228,6 +237,10 @@ BUGS = (
                changed({f"{_SCRUB}._check_bodies": _scrub_trusts_index}), hunt=grounds.ROT),
     PlantedBug("scrub-tells-neighbour", "scrubbing tells the block behind the bad one",
                changed({f"{_SCRUB}._report": _scrub_goes_on_with_next}), hunt=grounds.ROT),
+    PlantedBug("rot-skipped", "an index is read on behind bad bytes, and nobody is told of them",
+               changed({"storage.scrub:find_rot": _skips_rot,
+                        "storage.logs_read:find_rot": _skips_rot}),
+               hunt=grounds.ROT),
     PlantedBug("flushes-by-size", "what gathers too little for a flush is never flushed",
                changed({"storage.flusher:Flusher._due_s": _by_size_only}), hunt=grounds.CALM),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
