@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from cordwood.chaos.namespaces import Namespaces, namespaces, why_not
+from cordwood.chaos.rulers import ruler, wait_ruler
 from cordwood.chaos.strikes import (
     CUT,
     CUT_STORAGE,
@@ -31,8 +32,7 @@ from cordwood.chaos.strikes import (
     Strikes,
 )
 from cordwood.chaos.syscalls import why_no_strace
-from cordwood.client.store import connected
-from cordwood.errors import CordwoodError, Unreachable
+from cordwood.errors import Unreachable
 from cordwood.host.real import real_host
 from cordwood.host.seams import Host
 from cordwood.local_cluster import ClusterShape, LocalCluster, local_cluster
@@ -277,22 +277,7 @@ class _Run:
 
     async def _sequencer(self) -> NodeId:
         """The node that sequences the log in its highest epoch."""
-        async with asyncio.timeout(BACK_S):
-            while True:
-                async with connected(
-                    self._clients.addresses, self._host, ClientSettings()
-                ) as store:
-                    answers = await store.status()
-                ruling = [
-                    (state.epoch, node)
-                    for node, answer in answers.items()
-                    if not isinstance(answer, CordwoodError)
-                    for state in answer.logs
-                    if state.sequencing
-                ]
-                if ruling:
-                    return max(ruling)[1]
-                await asyncio.sleep(0.05)
+        return await wait_ruler(lambda: ruler(self._clients.addresses, self._host, None))
 
     async def _wait_acked(self, timeout_s: float) -> None:
         """Wait for the next acknowledgement."""

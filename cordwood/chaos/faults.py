@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
@@ -24,6 +23,7 @@ from cordwood.chaos.clocked_node import step_clock
 from cordwood.chaos.disks import Disks
 from cordwood.chaos.namespaces import Namespaces
 from cordwood.chaos.packets import Packets
+from cordwood.chaos.rulers import wait_ruler
 from cordwood.errors import Unreachable
 from cordwood.local_cluster import LocalCluster
 from cordwood.nodes import NodeId
@@ -49,9 +49,6 @@ STOPPED_TIMEOUT_S = 5.0
 
 TURNS = 3
 """Sequencers killed in a row."""
-
-RULED_TIMEOUT_S, ASKED_EVERY_S = 30.0, 0.05
-"""Appends find a sequencer in a second or two; as long as appends may stand still is a failure."""
 
 
 class Faults:
@@ -173,20 +170,11 @@ class Faults:
     async def _ping_pong(self, length_s: float) -> None:
         """Kill who sequences, and as soon as another one does, that one; back and forth."""
         for _ in range(TURNS):
-            node = await self._who_rules()
+            node = await wait_ruler(self._sequencer)
             self._cluster.kill(node)
             await asyncio.sleep(length_s)
             await self._wait_acked()
             await self._start(node)
-
-    async def _who_rules(self) -> NodeId:
-        """Who sequences, as soon as somebody does: other logs are acknowledged before this one."""
-        deadline = time.monotonic() + RULED_TIMEOUT_S
-        while (node := await self._sequencer()) is None:
-            if time.monotonic() > deadline:
-                raise Unreachable(f"for {RULED_TIMEOUT_S:g} s no node says that it sequences")
-            await asyncio.sleep(ASKED_EVERY_S)
-        return node
 
     @asynccontextmanager
     async def _clock_stepped(self, node: NodeId, step_s: float) -> AsyncIterator[None]:

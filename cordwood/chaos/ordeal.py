@@ -31,13 +31,13 @@ from cordwood.chaos.members import Members
 from cordwood.chaos.namespaces import Namespaces, namespaces
 from cordwood.chaos.outcome import Outcome, outcome_of
 from cordwood.chaos.plan import KINDS, Aim, Need, Strike, plan_of
-from cordwood.client.store import connected
+from cordwood.chaos.rulers import ruler
 from cordwood.errors import CordwoodError, Unreachable
 from cordwood.host.real import real_host
 from cordwood.host.seams import Host
 from cordwood.local_cluster import ClusterShape, LocalCluster, local_cluster
 from cordwood.nodes import NodeId, Replication
-from cordwood.settings import MIB, ClientSettings, StorageSettings
+from cordwood.settings import MIB, StorageSettings
 from cordwood.sim.history import Event, HistoryRecorder, to_jsonl
 from cordwood.sim.workload import WorkloadOptions
 
@@ -382,22 +382,8 @@ class Play:
 
     async def sequencer(self) -> NodeId | None:
         """The node that sequences the first log in its highest epoch; None if none says so."""
-        try:
-            async with (
-                asyncio.timeout(BACK_S),
-                connected(self.addresses, self._host, ClientSettings()) as store,
-            ):
-                answers = await store.status()
-        except (CordwoodError, TimeoutError):
-            return None
-        ruling = [
-            (state.epoch, node)
-            for node, answer in answers.items()
-            if not isinstance(answer, CordwoodError)
-            for state in answer.logs
-            if state.sequencing and state.log == self._cast.first_log
-        ]
-        return max(ruling)[1] if ruling else None
+        log = self._cast.first_log
+        return None if log is None else await ruler(self.addresses, self._host, log)
 
     async def wait_acked(self) -> None:
         """Wait for the next acknowledgement.

@@ -497,7 +497,6 @@ class Store(Stages, PositionCalls, Nodes):
             reader.close()
         for stream in list(self._streams.values()):
             stream.fail(error)
-        self._streams.clear()
         await self._cluster.close()
         self._stop.set()
         if self._runner is not None and self._runner is not asyncio.current_task():

@@ -170,9 +170,10 @@ class Activation:
     async def recover(self, log: int, epoch: int) -> Recovered:
         """Make all below `epoch` clean.
 
-        What was recovered before this, by another sequencer until `epoch` sealed or by an attempt
-        that came no further, is never recovered again: its records may be trimmed by now, and
-        of those above the LNG nobody would know the producers any more, nor the tail.
+        What is recorded as recovered, by another sequencer until `epoch` sealed or by an attempt
+        that came no further, is not recovered again: its records may be trimmed by now, and of
+        those above the LNG nobody would know the producers any more, nor the tail. Before it is
+        recorded nothing above the LNG is released, so nothing of it is trimmed either.
 
         Raises:
             Fenced: a higher epoch rules.

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cordwood.chaos import faults
+from cordwood.chaos import rulers
 from cordwood.chaos.faults import TURNS, Faults
 from cordwood.errors import Unreachable
 from cordwood.nodes import NodeId
@@ -57,7 +57,7 @@ def test_ping_pong_waits_for_the_next_sequencer() -> None:
 
 
 def test_ping_pong_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "RULED_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(rulers, "TIMEOUT_S", 0.1)
     cluster = MadeUpCluster(unruled=1_000_000)
     with pytest.raises(Unreachable, match="no node says that it sequences"):
         asyncio.run(struck(cluster).play("ping-pong", [1, 2, 3], 0.0, random.Random(1)))
