@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 
-from cordwood.errors import CordwoodError, NoSequencer
+from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.log_questions import Trim, TrimReply
 from cordwood.lsn import ESN_MAX, make_lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.recovery import recover_log
+from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.activation import Activation
 
 
 async def record_of(cluster: ClusterAtHand) -> EpochRecord:
@@ -71,3 +74,64 @@ def test_the_tail_that_was_recorded_stays(monkeypatch: pytest.MonkeyPatch) -> No
             assert await values(store, "log", start=make_lsn(3, 1)) == [b"after"]
 
     simulate(main)
+
+
+def test_an_epoch_that_is_over_recovers_nothing() -> None:
+    """Its log may be gone too; whoever sequences it steps down either way."""
+
+    async def main(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20.0) as store:
+            await store.append("log", b"1")
+            cluster.kill(cluster.sequencer_of(1))
+            await asyncio.sleep(5)
+            await store.append("log", b"2")
+            await until(lambda: cluster.sequencer_of(1) != 0)
+            activation = cluster.running[cluster.sequencer_of(1)]._sequencer._activation
+            while (await record_of(cluster)).clean_epoch < 1:  # noqa: ASYNC110 - another's doing
+                await asyncio.sleep(0.1)
+            with pytest.raises(Fenced, match="epoch 1 is over") as over:
+                await activation.recover(1, 1)
+            assert over.value.epoch == 2
+            with pytest.raises(Fenced, match="the log is gone"):
+                await activation.recover(99, 1)
+
+    simulate(main, nodes=4)
+
+
+def test_who_learns_at_the_end_that_its_own_epoch_is_recovered_steps_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A higher epoch recovered all of it meanwhile: nothing is released by the one that is late."""
+    recovered: list[tuple[int, Fenced | None]] = []
+    right, set_clean = Activation.recover, EpochStore.set_clean
+
+    async def recover(self: Activation, log: int, epoch: int) -> Recovered:
+        try:
+            done = await right(self, log, epoch)
+        except Fenced as error:
+            recovered.append((epoch, error))
+            raise
+        recovered.append((epoch, None))
+        return done
+
+    async def late(self: EpochStore, log: int, epoch: int, *how: int) -> EpochRecord:
+        found = await set_clean(self, log, epoch, *how)
+        return found if recovered else msgspec.structs.replace(found, clean_epoch=epoch + 1)
+
+    monkeypatch.setattr(Activation, "recover", recover)
+    monkeypatch.setattr(EpochStore, "set_clean", late)
+
+    async def main(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20.0) as store:
+            await store.append("log", b"1")
+            cluster.kill(cluster.sequencer_of(1))
+            await asyncio.sleep(5)
+            await store.append("log", b"2")
+            await until(lambda: bool(recovered))
+            assert await values(store, "log") == [b"1", b"2"]
+            (epoch, error), (later, nothing) = recovered[:2]
+            assert (epoch, later, nothing) == (2, 3, None)
+            assert error is not None
+            assert "epoch 2 is recovered" in str(error)
+
+    simulate(main, nodes=4)
