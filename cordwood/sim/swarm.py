@@ -30,6 +30,10 @@ from cordwood.sim.workload import WorkloadOptions, turn_calls
 DAMAGE_SHARE = 0.12
 """Share of the seeds in which disks lose what they had synced, within the atlas."""
 
+SCRUB_BYTES_S = (60_000, MIB)
+"""How fast is scrubbed where disks lose something: a pass in a second or less, or so slowly that
+what recovery stores comes between a look at an index and one at its bodies."""
+
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
 
@@ -137,7 +141,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     storage = replace(
         cluster.storage,
         recent_bytes=kept,
-        scrub_bytes_s=0 if damage is Damage.NONE else MIB,
+        scrub_bytes_s=0 if damage is Damage.NONE else stream(seed, "scrub").choice(SCRUB_BYTES_S),
         scrub_every_s=5.0,
     )
     cluster = replace(cluster, storage=storage)
