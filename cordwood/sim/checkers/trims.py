@@ -15,7 +15,7 @@ from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import Event, FaultStruck, NodeDumped, NodeStarted
-from cordwood.sim.position_events import NodeTrimmed, RetentionTrims, TrimAnswered
+from cordwood.sim.position_events import NodeTrimmed, RetentionTrims, TrimAnswered, TrimAsked
 
 DAMAGE = frozenset({"rot", "zeroed", "lost_write", "misdirected_write"})
 """Faults that destroy what a node had durably, trim points in its WAL among it: its next start
@@ -32,6 +32,10 @@ def check_trims(evidence: Evidence) -> list[Violation]:
     """
     points: dict[tuple[int, int], tuple[int, Event]] = {}
     damaged: set[int] = set()
+    # Where each trim was asked for, and where a node started on a damaged disk: what it had said
+    # before that, to a client that still waited for others, is not held against it.
+    asked: dict[tuple[str, int, int], int] = {}
+    lost_at: dict[int, int] = {}
     clocks_move = any(e.kind in CLOCKS for e in evidence.events if isinstance(e, FaultStruck))
     found: list[Violation] = []
     for at, event in enumerate(evidence.events):
@@ -44,11 +48,17 @@ def check_trims(evidence: Evidence) -> list[Violation]:
                 damaged.update(nodes)
             case NodeStarted(_, node) if node in damaged:
                 damaged.discard(node)
+                lost_at[node] = at
                 points = {place: known for place, known in points.items() if place[0] != node}
             case RetentionTrims(_, _, _, _, "time") if not clocks_move:
                 found += _too_young(evidence, event)
-            case TrimAnswered(_, _, log, lsn, nodes):
+            case TrimAsked(_, client, log, lsn):
+                asked[client, log, lsn] = at
+            case TrimAnswered(_, client, log, lsn, nodes):
+                asked_at = asked.get((client, log, lsn), 0)
                 for node in nodes:
+                    if lost_at.get(node, -1) > asked_at:
+                        continue
                     known = points.get((node, log))
                     if known is None or known[0] < lsn:
                         points[node, log] = (lsn, event)
