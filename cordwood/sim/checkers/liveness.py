@@ -67,10 +67,11 @@ _REJECTIONS = frozenset(
 def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -> list[Violation]:
     """L1: `bound_s` after the faults have stopped, every append succeeds within `bound_s`.
 
-    Before that, one of the appends tried since must succeed, if any was tried. What nodes that
-    are lost for good had in flight is not looked at, nor what comes before anybody said so. Nodes
-    that come back are as a fault that ends: what was begun up to `bound_s` after that may end
-    with an unknown outcome, since another sequencer took the log, and in no other way.
+    Before that, one of the appends tried since must succeed, if any was tried. An outcome that is
+    soon known to be unknown is no such try: another sequencer took the log, and a caller may stop
+    there. What nodes that are lost for good had in flight is not looked at, nor what comes before
+    anybody said so. Nodes that come back are as a fault that ends: what was begun up to `bound_s`
+    after that may end with an unknown outcome, and in no other way.
     """
     if evidence.healed_at is None:
         return []
@@ -124,15 +125,24 @@ def _is_overtaken(append: Append, back_us: int, bound_us: int) -> bool:
 def _first_success(
     evidence: Evidence, log: int, tried: list[Append], bound_us: int
 ) -> Iterator[Violation]:
-    if not tried:
+    waited = [append for append in tried if not _is_replaced(append, bound_us)]
+    if not waited:
         return
-    due_us = tried[0].invoked.time_us + bound_us
+    due_us = waited[0].invoked.time_us + bound_us
     won = min(
         (evidence.time_of(a.end_at) for a in tried if isinstance(a.end, AppendOk)), default=None
     )
     if (won is None and evidence.end_us >= due_us) or (won is not None and won > due_us):
         text = f"no append succeeded within {bound_us / 1e6:g} s of the healing"
-        yield Violation("L1", text, log, 0, (tried[0].invoked,))
+        yield Violation("L1", text, log, 0, (waited[0].invoked,))
+
+
+def _is_replaced(append: Append, bound_us: int) -> bool:
+    """Whether an append ended in time with an unknown outcome, as where its sequencer goes."""
+    end = append.end
+    if not isinstance(end, AppendUnknown) or end.error == GIVEN_UP:
+        return False
+    return end.time_us < append.invoked.time_us + bound_us
 
 
 def _succeeds_by(evidence: Evidence, append: Append, due_us: int) -> Iterator[Violation]:
