@@ -252,9 +252,11 @@ def _is_paced(
     chance: random.Random, cluster: ClusterOptions, absent: tuple[NodeId, ...], fills: bool
 ) -> bool:
     """Whether appends are timed (L7): where a node less leaves enough of them for every copy, and
-    where epochs end by themselves seldom enough."""
+    where epochs end by themselves seldom enough. Of one copy no epoch is sealed while any node is
+    stopped, and one of its own end waits for that."""
     wanted = chance.random() < PACED_SHARE and not (absent or fills)
-    spare = cluster.nodes > cluster.replication.copies + 1
+    copies = cluster.replication.copies
+    spare = cluster.nodes > copies + 1 and copies > 1
     return wanted and spare and cluster.sequencer.esns >= PUBLISH_ESNS_MIN
 
 

@@ -9,6 +9,16 @@ import pytest
 from cordwood.nodes import Replication
 from cordwood.protocol.append_window import AppendWindow
 from cordwood.sim import aftermath
+from cordwood.sim.swarm import swarm_options
+
+
+def test_with_one_copy_nobody_is_hampered():
+    """Seed 19001430. An epoch came to its last esn while a node was stopped, and the next one
+    could not be sealed without it, as must be."""
+    drawn = [swarm_options(seed) for seed in (19001430, *range(400))]
+    copies = {each.cluster.replication.copies for each in drawn if each.paced}
+    assert 1 in {each.cluster.replication.copies for each in drawn}
+    assert min(copies) == 2
 
 
 def window(*copysets: tuple[int, ...]) -> AppendWindow[None]:
