@@ -30,9 +30,10 @@ from cordwood.sim.workload import WorkloadOptions, turn_calls
 DAMAGE_SHARE = 0.12
 """Share of the seeds in which disks lose what they had synced, within the atlas."""
 
-SCRUB_BYTES_S = (60_000, MIB)
-"""How fast is scrubbed where disks lose something: a pass in a second or less, or so slowly that
-what recovery stores comes between a look at an index and one at its bodies."""
+SCRUBS = ((20_000, 0.5), (MIB, 5.0))
+"""How fast is scrubbed where disks lose something, in bytes a second, and how often: so slowly, and
+all the time, that what recovery stores comes between a look at an index and one at its bodies; or
+in a second or less."""
 
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
@@ -138,11 +139,12 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         **_retention(stream(seed, "retention")),
     )
     kept = stream(seed, "recent").choice((0, 0, 10_000, 128 * MIB))
+    scrub_bytes_s, scrub_every_s = stream(seed, "scrub").choice(SCRUBS)
     storage = replace(
         cluster.storage,
         recent_bytes=kept,
-        scrub_bytes_s=0 if damage is Damage.NONE else stream(seed, "scrub").choice(SCRUB_BYTES_S),
-        scrub_every_s=5.0,
+        scrub_bytes_s=0 if damage is Damage.NONE else scrub_bytes_s,
+        scrub_every_s=scrub_every_s,
     )
     cluster = replace(cluster, storage=storage)
     cluster = _in_regions(stream(seed, "regions"), cluster)
