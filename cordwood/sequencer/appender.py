@@ -92,8 +92,8 @@ class Role(Protocol):
     def on_fenced(self, log: int, epoch: int) -> None:
         """A higher epoch rules this log; 0 if it is not known which."""
 
-    def on_drained(self, log: int) -> None:
-        """The epoch has no esns left and nothing in flight: take the next one."""
+    def on_drained(self, log: int, epoch: int) -> None:
+        """`epoch` has no esns left and nothing in flight: take the next one, if it still rules."""
 
     def hold(self, log: int) -> None:
         """Entries of `log` wait for room: flush it again once something was settled."""
@@ -464,7 +464,7 @@ class LogAppender:
     def _check_drained(self) -> None:
         # Not before it is recovered: epoch after epoch would be filled and none released.
         if self._exhausted and not len(self._window) and self.is_recovered:
-            self._role.on_drained(self.log)
+            self._role.on_drained(self.log, self.epoch)
 
     def tick(self, now: float) -> None:
         """Retry the runs whose wave took too long."""

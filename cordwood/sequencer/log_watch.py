@@ -85,12 +85,16 @@ class LogWatch:
         infos = {info.log_id: info for info in await self._logs.list()}
         for log, appender in self._sequencer.sequencing().items():
             info = infos.get(LogId(log)) or await self._logs.by_id(log)
+            wants_another = info is not None and self._asks_for_another(info, appender)
+            may_have_it = wants_another and await self._may_have_it(log, appender)
+            if self._sequencer.sequencing().get(log) is not appender:
+                continue  # it was ended meanwhile; its next epoch begins with what is asked now
             if info is None:
                 logger.info("log %d: it was deleted", log)
                 self._sequencer.on_fenced(log, 0)
-            elif not self._asks_for_another(info, appender):
+            elif not wants_another:
                 appender.attributes = info.attributes
-            elif not await self._may_have_it(log, appender):
+            elif not may_have_it:
                 size = appender.attributes.nodeset_size  # else nobody would ask for it any more
                 appender.attributes = msgspec.structs.replace(info.attributes, nodeset_size=size)
             else:

@@ -105,10 +105,12 @@ class Reigns:
                 self._under_way[log].cancel()
                 self.abandon(log, slot, NoSequencer(f"{why} {log}"))
 
-    def restart(self, log: int) -> None:
-        """The epoch ran out of numbers or must change: take the next one."""
-        old = self.slots.pop(log)
-        assert old.appender is not None, "only an active log drains"
+    def restart(self, log: int, epoch: int) -> None:
+        """`epoch` ran out of numbers or must change: take the next one, unless that was done."""
+        old = self.slots.get(log)
+        if old is None or old.appender is None or old.appender.epoch != epoch:
+            return
+        del self.slots[log]
         if old.heir is not None:
             old.appender.end(0)  # another node has the next epoch already
             return

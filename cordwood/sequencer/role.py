@@ -332,9 +332,9 @@ class SequencerRole:
         if slot is not None and slot.appender is not None and slot.appender.epoch < epoch:
             self.on_fenced(log, epoch)
 
-    def on_drained(self, log: int) -> None:
+    def on_drained(self, log: int, epoch: int) -> None:
         """See `appender.Role`."""
-        self._reigns.restart(log)
+        self._reigns.restart(log, epoch)
 
     def hold(self, log: int) -> None:
         """See `appender.Role`."""
