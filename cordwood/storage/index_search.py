@@ -17,7 +17,7 @@ from cordwood.layout import logs_db
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.lsn import LSN_MAX
 from cordwood.storage.partition import Partition
-from cordwood.storage.tables import Tables
+from cordwood.storage.tables import SCAN_ROWS_MAX, Tables
 
 Counts = Callable[[int, int], bool]
 """Whether a block counts that ends at this LSN with this seal: see `CachedLog.counts`."""
@@ -72,6 +72,53 @@ async def last_header(
         tables, partition, log, entry, counts, lambda header: header.first <= until
     )
     return await _record_from(tables, partition, log, last, counts) if last else None
+
+
+async def last_counted(
+    tables: Tables, partition: Partition, log: int, entry: DirectoryEntry, counts: Counts
+) -> int:
+    """The last LSN of the last of a log's blocks in a partition that counts, 0 for none.
+
+    The directory says where the last one ends, be it of a recovery that came to no end: its bridge
+    may stand over records that another recovery kept, and is older than these.
+
+    Raises:
+        TablesFailed, Corrupt: as `read`.
+    """
+    last = entry.last
+    while last:
+        rows, _ = await tables.scan(
+            partition.table,
+            logs_db.index_start(log, last),
+            logs_db.index_start(log, last + 1),
+            rows_max=SCAN_ROWS_MAX,
+            bytes_max=1 << 30,
+        )
+        keys = (logs_db.read_index_key(key) for key, _ in rows)
+        if any(counts(key.last, key.seal_epoch) for key in keys):
+            return last
+        last = await _last_below(tables, partition, log, entry.first, last)
+    return 0
+
+
+async def _last_below(tables: Tables, partition: Partition, log: int, low: int, stop: int) -> int:
+    """The last LSN of the last of a log's blocks that ends in `[low, stop)`, 0 for none."""
+    found, high = 0, stop - 1
+    while low <= high:
+        middle = (low + high) // 2
+        rows, _ = await tables.scan(
+            partition.table,
+            logs_db.index_start(log, middle),
+            logs_db.index_start(log, high + 1),
+            rows_max=1,
+            bytes_max=1,
+        )
+        if rows:
+            found = logs_db.read_index_key(rows[0][0]).last
+            low = found + 1
+        else:
+            high = middle - 1
+    return found
 
 
 async def _record_from(

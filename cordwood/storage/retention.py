@@ -3,8 +3,9 @@
 Every so often it looks at the partitions in which something may have become too old, and at
 the logs that keep a bounded number of bytes; moves trim points, each of them a record in the
 WAL like any other; has partitions dropped, and one at a time cut. Only what readers may see is
-trimmed. Nodes trim on their own, so that for a while one may have let go of what another
-still has; a reader skips what any of them has trimmed.
+trimmed, and by no block that does not count: such a one may be older than what is below it.
+Nodes trim on their own, so that for a while one may have let go of what another still has; a
+reader skips what any of them has trimmed.
 
 Logs that were deleted are trimmed whole, some time after they were first found missing. That
 is looked at twice: what is held here first, then what the metadata store lists, and then each
@@ -21,12 +22,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, Corrupt
 from cordwood.host.seams import Clock
+from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.retention import Part, expiry_us, fitting_trim, share_bytes
 from cordwood.settings import StorageSettings
+from cordwood.storage.index_search import last_counted
 from cordwood.storage.partition import Partition
 from cordwood.storage.shard import Shard
 
@@ -123,7 +126,7 @@ class Retention:
         if now_us < partition.expires_us:
             return
         parts = await self._shard.logs.parts(partition)
-        due: list[tuple[int, int]] = []
+        due: list[tuple[int, DirectoryEntry]] = []
         next_us = NEVER_US
         for log, entry in parts.items():
             backlog_s = self._backlog_s(log)
@@ -131,14 +134,31 @@ class Retention:
             if expires_us is None or entry.last <= self._shard.trim_of(log):
                 continue
             if expires_us <= now_us:
-                due.append((log, entry.last))
+                due.append((log, entry))
             next_us = min(next_us, expires_us)
         takers = self._shard.logs.partitions[-self._shard.logs.open_partitions :]
         # One that still takes blocks may get others at any time.
         partition.expires_us = 0 if partition in takers else next_us
         for at in range(0, len(due), TRIMS_AT_ONCE):
             some = due[at : at + TRIMS_AT_ONCE]
-            await asyncio.gather(*(self._trim(log, last, "time") for log, last in some))
+            await asyncio.gather(*(self._trim_part(log, partition, entry) for log, entry in some))
+
+    async def _trim_part(self, log: int, partition: Partition, entry: DirectoryEntry) -> None:
+        await self._trim(log, await self._last_counted(log, partition, entry), "time")
+
+    async def _last_counted(self, log: int, partition: Partition, entry: DirectoryEntry) -> int:
+        """Up to where a part is older, or lies lower, than all that comes behind it in the log."""
+        shard = self._shard
+        try:
+            return await last_counted(
+                shard.logs.tables, partition, log, entry, shard.cache.log(log).counts
+            )
+        except Corrupt as error:
+            logger.warning(
+                "log %d: its part of partition %d stays until what is above it is trimmed: %s",
+                log, partition.number, error,
+            )  # fmt: skip
+            return 0
 
     def _backlog_s(self, log: int) -> float:
         attributes = self._attributes.get(log)
@@ -155,12 +175,20 @@ class Retention:
         if held is None or held.bytes <= mine:
             return
         trim = self._shard.trim_of(log)
-        parts = [
-            Part(entry.last, entry.bytes, entry.last_us)
-            for _, entry in await self._shard.logs.directory(log)
+        held_here = [
+            (partition, entry)
+            for partition, entry in await self._shard.logs.directory(log)
             if entry.last > trim
         ]
-        await self._trim(log, fitting_trim(parts, mine), "space")
+        fits = fitting_trim(
+            [Part(entry.last, entry.bytes, entry.last_us) for _, entry in held_here], mine
+        )
+        lasts = [
+            await self._last_counted(log, partition, entry)
+            for partition, entry in held_here
+            if entry.last <= fits
+        ]
+        await self._trim(log, max(lasts, default=0), "space")
 
     # Deleted.
 

@@ -136,6 +136,14 @@ def _scrub_goes_on_with_next(right: Any) -> Any:
     return report
 
 
+def _last_of_all(right: Any) -> Any:
+    async def last_counted(tables: Any, partition: Any, log: int, entry: Any, *_: Any) -> int:
+        last: int = entry.last
+        return last
+
+    return last_counted
+
+
 def _skips_rot(right: Any) -> Any:
     async def find_rot(*what: Any, **how: Any) -> Any:
         # It reads on behind what cannot be read, and does not say so.
@@ -228,6 +236,9 @@ BUGS = (
                scene="tests/sequencer/test_rebuilding_cluster.py"),
     PlantedBug("trims-too-much", "a node trims all of the block that a trim point is in",
                changed({f"{_SHARD}._on_trimmed": _trims_too_much}), hunt=grounds.TRIMS),
+    PlantedBug("trims-by-what-is-dead", "retention goes by a bridge that another recovery replaced",
+               changed({"storage.retention:last_counted": _last_of_all}),
+               scene="tests/storage/test_trimmed_parts.py"),
     PlantedBug("time-off-by-one", "find_time takes a partition's last block for an older one",
                changed({"storage.logs_store:LogsStore.directory": _edge_is_older}),
                hunt=grounds.TIMES),
