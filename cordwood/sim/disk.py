@@ -151,6 +151,10 @@ class SimDisk:
         """Take back what was asked for and has not struck; what is stored stays as it is."""
         self.latency_factor = 1.0
         self._faults.clear()
+        if self._loop.time() < self._stalled_until:
+            # What waits for the end of the stall would do so still.
+            for operation in self._in_flight.values():
+                self._end_after(self.draw_seconds(0), operation)
         self._stalled_until = 0.0
 
     def rot(self, path: str, start: int, stop: int, *, bits: int = 1) -> None:
@@ -196,7 +200,7 @@ class SimDisk:
             write,
         )
         self._in_flight[operation.number] = operation
-        self._loop.call_later(seconds, self._finish, operation, context=self._process.context)
+        self._end_after(seconds, operation)
         return operation.future
 
     def draw_seconds(self, length: int) -> float:
@@ -212,13 +216,15 @@ class SimDisk:
         own = self.settings.file_latency_s * self._chance.random()
         return (own + length / self.settings.bytes_per_s) * self.latency_factor
 
+    def _end_after(self, seconds: float, operation: _Operation) -> None:
+        self._loop.call_later(seconds, self._finish, operation, context=self._process.context)
+
     def _finish(self, operation: _Operation) -> None:
         if self._in_flight.get(operation.number) is not operation:
-            return  # its process died
+            return  # its process died, or it has ended
         now = self._loop.time()
         if now < self._stalled_until:
-            wait = self._stalled_until - now + self.draw_seconds(0)
-            self._loop.call_later(wait, self._finish, operation, context=self._process.context)
+            self._end_after(self._stalled_until - now + self.draw_seconds(0), operation)
             return
         del self._in_flight[operation.number]
         try:

@@ -334,6 +334,27 @@ def test_a_slow_disk_and_a_stalled_one_take_their_time() -> None:
     on_machine(scenario)
 
 
+def test_what_waits_in_a_stall_ends_when_the_disk_is_healed() -> None:
+    """Seed 23000065: what was asked for in a stall ended with it, long after all was well."""
+
+    async def scenario(machine: SimMachine) -> None:
+        async def act(host: Host) -> None:
+            loop = asyncio.get_running_loop()
+            file = await host.disk.open_direct("/ring", create_bytes=MIB)
+            machine.disk.stall(30)
+            begun = loop.time()
+            writes = asyncio.gather(*(file.write(BLOCK * at, [b"z"]) for at in range(2)))
+            await asyncio.sleep(10)
+            assert not writes.done()
+            machine.disk.heal()
+            await writes
+            assert 10 < loop.time() - begun < 10.1
+
+        await machine.start(act)
+
+    on_machine(scenario)
+
+
 def test_a_process_killed_in_a_blocking_call_made_it_or_did_not() -> None:
     outcomes: set[tuple[bool, bool]] = set()
 
