@@ -1,7 +1,7 @@
-"""A store that kills itself at a chosen step of a flush: `killed_at_step.py DIR STEP WHEN NTH`.
+"""A store that kills itself in a flush: `killed_at_step.py DIR FIRST STEP WHEN NTH`.
 
 It says what it finds in its log, appends, trims, and says what was acknowledged, until the
-step comes. With `found` as its step it only says what it finds.
+step comes after its first records. With `found` as its step it only says what it finds.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ STORAGE = StorageSettings(
     flush_age_s=0.05,
     partition_files=1,
 )
+UNHARMED = 32
+"""Records before the step is waited for, so that a life is as long on a slow disk as on a fast."""
+
 NEVER_S = 30.0
 """The step did not come: that is the test's to say."""
 
@@ -83,7 +86,8 @@ def _table_step(method: str) -> Callable[..., str]:
     return name_of
 
 
-async def live(directory: str, step: str, when: str, nth: int) -> None:
+async def live(directory: str, first: int, step: str, when: str, nth: int) -> None:
+    """Go on from what is found, and from `first` where all that was before it is trimmed."""
     async with embedded_store(directory, ClientSettings(), storage=STORAGE) as store:
         with contextlib.suppress(LogExists):
             await store.create_log(LOG)
@@ -95,14 +99,16 @@ async def live(directory: str, step: str, when: str, nth: int) -> None:
         say("found", *found)
         if step == "found":
             return
-        arm(step, when, nth)
+        first = max(first, found[-1] + 1 if found else 0)
         async with asyncio.timeout(NEVER_S):
-            await append(store, found[-1] + 1 if found else 0)
+            await append(store, first, first + UNHARMED)
+            arm(step, when, nth)
+            await append(store, first + UNHARMED, None)
 
 
-async def append(store: Store, number: int) -> None:
-    """Records of a few KiB, of which all but the newest are trimmed now and then."""
-    while True:
+async def append(store: Store, number: int, stop: int | None) -> None:
+    """Records of a few KiB, all of which are trimmed now and then."""
+    while stop is None or number < stop:
         numbers = range(number, number + 4)
         lsns = await store.append_many(LOG, [b"%d " % each + bytes(3000) for each in numbers])
         say("acked", *numbers)
@@ -118,4 +124,5 @@ def say(word: str, *numbers: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(live(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    _, directory, first, step, when, nth = sys.argv
+    asyncio.run(live(directory, int(first), step, when, int(nth)))

@@ -42,10 +42,10 @@ class Told:
     found: list[int] = field(default_factory=list)
 
 
-def run(directory: Path, step: str, when: str, nth: int) -> tuple[list[list[str]], int]:
-    """What a process said in whole lines, and how it ended."""
+def run(directory: Path, first: int, step: str, when: str, nth: int) -> tuple[list[list[str]], int]:
+    """What a process that appends from `first` said in whole lines, and how it ended."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(directory), step, when, str(nth)],
+        [sys.executable, str(SCRIPT), str(directory), str(first), step, when, str(nth)],
         stdout=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
     lines = done.stdout.splitlines(keepends=True)
@@ -72,10 +72,10 @@ def judge(told: Told, lines: list[list[str]]) -> None:
 def test_a_kill_at_any_step_of_a_flush_loses_nothing(tmp_path: Path) -> None:
     told = Told()
     for step, when, nth in STEPS:
-        lines, ended = run(tmp_path / "store", step, when, nth)
+        lines, ended = run(tmp_path / "store", told.acked + 1, step, when, nth)
         judge(told, lines)
         assert ended == -signal.SIGKILL, f"{when} {step}: it was never killed"
-    lines, ended = run(tmp_path / "store", "found", "-", 0)
+    lines, ended = run(tmp_path / "store", 0, "found", "-", 0)
     judge(told, lines)
     assert ended == 0
     assert told.acked > 300, "the lives were long enough to mean something"
