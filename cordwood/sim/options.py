@@ -21,6 +21,14 @@ SETTLE_S = 7.0
 """How long producers go on after the healing: appends are owed within 5 s of it, so that some
 seconds of such are seen. What is owed within 10 s is, in the draining and the idling behind."""
 
+SETTLE_BURST = 100
+"""Most records of a call meanwhile, as of any seed's: it is calls that are costly to simulate, and
+what is owed is owed to each, be it large or small."""
+
+FAR_S = 0.002
+"""One way between cities, at least; seven milliseconds in the mean, and one segment of a hundred
+takes twenty times as long."""
+
 ABSENT_SETTLE_S = 11.0
 """The same where nodes stay away meanwhile: the others owe all of it before they come back."""
 
@@ -67,6 +75,17 @@ class RunOptions:
     def settle_s(self) -> float:
         """How long producers go on after the healing."""
         return ABSENT_SETTLE_S if self.absent else SETTLE_S
+
+    @property
+    def is_far(self) -> bool:
+        """Whether its nodes stand in different cities."""
+        return self.link is not None and self.link.delay_min_s >= FAR_S
+
+    @property
+    def settle_burst(self) -> int:
+        """Most records of a call then. Over far links those drawn are what a call has time for."""
+        burst = self.workload.burst
+        return burst if self.is_far else max(burst, SETTLE_BURST)
 
     def drawn_plan(self, seed: int) -> tuple[Fault, ...]:
         """The faults of this seed: as given, or as drawn."""

@@ -366,7 +366,8 @@ class _Run:
         settle_s = self._options.settle_s
         if self._options.must_count:
             # As many records as the run is short of: more show nothing new.
-            enough = records_a_second(self._options.workload) * settle_s
+            burst = self.clients.burst = self._options.settle_burst
+            enough = records_a_second(self._options.workload, burst) * settle_s
             wanted = (1 + SPARE_SHARE) * ACKED_MIN - self.clients.acked
             low, high = SLOWNESS
             self.clients.slowness = min(high, max(low, enough / max(1.0, wanted)))
@@ -375,7 +376,7 @@ class _Run:
         while settle_s < most_s and self.clients.acked < ACKED_MIN:
             await asyncio.sleep(SETTLE_STEP_S)
             settle_s += SETTLE_STEP_S
-        self.clients.slowness = 1.0
+        self.clients.slowness, self.clients.burst = 1.0, self._options.workload.burst
 
     async def _idle(self) -> None:
         """See what nodes do that nobody asks for anything."""

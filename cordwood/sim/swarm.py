@@ -23,7 +23,7 @@ from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
 from cordwood.sim.knobs import Turns, draw_turns
 from cordwood.sim.links import LinkSettings
-from cordwood.sim.options import SETTLE_S, RunOptions
+from cordwood.sim.options import FAR_S, SETTLE_S, RunOptions
 from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions, turn_calls
 
@@ -108,10 +108,6 @@ AUDITED_SHARE = 0.3
 SPLIT_CHANCE, OFTEN_SPLIT_CHANCE = 0.03, 0.3
 """Share of the segments that are cut in two, the second in one seed of five: some hundred frames
 of a run, or some thousand, arrive in pieces, and each piece is a step more."""
-
-FAR_S = 0.002
-"""One way between cities, at least; seven milliseconds in the mean, and one segment of a hundred
-takes twenty times as long."""
 
 FAR_BURST = 30
 """Records of a call there: so many, one behind the other, take two seconds of a client's five."""
@@ -207,7 +203,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         accepts=(accepts := damage is Damage.WITHIN and stream(seed, "accepts").random() < 0.7),
         audited=accepts or stream(seed, "audited").random() < AUDITED_SHARE,
     )
-    if _is_far(options.link):
+    if options.is_far:
         # Call behind call, a buffered writer of one at a time takes a tenth of a second for each,
         # and what each takes is luck: of some hundred the third-slowest says nothing of a node.
         options = replace(options, paced=False, workload=replace(
@@ -450,10 +446,6 @@ def _faults(chance: random.Random, cluster: ClusterOptions, damage: Damage) -> F
         nodeset=nodeset_of(cluster),
         replication=cluster.replication,
     )
-
-
-def _is_far(link: LinkSettings | None) -> bool:
-    return link is not None and link.delay_min_s >= FAR_S
 
 
 def _link(chance: random.Random) -> LinkSettings | None:

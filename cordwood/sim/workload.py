@@ -138,13 +138,13 @@ class WorkloadOptions:
     client: ClientSettings = field(default_factory=ClientSettings)
 
 
-def records_a_second(options: WorkloadOptions) -> float:
+def records_a_second(options: WorkloadOptions, burst: int) -> float:
     """What producers append while nothing hinders them, about: of every two calls one has a
     single record, the other one up to `burst`."""
     turn_s = options.rush_s + options.lull_s
     busy = options.rush_s / turn_s if options.lull_s else 1.0
     turns = options.producers * options.lanes * busy / options.pause_s
-    return turns * turn_calls(options.idempotent) * (0.75 + options.burst / 4)
+    return turns * turn_calls(options.idempotent) * (0.75 + burst / 4)
 
 
 def turn_calls(idempotent: float) -> float:
@@ -168,6 +168,7 @@ class Clients:
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
         token: the highest fencing token that anybody was given.
         slowness: times that producers pause for longer than drawn.
+        burst: most records in one call now.
         is_paced: whether whoever measures appends goes on.
         is_timed: whether those appends are timed now.
         paced: appends that were made for that, well or not.
@@ -195,6 +196,7 @@ class Clients:
         self.open_batches: set[str] = set()
         self.token = 0
         self.slowness = 1.0
+        self.burst = options.burst
         self.is_paced = True
         self.is_timed = False
         self.paced = 0
@@ -432,7 +434,7 @@ class _Lane:
 
     def _payloads(self) -> list[bytes]:
         options, chance = self._clients.options, self._chance
-        records = 1 if chance.random() < 0.5 else chance.randint(1, options.burst)
+        records = 1 if chance.random() < 0.5 else chance.randint(1, self._clients.burst)
         sequences = self._clients.sequences(self._name)
         bytes_max = options.payload_bytes_max
         if self._clients.buggify("payload-large"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from cordwood.sim.buggify import Buggify
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.crew import OpenCalls
 from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.links import LinkSettings
 from cordwood.sim.loop import SimLoop
 from cordwood.sim.options import RunOptions
 from cordwood.sim.replay import quiet_run
@@ -70,7 +72,14 @@ def test_a_reader_that_waits_is_told_of_the_tails():
 
 def test_what_producers_append_in_a_second():
     # Six lanes, two turns a second, half of the time, of 0.75 + 20 / 4 records.
-    assert records_a_second(HALF_TIME) == pytest.approx(6 * 2 / 2 * 5.75)
+    assert records_a_second(HALF_TIME, 20) == pytest.approx(6 * 2 / 2 * 5.75)
+
+
+def test_settling_producers_make_large_calls_where_they_have_the_time():
+    options = RunOptions(workload=HALF_TIME)
+    assert options.settle_burst == 100
+    far = replace(options, link=LinkSettings(delay_min_s=0.002))
+    assert far.settle_burst == HALF_TIME.burst
 
 
 def test_a_run_counts_that_loses_what_its_logs_need_to_go_on():
