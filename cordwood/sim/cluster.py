@@ -67,7 +67,7 @@ class ClusterOptions:
         replication: of every log.
         wal_bytes: of each node.
         storage: of each node, but for its WAL's size. Flushes come by the second here, and
-            nothing is scrubbed unless something may rot.
+            nothing is scrubbed unless a seed says so.
         refresh_s: how often nodes read the member list.
         gossip_s: a tick of their failure detectors.
         sequencer: settings of every node's sequencer.

@@ -30,10 +30,16 @@ from cordwood.sim.workload import WorkloadOptions, turn_calls
 DAMAGE_SHARE = 0.12
 """Share of the seeds in which disks lose what they had synced, within the atlas."""
 
-SCRUBS = ((20_000, 0.5), (MIB, 5.0))
-"""How fast is scrubbed where disks lose something, in bytes a second, and how often: so slowly, and
-all the time, that what recovery stores comes between a look at an index and one at its bodies; or
-in a second or less."""
+SLOW_SCRUB = {"scrub_bytes_s": 20_000, "scrub_every_s": 0.1, "flush_age_s": 0.02}
+"""So slowly, and all the time, that a late record comes between a look at an index and one at its
+bodies; and flushes so soon that a wave that goes out again is late. In about one run of twenty a
+body is seen before its index entry; slower scrubbing has the ends of logs too seldom in sight."""
+
+QUICK_SCRUB = {"scrub_bytes_s": MIB, "scrub_every_s": 5.0}
+"""In a second or less. Where disks lose something it is one of the two."""
+
+SCRUB_SHARE = 0.1
+"""Share of the other seeds in which is scrubbed too: nothing may be called damaged there."""
 
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
@@ -135,14 +141,8 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         **_retention(stream(seed, "retention")),
     )
     kept = stream(seed, "recent").choice((0, 0, 10_000, 128 * MIB))
-    scrub_bytes_s, scrub_every_s = stream(seed, "scrub").choice(SCRUBS)
-    storage = replace(
-        cluster.storage,
-        recent_bytes=kept,
-        scrub_bytes_s=0 if damage is Damage.NONE else scrub_bytes_s,
-        scrub_every_s=scrub_every_s,
-    )
-    cluster = replace(cluster, storage=storage)
+    scrub = _scrub(stream(seed, "scrub"), damage, fills)
+    cluster = replace(cluster, storage=replace(cluster.storage, recent_bytes=kept, **scrub))
     cluster = _in_regions(stream(seed, "regions"), cluster)
     client = _client(chance)
     length_s = chance.uniform(*LONG_S)
@@ -375,6 +375,15 @@ def _retention(chance: random.Random) -> dict[str, Any]:
             disk_look_s=0.5,
         ),
     }  # fmt: skip
+
+
+def _scrub(chance: random.Random, damage: Damage, fills: bool) -> dict[str, Any]:
+    """At which pace is scrubbed, if at all. A WAL that is flushed soon runs full in no seed."""
+    if damage is not Damage.NONE:
+        return chance.choice((SLOW_SCRUB, QUICK_SCRUB))
+    if chance.random() < SCRUB_SHARE and not fills:
+        return SLOW_SCRUB
+    return {"scrub_bytes_s": 0}
 
 
 def _client(chance: random.Random) -> ClientSettings:
