@@ -10,12 +10,20 @@ import socket
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from cordwood.sim.loop import TIMERS_CANCELLED_MIN, WALL_START_S, Deadlock, Livelock, SimLoop
+from cordwood.sim.loop import (
+    RUNS_KEPT_MAX,
+    TIMERS_CANCELLED_MIN,
+    WALL_START_S,
+    Deadlock,
+    Livelock,
+    SimLoop,
+)
 from cordwood.sim.process import Process
 from cordwood.sim.refusals import ForbiddenInSimulation
 
@@ -440,6 +448,25 @@ def test_the_collector_is_off_inside_and_on_again_after() -> None:
 
     simulate(main())
     assert gc.isenabled()
+
+
+def test_what_runs_leave_in_cycles_is_dropped_after_some_more_of_them() -> None:
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+    async def main() -> None:
+        pass
+
+    gc.disable()  # it would come to it by chance
+    try:
+        left = []
+        for _ in range(2 * RUNS_KEPT_MAX):
+            left.append(weakref.ref(Left()))
+            simulate(main())
+        assert all(each() is None for each in left[:RUNS_KEPT_MAX])
+    finally:
+        gc.enable()
 
 
 # ---- guards ----
