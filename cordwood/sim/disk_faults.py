@@ -124,7 +124,8 @@ def zeroed_wal(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> 
     """Blocks of a stopped node's WAL read as zeros, where its records were durable."""
     for node in nodes:
         stage.cluster.kill(node)
-        zero_wal(stage.cluster.machine(node).disk, chance)
+    for disk in stage.own_disks_of(nodes):
+        zero_wal(disk, chance)
     return lambda: _start_down(stage, nodes)
 
 

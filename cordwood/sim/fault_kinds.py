@@ -25,6 +25,7 @@ from cordwood.nodes import NodeId
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.damage import damage_tables, damage_wal
+from cordwood.sim.disk import SimDisk
 from cordwood.sim.disk_faults import (
     file_error,
     full_disk,
@@ -116,6 +117,12 @@ class Stage:
     def machines(self, nodes: Sequence[NodeId]) -> list[SimMachine]:
         """The machines of these nodes."""
         return [self.cluster.machine(node) for node in nodes]
+
+    def own_disks_of(self, nodes: Sequence[NodeId]) -> list[SimDisk]:
+        """The disks of those that have their own now: what is damaged on another's is that
+        node's loss, and a plan damages no more nodes than the copies survive."""
+        disks = [(node, self.cluster.machine(node).disk) for node in nodes]
+        return [disk for node, disk in disks if self.own_disks.get(node, disk.tree) is disk.tree]
 
 
 Strike = Callable[[Stage, Sequence[NodeId], random.Random], Undo]
@@ -375,7 +382,8 @@ def _rot(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
     """Bits flip in the WAL of a stopped node, where its records were durable."""
     for node in nodes:
         stage.cluster.kill(node)
-        damage_wal(stage.cluster.machine(node).disk, chance)
+    for disk in stage.own_disks_of(nodes):
+        damage_wal(disk, chance)
     return lambda: _start_down(stage, nodes)
 
 
@@ -383,7 +391,8 @@ def _rotten_tables(stage: Stage, nodes: Sequence[NodeId], chance: random.Random)
     """Bits flip in the LogsDB of a stopped node."""
     for node in nodes:
         stage.cluster.kill(node)
-        damage_tables(stage.cluster.machine(node).disk, chance)
+    for disk in stage.own_disks_of(nodes):
+        damage_tables(disk, chance)
     return lambda: _start_down(stage, nodes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cordwood.sim.disk import SimDisk
 from cordwood.sim.fault_kinds import FAULT_KINDS
 from cordwood.sim.fault_plan import Damage, Fault, FaultOptions
 from cordwood.sim.history import DiskGiven, NodeStarted
@@ -15,10 +16,10 @@ from cordwood.sim.workload import WorkloadOptions
 LIGHT = WorkloadOptions(producers=1, readers=1, lanes=2, pause_s=0.4, burst=8)
 
 
-def strike(kind: str) -> Outcome:
+def strike(kind: str, *before: Fault) -> Outcome:
     hit = FAULT_KINDS[kind]
     faults = FaultOptions(damage=Damage.WITHIN if hit.damages else Damage.NONE)
-    plan = (Fault(kind, (2,) if hit.hits_nodes else (), 2.0, 2.5),)
+    plan = (*before, Fault(kind, (2,) if hit.hits_nodes else (), 2.0, 2.5))
     with quiet_run():
         return run_seed(
             3,
@@ -43,6 +44,28 @@ def test_a_node_on_a_disk_that_is_not_its_own_waits_for_it(kind: str) -> None:
     ]
     assert [type(event) for event in story] == [NodeStarted, DiskGiven, DiskGiven, NodeStarted]
     assert [event.own for event in story if isinstance(event, DiskGiven)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [
+        ("rot", "fault_kinds.damage_wal"),
+        ("rotten_tables", "fault_kinds.damage_tables"),
+        ("zeroed", "disk_faults.zero_wal"),
+    ],
+)
+def test_what_damages_a_node_damages_no_other_whose_disk_it_has(
+    kind: str, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 12621598. What was to damage one node hit another's disk, which it had: then two had
+    lost records of two copies, and no epoch could be recovered but by an operator's word."""
+    hit: list[SimDisk] = []
+    monkeypatch.setattr(f"cordwood.sim.{damage}", lambda disk, _: hit.append(disk))
+    strike(kind)
+    assert len(hit) == 1
+    outcome = strike(kind, Fault("swapped_disks", (2,), 1.0, 4.0))
+    assert outcome.faults == {"swapped_disks": 1, kind: 1}
+    assert len(hit) == 1
 
 
 def test_a_node_on_an_older_copy_of_its_disk_waits_for_its_own() -> None:
