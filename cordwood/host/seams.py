@@ -156,7 +156,8 @@ class DirectFile(Protocol):
         """Read `length` bytes; short only where the file ends.
 
         Raises:
-            BadSetting, Overloaded, Closed: as for `write`, but any length will do.
+            BadSetting, Overloaded, Closed: as for `write`, but DIRECT_WRITE_BYTES_MAX and
+                `size` do not bound it.
             OSError: the machine could not read them.
         """
 

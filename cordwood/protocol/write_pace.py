@@ -7,8 +7,9 @@ back, and what waits for it fills blocks meanwhile.
 
 Each budget is a bucket of tokens. A write may start while no bucket is in debt, and
 then takes what it costs, into debt if need be: so a write larger than a bucket is
-possible, what must not wait (a header) may be charged afterwards, and over any
-stretch of time the sum is that of the budget and one burst.
+possible, and what must not wait (a header) may be charged afterwards. Over any stretch of
+time the sum is at most that of the budget, one burst, and the one write that began before
+the debt; headers come on top, and are paid back before the next block.
 
 Time is an argument, in seconds on any clock that does not go back.
 

@@ -6,7 +6,7 @@ the oldest of it is old, or when somebody asks. So a burst has the cores and the
 itself for as long as there is room, and its bytes are written a second time after it. A
 flush takes all that has gathered. When LogsDB has it durably, the blocks leave
 the cache, the WAL is trimmed, partitions that are trimmed as a whole are dropped, and those
-that wait for room are told.
+that wait for room are told. A start trims the WAL first, up to what LogsDB has.
 
 While the disk has no room for a flush, the batch is kept and tried again; the cache and
 the WAL then fill, and appends are refused with that. Any other failure ends the node's
@@ -88,6 +88,7 @@ class Flusher:
     async def run(self) -> None:
         """Flush until `close`, or until LogsDB or the WAL fails."""
         try:
+            await self._trim_behind()
             while await self._wait_until_due():
                 asked, self._asked = self._asked, []
                 batch = self._shard.cut()
@@ -97,6 +98,24 @@ class Flusher:
         finally:
             _settle(self._asked, self._shard.failed or "it stops")
             self._ended.set()
+
+    async def _trim_behind(self) -> None:
+        """Let the WAL go of what LogsDB has, where a crash came between the two.
+
+        Otherwise a ring that is full of what was flushed stays full: nothing gathers that
+        another flush would take, and no store finds room to gather.
+        """
+        shard = self._shard
+        if shard.logs.offset <= shard.wal.trim_offset:
+            return
+        try:
+            if shard.has_lost:
+                await shard.logs.keep_lost()  # the trim may take away what shows the loss
+            await shard.wal.trim(shard.logs.offset)
+        except Overloaded as error:
+            logger.warning("the WAL is trimmed with the next flush, not now: %s", error)
+        except CordwoodError as error:
+            shard.fail(error)
 
     async def close(self) -> None:
         """Let a flush that is under way end; the next start replays what it did not take."""

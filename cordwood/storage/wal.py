@@ -560,7 +560,11 @@ class Wal:
             await self._write_header()
 
     async def close(self) -> None:
-        """Write what was appended, note that the end was graceful, close. Safe to call twice."""
+        """Write what was appended, note that the end was graceful, close. Safe to call twice.
+
+        It raises nothing of a write that failed, be it before or now: whoever appended was
+        told, `failure` says so, and the next start reads what is there, as after a crash.
+        """
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return
@@ -581,7 +585,8 @@ class Wal:
         if self._failure is None:
             await self._drained
         if self._failure is None:
-            await self._write_header(graceful=True, durable=self._known_durable)
+            with contextlib.suppress(WalFailed):  # `_fail` has logged it
+                await self._write_header(graceful=True, durable=self._known_durable)
 
     async def _write_header(self, **changes: Any) -> None:
         try:

@@ -103,11 +103,12 @@ async def open_shard(
     wal: Wal,
     on_change: Callable[[int], None] = lambda log: None,
     storage: StorageSettings = STORAGE,
+    promised: int = -1,
 ) -> Shard:
     """A shard over a WAL that was opened, with the LogsDB that lies beside it."""
     tables = memory_tables("logsdb", storage, made_host(disk))
     logs, states = await LogsStore.open(tables, storage, OWNER)
-    return await Shard.open(wal, logs, states, storage, on_change)
+    return await Shard.open(wal, logs, states, storage, on_change, promised=promised)
 
 
 class Settled(list[tuple[StoreRefusal, ...]]):

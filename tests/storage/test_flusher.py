@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -95,5 +96,35 @@ def test_whoever_asks_waits_for_the_flush() -> None:
             await turns()
             await flusher.flush()
             assert flusher.flushes == 1
+
+    run(scenario)
+
+
+def test_a_start_with_a_full_wal_that_logs_db_has_takes_stores_again() -> None:
+    """A crash between LogsDB's metadata and the WAL's header leaves a ring that is full of
+    what is flushed, and nothing that another flush would take."""
+
+    async def scenario() -> None:
+        made = await Made.new(ring=128 << 10)
+        esn = 0
+        settled = [()]
+        while settled == [()]:
+            esn += 1
+            settled = made.store(packed(at(esn), BODY * 3))
+            await turns()
+        batch = made.shard.cut()
+        assert batch is not None
+        await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+        made.disk = made.disk.crash(random.Random(1))  # before the trim
+        await made.open()
+        async with flushing(made):
+            await turns()
+            assert made.shard.wal.trim_offset == batch.offset
+            settled = made.store(packed(at(esn + 1), BODY * 3))
+            await turns()
+            assert settled == [()]
+        await made.shard.wal.close()
+        await made.open()
+        assert len(made.held()) == 1, "what came behind the trim is there"
 
     run(scenario)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from made_blocks import PATH, Made, at, packed, run, turns
+from made_blocks import LIMITS, OWNER, PATH, Made, at, open_shard, packed, run, turns
 
 from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent
 from cordwood.layout.logs_db import pack_lost, read_lost
 from cordwood.sim.zoo import find_bug, planted
 from cordwood.storage.log_search import LogSearch
+from cordwood.storage.shard import Shard
 from cordwood.storage.tables import TablesFailed
+from cordwood.storage.wal import Wal
 
 BIG = bytes(5_000)
 """A block of two of the WAL's units, so that its neighbours have others."""
@@ -221,3 +223,30 @@ def test_what_a_flush_had_taken_before_it_rotted_is_not_lost() -> None:
 def test_the_row_of_lost_ranges_reads_back() -> None:
     assert read_lost(pack_lost(((0, 4096), (8192, 1 << 50)))) == ((0, 4096), (8192, 1 << 50))
     assert read_lost(pack_lost(())) == ()
+
+
+class TestPromised:
+    """What the metadata store knows to have been durable is held against the end of the WAL."""
+
+    @pytest.mark.parametrize(("beyond", "is_lost"), [(-1, False), (0, True), (4096, True)])
+    def test_a_wal_that_ends_at_the_promised_record_has_lost_it(
+        self, beyond: int, is_lost: bool
+    ) -> None:
+        async def scenario() -> None:
+            made = await Made.new()
+            made.store(packed(at(1), BIG))
+            await turns()
+            await made.shard.wal.close()
+            # Writing goes on here, so that this is the offset of the first record that is gone.
+            resume = (await reopened(made, -1)).wal.recovery.resume
+            shard = await reopened(made, resume + beyond)
+            assert shard.has_lost is is_lost
+            assert bool(shard.damage) is is_lost
+
+        async def reopened(made: Made, promised: int) -> Shard:
+            wal = await Wal.open(made.disk, PATH, owner=OWNER, limits=LIMITS)
+            shard = await open_shard(made.disk, wal, promised=promised)
+            await wal.close()
+            return shard
+
+        run(scenario)

@@ -455,6 +455,27 @@ def test_a_graceful_close_is_recognised() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("fails_before", [True, False])
+def test_a_close_raises_nothing_of_a_write_that_failed(fails_before: bool) -> None:
+    async def scenario() -> None:
+        disk, wal = await make(disk=MemoryDisk(by_hand=True))
+        if fails_before:
+            _, done = wal.append([b"x"])
+            await turns()
+            disk.file.end(disk.file.pending[0], OSError(errno.EIO, "no"))
+            with pytest.raises(WalFailed):
+                await done
+        closing = asyncio.ensure_future(wal.close())
+        await turns()
+        if not fails_before:  # the header that would say that the end was graceful
+            disk.file.end(disk.file.pending[0], OSError(errno.EIO, "no"))
+        await closing
+        assert isinstance(wal.failure, WalFailed)
+        assert disk.file.closed
+
+    run(scenario)
+
+
 def test_a_close_that_is_cancelled_leaves_nobody_waiting() -> None:
     async def scenario() -> None:
         disk, wal = await make(disk=MemoryDisk(by_hand=True))
