@@ -35,6 +35,8 @@ Data loss is not an exception: a reader is given a `Gap`, in order.
 
 from __future__ import annotations
 
+import enum
+
 
 class CordwoodError(Exception):
     """The root: whatever Cordwood raises on purpose is one of these."""
@@ -109,8 +111,32 @@ class TokenFenced(Rejected):
     """A higher fencing token of this log has been given out; the text says to whom."""
 
 
+class Misplaced(enum.StrEnum):
+    """Why a producer's block is out of sequence. The values go over the wire."""
+
+    GAP = "gap"
+    """It lies ahead of what the log expects: records before it are missing. Not stored."""
+    STORED = "stored"
+    """The log has given these sequences out, too long ago to say where they stand."""
+    BEHIND = "behind"
+    """The client did not send it, because an earlier block of the producer ended with an error."""
+
+
 class OutOfSequence(Rejected):
-    """A producer's block is not the one that comes next, and no repeat that is remembered."""
+    """A producer's block is not the one that comes next, and no repeat that is remembered.
+
+    Attributes:
+        kind: which of the reasons in `Misplaced`; None from a node of an older version.
+        expected: the sequence that the log expects next from this producer in this epoch;
+            every sequence below it is stored. None where the log was not asked.
+    """
+
+    def __init__(
+        self, message: str, kind: Misplaced | None = None, expected: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.expected = expected
 
 
 class StageExpired(Rejected):

@@ -37,6 +37,7 @@ from cordwood.client.window import Window
 from cordwood.errors import (
     CordwoodError,
     Fenced,
+    Misplaced,
     OutcomeUnknown,
     OutOfSequence,
     Retryable,
@@ -305,7 +306,8 @@ class LogAppends:
     def _check_whole(self) -> None:
         """Refuse more from a producer one of whose blocks ended with an error: OutOfSequence."""
         if self._broken is not None:
-            raise OutOfSequence(f"an earlier block of {self._producer} ended so: {self._broken}")
+            text = f"an earlier block of {self._producer} ended so: {self._broken}"
+            raise OutOfSequence(text, Misplaced.BEHIND)
 
     @property
     def _must_wait(self) -> bool:
@@ -453,7 +455,8 @@ class LogAppends:
         if self._producer is not None and self._broken is None:
             self._broken = error
             self._cut()
-            behind = OutOfSequence(f"an earlier block of {self._producer} ended so: {error}")
+            text = f"an earlier block of {self._producer} ended so: {error}"
+            behind = OutOfSequence(text, Misplaced.BEHIND)
             while self._queue:
                 later = self._queue.popleft()
                 self._finish(later)

@@ -7,7 +7,7 @@ before its deadline.
 
 Errors of its own: `UnknownProducer` (the log does not remember it, and this is not its first
 block), `ProducerFenced` (a higher epoch of it has begun), `OutOfSequence` (records before these
-are missing, or these were stored too long ago to say where).
+are missing, or these were stored too long ago to say where: its `kind` and `expected` say which).
 
 An append with `expected_tail` is stored only if the log's last record stands there, which an
 append or `tail` has answered; else it ends with `TailMoved`.

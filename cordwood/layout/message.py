@@ -14,9 +14,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from cordwood import errors
 from cordwood.block import Buffer
-from cordwood.errors import CordwoodError, Fenced, Malformed, NoSequencer
+from cordwood.errors import Malformed
 from cordwood.layout.log_questions import (
     AskExtent,
     AskSize,
@@ -27,6 +26,10 @@ from cordwood.layout.log_questions import (
     Trim,
     TrimReply,
 )
+from cordwood.layout.message_faults import AppendFault as AppendFault
+from cordwood.layout.message_faults import Fault as Fault
+from cordwood.layout.message_faults import to_error as to_error
+from cordwood.layout.message_faults import to_fault as to_fault
 from cordwood.layout.message_fields import U32, U62, AnyLsn, Name, Sentence
 from cordwood.layout.message_nodes import (
     AskMembers,
@@ -483,40 +486,6 @@ Reply = (
 )  # fmt: skip
 
 
-class Fault(Struct, frozen=True, tag="fault"):
-    """A typed error on its way to the caller.
-
-    Attributes:
-        error: name of a class in `errors`.
-        epoch: for Fenced, the epoch that rules.
-        node: for NoSequencer, who should be asked instead.
-    """
-
-    error: Name
-    text: Sentence
-    epoch: U32 = 0
-    node: U32 = 0
-
-
-class AppendFault(Struct, frozen=True):
-    """One append entry that was not acknowledged.
-
-    Attributes:
-        token: the entry's.
-        node: where to send it instead, 0 for nowhere in particular.
-    """
-
-    token: int
-    fault: Fault
-    node: U32 = 0
-
-
-_ERRORS: dict[str, type[CordwoodError]] = {
-    name: value
-    for name, value in vars(errors).items()
-    if isinstance(value, type) and issubclass(value, CordwoodError)
-}
-
 _encoder = msgspec.msgpack.Encoder()
 _calls: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -571,19 +540,3 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], payload: Buffer, what: st
         return decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"{what} that this version does not know: {error}") from None
-
-
-def to_fault(error: CordwoodError) -> Fault:
-    """An error for the wire; a class of a room's own goes as its nearest public parent."""
-    public = next(kind for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
-    epoch = error.epoch if isinstance(error, Fenced) else 0
-    node = error.node if isinstance(error, NoSequencer) else 0
-    return Fault(public.__name__, str(error)[:4096], epoch, node)
-
-
-def to_error(fault: Fault) -> CordwoodError:
-    """The error a fault stands for; an unknown name is a plain CordwoodError."""
-    kind = _ERRORS.get(fault.error, CordwoodError)
-    if issubclass(kind, Fenced):
-        return kind(fault.text, fault.epoch)
-    return kind(fault.text, fault.node) if kind is NoSequencer else kind(fault.text)

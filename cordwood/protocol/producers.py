@@ -69,6 +69,11 @@ class ProducerTable:
         """Every producer, by id."""
         return tuple(self._known[producer] for producer in sorted(self._known))
 
+    def expected(self, producer: int, epoch: int) -> int:
+        """The sequence that comes next of a producer's epoch, 0 where none of it is known."""
+        known = self._known.get(producer)
+        return known.next_sequence if known is not None and known.epoch == epoch else 0
+
     def look(self, producer: int, epoch: int, sequence: int, count: int) -> tuple[Turn, int]:
         """What a block is, and for a repeat the LSN of its first record, else 0."""
         known = self._known.get(producer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cordwood.block import Place
 from cordwood.errors import (
+    Misplaced,
     OutOfSequence,
     ProducerFenced,
     Rejected,
@@ -53,7 +54,8 @@ class Turns:
             if turn is Turn.REPEAT:
                 return first
             if turn is not Turn.NEXT:
-                raise _refusal(turn, entry)
+                expected = self._producers.expected(entry.producer, entry.producer_epoch)
+                raise _refusal(turn, entry, expected)
         if entry.flags & AppendFlag.CONDITIONAL:
             self._check_tail(entry, last)
         return None
@@ -84,7 +86,7 @@ class Turns:
         return done
 
 
-def _refusal(turn: Turn, entry: AppendEntry) -> Rejected:
+def _refusal(turn: Turn, entry: AppendEntry, expected: int) -> Rejected:
     who = f"producer {entry.producer} (epoch {entry.producer_epoch}) of log {entry.log}"
     what = f"records from sequence {entry.producer_sequence} on"
     if turn is Turn.FENCED:
@@ -94,7 +96,13 @@ def _refusal(turn: Turn, entry: AppendEntry) -> Rejected:
             f"{who} is not remembered, and {what} are not its first: begin a higher epoch"
         )
     if turn is Turn.GAP:
-        return OutOfSequence(f"{who}: records before {what} are missing; nothing was stored")
+        return OutOfSequence(
+            f"{who}: records before {what} are missing, sequence {expected} comes next; nothing "
+            "was stored",
+            Misplaced.GAP, expected,
+        )  # fmt: skip
     return OutOfSequence(
-        f"{who}: {what} may be stored, too long ago to say where: read the log to know"
-    )
+        f"{who}: {what} were given out before, up to {expected - 1}, too long ago to say where: "
+        "read the log to know",
+        Misplaced.STORED, expected,
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from cordwood.client.log_appends import LogAppends
 from cordwood.client.producer import Producer
 from cordwood.errors import (
     BadSetting,
+    Misplaced,
     OutcomeUnknown,
     OutOfSequence,
     ProducerFenced,
@@ -91,6 +92,28 @@ def test_a_producer_that_nobody_knows_or_that_was_replaced_or_leaves_a_hole_is_r
         with pytest.raises(OutOfSequence, match="an earlier block"):
             await store.append("log", b"x", producer=old)
         assert await values(store) == [b"0", b"1"]
+
+    played(scenario)
+
+
+def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes_next():
+    """A sink that takes every refusal for "stored before" loses what is ahead of the log."""
+
+    async def scenario(cluster, store):
+        await store.append_many("log", [b"a", b"b"], producer=Producer(7))
+        log = (await store.log("log")).log_id
+        for at in range(2, 14, 2):
+            await store.append_many("log", [b"a", b"b"], producer=Producer(7, 0, {log: at}))
+        with pytest.raises(OutOfSequence) as ahead:
+            await store.append("log", b"x", producer=Producer(7, 0, {log: 20}))
+        assert (ahead.value.kind, ahead.value.expected) == (Misplaced.GAP, 14)
+        old = Producer(7, 0, {log: 2})
+        with pytest.raises(OutOfSequence) as stored:
+            await store.append_many("log", [b"a", b"b"], producer=old)
+        assert (stored.value.kind, stored.value.expected) == (Misplaced.STORED, 14)
+        with pytest.raises(OutOfSequence) as behind:
+            await store.append("log", b"x", producer=old)
+        assert (behind.value.kind, behind.value.expected) == (Misplaced.BEHIND, None)
 
     played(scenario)
 

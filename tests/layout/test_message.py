@@ -15,7 +15,9 @@ from cordwood.errors import (
     CordwoodError,
     Fenced,
     Malformed,
+    Misplaced,
     NoSequencer,
+    OutOfSequence,
     Overloaded,
     RecordTooLarge,
 )
@@ -318,6 +320,18 @@ class TestErrors:
         error = to_error(read_fault(pack(to_fault(Fenced("no", 7)))))
         assert isinstance(error, Fenced)
         assert error.epoch == 7
+
+    @pytest.mark.parametrize("kind", [*Misplaced, None])
+    def test_out_of_sequence_says_why_and_what_comes_next(self, kind):
+        for expected in (None, 0, 2**64 - 1):
+            error = to_error(read_fault(pack(to_fault(OutOfSequence("no", kind, expected)))))
+            assert isinstance(error, OutOfSequence)
+            assert (str(error), error.kind, error.expected) == ("no", kind, expected)
+
+    def test_a_reason_of_a_newer_version_is_none_that_is_known(self):
+        error = to_error(Fault("OutOfSequence", "no", kind="of-tomorrow", expected=3))
+        assert isinstance(error, OutOfSequence)
+        assert (error.kind, error.expected) == (None, 3)
 
     def test_who_should_be_asked_instead_is_told(self) -> None:
         error = to_error(read_fault(pack(to_fault(NoSequencer("there", 7)))))
