@@ -513,8 +513,8 @@ class SimLoop(LoopWithoutMachine):
             if not process.dead:
                 await generator.aclose()
 
-    async def shutdown_default_executor(self) -> None:
-        """There is none."""
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There is none. `asyncio.Runner` gives a timeout from Python 3.12 on."""
 
     def close(self) -> None:
         """Dispose of everything, the dead processes' tasks in the order they died.

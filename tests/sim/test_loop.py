@@ -620,3 +620,15 @@ def test_other_threads_keep_the_real_machine() -> None:
         runner.run(scenario())
     thread.join(10)
     assert slept == ["slept"]
+
+
+def test_a_runner_of_any_python_ends_with_it() -> None:
+    """From Python 3.12 on, asyncio's Runner gives the executor's end a timeout."""
+
+    async def scenario(loop: SimLoop) -> None:
+        await loop.shutdown_default_executor()
+        await loop.shutdown_default_executor(300.0)
+
+    loop = SimLoop(random.Random(1))
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(scenario(loop))
