@@ -34,12 +34,15 @@ class RealTransport(asyncio.Transport):
 
     The loops differ once a connection is going: asyncio still sends what is
     written after a `close` with bytes queued, uvloop raises after the last call.
-    Here it does nothing, whichever loop.
+    Here it does nothing, whichever loop. asyncio's `writelines` of Python 3.12.0 to 3.13.5 never
+    calls `pause_writing` (its issue 136234), so a peer that does not read would not slow the
+    writer: there the parts are joined and written, as asyncio itself did up to Python 3.11.
     """
 
     def __init__(self, inner: asyncio.Transport) -> None:
         super().__init__()
         self._inner = inner
+        self._joins = type(inner).__module__.startswith("asyncio.")
         self.get_write_buffer_size = inner.get_write_buffer_size  # type: ignore[method-assign]
         self.is_closing = inner.is_closing  # type: ignore[method-assign]
         self.pause_reading = inner.pause_reading  # type: ignore[method-assign]
@@ -47,7 +50,11 @@ class RealTransport(asyncio.Transport):
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
 
     def writelines(self, parts: Iterable[Buffer]) -> None:
-        if not self._inner.is_closing():
+        if self._inner.is_closing():
+            return
+        if self._joins:
+            self._inner.write(b"".join(parts))
+        else:
             self._inner.writelines(parts)
 
     def close(self) -> None:
