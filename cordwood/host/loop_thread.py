@@ -36,8 +36,10 @@ class LoopThread:
     def call(self, work: Coroutine[Any, Any, Result], *, timeout_s: float | None = None) -> Result:
         """Run a coroutine on the loop and wait for what it returns.
 
-        A `KeyboardInterrupt` while waiting cancels it. `timeout_s` None leaves the
-        deadline to the coroutine.
+        Whatever is raised in this thread while it waits (a signal handler's error, as of a
+        time limit, `SystemExit`, `KeyboardInterrupt`) cancels it. It may have ended by then, so
+        what it takes for its caller has to stay where it is until this thread has it.
+        `timeout_s` None leaves the deadline to the coroutine.
 
         Raises:
             Closed: the loop was closed.
@@ -54,7 +56,8 @@ class LoopThread:
                 raise
             future.cancel()
             raise Unreachable(f"no answer within {timeout_s:g} s") from None
-        except KeyboardInterrupt:
+        except BaseException:
+            # Also what the coroutine itself raised: then there is nothing to cancel.
             future.cancel()
             raise
 
