@@ -44,7 +44,9 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             any of `nodes.SCOPES` may be named.
         nodeset_size: nodes that an epoch's records are spread over; 0 is every node.
         backlog_s: retention by time, 0 is for ever.
-        backlog_bytes: retention by size, every copy counted once; 0 is no bound.
+        backlog_bytes: retention by size, over all nodes and every copy counted once; 0 is no
+            bound. At least so many bytes of records as stored stay; how many more, see
+            `protocol.retention`.
         synced_copies: copies that are on stable storage before an ack; 0 is all of them.
             Nodes of this version sync every copy before they answer, so fewer is not faster.
         max_writes_in_flight: blocks numbered and not acknowledged; more wait.

@@ -24,7 +24,7 @@ from cordwood.errors import (
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
-from cordwood.layout.log_questions import AskExtent, AskSize, AskTime, Trim
+from cordwood.layout.log_questions import AskExtent, AskKept, AskSize, AskTime, Trim
 from cordwood.layout.message import (
     AskEpoch,
     AskNodesets,
@@ -80,6 +80,7 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.flusher import Flusher
 from cordwood.storage.identity import ACCEPTED
+from cordwood.storage.kept_bytes import KeptBytes
 from cordwood.storage.log_states import log_states
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.read_rights import ReadRights
@@ -112,7 +113,7 @@ RENEWED_AT_ONCE = 256
 """Seals on their way into the WAL at once, at a start that lost records."""
 
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
-_NODE_CALLS = (Seal, Clean, Yield, TellNodesets)
+_NODE_CALLS = (Seal, Clean, Yield, TellNodesets, AskKept)
 _NODES_ONLY = frozenset({Kind.STORE, Kind.RELEASE, Kind.GOSSIP})
 
 
@@ -267,8 +268,9 @@ class Node:
         if self._directory.word == ACCEPTED:
             await self._shard.accept_loss()
         self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room)
+        kept = KeptBytes(self._shard, self.settings.node, lambda: self._peers)
         self._retention = Retention(
-            self._shard, self._logs, self.host.clock, settings, lambda: len(self._members)
+            self._shard, self._logs, self.host.clock, settings, lambda: len(self._members), kept
         )
         self._space = SpaceWatch(
             self._shard, self.host.disk, self.settings.directory, settings, self._on_room
@@ -527,7 +529,7 @@ class Node:
                 return self._storage.epoch_end(call)
             case Trim():
                 return await self._storage.trim(call)
-            case AskTime() | AskExtent() | AskSize():
+            case AskTime() | AskExtent() | AskSize() | AskKept():
                 return await self._storage.look(call)
             case AskTail():
                 return await self._sequencer.tail(call)

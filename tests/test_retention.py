@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
 
 from cordwood.block import Gap, GapKind, Record
@@ -89,6 +90,58 @@ class TestBySize:
                 assert gaps[0] is GapKind.TRIM
 
         simulate(scenario, nodes=3, storage=STORAGE)
+
+
+class TestBySizeOverNodes:
+    """Copysets are sticky: of five nodes, three hold all of a slow log."""
+
+    BOUND = 60_000
+
+    async def _keep(self, store, **attributes) -> None:
+        asks = LogAttributes(backlog_bytes=self.BOUND, **attributes)
+        await store.create_log("log", attributes=asks)
+
+    def test_a_log_that_is_below_its_bound_loses_nothing(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await self._keep(store)
+                await write(store, "log", 50)
+                await asyncio.sleep(10)
+                assert (await values(store, "log"))[0] == 50
+
+        simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
+
+    def test_nor_where_its_nodeset_grows(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await self._keep(store, nodeset_size=3)
+                await write(store, "log", 50)
+                await store.log_tree.set_attributes("log", LogAttributes(nodeset_size=5))
+                await write(store, "log", 5)
+                await asyncio.sleep(10)
+                assert (await values(store, "log"))[0] == 55
+
+        simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
+
+    @pytest.mark.parametrize(("down", "most"), [(0, 75), (1, 130)])
+    def test_what_is_over_the_bound_goes_and_the_bound_stays(self, down: int, most: int):
+        """Bodies of 1,000 bytes and a few; partitions of two seconds. A node that is away makes
+        blocks count for less, and so more of them stay."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await self._keep(store)
+                await write(store, "log", 150)
+                if down:
+                    cluster.kill(5)
+                await write(store, "log", 150)
+                left, gaps = await values(store, "log")
+                assert 60 <= left <= most
+                assert gaps[0] is GapKind.TRIM
+                for node in cluster.running.values():
+                    assert node.shard.logs.stored_bytes <= (most + 10) * 1200
+
+        simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
 
 
 class TestDeleted:

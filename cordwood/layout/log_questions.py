@@ -8,7 +8,9 @@ Source: LogDevice digest 1 ("Positions"), 2.13.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from cordwood.layout.message_fields import U62, AnyLsn, TimeUs, Token
 
@@ -92,6 +94,23 @@ class AskSize(ForReaders, frozen=True, tag="ask_size"):
     log: U62
     start_us: TimeUs
     stop_us: TimeUs
+
+
+KEPT_LSNS_MAX = 64
+"""LSNs in one question for what a log keeps above each."""
+
+
+class AskKept(Struct, frozen=True, tag="ask_kept"):
+    """Of one node by another: how many bytes it answers for above each of these LSNs."""
+
+    log: U62
+    lsns: Annotated[tuple[AnyLsn, ...], Meta(max_length=KEPT_LSNS_MAX)]
+
+
+class KeptReply(Struct, frozen=True, tag="kept"):
+    """Bytes for each LSN, at most: see `storage.payload_count`."""
+
+    bytes: Annotated[tuple[AnyLsn, ...], Meta(max_length=KEPT_LSNS_MAX)]
 
 
 class SizeReply(Struct, frozen=True, tag="size"):

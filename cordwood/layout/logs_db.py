@@ -41,7 +41,7 @@ from cordwood.errors import Malformed
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.waves import StoredBlock
 
-VERSION = 3
+VERSION = 4
 """2: with what producers wrote. 3: with nodesets."""
 
 META_TABLE = "meta"
@@ -60,7 +60,7 @@ _OFFSET = struct.Struct("<q")
 _LOST = struct.Struct("<QQ")
 _LAST = struct.Struct("<Q")
 _PARTITION = struct.Struct("<qqQQ")
-_ENTRY = struct.Struct("<QQQQqq")
+_ENTRY = struct.Struct("<QQQQqqQ")
 _STATE = struct.Struct("<IIQQqQQQIIIII")
 _NODES = struct.Struct("<II")
 _PRODUCED = struct.Struct("<II")
@@ -256,6 +256,8 @@ class DirectoryEntry(NamedTuple):
         first, last: LSNs, the lowest of a first and the highest of a last.
         blocks, bytes: stored, copies of one block counted each.
         first_us, last_us: the lowest and the highest append time.
+        payload: of its blocks' bodies, what this node answers for: over all nodes each block
+            is counted once at most (`storage.payload_count`).
     """
 
     first: int
@@ -264,6 +266,7 @@ class DirectoryEntry(NamedTuple):
     bytes: int
     first_us: int
     last_us: int
+    payload: int = 0
 
     def joined(self, other: DirectoryEntry) -> DirectoryEntry:
         """Of both together."""
@@ -274,6 +277,7 @@ class DirectoryEntry(NamedTuple):
             self.bytes + other.bytes,
             min(self.first_us, other.first_us),
             max(self.last_us, other.last_us),
+            self.payload + other.payload,
         )
 
 

@@ -18,9 +18,11 @@ from cordwood.block import Buffer
 from cordwood.errors import Malformed
 from cordwood.layout.log_questions import (
     AskExtent,
+    AskKept,
     AskSize,
     AskTime,
     ExtentReply,
+    KeptReply,
     SizeReply,
     TimeReply,
     Trim,
@@ -477,12 +479,13 @@ Call = (
     | Seal | Clean | AskReleased | Yield | GroupCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
+    | AskKept
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | GroupReply | GroupsReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
-    | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply
+    | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply
 )  # fmt: skip
 
 

@@ -148,6 +148,18 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "storage.retention:Retention._trim_to_fit",
     ),
     row(
+        "retention-asked-all",
+        "nodes were asked what a log has above some LSNs",
+        "storage.kept_bytes:KeptBytes.above",
+        gave,
+    ),
+    row(
+        "retention-waits-for-lng",
+        "a block was counted by a later flush than its own",
+        "storage.payload_count:PayloadCount.of_flush",
+        lambda s: any(s.result[1].values()),
+    ),
+    row(
         "retention-deleted",
         "a node looked for deleted logs",
         "storage.retention:Retention._trim_deleted",

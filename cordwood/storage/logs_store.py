@@ -48,8 +48,9 @@ from cordwood.protocol.wal_ring import Range, united
 from cordwood.settings import StorageSettings
 from cordwood.storage.damage_book import DamageBook
 from cordwood.storage.logs_read import Counts, Wish, home_of, read_blocks
-from cordwood.storage.partition import Partition, Run, Share, StoredLog, Wanted
+from cordwood.storage.partition import Added, Homes, Partition, Run, Share, StoredLog, Wanted
 from cordwood.storage.partition_drops import PartitionDrops, TrimOf
+from cordwood.storage.payload_count import PayloadCount
 from cordwood.storage.staged_table import StagedTable
 from cordwood.storage.tables import Row, Tables, TablesFailed, scan_all
 
@@ -66,13 +67,6 @@ late belongs to the one before the newest."""
 
 DIRECTORIES_KEPT = 1024
 """Logs whose directories stay in memory: those that are read now."""
-
-
-Homes = Mapping[int, Partition | None]
-"""By `id` of an amended block, where its body lies; None where the same flush brings it."""
-
-Added = tuple[int, Mapping[int, DirectoryEntry]]
-"""A partition's number, and by log what a flush adds to its directory."""
 
 
 class LogsStore:
@@ -112,6 +106,7 @@ class LogsStore:
         self._last_us = 0
         self.staged = StagedTable(tables)
         self.damages = DamageBook(tables)
+        self._payload = PayloadCount()
         # Entries of open partitions as they are now, for the flushes that add to them.
         self._entries: dict[tuple[int, int], DirectoryEntry] = {}
         self._directories: OrderedDict[int, list[tuple[Partition, DirectoryEntry]]] = OrderedDict()
@@ -355,7 +350,9 @@ class LogsStore:
     async def _flush_metadata(
         self, shares: Sequence[Share], states: Mapping[int, LogState], offset: int
     ) -> None:
-        added = [(share.partition.number, share.entries()) for share in shares]
+        added: list[Added] = [(share.partition.number, share.entries()) for share in shares]
+        counted, waiting = self._payload.of_flush(shares, states, self.partitions)
+        added += counted
         entries = await self._joined_entries(added)
         logs = self._joined_logs(added)
         rows: list[Row] = [(logs_db.OFFSET_KEY, logs_db.pack_offset(offset))]
@@ -380,6 +377,7 @@ class LogsStore:
         # One write, so that a crash leaves all of it or nothing.
         await self._tables.write(META, rows)
         await self._tables.flush(META)
+        self._payload.keep(waiting)
         self._take(shares, entries, logs, offset)
         self._last_us = max([self._last_us, *(each.append_time_us for each in states.values())])
 
@@ -400,7 +398,7 @@ class LogsStore:
         for number, entries in added:
             for log, entry in entries.items():
                 place = (log, number)
-                before = self._entries.get(place)
+                before = joined.get(place) or self._entries.get(place)
                 joined[place] = entry if before is None else before.joined(entry)
         return joined
 

@@ -6,7 +6,7 @@ Source: design.md §5; LogDevice digest 2.13.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,26 +84,34 @@ class StoredLog:
     bytes: int = 0
 
 
+Homes = Mapping[int, Partition | None]
+"""By `id` of an amended block, where its body lies; None where the same flush brings it."""
+
+Added = tuple[int, Mapping[int, DirectoryEntry]]
+"""A partition's number, and by log what a flush adds to its directory."""
+
+
 class Share:
     """What a flush brings to one partition.
 
     Attributes:
         bytes: of its blocks.
+        blocks: those that it brings whole.
     """
 
-    __slots__ = ("_blocks", "_heads", "_parts", "bytes", "partition")
+    __slots__ = ("_heads", "_parts", "blocks", "bytes", "partition")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.bytes = 0
-        self._blocks: list[StoredBlock] = []
+        self.blocks: list[StoredBlock] = []
         self._heads: list[StoredBlock] = []
         # By log, what its directory entry is made of. A flush brings thousands of blocks.
         self._parts: dict[int, list[int]] = {}
 
     def add(self, block: StoredBlock) -> None:
         """Take one more block."""
-        self._blocks.append(block)
+        self.blocks.append(block)
         self._note(block, block.wire_bytes)
 
     def amend(self, block: StoredBlock) -> None:
@@ -137,7 +145,7 @@ class Share:
     def rows(self) -> Iterator[Row]:
         """What to write, made as it is taken: a copy of every body at once would stop the
         loop for as long as the disk takes to write them."""
-        for block in self._blocks:
+        for block in self.blocks:
             header = block.header
             if header.stored_bytes:
                 key = logs_db.body_key(header.log, header.last, header.first)

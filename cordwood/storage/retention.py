@@ -5,7 +5,8 @@ the logs that keep a bounded number of bytes; moves trim points, each of them a 
 WAL like any other; has partitions dropped, and one at a time cut. Only what readers may see is
 trimmed, and by no block that does not count: such a one may be older than what is below it.
 Nodes trim on their own, so that for a while one may have let go of what another still has; a
-reader skips what any of them has trimmed.
+reader skips what any of them has trimmed. So a bound by size is held against what the whole
+log has: no node infers that from its own part, as copies are spread unevenly (`kept_bytes`).
 
 Logs that were deleted are trimmed whole, some time after they were first found missing. That
 is looked at twice: what is held here first, then what the metadata store lists, and then each
@@ -20,14 +21,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from cordwood.errors import CordwoodError, Corrupt
 from cordwood.host.seams import Clock
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.log_tree import LogTree
-from cordwood.protocol.retention import Part, expiry_us, fitting_trim, share_bytes
+from cordwood.protocol.retention import (
+    Part,
+    even_share,
+    expiry_us,
+    fitting_trim,
+    trim_candidates,
+)
 from cordwood.settings import StorageSettings
 from cordwood.storage.index_search import last_counted
 from cordwood.storage.partition import Partition
@@ -41,6 +49,13 @@ TRIMS_AT_ONCE = 256
 """Trim points written side by side: they share the WAL's blocks, and leave it room."""
 
 
+class Kept(Protocol):
+    """See `kept_bytes.KeptBytes`."""
+
+    async def above(self, log: int, lsns: Sequence[int]) -> list[int]:
+        """What a whole log has above each LSN, at least; `lsns` ascend."""
+
+
 class Retention:
     """See the module; `run` does the work."""
 
@@ -51,11 +66,14 @@ class Retention:
         clock: Clock,
         settings: StorageSettings,
         nodes: Callable[[], int],
+        kept: Kept,
     ) -> None:
         """
         Args:
             nodes: how many there are, for logs that are spread over all of them.
+            kept: what a whole log has above some LSNs.
         """
+        self._kept = kept
         self._shard = shard
         self._tree = tree
         self._clock = clock
@@ -167,12 +185,17 @@ class Retention:
     # By size.
 
     async def _trim_to_fit(self, log: int, attributes: LogAttributes) -> None:
-        """Trim the oldest of a log that has more bytes here than it keeps."""
+        """Trim the oldest of a log that has more bytes, over all nodes, than it keeps.
+
+        Where copies are spread evenly this node holds a share of them. One that holds no more
+        asks nobody: others may have to trim, and readers skip what any of them has trimmed.
+        """
         nodes = min(attributes.nodeset_size or self._nodes(), self._nodes())
         bytes_max = attributes.backlog_bytes or 0
-        mine = share_bytes(bytes_max, attributes.replication.copies, nodes)
         held = self._shard.logs.logs.get(log)
-        if held is None or held.bytes <= mine:
+        if held is None or held.bytes <= even_share(
+            bytes_max, attributes.replication.copies, nodes
+        ):
             return
         trim = self._shard.trim_of(log)
         held_here = [
@@ -180,9 +203,10 @@ class Retention:
             for partition, entry in await self._shard.logs.directory(log)
             if entry.last > trim
         ]
-        fits = fitting_trim(
-            [Part(entry.last, entry.bytes, entry.last_us) for _, entry in held_here], mine
-        )
+        lsns = trim_candidates([entry.last for _, entry in held_here])
+        if not lsns:
+            return
+        fits = fitting_trim(lsns, await self._kept.above(log, lsns), bytes_max)
         lasts = [
             await self._last_counted(log, partition, entry)
             for partition, entry in held_here

@@ -17,9 +17,11 @@ from cordwood.errors import Malformed, Retryable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.log_questions import (
     AskExtent,
+    AskKept,
     AskSize,
     AskTime,
     ExtentReply,
+    KeptReply,
     SizeReply,
     TimeReply,
     Trim,
@@ -36,6 +38,7 @@ from cordwood.layout.reading import (
     read_window,
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
+from cordwood.storage.kept_bytes import kept_here
 from cordwood.storage.log_search import LogSearch
 from cordwood.storage.read_gate import ReadGate
 from cordwood.storage.read_rights import ReadRights
@@ -124,13 +127,15 @@ class StorageRole:
         return TrimReply(await self._shard.trim(call.log, call.lsn, call.until))
 
     async def look(
-        self, call: AskTime | AskExtent | AskSize
-    ) -> TimeReply | ExtentReply | SizeReply:
+        self, call: AskTime | AskExtent | AskSize | AskKept
+    ) -> TimeReply | ExtentReply | SizeReply | KeptReply:
         """Answer what this node's part of a log says; see `LogSearch`.
 
         Raises:
             AccessDenied: the log wants a read token that the call does not bring.
         """
+        if isinstance(call, AskKept):  # of a node, which needs no token
+            return KeptReply(await kept_here(self._shard, call.log, call.lsns))
         if self._rights is not None:
             await self._rights.check(call.log, call.token)
         match call:

@@ -562,8 +562,7 @@ class Wal:
     async def close(self) -> None:
         """Write what was appended, note that the end was graceful, close. Safe to call twice.
 
-        It raises nothing of a write that failed, be it before or now: whoever appended was
-        told, `failure` says so, and the next start reads what is there, as after a crash.
+        It raises nothing of a write that failed, before or now: `failure` tells.
         """
         if self._closed is not None:
             await asyncio.shield(self._closed)

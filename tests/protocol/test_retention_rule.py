@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordwood.protocol.retention import Part, expiry_us, fitting_trim, share_bytes
-
-
-def parts(*sizes: int) -> list[Part]:
-    return [Part(10 * at + 9, size, at) for at, size in enumerate(sizes)]
+from cordwood.protocol.retention import (
+    CANDIDATES_MAX,
+    Part,
+    even_share,
+    expiry_us,
+    fitting_trim,
+    trim_candidates,
+)
 
 
 def test_a_part_goes_when_its_newest_record_is_too_old():
@@ -19,35 +22,42 @@ def test_a_part_goes_when_its_newest_record_is_too_old():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "bytes_max", "trim"),
+    ("lasts", "lsns"),
     [
-        ((), 10, 0),
-        ((5,), 1, 0),  # the newest is never trimmed: it alone has what is to be kept
-        ((5, 5, 5), 0, 0),  # no bound
-        ((5, 5, 5), 16, 0),
-        ((5, 5, 5), 15, 0),
-        ((5, 5, 5), 10, 9),
-        ((5, 5, 5), 6, 9),
-        ((5, 5, 5), 5, 19),
-        ((5, 5, 5), 1, 19),
+        ((), []),
+        ((9,), []),  # the newest is never trimmed
+        ((9, 19, 29), [9, 19]),
+        ((29, 9, 19, 9), [9, 19]),
+        (range(2 * CANDIDATES_MAX + 1), list(range(0, 2 * CANDIDATES_MAX, 2))),
     ],
 )
-def test_what_is_left_has_still_so_many_bytes(sizes, bytes_max, trim):
-    assert fitting_trim(parts(*sizes), bytes_max) == trim
+def test_where_a_log_may_be_trimmed(lasts, lsns):
+    assert trim_candidates(lasts) == lsns
 
 
-@given(st.lists(st.integers(1, 100)), st.integers(1, 400))
-def test_the_newest_that_fit_stay_and_nothing_more_than_one_part(sizes, bytes_max):
-    held = parts(*sizes)
-    trim = fitting_trim(held, bytes_max)
-    left = [part.bytes for part in held if part.last > trim]
-    if trim:
-        assert sum(left) >= bytes_max > sum(left[1:])
-    else:
-        assert sum(left[1:]) < bytes_max
+@given(st.lists(st.integers(0, 1000)))
+def test_nodes_are_asked_about_few_places_and_the_oldest_is_one(lasts):
+    found = trim_candidates(lasts)
+    assert len(found) <= CANDIDATES_MAX
+    assert found[:1] == sorted(set(lasts))[:-1][:1]
 
 
-def test_a_nodes_share_of_a_logs_bytes():
-    assert share_bytes(1000, 3, 5) == 600
-    assert share_bytes(1000, 3, 3) == share_bytes(1000, 3, 2) == 1000
-    assert share_bytes(0, 3, 5) == 0
+@pytest.mark.parametrize(
+    ("kept", "bytes_max", "trim"),
+    [
+        ((15, 10, 5), 0, 0),  # no bound
+        ((15, 10, 5), 16, 0),
+        ((15, 10, 5), 15, 9),
+        ((15, 10, 5), 10, 19),
+        ((15, 10, 5), 6, 19),
+        ((15, 10, 5), 5, 29),
+    ],
+)
+def test_what_is_left_of_the_whole_log_has_so_many_bytes(kept, bytes_max, trim):
+    assert fitting_trim((9, 19, 29), kept, bytes_max) == trim
+
+
+def test_an_even_share_of_a_logs_bytes():
+    assert even_share(1000, 3, 5) == 600
+    assert even_share(1000, 3, 3) == even_share(1000, 3, 2) == 1000
+    assert even_share(0, 3, 5) == 0

@@ -17,6 +17,7 @@ One event a line; each line comes one millisecond after the one before::
     n1 trims e1n4                   a node has, durably
     n1 scrubbed 1 rotten e1n2 found e1n1-e1n3   passes over its store; what rotted, what it found
     n1 retains e1n4 5               … is about to, as its log keeps records for 5 s
+    n1 retains e1n4 5 bytes         … as its log keeps so many bytes
     w1 finds 7 e1n4 upto e1n9 [early]   find_time of append time 7 µs; it may lie too early
     w1 seeks k7 e1n2 e1n4 upto e1n9 [lost]   find_key of k7: before, at it (-: none); by a loss
     w1 told Overloaded              another call of it ended with this error
@@ -202,8 +203,10 @@ class _Stage:
                 first, last = _span(word)
                 self.add(BlockStored(self.time_us, int(words[0][1:]), self.log, first, last))
         elif re.match(r"n\d", words[0]) and words[1:2] == ["retains"]:
-            node, lsn, kept_us = int(words[0][1:]), parse_lsn(words[2]), int(words[3]) * 10**6
-            self.add(RetentionTrims(self.time_us, node, self.log, lsn, "time", kept_us))
+            node, lsn, kept = int(words[0][1:]), parse_lsn(words[2]), int(words[3])
+            is_size = words[4:] == ["bytes"]
+            how = ("space", 0, kept) if is_size else ("time", kept * 10**6, 0)
+            self.add(RetentionTrims(self.time_us, node, self.log, lsn, *how))
         elif re.match(r"n\d", words[0]) and words[1:2] == ["scrubbed"]:
             at = words.index("found")
             rotten, damaged = (tuple(map(_span, some)) for some in (words[4:at], words[at + 1 :]))

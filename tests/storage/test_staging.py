@@ -36,7 +36,9 @@ def test_a_pin_that_meets_an_unstage_under_way_is_refused() -> None:
         made = await Made.new()
         staging = await staged(made)
         made.disk.by_hand = made.disk.file.by_hand = True
-        going = asyncio.ensure_future(staging.unstage(Unstage(stages=(STAGE,), query="q", attempt=1)))
+        going = asyncio.ensure_future(
+            staging.unstage(Unstage(stages=(STAGE,), query="q", attempt=1))
+        )
         await turns()
         assert made.disk.file.pending, "the record that lets go is written, and not durable"
         pinning = asyncio.ensure_future(staging.pin(pin()))
@@ -59,7 +61,9 @@ def test_an_unstage_of_another_attempt_leaves_what_is_being_pinned() -> None:
         made.disk.by_hand = made.disk.file.by_hand = True
         pinning = asyncio.ensure_future(staging.pin(pin(attempt=2)))
         await turns()
-        going = asyncio.ensure_future(staging.unstage(Unstage(stages=(STAGE,), query="q", attempt=1)))
+        going = asyncio.ensure_future(
+            staging.unstage(Unstage(stages=(STAGE,), query="q", attempt=1))
+        )
         await turns()
         made.disk.by_hand = made.disk.file.by_hand = False
         made.disk.file.end_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,6 +33,13 @@ class Tree:
         return [self._info]
 
 
+class Plenty:
+    """The whole log has more than any bound, above every LSN."""
+
+    async def above(self, log: int, lsns: Sequence[int]) -> list[int]:
+        return [1 << 60 for _ in lsns]
+
+
 async def trimmed(seal: int) -> int:
     """Where a node trims that has an old bridge of epoch 2 by the recovery `seal`, and was told
     that epoch 4 recovered epoch 2, with records up to e2n57 that others hold."""
@@ -45,7 +53,7 @@ async def trimmed(seal: int) -> int:
     await turns()
     clock = made_host(made.disk).clock
     tree = cast(Any, Tree(backlog_s=15.0))
-    await Retention(made.shard, tree, clock, StorageSettings(), lambda: 3).look()
+    await Retention(made.shard, tree, clock, StorageSettings(), lambda: 3, Plenty()).look()
     return made.shard.trim_of(LOG)
 
 
@@ -75,8 +83,8 @@ def test_nor_where_a_log_has_too_many_bytes() -> None:
             await made.shard.purge(LOG, epoch, 4, at(57 if epoch == 2 else 0, epoch))
         made.shard.release(LOG, at(2, 4))
         clock = made_host(made.disk).clock
-        look = Retention(made.shard, cast(Any, by_size), clock, StorageSettings(), lambda: 3).look
-        await look()
+        tree = cast(Any, by_size)
+        await Retention(made.shard, tree, clock, StorageSettings(), lambda: 3, Plenty()).look()
         return made.shard.trim_of(LOG)
 
     assert run(lambda: scenario(3)) == 0

@@ -9,7 +9,7 @@ must be delivered, wherever nobody trimmed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
@@ -21,6 +21,9 @@ DAMAGE = frozenset({"rot", "zeroed", "lost_write", "misdirected_write"})
 """Faults that destroy what a node had durably, trim points in its WAL among it: its next start
 may be from an earlier one. The other nodes still tell readers of it."""
 
+RECORD_BYTES = 64
+"""What a key, headers and a timestamp add to a record's payload, at most."""
+
 CLOCKS = frozenset({"clock_step", "clock_drift"})
 """Faults after which the run's clock is not that of the nodes."""
 
@@ -28,7 +31,8 @@ CLOCKS = frozenset({"clock_step", "clock_drift"})
 def check_trims(evidence: Evidence) -> list[Violation]:
     """S18: a trim point never falls, is kept, and is what was asked for or retention allows.
 
-    By retention nothing goes that is younger than its log keeps it.
+    By retention nothing goes that is younger than its log keeps it, nor so much that less is
+    left than its log keeps.
     """
     points: dict[tuple[int, int], tuple[int, Event]] = {}
     damaged: set[int] = set()
@@ -52,6 +56,8 @@ def check_trims(evidence: Evidence) -> list[Violation]:
                 points = {place: known for place, known in points.items() if place[0] != node}
             case RetentionTrims(_, _, _, _, "time") if not clocks_move:
                 found += _too_young(evidence, event)
+            case RetentionTrims(_, _, _, _, "space"):
+                found += _too_few_left(evidence, event)
             case TrimAsked(_, client, log, lsn):
                 asked[client, log, lsn] = at
             case TrimAnswered(_, client, log, lsn, nodes):
@@ -76,6 +82,35 @@ def _too_young(evidence: Evidence, event: RetentionTrims) -> Iterator[Violation]
             text = f"node {event.node} trims {ack.payload.id}, which is kept {event.backlog_us} us"
             yield Violation("S18", text, event.log, ack.lsn, (called, ack.append.end, event))
             return
+
+
+def _too_few_left(evidence: Evidence, event: RetentionTrims) -> Iterator[Violation]:
+    """A node trims by size, and less is left of the log than it keeps.
+
+    Whatever may be above the trim point counts: what was acknowledged or delivered there, and
+    calls of unknown outcome.
+    """
+    left: dict[str | None, int] = {}
+    for append in evidence.appends:
+        called = append.invoked
+        if called.log != event.log or called.time_us > event.time_us:
+            continue
+        lsns: Sequence[int] = append.lsns or [event.lsn + 1] * len(called.payloads)
+        for lsn, payload in zip(lsns, called.payloads, strict=True):
+            if lsn > event.lsn:
+                left[payload.id] = payload.length + RECORD_BYTES
+    for read in evidence.reads:
+        if read.log == event.log:
+            for _, record in read.records():
+                if record.lsn > event.lsn:
+                    left[record.payload.id] = record.payload.length + RECORD_BYTES
+    size = sum(left.values())
+    if size < event.backlog_bytes:
+        text = (
+            f"node {event.node} trims up to {format_lsn(event.lsn)}, and {size} bytes are left "
+            f"where the log keeps {event.backlog_bytes}"
+        )
+        yield Violation("S18", text, event.log, event.lsn, (event,))
 
 
 def _moved(

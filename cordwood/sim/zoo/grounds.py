@@ -139,6 +139,13 @@ def _kept_by_time(options: RunOptions) -> RunOptions:
     )
 
 
+def _kept_by_size(options: RunOptions) -> RunOptions:
+    """Logs keep as many bytes as come in a few seconds, in partitions that last one."""
+    shaped = cluster_of(5, 3)(_kept_by_time(options))
+    attributes = LogAttributes(backlog_bytes=60_000)
+    return replace(shaped, cluster=replace(shaped.cluster, attributes=attributes))
+
+
 def _small_wals(options: RunOptions) -> RunOptions:
     return replace(options, fills=True, cluster=replace(options.cluster, wal_bytes=MIB))
 
@@ -236,6 +243,9 @@ TRIMS = ground("crash", every_s=1.0, shape=_seldom_flushed, trim_s=0.7, restart_
 """Trim points are in the WAL alone when nodes die."""
 
 TIMES = ground("crash", every_s=8.0, shape=_kept_by_time, ask_s=0.05, restart_s=4.0)
+
+SIZES = ground("pause", every_s=6.0, shape=_kept_by_size, length_s=14.0)
+"""Logs keep so many bytes, and copysets lie on three nodes of five at a time."""
 
 KEYS_SOUGHT = ground("crash", every_s=5.0, sorters=1, length_s=14.0)
 """Somebody looks keys up."""

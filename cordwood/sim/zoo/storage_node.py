@@ -144,6 +144,19 @@ def _last_of_all(right: Any) -> Any:
     return last_counted
 
 
+def _as_if_even(right: Any) -> Any:
+    async def above(self: Any, log: int, lsns: Any) -> list[int]:
+        parts = [entry for _, entry in await self._shard.logs.directory(log)]
+        held = [sum(part.bytes for part in parts if part.first > lsn) for lsn in lsns]
+        return [each * 5 // 3 for each in held]
+
+    return above
+
+
+def _whole_body(right: Any) -> Any:
+    return lambda block: block.header.stored_bytes if right(block) else 0
+
+
 def _skips_rot(right: Any) -> Any:
     async def find_rot(*what: Any, **how: Any) -> Any:
         # It reads on behind what cannot be read, and does not say so.
@@ -239,6 +252,11 @@ BUGS = (
     PlantedBug("trims-by-what-is-dead", "retention goes by a bridge that another recovery replaced",
                changed({"storage.retention:last_counted": _last_of_all}),
                scene="tests/storage/test_trimmed_parts.py"),
+    PlantedBug("share-taken-as-even", "retention by size takes a node's part for an even share",
+               changed({"storage.kept_bytes:KeptBytes.above": _as_if_even}), hunt=grounds.SIZES),
+    PlantedBug("every-copy-counts", "retention by size counts a block once for each copy",
+               changed({"storage.payload_count:answered_bytes": _whole_body}),
+               hunt=grounds.SIZES),
     PlantedBug("time-off-by-one", "find_time takes a partition's last block for an older one",
                changed({"storage.logs_store:LogsStore.directory": _edge_is_older}),
                hunt=grounds.TIMES),
