@@ -46,6 +46,11 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """The public names, those that load on first use too, so that Tab in a shell shows them."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name == "aio":
         return importlib.import_module("cordwood.aio")

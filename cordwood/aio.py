@@ -6,7 +6,7 @@ import os
 
 from cordwood import embedded
 from cordwood.client import aio
-from cordwood.client.address import SCHEME
+from cordwood.client.address import is_cluster
 from cordwood.client.store import Store
 from cordwood.settings import ClientSettings
 
@@ -17,14 +17,31 @@ async def connect(url: str | os.PathLike[str], settings: ClientSettings | None =
     """Connect to a cluster, or open a directory in this process.
 
     Args:
-        url: `cordwood://host:port,…`, or the path of a directory, made if it is not there.
+        url: `cordwood://host:port,…`; or the directory of a local cluster that runs
+            (`cordwood up`); or the directory of an embedded store, made if it is not there.
         settings: see `settings.ClientSettings`.
     Raises:
         Unreachable: no node answered; the text says how to start one.
         StoreInUse: another process has the directory open.
-        BadSetting: the URL or the directory is not one.
+        BadSetting: the URL has another scheme, or the directory is none.
     """
-    text = os.fspath(url)
-    if text.startswith(SCHEME):
+    text = resolve(url)
+    if is_cluster(text):
         return await aio.connect(text, settings)
     return await embedded.connect(text, settings)
+
+
+def resolve(url: str | os.PathLike[str]) -> str:
+    """Turn the directory of a local cluster into the cluster's address; leave the rest as it is.
+
+    Raises:
+        Unreachable: no cluster runs on that directory; the text says how to start it.
+        BadSetting: `url` has another scheme than `cordwood://`.
+    """
+    text = os.fspath(url)
+    if is_cluster(text) or not os.path.exists(os.path.join(text, embedded.CLUSTER_FILE)):
+        return text
+    # Loaded only here: a cluster of processes takes modules that a client never needs.
+    from cordwood.local_cluster import find_address
+
+    return find_address(text)

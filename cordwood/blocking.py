@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from cordwood import embedded
+from cordwood.aio import resolve
 from cordwood.client import blocking
-from cordwood.client.address import SCHEME
+from cordwood.client.address import is_cluster
 from cordwood.client.blocking import BlockingStore
 from cordwood.settings import ClientSettings
 
@@ -15,7 +16,7 @@ __all__ = ["BlockingStore", "connect"]
 
 def connect(url: str | os.PathLike[str], settings: ClientSettings | None = None) -> BlockingStore:
     """Connect to a cluster, or open a directory in this process; see `cordwood.aio.connect`."""
-    text = os.fspath(url)
-    if text.startswith(SCHEME):
+    text = resolve(url)
+    if is_cluster(text):
         return blocking.connect(text, settings)
     return embedded.connect_blocking(text, settings)

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 CLUSTER_FILE = "cluster.json"
 ADDRESS_FILE = "address"
+USUAL_DIRECTORY = "./.cordwood"
+"""Where `cordwood up` keeps a cluster unless it is told."""
+
 PORT = 4440
 NODE_MODULE = "cordwood.node_process"
 READY_TIMEOUT_S = 30.0
@@ -329,9 +332,11 @@ def find_address(directory: str) -> str:
     """
     path = os.path.join(directory, ADDRESS_FILE)
     if not os.path.exists(path):
+        is_usual = os.path.abspath(directory) == os.path.abspath(USUAL_DIRECTORY)
+        option = "" if is_usual else f" --dir {directory}"
         raise Unreachable(
-            f"no cluster runs on {directory}: start one with `cordwood up`, or name one with "
-            "--cluster cordwood://host:port"
+            f"no cluster runs on {directory}: start one with `cordwood up{option}`, or name one "
+            "with --cluster cordwood://host:port"
         )
     with open(path, encoding="ascii") as file:
         return file.read().strip()

@@ -19,7 +19,7 @@ from cordwood.client.aio import open_store
 from cordwood.client.blocking import BlockingStore, connect, open_blocking
 from cordwood.client.cursors import Lag
 from cordwood.embedded import embedded_store
-from cordwood.errors import BadSetting, Closed, NotOurCluster, StoreInUse
+from cordwood.errors import BadSetting, Closed, NotOurCluster, StoreInUse, Unreachable
 from cordwood.lsn import Lsn, make_lsn, parse_lsn
 from cordwood.settings import MIB, ClientSettings
 from cordwood.spark.options import SERVERS, parse_options
@@ -167,11 +167,19 @@ class TestWrongDirectories:
         with pytest.raises(BadSetting, match="file is a file; an embedded store is a directory"):
             cordwood.connect(tmp_path / "file")
 
-    def test_a_cluster_s(self, tmp_path: Path) -> None:
+    def test_a_cluster_that_does_not_run(self, tmp_path: Path) -> None:
+        """Its address is asked for; without one the error says how to start the cluster."""
         (tmp_path / "cluster.json").write_text("{}")
-        with pytest.raises(BadSetting, match=r"holds a local cluster.*cordwood up"):
+        with pytest.raises(Unreachable, match=f"cordwood up --dir {tmp_path}"):
             cordwood.connect(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.json"]
+
+    @pytest.mark.parametrize("url", ["http://x", "cordwod://127.0.0.1:4440", "kafka://h:9092"])
+    def test_a_mistyped_scheme_makes_no_store(self, tmp_path: Path, monkeypatch, url: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(BadSetting, match=r"is not a scheme of Cordwood\. Write cordwood://"):
+            cordwood.connect(url)
+        assert list(tmp_path.iterdir()) == []
 
     def test_one_whose_identity_is_another_s(self, tmp_path: Path) -> None:
         for name in ("a", "b"):

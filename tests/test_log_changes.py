@@ -20,6 +20,7 @@ from cordwood.errors import (
 from cordwood.log_attributes import LogAttributes, parse_attributes
 from cordwood.lsn import Lsn
 from cordwood.metadata import epoch_store
+from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Replication
 from cordwood.sequencer import activation
 
@@ -287,11 +288,25 @@ class TestRefusals:
     def test_a_log_that_asks_for_more_than_there_is_goes_on_as_it_was(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
+                # Written past the nodes: they refuse it, but members may leave afterwards.
                 before = await store.append("log", b"1")
-                await store.log_tree.set_attributes(
-                    "log", LogAttributes(replicate_across={"node": 5})
-                )
+                asked = LogAttributes(replicate_across={"node": 5})
+                await LogTree(cluster.metadata).set_attributes("log", asked)
                 await asyncio.sleep(2)
+                assert await store.append("log", b"2") == before + 1
+
+        simulate(scenario, nodes=3)
+
+    @pytest.mark.parametrize("path", ["log", "/"])
+    def test_more_than_there_is_may_not_be_asked_for(self, path):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                before = await store.append("log", b"1")
+                with pytest.raises(TooFewNodes, match=r"wants 5 copies.*has 3 nodes"):
+                    await store.log_tree.set_attributes(
+                        path, LogAttributes(replicate_across={"node": 5})
+                    )
+                assert (await store.log("log")).attributes.replicate_across != {"node": 5}
                 assert await store.append("log", b"2") == before + 1
 
         simulate(scenario, nodes=3)

@@ -49,7 +49,6 @@ app = typer.Typer(
     cls=Verbs,
     help="A replicated, append-only log store. Start one with `cordwood up`.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},

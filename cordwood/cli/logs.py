@@ -125,6 +125,7 @@ def set_attributes(
         list[str] | None,
         typer.Option("--unset", metavar="NAME", help="Inherit this one again; repeatable."),
     ] = None,
+    as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Set attributes of a log or a directory. Nodes know within a second.
@@ -140,19 +141,30 @@ def set_attributes(
     with open_store(cluster) as store:
         store.log_tree.set_attributes(path, attributes, tuple(unset or ()))
         if path.endswith("/"):
-            _show_directory(store.log_tree.directory(path), as_json=False)
-        else:
-            log = store.log(path)
-            typer.echo(log.name)
-            show_attributes(log.own, log.attributes)
+            _show_directory(store.log_tree.directory(path), as_json)
+            return
+        log = store.log(path)
+        if as_json:
+            typer.echo(_log_json(log, view_logs([log], store.status())[0]))
+            return
+        typer.echo(log.name)
+        show_attributes(log.own, log.attributes)
 
 
 @app.command()
-def rename(name: NameArgument, new_name: NameArgument, cluster: ClusterOption = None) -> None:
+def rename(
+    name: NameArgument,
+    new_name: NameArgument,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
     """Give a log another name; what it inherits changes with it."""
     with open_store(cluster) as store:
         log = store.log_tree.rename(name, new_name)
-    typer.echo(f"{name} is {log.name} now")
+    if as_json:
+        typer.echo(json.dumps({"id": log.log_id, "name": log.name}))
+    else:
+        typer.echo(f"{name} is {log.name} now")
 
 
 @app.command()

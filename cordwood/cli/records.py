@@ -16,11 +16,12 @@ from cordwood.cli.ending import FAILED, tell_error
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.times import time_of
 from cordwood.cli.wording import Json, gap_json, gap_words, record_json
-from cordwood.errors import BadSetting
-from cordwood.lsn import format_lsn, parse_lsn
+from cordwood.errors import BadSetting, CordwoodError, OutcomeUnknown
+from cordwood.lsn import Lsn, format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
+    from cordwood.cli.line_appends import LineAppends
     from cordwood.client.blocking_readers import BlockingReader
     from cordwood.client.position_calls import Position
 
@@ -56,43 +57,119 @@ def append(
     token: Annotated[
         int | None, typer.Option("--token", min=0, help="The fencing token to append under.")
     ] = None,
+    resume: Annotated[
+        int | None,
+        typer.Option(
+            "--resume",
+            metavar="ID",
+            help="Go on where an earlier run stopped, which told its ID: give it the same input.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Append records; each one's LSN is printed once it is stored on every copy."""
+    """Append records; each LSN is printed once the record is stored on every copy.
+
+    Lines of standard input are appended as a producer: each is stored once and in order, also
+    while nodes fail. A record has 1 MiB at most.
+    """
+    if resume is not None and values and values != [STDIN]:
+        raise BadSetting("--resume goes on with standard input: give no values")
     with open_store(cluster) as store:
-        stored = 0
         if token is not None:
             store.use_fencing_token(log, token)
+        printer = _AppendPrinter(quiet=quiet, as_json=as_json)
         try:
-            for batch in _batches(values or [STDIN]):
-                keys = None if key is None else [os.fsencode(key)] * len(batch)
-                lsns = store.append_many(log, batch, keys=keys)
-                stored += len(lsns)
-                if not quiet:
-                    sys.stdout.write("".join(f"{lsn}\n" for lsn in lsns))
-                    sys.stdout.flush()
+            keys = None if key is None else os.fsencode(key)
+            for value in _runs(values or [STDIN]):
+                if value == STDIN:
+                    _append_lines(store, log, keys, resume, printer)
+                    continue
+                each = None if keys is None else [keys] * len(value)
+                printer.print(store.append_many(log, list(map(os.fsencode, value)), keys=each))
         finally:
             # Also after a failure: a script must know how far it came.
-            if quiet:
-                typer.echo(stored)
+            printer.finish()
 
 
-def _batches(values: Sequence[str]) -> Iterator[Sequence[bytes]]:
-    """What to append, in order: arguments as they stand, lines of stdin as they come."""
+class _AppendPrinter:
+    """Prints what was appended: each LSN, or with --quiet only how many, or both as JSON."""
+
+    def __init__(self, *, quiet: bool, as_json: bool) -> None:
+        self._quiet = quiet
+        self._as_json = as_json
+        self._stored = 0
+        self._ends: list[str] = []
+        self._lines: dict[str, int] = {}
+
+    def print(self, lsns: Sequence[Lsn]) -> None:
+        """Tell of records that are stored, in order."""
+        if not lsns:
+            return
+        self._stored += len(lsns)
+        self._ends = [*self._ends[:1], str(lsns[-1])] if self._ends else [
+            str(lsns[0]), str(lsns[-1])
+        ]  # fmt: skip
+        if not (self._quiet or self._as_json):
+            sys.stdout.write("".join(f"{lsn}\n" for lsn in lsns))
+            sys.stdout.flush()
+
+    def note_lines(self, lines: LineAppends) -> None:
+        """Remember what a script needs to resume."""
+        self._lines = {
+            "producer": lines.producer,
+            "lines": lines.stored,
+            "skipped": lines.skipped,
+        }
+
+    def finish(self) -> None:
+        """Print the count, or the JSON document."""
+        if self._as_json:
+            first, last = self._ends or (None, None)
+            document = {"stored": self._stored, "first": first, "last": last, **self._lines}
+            typer.echo(json.dumps(document))
+        elif self._quiet:
+            typer.echo(self._stored)
+
+
+def _append_lines(
+    store: BlockingStore, log: str, key: bytes | None, resume: int | None, printer: _AppendPrinter
+) -> None:
+    """Append standard input, a record a line; say how far it came if that fails."""
+    from cordwood.cli.line_appends import LineAppends
     from cordwood.cli.lines import read_lines
     from cordwood.settings import ClientSettings
 
-    given: list[bytes] = []
+    if sys.stdin.isatty():
+        typer.echo("Each line becomes a record; Ctrl-D ends.", err=True)
+    appends = LineAppends(store, log, key, resume, lambda text: typer.echo(text, err=True))
+    appends.find_place()
+    if appends.skipped:
+        typer.echo(f"{appends.skipped} lines are in {log} already and are skipped", err=True)
+    try:
+        for lines in read_lines(sys.stdin.fileno(), ClientSettings().block_bytes):
+            printer.print(appends.append(lines))
+    except CordwoodError as error:
+        tell_error(appends.how_far(error))
+        raise
+    except KeyboardInterrupt:
+        tell_error(appends.how_far(OutcomeUnknown("Ctrl-C")))
+        raise
+    finally:
+        printer.note_lines(appends)
+
+
+def _runs(values: Sequence[str]) -> Iterator[Sequence[str] | str]:
+    """What to append, in order: arguments that stand together, and STDIN for standard input."""
+    given: list[str] = []
     for value in values:
         if value != STDIN:
-            given.append(os.fsencode(value))
+            given.append(value)
             continue
         if given:
             yield given
             given = []
-        if sys.stdin.isatty():
-            typer.echo("Each line becomes a record; Ctrl-D ends.", err=True)
-        yield from read_lines(sys.stdin.fileno(), ClientSettings().block_bytes)
+        yield STDIN
     if given:
         yield given
 

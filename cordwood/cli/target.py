@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cordwood.settings import ClientSettings
 
 DIRECTORY = "./.cordwood"
-"""Where `cordwood up` keeps a cluster."""
+"""`local_cluster.USUAL_DIRECTORY`, stated again here because that module takes long to load."""
 
 ClusterOption = Annotated[
     str | None,
@@ -55,12 +55,12 @@ def find_target(cluster: str | None) -> Target:
         Unreachable: no cluster runs on the directory; the text says how to start one.
         BadSetting: neither an address nor a directory that holds a store.
     """
-    from cordwood.client.address import SCHEME
+    from cordwood.client.address import SCHEME, is_cluster
     from cordwood.local_cluster import CLUSTER_FILE, find_address
 
     if cluster is None:
         return Target(find_address(DIRECTORY), DIRECTORY)
-    if cluster.startswith(SCHEME):
+    if is_cluster(cluster):
         return Target(cluster)
     if os.path.exists(os.path.join(cluster, CLUSTER_FILE)):
         return Target(find_address(cluster), cluster)

@@ -1,14 +1,37 @@
-"""Where a cluster is, as text. Apart from the client, which takes half a second to import: who only
-checks what a user gave needs no more than this.
+"""Where a cluster is, as text.
+
+The module stands apart from the client, which takes half a second to import: code that only checks
+what a user gave needs no more than this.
 
 Source: design.md §7.
 """
 
 from __future__ import annotations
 
+import re
+
 from cordwood.errors import BadSetting
 
 SCHEME = "cordwood://"
+
+_FOREIGN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def is_cluster(url: str) -> bool:
+    """Whether `url` is a cluster's address; otherwise it is the path of a directory.
+
+    Raises:
+        BadSetting: it has another scheme than `cordwood://`. Taken as a path, a mistyped scheme
+            would make an empty store in a directory of that name, and appends to it succeed.
+    """
+    if url.startswith(SCHEME):
+        return True
+    if match := _FOREIGN.match(url):
+        raise BadSetting(
+            f"{url!r}: {match[1]}:// is not a scheme of Cordwood. Write cordwood://host:port for a "
+            "cluster, or the path of a directory for an embedded store"
+        )
+    return False
 
 
 def parse_url(url: str) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from cordwood.layout.message import (
     Reply,
     SetAttributes,
 )
-from cordwood.log_attributes import LogAttributes, replicate_across
+from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.metadata.log_replies import epoch_nodes, log_reply, member_infos
 from cordwood.metadata.log_tree import LogInfo, LogTree, normalise_directory
@@ -75,6 +75,8 @@ class LogCalls:
             case ListLogs():
                 return LogsReply([log_reply(info) for info in await self._logs.list(call.prefix)])
             case SetAttributes():
+                if call.attributes.replicate_across:
+                    await self._check_placement(call)
                 await self._logs.set_attributes(call.path, call.attributes, tuple(call.unset))
                 return DoneReply()
             case AskDirectory():
@@ -123,6 +125,14 @@ class LogCalls:
     async def _begin(self, info: LogInfo) -> EpochRecord:
         nodes = self._nodeset(info.name, info.log_id, info.attributes)
         return await self._epochs.create(info.log_id, nodes, info.replication)
+
+    async def _check_placement(self, call: SetAttributes) -> None:
+        """Refuse a replication that this cluster cannot keep, as making a log does.
+
+        Without this the log went on under its old replication and was shown with the new one.
+        """
+        await self._refresh_members()
+        self._nodeset(call.path, 0, call.attributes.over(DEFAULTS))
 
     def _nodeset(self, name: str, log: int, attributes: LogAttributes) -> tuple[NodeId, ...]:
         members = self._members().values()

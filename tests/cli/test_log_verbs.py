@@ -56,6 +56,8 @@ def test_attributes_are_set_shown_and_inherited_again(run):
         (["orders/eu", "colour=red"], "no attribute 'colour'"),
         (["orders/eu", "backlog_s=soon"], "90min"),
         (["nowhere", "backlog_s=1d"], "no log"),
+        (["orders/eu", "replicate_across=node:9"], "wants 9 copies; this cluster has 1 nodes"),
+        (["orders/", "replicate_across=node:9"], "wants 9 copies; this cluster has 1 nodes"),
         (["/", "nodeset_size=1000"], "goes from 0"),
     ],
 )

@@ -1,0 +1,165 @@
+"""Appends lines to a log as a producer, so that each is stored once while nodes fail.
+
+A portion of lines is one atomic group of the producer: the log knows a repeat of it by its place,
+so a portion of unknown outcome is sent again until it is answered. The lines that are stored are
+always a prefix of the input, and a later run goes on behind it (`cordwood append --resume ID`).
+
+Source: client/producer.py; protocol/producers.py (a repeat is answered with its place).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cordwood.client.producer import PRODUCER_MAX, Producer
+from cordwood.errors import (
+    BadSetting,
+    CordwoodError,
+    Misplaced,
+    OutcomeUnknown,
+    OutOfSequence,
+    Retryable,
+    UnknownProducer,
+)
+
+if TYPE_CHECKING:
+    from cordwood.blocking import BlockingStore
+    from cordwood.lsn import Lsn
+
+PATIENCE_S = 120.0
+"""How long one portion is tried: a cluster that lost a node answers within seconds, a machine that
+restarts within two minutes."""
+
+PAUSE_S = 0.5
+"""Between tries. A client tries for its whole timeout by itself first."""
+
+PORTION_LINES = 16_384
+"""Lines in one group, as many as the client puts into a block: a portion stays within an atomic
+group's bounds also where each line is empty."""
+
+PROBE_SEQUENCE = 1 << 62
+"""A sequence that no run reaches: the log refuses it and says which one it expects."""
+
+
+class LineAppends:
+    """Appends portions of lines in order; see the module.
+
+    Args:
+        resume: the producer of an earlier run; None draws a new one.
+        tell: is given a sentence when the log stops answering, and when it answers again.
+
+    Attributes:
+        producer: its id, which `--resume` takes.
+        stored: lines of the input that are stored for certain.
+        skipped: lines of the input that an earlier run had appended.
+    """
+
+    def __init__(
+        self,
+        store: BlockingStore,
+        log: str,
+        key: bytes | None,
+        resume: int | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        if resume is not None and not 1 <= resume <= PRODUCER_MAX:
+            raise BadSetting(f"--resume {resume}: producers have the numbers 1 to {PRODUCER_MAX}")
+        self._store = store
+        self._log = log
+        self._key = key
+        self._tell = tell
+        self._is_new = resume is None
+        self._left_to_skip = 0
+        self._place: Producer | None = None
+        self._log_id = 0
+        self.producer = resume if resume is not None else 1 + secrets.randbelow(PRODUCER_MAX)
+        self.stored = 0
+        self.skipped = 0
+
+    def find_place(self) -> None:
+        """Ask the log how many lines an earlier run appended; these are skipped.
+
+        Raises:
+            BadSetting: the log does not remember that run, so nobody can tell where it stopped.
+        """
+        if self._is_new:
+            return
+        try:
+            self._send([b""], PROBE_SEQUENCE)
+        except OutOfSequence as error:
+            if error.kind is Misplaced.GAP and error.expected is not None:
+                self._left_to_skip = self.skipped = self.stored = error.expected
+                return
+            raise
+        except UnknownProducer:
+            raise BadSetting(
+                f"--resume {self.producer}: {self._log} remembers no such run. Read the end of the "
+                "log to see where it stopped, and append the rest without --resume"
+            ) from None
+        raise AssertionError("a sequence far ahead of the log is never stored")
+
+    def append(self, lines: Sequence[bytes]) -> list[Lsn]:
+        """Append lines; the LSNs of those that this run stored, in their order.
+
+        Raises:
+            OutcomeUnknown: the log did not answer for PATIENCE_S.
+            CordwoodError: they cannot be appended; none of this call's last portion is stored.
+        """
+        skip = min(self._left_to_skip, len(lines))
+        self._left_to_skip -= skip
+        lines = lines[skip:]
+        lsns: list[Lsn] = []
+        for at in range(0, len(lines), PORTION_LINES):
+            part = lines[at : at + PORTION_LINES]
+            lsns += self._until_answered(part)
+            self.stored += len(part)
+        return lsns
+
+    def _until_answered(self, lines: Sequence[bytes]) -> list[Lsn]:
+        ends_s = time.monotonic() + PATIENCE_S
+        is_told = False
+        while True:
+            try:
+                lsns = self._send(lines, self.stored)
+            except (OutcomeUnknown, Retryable) as error:
+                if time.monotonic() + PAUSE_S > ends_s:
+                    raise
+                if not is_told:
+                    self._tell(f"{self._log} does not answer, trying again: {error}")
+                    is_told = True
+                time.sleep(PAUSE_S)
+                continue
+            if is_told:
+                self._tell(f"{self._log} answers again")
+            return lsns
+
+    def _send(self, lines: Sequence[bytes], sequence: int) -> list[Lsn]:
+        keys = None if self._key is None else [self._key] * len(lines)
+        try:
+            return self._store.append_many(
+                self._log, lines, keys=keys, producer=self._place_at(sequence), atomic=True
+            )
+        except CordwoodError:
+            # A producer that met an error refuses to go on: the next try is a new one.
+            self._place = None
+            raise
+
+    def _place_at(self, sequence: int) -> Producer:
+        if self._place is None:
+            if sequence and not self._log_id:
+                self._log_id = self._store.log(self._log).log_id
+            sequences = {self._log_id: sequence} if sequence else None
+            self._place = Producer(self.producer, 0, sequences)
+        return self._place
+
+    def how_far(self, error: CordwoodError) -> str:
+        """What to tell a person whose input ended with an error: what is stored, how to go on."""
+        is_unknown = error.is_outcome_unknown
+        behind = "lines behind them may be stored too" if is_unknown else "no line behind them is"
+        return (
+            f"the first {self.stored} lines are stored, {behind}. To go on, run this again with "
+            f"the same input from its first line and --resume {self.producer}"
+        )

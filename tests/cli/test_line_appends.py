@@ -1,0 +1,110 @@
+"""`cordwood append` of standard input: each line once, and a way to go on after an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import cordwood
+from cordwood.cli import line_appends
+from cordwood.cli.line_appends import LineAppends
+from cordwood.errors import BadSetting, OutcomeUnknown, Unreachable
+
+LINES = [b"%d" % number for number in range(10)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with cordwood.connect(tmp_path / "store") as opened:
+        yield opened
+
+
+def lines_of(store, told=None, resume=None):
+    return LineAppends(store, "log", None, resume, [].append if told is None else told.append)
+
+
+def values(store):
+    return [item.value for item in store.read("log", until="tail") if hasattr(item, "value")]
+
+
+class Faulty:
+    """A store whose appends end with an error although they were stored, or before they were."""
+
+    def __init__(self, store, *, errors, is_stored):
+        self._store = store
+        self._errors = errors
+        self._is_stored = is_stored
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def append_many(self, *arguments, **columns):
+        if not self._errors:
+            return self._store.append_many(*arguments, **columns)
+        if self._is_stored:
+            self._store.append_many(*arguments, **columns)
+        raise self._errors.pop()
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_portion_of_unknown_outcome_is_stored_once(store, monkeypatch, is_stored):
+    monkeypatch.setattr(line_appends, "PAUSE_S", 0.0)
+    told = []
+    faulty = Faulty(store, errors=[], is_stored=is_stored)
+    appends = lines_of(faulty, told)
+    assert len(appends.append(LINES[:4])) == 4
+    faulty._errors += [OutcomeUnknown("cut off"), Unreachable("gone")]
+    lsns = appends.append(LINES[4:])
+    assert [str(lsn) for lsn in lsns] == [f"e1n{number}" for number in range(5, 11)]
+    assert values(store) == LINES
+    assert appends.stored == 10
+    assert told == ["log does not answer, trying again: gone", "log answers again"]
+
+
+def test_a_run_that_failed_is_resumed_behind_what_it_stored(store, monkeypatch):
+    monkeypatch.setattr(line_appends, "PATIENCE_S", 0.0)
+    faulty = Faulty(store, errors=[], is_stored=True)
+    first = lines_of(faulty)
+    first.append(LINES[:3])
+    faulty._errors.append(OutcomeUnknown("the connection was lost"))
+    with pytest.raises(OutcomeUnknown) as caught:
+        first.append(LINES[3:5])
+    said = first.how_far(caught.value)
+    assert said.startswith("the first 3 lines are stored, lines behind them may be stored too")
+    assert f"--resume {first.producer}" in said
+
+    second = lines_of(store, resume=first.producer)
+    second.find_place()
+    assert second.skipped == 5
+    # The same input again, in portions that end elsewhere.
+    assert second.append(LINES[:2]) == []
+    assert len(second.append(LINES[2:9])) == 4
+    assert len(second.append(LINES[9:])) == 1
+    assert values(store) == LINES
+
+
+def test_a_run_that_the_log_does_not_know_is_not_resumed(store):
+    store.append("log", b"of another writer")
+    with pytest.raises(BadSetting, match="remembers no such run"):
+        lines_of(store, resume=7).find_place()
+    assert values(store) == [b"of another writer"]
+
+
+def test_large_portions_are_cut(store):
+    lines = [b""] * (line_appends.PORTION_LINES * 2 + 1)
+    appends = lines_of(store)
+    assert len(appends.append(lines)) == len(lines)
+    assert len(values(store)) == len(lines)
+
+
+def test_the_command_says_how_far_it_came(tmp_path):
+    command = [sys.executable, "-m", "cordwood", "append", "log", "--json", "-c", str(tmp_path)]
+    with cordwood.connect(tmp_path):
+        pass
+    done = subprocess.run(command, input=b"a\nb\n" + b"c" * (2 << 20), capture_output=True)
+    assert done.returncode == 1
+    assert b"the first 2 lines are stored, no line behind them is" in done.stderr
+    assert b"--resume" in done.stderr
+    assert b'"stored": 2, "first": "e1n1", "last": "e1n2"' in done.stdout
