@@ -12,8 +12,8 @@ Source: LogDevice digest, "replicate_across"; design.md §3.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NewType
 
 from cordwood.errors import BadSetting
@@ -23,6 +23,9 @@ NodeId = NewType("NodeId", int)
 
 SCOPES = ("node", "rack", "row", "cluster", "dc", "region")
 """Failure domains, narrowest first."""
+
+LOCATION_CHARS_MAX = (len(SCOPES) - 1) * 64 + len(SCOPES) - 2
+"""Labels of 64 characters each, joined by dots."""
 
 COPIES_MAX = 16
 """More copies than this is a typing error, and the envelope reserves one byte."""
@@ -169,6 +172,34 @@ class Nodeset:
             raise BadSetting("a nodeset names a node twice")
         object.__setattr__(self, "members", ordered)
         object.__setattr__(self, "_by_node", by_node)
+
+    @classmethod
+    def recorded(
+        cls, nodes: Sequence[int], locations: Sequence[str], members: Mapping[NodeId, Member]
+    ) -> Nodeset:
+        """A nodeset as an epoch recorded it: the domains of then, all else as it is now.
+
+        The copysets of an epoch were chosen by the locations that its nodes had then. A node
+        that was moved since stands elsewhere for new epochs, and where it stood for this one:
+        judged by the location of today, an f-majority may miss a copyset of then.
+
+        Args:
+            locations: of each node; none at all where no node had one.
+            members: as they are now; a node without an entry has no address.
+        """
+        places = locations or ("",) * len(nodes)
+        return cls(
+            tuple(
+                replace(members.get(NodeId(node)) or Member(NodeId(node), ""), location=place)
+                for node, place in zip(nodes, places, strict=True)
+            )
+        )
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """Where each node stands, in node order; none at all where no node has a location."""
+        places = tuple(member.location for member in self.members)
+        return places if any(places) else ()
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -58,6 +58,7 @@ class ClusterAtHand:
         metadata: the store that all nodes share.
         running: the nodes that run, by number.
         weights: of nodes that start from now on, where it is not 1.
+        locations: likewise, where it is not a rack of their own.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class ClusterAtHand:
         create_logs: bool = True,
         make_tables: MakeTables = memory_tables,
         storage: StorageSettings | None = None,
+        locations: Mapping[int, str] | None = None,
     ) -> None:
         self.simulation = simulation
         self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
         self.running: dict[int, Node] = {}
         self.weights: dict[int, float] = {}
+        self.locations: dict[int, str] = dict(locations or {})
         self.numbers = range(1, nodes + 1)
         self._replication = Replication(copies, racks)
         self._sequencer = sequencer or SequencerSettings()
@@ -151,7 +154,7 @@ class ClusterAtHand:
             directory="/node",
             metadata="",
             listen=f"node-{number}:{PORT}",
-            location=f"rack{number}",
+            location=self.locations.get(number, f"rack{number}"),
             weight=self.weights.get(number, 1.0),
             default_replication=self._replication,
             create_logs=self._create_logs,

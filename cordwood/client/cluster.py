@@ -140,7 +140,7 @@ class Cluster:
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
         self.statuses: dict[NodeId, Authority] = {}
         self.on_statuses: Callable[[bool], None] | None = None
-        self._nodesets: dict[tuple[int, ...], Nodeset] = {}
+        self._nodesets: dict[tuple[tuple[int, ...], tuple[str, ...]], Nodeset] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None
         # Set when the last connection went: who is left may be known at the first addresses only.
@@ -422,21 +422,19 @@ class Cluster:
 
     def nodeset_of(self, info: LogInfo, epoch: int) -> tuple[Nodeset, Replication] | None:
         """Where an epoch's records may be, and how many copies they have; None while that,
-        or where one of these nodes stands, is not known."""
+        or where one of these nodes is reached, is not known."""
         found: EpochNodes | None = None
         for each in info.history:
             if each.since <= epoch:
                 found = each
         if found is None or epoch > info.epoch:
             return None
-        nodes = tuple(found.nodes)
-        nodeset = self._nodesets.get(nodes)
+        key = tuple(found.nodes), tuple(found.locations)
+        nodeset = self._nodesets.get(key)
         if nodeset is None:
-            members = [self.members.get(NodeId(node)) for node in nodes]
-            known = tuple(member for member in members if member is not None)
-            if len(known) < len(members):
+            if not all(NodeId(node) in self.members for node in found.nodes):
                 return None
-            nodeset = self._nodesets[nodes] = Nodeset(known)
+            nodeset = self._nodesets[key] = Nodeset.recorded(*key, self.members)
         return nodeset, found.replication
 
     @property

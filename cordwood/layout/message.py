@@ -32,7 +32,7 @@ from cordwood.layout.message_faults import AppendFault as AppendFault
 from cordwood.layout.message_faults import Fault as Fault
 from cordwood.layout.message_faults import to_error as to_error
 from cordwood.layout.message_faults import to_fault as to_fault
-from cordwood.layout.message_fields import U32, U62, AnyLsn, Name, Sentence
+from cordwood.layout.message_fields import U32, U62, AnyLsn, Location, Name, Sentence
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -57,13 +57,22 @@ ASK_LOGS_MAX = 10_000
 
 
 class EpochNodes(Struct, frozen=True):
-    """From epoch `since` on, these nodes may hold records, with this replication."""
+    """From epoch `since` on, these nodes may hold records, with this replication.
+
+    Attributes:
+        locations: of each node, as the epochs' copysets were chosen by; empty for none.
+    """
 
     since: U32
     nodes: list[U32]
     copies: U32
     racks: U32
     wider: dict[str, U32] = {}
+    locations: list[Location] = []
+
+    def __post_init__(self) -> None:
+        if self.locations and len(self.locations) != len(self.nodes):
+            raise ValueError("a nodeset has another number of locations than of nodes")
 
     @property
     def replication(self) -> Replication:

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from cordwood.log_attributes import TOKEN_BYTES_MAX
+from cordwood.nodes import LOCATION_CHARS_MAX
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U62 = Annotated[int, Meta(ge=1, le=2**62 - 1)]
@@ -14,5 +15,6 @@ AnyLsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 TimeUs = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Sequence = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(max_length=255)]
+Location = Annotated[str, Meta(max_length=LOCATION_CHARS_MAX)]
 Token = Annotated[str, Meta(max_length=TOKEN_BYTES_MAX)]
 Sentence = Annotated[str, Meta(max_length=4096)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cordwood.layout.message_fields import U32, Name
+from cordwood.layout.message_fields import U32, Location, Name
 from cordwood.nodes import Authority
 
 
@@ -16,7 +16,7 @@ class MemberInfo(Struct, frozen=True):
 
     node: U32
     address: Name
-    location: Name
+    location: Location
     incarnation: int
     weight: float
     authority: Authority = Authority.FULLY_AUTHORITATIVE

@@ -17,21 +17,32 @@ Source: LogDevice digest 2.1; design.md §3, §6.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from cordwood.errors import BadSetting, Malformed, Rejected, TokenFenced, UnknownLog
 from cordwood.layout.json_text import read_json
+from cordwood.layout.message import EpochNodes
 from cordwood.log_attributes import NODESET_NODES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX, format_lsn
 from cordwood.metadata.change import Decide, Known, change_repeatably
 from cordwood.metadata.store import MetadataStore
-from cordwood.nodes import COPIES_MAX, NodeId, Replication
+from cordwood.nodes import (
+    COPIES_MAX,
+    LOCATION_CHARS_MAX,
+    Member,
+    NodeId,
+    Nodeset,
+    Replication,
+)
 
 HISTORY_MAX = 512
 """Nodesets that one log can have at a time: one a day for more than a year of records."""
+
+HISTORY_CHARS_MAX = 900_000
+"""Of the nodesets and locations of a history as JSON, so that a record fits the metadata store."""
 
 NODE_MAX = (1 << 32) - 1
 
@@ -40,25 +51,66 @@ TOKEN_MAX = (1 << 63) - 1
 
 _EPOCHS = "epochs/"
 
-Wanted = Callable[["EpochRecord"], tuple[Sequence[NodeId], Replication] | None]
+
+class Configuration(NamedTuple):
+    """What an epoch is to have.
+
+    Attributes:
+        locations: of each node; none at all where no node has one.
+    """
+
+    nodes: tuple[NodeId, ...]
+    replication: Replication
+    locations: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, nodeset: Nodeset, replication: Replication) -> Configuration:
+        """Of a nodeset whose members stand where they do now."""
+        return cls(nodeset.nodes, replication, nodeset.locations)
+
+
+Wanted = Callable[["EpochRecord"], Configuration | None]
 """From a log's record to what its next epoch should have; None leaves it."""
 
 Configure = Callable[[], Awaitable[Wanted]]
 """Asks for what decides that, while the record is read."""
 
 _Node = Annotated[int, msgspec.Meta(ge=1, le=NODE_MAX)]
+_Location = Annotated[str, msgspec.Meta(max_length=LOCATION_CHARS_MAX)]
 _Copies = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
 
 
 class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From epoch `since` on, `nodes` may hold records, `copies` each over `racks` racks, and
-    over so many domains of each scope in `wider`."""
+    over so many domains of each scope in `wider`.
+
+    Attributes:
+        locations: where each node stood when these epochs chose their copysets, which every
+            later judgement of them goes by; none at all where no node had a location.
+    """
 
     since: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
     nodes: Annotated[tuple[_Node, ...], msgspec.Meta(min_length=1, max_length=NODESET_NODES_MAX)]
     copies: _Copies
     racks: _Copies
     wider: dict[str, _Copies] = {}
+    locations: tuple[_Location, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.locations and len(self.locations) != len(self.nodes):
+            raise ValueError("a nodeset has another number of locations than of nodes")
+
+    def nodeset(self, members: Mapping[NodeId, Member]) -> Nodeset:
+        """The nodeset, with the failure domains of its epochs; see `Nodeset.recorded`."""
+        return Nodeset.recorded(self.nodes, self.locations, members)
+
+    @property
+    def told(self) -> EpochNodes:
+        """For the wire, and for storage nodes to keep."""
+        return EpochNodes(
+            self.since, list(self.nodes), self.copies, self.racks, self.wider,
+            list(self.locations),
+        )  # fmt: skip
 
     @property
     def replication(self) -> Replication:
@@ -109,12 +161,26 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             BadSetting: it was not, or all of it is trimmed.
         """
+        found = self.entry(epoch)
+        return tuple(NodeId(node) for node in found.nodes), found.replication
+
+    def entry(self, epoch: int) -> NodesetSince:
+        """The entry of the history that covers an epoch.
+
+        Raises:
+            BadSetting: as `configuration`.
+        """
         if not 1 <= epoch < self.next_epoch:
             raise BadSetting(f"epoch {epoch} was not handed out; the next is {self.next_epoch}")
         if epoch < self.history[0].since:
             raise BadSetting(f"epoch {epoch} is trimmed, and who held it is not known any more")
-        found = next(entry for entry in reversed(self.history) if entry.since <= epoch)
-        return tuple(NodeId(node) for node in found.nodes), found.replication
+        return next(entry for entry in reversed(self.history) if entry.since <= epoch)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its history takes another nodeset."""
+        chars = sum(_chars(each) for each in self.history)
+        return len(self.history) < HISTORY_MAX and chars < HISTORY_CHARS_MAX
 
 
 class EpochStore:
@@ -145,16 +211,22 @@ class EpochStore:
         return newest
 
     async def create(
-        self, log_id: int, nodes: Sequence[NodeId], replication: Replication
+        self,
+        log_id: int,
+        nodes: Sequence[NodeId],
+        replication: Replication,
+        locations: Sequence[str] = (),
     ) -> EpochRecord:
         """Give a log its first nodeset; the first caller's counts, whoever asks again.
 
+        Args:
+            locations: where each of the nodes stands; none at all where no node has one.
         Returns:
             The record as stored.
         Raises:
             BadSetting: the nodes cannot be a nodeset of this replication.
         """
-        first = EpochRecord(1, 0, 0, (_nodeset_since(1, nodes, replication),))
+        first = EpochRecord(1, 0, 0, (_nodeset_since(1, nodes, replication, locations),))
 
         def decide(found: bytes | None) -> bytes | None:
             return msgspec.json.encode(first) if found is None else None
@@ -181,7 +253,7 @@ class EpochStore:
         Raises:
             UnknownLog: the log has no record, or was deleted.
             BadSetting: the nodes cannot be a nodeset of this replication.
-            Rejected: all epochs up to EPOCH_MAX are used up, or the log has HISTORY_MAX nodesets.
+            Rejected: all epochs up to EPOCH_MAX are used up, or the log has too many nodesets.
         """
 
         found, wanted = await asyncio.gather(
@@ -197,7 +269,7 @@ class EpochStore:
                     next_epoch=record.next_epoch + 1,
                     owner=owner,
                     owner_before=record.owner,
-                    history=_extended(log_id, record, *(wanted(record) or (None, None))),
+                    history=_extended(log_id, record, wanted(record)),
                 )
             )
 
@@ -330,10 +402,12 @@ def _as_told(nodes: Sequence[NodeId] | None, replication: Replication | None) ->
     """A `Configure` for fixed values, each of which may be None."""
 
     async def configure() -> Wanted:
-        def wanted(record: EpochRecord) -> tuple[Sequence[NodeId], Replication]:
+        def wanted(record: EpochRecord) -> Configuration:
             newest = record.history[-1]
-            kept = [NodeId(node) for node in newest.nodes]
-            return nodes if nodes is not None else kept, replication or newest.replication
+            kept = replication or newest.replication
+            if nodes is not None:
+                return Configuration(tuple(nodes), kept)
+            return Configuration(tuple(map(NodeId, newest.nodes)), kept, newest.locations)
 
         return wanted
 
@@ -361,7 +435,9 @@ def _known(log_id: int, found: bytes | None) -> EpochRecord:
     return _decode(log_id, found)
 
 
-def _nodeset_since(since: int, nodes: Sequence[NodeId], replication: Replication) -> NodesetSince:
+def _nodeset_since(
+    since: int, nodes: Sequence[NodeId], replication: Replication, locations: Sequence[str]
+) -> NodesetSince:
     ordered = tuple(sorted(set(nodes)))
     if len(ordered) != len(nodes) or not all(1 <= node <= NODE_MAX for node in ordered):
         raise BadSetting(f"nodes {list(nodes)} are no nodeset: distinct numbers from 1 on")
@@ -370,33 +446,42 @@ def _nodeset_since(since: int, nodes: Sequence[NodeId], replication: Replication
             f"{replication} needs {replication.copies} to {NODESET_NODES_MAX} nodes, "
             f"and there are {len(ordered)}"
         )
+    if locations and len(locations) != len(nodes):
+        raise BadSetting(f"nodes {list(nodes)} are not as many as the locations {list(locations)}")
     wider = dict(replication.wider)
-    return NodesetSince(since, ordered, replication.copies, replication.racks, wider)
+    at = dict(zip(nodes, locations, strict=True)) if any(locations) else {}
+    places = tuple(at[node] for node in ordered) if at else ()
+    return NodesetSince(since, ordered, replication.copies, replication.racks, wider, places)
+
+
+def _chars(entry: NodesetSince) -> int:
+    """About as many as an entry has as JSON; never fewer."""
+    return (
+        130
+        + 20 * len(entry.wider)
+        + 11 * len(entry.nodes)
+        + sum(len(each) + 3 for each in entry.locations)
+    )
 
 
 def _extended(
-    log_id: int,
-    record: EpochRecord,
-    nodes: Sequence[NodeId] | None,
-    replication: Replication | None,
+    log_id: int, record: EpochRecord, wanted: Configuration | None
 ) -> tuple[NodesetSince, ...]:
     """The history with what is new from `next_epoch` on, if anything is."""
-    *before, newest = record.history
-    wanted = _nodeset_since(
-        record.next_epoch,
-        [NodeId(node) for node in newest.nodes] if nodes is None else nodes,
-        newest.replication if replication is None else replication,
-    )
-    if msgspec.structs.replace(wanted, since=newest.since) == newest:
+    if wanted is None:
         return record.history
-    if newest.since == wanted.since:
-        return (*before, wanted)
-    if len(record.history) >= HISTORY_MAX:
+    *before, newest = record.history
+    entry = _nodeset_since(record.next_epoch, *wanted)
+    if msgspec.structs.replace(entry, since=newest.since) == newest:
+        return record.history
+    if newest.since == entry.since:
+        return (*before, entry)
+    if not record.has_room:
         raise Rejected(
-            f"log {log_id} has had {HISTORY_MAX} nodesets since its oldest record; it cannot have "
-            "another: trim it"
+            f"log {log_id} has had {len(record.history)} nodesets since its oldest record; it "
+            "cannot have another: trim it"
         )
-    return (*record.history, wanted)
+    return (*record.history, entry)
 
 
 def _check_epochs_left(log_id: int, record: EpochRecord) -> None:

@@ -124,7 +124,9 @@ class LogCalls:
 
     async def _begin(self, info: LogInfo) -> EpochRecord:
         nodes = self._nodeset(info.name, info.log_id, info.attributes)
-        return await self._epochs.create(info.log_id, nodes, info.replication)
+        members = self._members()
+        places = [members[node].location for node in nodes]
+        return await self._epochs.create(info.log_id, nodes, info.replication, places)
 
     async def _check_placement(self, call: SetAttributes) -> None:
         """Refuse a replication that this cluster cannot keep, as making a log does.

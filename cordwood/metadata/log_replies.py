@@ -32,10 +32,7 @@ def log_reply(
 
 def epoch_nodes(record: EpochRecord) -> list[EpochNodes]:
     """Nodesets by epoch, oldest first."""
-    return [
-        EpochNodes(each.since, list(each.nodes), each.copies, each.racks, each.wider)
-        for each in record.history
-    ]
+    return [each.told for each in record.history]
 
 
 def member_infos(members: Mapping[NodeId, Member]) -> list[MemberInfo]:

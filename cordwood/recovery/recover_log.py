@@ -118,9 +118,9 @@ async def seal_log(
         NoSequencer: too many members are absent; all named.
     """
     time_us, is_latest = record.clean_time_us, True
-    unclean = range(record.clean_epoch + 1, epoch)
-    for nodes, replication in dict.fromkeys(map(record.configuration, unclean)):
-        nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
+    unclean = map(record.entry, range(record.clean_epoch + 1, epoch))
+    for entry in {each.since: each for each in unclean}.values():
+        nodeset, replication = entry.nodeset(members), entry.replication
         tally = await seal_epoch(
             log, epoch, epoch - 1, nodeset, replication, tools.peers,
             statuses=tools.statuses(), silent=tools.silent(),
@@ -155,8 +155,8 @@ async def recover_log(
     produced, known = await _last_known(log, record, members, tools)
     producers = ProducerTable(produced)
     for unclean in range(known + 1, epoch):
-        nodes, replication = record.configuration(unclean)
-        nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
+        entry = record.entry(unclean)
+        nodeset, replication = entry.nodeset(members), entry.replication
         tally, found = await _seal_and_read(
             log, epoch, unclean, nodeset, replication, tools, begins
         )
@@ -202,12 +202,12 @@ async def _last_known(
     """
     lowest = record.history[0].since
     for clean in range(record.clean_epoch, lowest - 1, -1):
-        nodes, replication = record.configuration(clean)
-        answers = await _ask_end(log, clean, nodes, tools.peers)
+        entry = record.entry(clean)
+        nodeset, replication = entry.nodeset(members), entry.replication
+        answers = await _ask_end(log, clean, nodeset.nodes, tools.peers)
         ends = [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
         if ends:
             return read_produced(max(ends, key=lambda end: end.seal).produced), clean
-        nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
         heard = {n for n, answer in answers.items() if isinstance(answer, EpochReply)}
         hearing = weigh(heard, nodeset, replication, tools.statuses())
         if hearing not in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE):
@@ -218,7 +218,7 @@ async def _last_known(
             refuse_absent(log, f"learning the producers of epoch {clean}", failures)
         logger.warning(
             "log %d: nodes %s have all forgotten how epoch %d ended: it is recovered once more",
-            log, nodes, clean,
+            log, nodeset.nodes, clean,
         )  # fmt: skip
     return (), lowest - 1
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cordwood.errors import CordwoodError
-from cordwood.layout.message import DoneReply, EpochNodes, Reply, TellNodesets
+from cordwood.layout.message import DoneReply, Reply, TellNodesets
 from cordwood.metadata.epoch_store import EpochRecord
-from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.nodes import Member, NodeId
 from cordwood.quorum.copyset import can_replicate
 from cordwood.recovery.absent import refuse_absent
 from cordwood.recovery.ask import ask_until
@@ -39,12 +39,9 @@ async def tell_nodesets(
     Raises:
         NoSequencer: too few nodes answered; those absent are named.
     """
-    nodes, replication = record.configuration(epoch)
-    nodeset = Nodeset(tuple(members.get(node) or Member(node, "") for node in nodes))
-    history = [
-        EpochNodes(each.since, list(each.nodes), each.copies, each.racks, each.wider)
-        for each in record.history
-    ]
+    entry = record.entry(epoch)
+    nodeset, replication = entry.nodeset(members), entry.replication
+    history = [each.told for each in record.history]
     audience = sorted({NodeId(node) for each in record.history for node in each.nodes})
 
     def enough(answers: Mapping[NodeId, Reply | CordwoodError]) -> bool:

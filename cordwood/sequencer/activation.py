@@ -20,9 +20,9 @@ from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.message import Yield
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import LogId
-from cordwood.metadata.epoch_store import HISTORY_MAX, EpochRecord, Wanted
+from cordwood.metadata.epoch_store import Configuration, EpochRecord, Wanted
 from cordwood.metadata.log_tree import LogTree
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery.recover_log import Begins, Recovered, RecoveryTools, recover_log, seal_log
@@ -110,13 +110,13 @@ class Activation:
         """What the log's attributes and the members of now make of its next epoch."""
         info = await self._logs.described(LogId(log))
 
-        def wanted(record: EpochRecord) -> tuple[tuple[NodeId, ...], Replication] | None:
+        def wanted(record: EpochRecord) -> Configuration | None:
             known = self._members().keys()
-            if len(record.history) >= HISTORY_MAX:
+            if not record.has_room:
                 # It goes on with the nodes that it has: refused, it would take nothing any more.
                 logger.warning(
                     "log %d has had %d nodesets since its oldest record: the last stays until it "
-                    "is trimmed", log, HISTORY_MAX,
+                    "is trimmed", log, len(record.history),
                 )  # fmt: skip
                 return None
             if info is None or not known >= set(record.history[-1].nodes):
@@ -129,15 +129,23 @@ class Activation:
             self._attributes[log] = info.attributes
         return wanted
 
-    def wanted(
-        self, log: int, attributes: LogAttributes
-    ) -> tuple[tuple[NodeId, ...], Replication] | None:
-        """The nodeset and replication that a new epoch should have; None if the members
-        there are cannot keep it: then a new epoch has what the last one had."""
-        members = self._members().values()
-        replication = attributes.replication
-        nodes = choose_nodeset(log, members, replication, attributes.nodeset_size or 0)
-        return None if nodes is None else (nodes, replication)
+    def wanted(self, log: int, attributes: LogAttributes) -> Configuration | None:
+        """What a new epoch should have; None if the members there are cannot keep it: then a
+        new epoch has what the last one had."""
+        members, replication = self._members(), attributes.replication
+        size = attributes.nodeset_size or 0
+        nodes = choose_nodeset(log, members.values(), replication, size)
+        if nodes is None:
+            return None
+        return Configuration.of(Nodeset(tuple(members[node] for node in nodes)), replication)
+
+    def has_moved(self, nodeset: Nodeset) -> bool:
+        """Whether a node of an epoch's nodeset stands elsewhere than that epoch recorded."""
+        members = self._members()
+        return any(
+            member.node in members and members[member.node].location != member.location
+            for member in nodeset.members
+        )
 
     async def is_newest(self, log: int, epoch: int) -> bool:
         """Whether nobody has taken an epoch above `epoch`.
@@ -151,8 +159,8 @@ class Activation:
     async def _begin(self, log: int, epoch: int, record: EpochRecord, role: Role) -> LogAppender:
         members = await self._located(log, record)
         begins = await seal_log(log, epoch, record, members, self._recovery)
-        nodes, replication = record.configuration(epoch)
-        nodeset = Nodeset(tuple(members.get(n) or Member(n, "") for n in nodes))
+        entry = record.entry(epoch)
+        nodeset, replication = entry.nodeset(members), entry.replication
         del self._taken[log]
         self._begins[log] = (epoch, begins)
         logger.info("log %d: this node sequences epoch %d", log, epoch)
@@ -205,14 +213,12 @@ class Activation:
             CordwoodError: the metadata store does not say.
         """
         record = await self._recovery.epochs.read(log)
-        return record is not None and len(record.history) < HISTORY_MAX
+        return record is not None and record.has_room
 
     async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:
-        """Where all nodes of a log are, so that copies can be placed.
+        """Where all nodes of a log are reached. Their failure domains are the epochs' own.
 
-        A node without a location counts as a rack of its own, so two of one rack would
-        pass for two racks. The member list is read every so often; a young node may not
-        be in it yet.
+        The member list is read every so often; a young node may not be in it yet.
 
         Raises:
             NoSequencer: some are not known even to the metadata store.

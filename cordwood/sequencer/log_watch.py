@@ -18,6 +18,7 @@ import msgspec
 
 from cordwood.errors import CordwoodError
 from cordwood.lsn import LogId
+from cordwood.metadata.epoch_store import Configuration
 from cordwood.metadata.log_tree import CHANGES_PREFIX, LogInfo, LogTree
 from cordwood.metadata.store import MetadataStore
 from cordwood.sequencer.activation import Activation
@@ -98,7 +99,11 @@ class LogWatch:
                 size = appender.attributes.nodeset_size  # else nobody would ask for it any more
                 appender.attributes = msgspec.structs.replace(info.attributes, nodeset_size=size)
             else:
-                logger.info("log %d: epoch %d ends, its attributes changed", log, appender.epoch)
+                logger.info(
+                    "log %d: epoch %d ends, its attributes or locations changed",
+                    log,
+                    appender.epoch,
+                )
                 late_s = asyncio.get_running_loop().time() + DRAIN_S
                 self._draining.setdefault((log, appender.epoch), late_s)
                 appender.drain()
@@ -106,14 +111,17 @@ class LogWatch:
     def _asks_for_another(self, info: LogInfo, appender: LogAppender) -> bool:
         """Whether a log's attributes want another epoch than the one that is sequenced.
 
-        Nodes that came or went do not by themselves: the next epoch will have them.
+        Nodes that came or went do not by themselves: the next epoch will have them. A node of
+        the nodeset that stands elsewhere does: until then copies are spread over racks that
+        are not there. What is stored already stays judged by the locations of its own epoch.
         """
         asked, had = info.attributes, appender.attributes
         is_as_asked = info.replication == appender.replication
-        if is_as_asked and asked.nodeset_size == had.nodeset_size:
+        has_moved = self._activation.has_moved(appender.nodeset)
+        if is_as_asked and asked.nodeset_size == had.nodeset_size and not has_moved:
             return False
         wanted = self._activation.wanted(info.log_id, asked)
-        return wanted not in (None, (appender.nodeset.nodes, appender.replication))
+        return wanted not in (None, Configuration.of(appender.nodeset, appender.replication))
 
     async def _may_have_it(self, log: int, appender: LogAppender) -> bool:
         """Whether the next epoch would have what the attributes want.

@@ -27,7 +27,7 @@ from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
 from cordwood.metadata.epoch_store import EpochStore
-from cordwood.nodes import Authority, Member, NodeId, Nodeset
+from cordwood.nodes import Authority, NodeId
 from cordwood.quorum.copyset import can_replicate
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
@@ -248,9 +248,9 @@ async def still_takes(
     record = await EpochStore(cluster.metadata).read(clients.log_ids[log])
     if record is None or record.token:
         return False
-    nodes, replication = record.configuration(record.next_epoch - 1)
-    nodeset = Nodeset(tuple(Member(n, "", cluster.options.location(n)) for n in nodes))
-    return can_replicate(set(nodes) - set(lost), nodeset, replication)
+    entry = record.entry(record.next_epoch - 1)
+    nodeset = entry.nodeset({})
+    return can_replicate(set(nodeset.nodes) - set(lost), nodeset, entry.replication)
 
 
 async def append_on(name: str, words: LastWords, clients: Clients, host: Host) -> None:

@@ -17,13 +17,15 @@ from cordwood.metadata.epoch_store import (
     HISTORY_MAX,
     NODE_MAX,
     NODESET_NODES_MAX,
+    Configuration,
     EpochRecord,
     EpochStore,
     NodesetSince,
+    Wanted,
 )
 from cordwood.metadata.memory import MemoryMetadata
-from cordwood.metadata.store import VALUE_BYTES_MAX
-from cordwood.nodes import COPIES_MAX, NodeId, Replication
+from cordwood.metadata.store import VALUE_BYTES_MAX, MetadataStore
+from cordwood.nodes import COPIES_MAX, LOCATION_CHARS_MAX, Member, NodeId, Replication
 
 LOG = 7
 THREE = (NodeId(1), NodeId(2), NodeId(3))
@@ -227,6 +229,52 @@ class TestConfiguration:
             with pytest.raises(BadSetting):
                 await epochs.take_epoch(LOG, replication=Replication(4))
             assert await epochs.read(LOG) == record
+
+        run_patiently(main())
+
+    def test_where_nodes_stand_is_kept_for_each_epoch(self, play):
+        async def main(store: MetadataStore) -> None:
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE[::-1], Replication(3), ("c", "b", "a"))
+            await epochs.take_epoch(LOG)
+            moved = Configuration(THREE, Replication(3), ("a", "b", "b"))
+
+            async def configure() -> Wanted:
+                return lambda record: moved
+
+            _, record = await epochs.take_epoch(LOG, configure=configure)
+            _, again = await epochs.take_epoch(LOG, configure=configure)
+            assert again.history == record.history
+            assert [each.locations for each in record.history] == [("a", "b", "c"), ("a", "b", "b")]
+            here = {n: Member(n, "h:1", "elsewhere", weight=0.5) for n in THREE}
+            for epoch, places in ((1, ("a", "b", "c")), (2, ("a", "b", "b"))):
+                nodeset = record.entry(epoch).nodeset(here)
+                assert nodeset.locations == places
+                assert [each.weight for each in nodeset.members] == [0.5] * 3
+            nowhere = record.entry(1).nodeset({})
+            assert [each.address for each in nowhere.members] == [""] * 3
+
+        play(main)
+
+    def test_a_history_of_long_locations_is_full_before_the_store_is(self, memory):
+        async def main() -> None:
+            nodes = tuple(NodeId(NODE_MAX - n) for n in range(NODESET_NODES_MAX))[::-1]
+            epochs = EpochStore(memory)
+            places = [f"{n:0{LOCATION_CHARS_MAX}}" for n in range(len(nodes))]
+            await epochs.create(LOG, nodes, Replication(3), places)
+            turns = iter(range(HISTORY_MAX))
+
+            async def configure() -> Wanted:
+                moved = Configuration(nodes, Replication(3), (*places[1:], str(next(turns))))
+                return lambda record: moved
+
+            record = await epochs.read(LOG)
+            while record is not None and record.has_room:
+                _, record = await epochs.take_epoch(LOG, configure=configure)
+            assert len(msgspec.json.encode(record)) < VALUE_BYTES_MAX
+            with pytest.raises(Rejected, match="nodesets"):
+                await epochs.take_epoch(LOG, configure=configure)
+            await epochs.take_epoch(LOG)
 
         run_patiently(main())
 

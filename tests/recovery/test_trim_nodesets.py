@@ -17,7 +17,6 @@ from cordwood.metadata import epoch_store
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore, NodesetSince
 from cordwood.nodes import Authority, NodeId
 from cordwood.recovery.trim_nodesets import trimmed_since
-from cordwood.sequencer import activation
 from cordwood.sequencer.log_watch import WATCH_S
 
 LOG = 1
@@ -125,7 +124,6 @@ def test_a_log_that_has_had_too_many_takes_no_epoch_in_vain_and_another_once_it_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(epoch_store, "HISTORY_MAX", 3)
-    monkeypatch.setattr(activation, "HISTORY_MAX", 3)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

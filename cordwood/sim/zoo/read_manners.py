@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from cordwood.block import BlockKind, Record
 from cordwood.layout.message import EpochNodes, ReleasedReply
 from cordwood.layout.reading import NodeGap
@@ -78,9 +80,7 @@ def _newest_for_all(right: Any) -> Any:
     def nodesets(self: Any, log: int) -> tuple[int, list[EpochNodes]]:
         epoch, history = right(self, log)
         newest = history[-1:]
-        return epoch, [
-            EpochNodes(1, each.nodes, each.copies, each.racks, each.wider) for each in newest
-        ]
+        return epoch, [msgspec.structs.replace(each, since=1) for each in newest]
 
     return nodesets
 
