@@ -5,7 +5,8 @@ all cores: the swarm (every seed another cluster, other clients, other faults), 
 cluster, faults beyond what the copies survive (then every loss must be told exactly), the
 crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
 real cluster's nodes under load, everything at once that this machine can do to such a cluster,
-a reader beside a node that is a hundred times slower (`prove_reads.py`),
+small random changes of the code that tests and simulator must notice (`mutate.py`), a reader
+beside a node that is a hundred times slower (`prove_reads.py`),
 fuzzed input for every decoder, and every world of the models that are too large for `make test`.
 `--parts` chooses among them. The models' worlds and Spark's parts (`prove_spark.py`) are so many
 tests and come on top of the minutes, Spark's half an hour only with a proof of 15 minutes or
@@ -109,6 +110,11 @@ LARGEST_WORLD = ("--blocks", "3", "--recoveries", "2", "--waves", "2")
 
 READS = "reads"
 
+MUTANTS = "mutants"
+
+MUTANT_MIN = 10.0
+"""What the last mutant may take, its tests and seeds together, and the tests without it."""
+
 SPARK, SPARK42 = "spark", "spark42"
 
 PARTS = {
@@ -122,6 +128,7 @@ PARTS = {
         Part(FUZZ, 0.1),
         Part(FAILOVER, 0.25),
         Part(ORDEAL, 0.15),
+        Part(MUTANTS, 0.1),
         # A number of tests, which take what they take.
         Part(WORLDS, 0.0),
         Part(READS, 0.0),
@@ -273,6 +280,16 @@ def run_fuzz(seed: int, minutes: float, workers: int) -> bool:
     return run_program(FUZZ, [*arguments, "--jobs", str(workers)], minutes)
 
 
+def run_mutants(seed: int, minutes: float) -> bool:
+    """Change the code at random and see whether the proof notices; survivors are told.
+
+    A few mutants show little, so only a sample of `mutate.ENOUGH` or more may fail a proof.
+    """
+    arguments = ["tools/mutate.py", "--count", "1000", "--minutes", f"{minutes:g}"]
+    command = [sys.executable, *arguments, "--seed", str(seed)]
+    return run_program(MUTANTS, command, minutes + MUTANT_MIN)
+
+
 def run_worlds() -> bool:
     """Walk the models of seal and recovery that are too large for `make test`."""
     tests = "tests/protocol/test_small_scope.py"
@@ -401,6 +418,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = run_failover(options.command, first, minutes)
         elif part.name == ORDEAL:
             is_clean = run_ordeal(options.command, first, minutes)
+        elif part.name == MUTANTS:
+            is_clean = run_mutants(first, minutes)
         elif part.name == WORLDS:
             is_clean = run_worlds()
         elif part.name == READS:
