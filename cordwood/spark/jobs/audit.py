@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from cordwood.client.blocking import BlockingStore
 from cordwood.client.replica_scan import Copy
+from cordwood.durable import write_whole
 from cordwood.errors import BadSetting, CordwoodError
 from cordwood.lsn import OLDEST
 from cordwood.spark.jobs.replica_rule import Finding, judge_block
-from cordwood.spark.jobs.table import OURS, check_path, only_writer, write_whole
+from cordwood.spark.jobs.table import OURS, check_path, only_writer
 from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, plan

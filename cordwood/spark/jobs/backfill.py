@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cordwood.durable import write_whole
 from cordwood.errors import BadSetting
 from cordwood.spark.given import Given
 from cordwood.spark.jobs.notes import damaged, read_note
-from cordwood.spark.jobs.table import check_path, only_writer, write_whole
+from cordwood.spark.jobs.table import check_path, only_writer
 from cordwood.spark.jobs.table_files import steps, table_files
 from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN
 

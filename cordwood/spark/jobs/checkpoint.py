@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cordwood.durable import sync_files
 from cordwood.errors import BadSetting
 
 
@@ -25,8 +26,68 @@ class Checkpoint:
 
     @property
     def is_new(self) -> bool:
-        """Whether no query has begun on it."""
-        return not (self.directory / "metadata").exists()
+        """Whether no batch was planned on it.
+
+        Spark writes `metadata` before it plans the first batch: a start that fails between the
+        two has read nothing.
+        """
+        return self.newest("offsets") < 0
+
+    def newest(self, log: str) -> int:
+        """The highest batch in `offsets` or `commits`; -1 for none."""
+        try:
+            names = [each.name for each in (self.directory / log).iterdir()]
+        except FileNotFoundError:
+            return -1
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def make_durable(self, batch: int) -> None:
+        """Put what names a batch on stable storage: Spark syncs nothing of its checkpoint.
+
+        Without this a power cut takes the newest offsets and leaves the batch in the table; Spark
+        then plans a batch of the same number with other records.
+        """
+        offsets = self.directory / "offsets"
+        names = [self.directory / "metadata", offsets / str(batch)]
+        # Hadoop refuses a file whose checksum, beside it, is of another content.
+        names += [path.with_name(f".{path.name}.crc") for path in names]
+        sync_files([path for path in names if path.exists()], self.directory)
+
+    def check(self, published: int, end: dict[str, Any] | None) -> None:
+        """Check that it is the one with which the table was landed last.
+
+        Args:
+            published: the newest batch of its query in the table, -1 for none.
+            end: where that batch ends, None if nothing tells.
+        Raises:
+            BadSetting: it is older than the table, newer, or damaged, with the way out.
+        """
+        planned, committed = self.newest("offsets"), self.newest("commits")
+        if planned < 0 and committed < 0 and published < 0:
+            return
+        if committed > published:
+            raise self._refused(
+                f"it says that batch {committed} is done, and the last one in the table is "
+                f"{published}: the table lost a commit, or is another"
+            )
+        if planned < published:
+            raise self._refused(
+                f"it knows batches up to {planned}, and the table has {published}: it is an older "
+                "copy, or lost its newest files"
+            )
+        told = self.end_of(planned)
+        if planned == published and told != end:
+            raise self._refused(
+                f"its batch {planned} ends elsewhere than the one in the table: it was planned anew"
+            )
+        if committed >= 0 and not (self.directory / "commits" / str(committed)).read_bytes():
+            raise self._refused(f"commits/{committed} is empty, as a power cut leaves it")
+
+    def _refused(self, why: str) -> BadSetting:
+        return BadSetting(
+            f"the checkpoint {self.directory} does not fit its table: {why}. Remove that "
+            "directory and start again: the landing then goes on where the table ends"
+        )
 
     def query(self) -> str:
         """The id of its query.
@@ -38,7 +99,9 @@ class Checkpoint:
         try:
             return str(json.loads(path.read_text())["id"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise BadSetting(f"{path} does not say which query it is of ({error})") from error
+            raise self._refused(
+                f"{path.name} does not say which query it is of ({error})"
+            ) from error
 
     def end_of(self, batch: int) -> dict[str, Any]:
         """The source's offset after a batch; the query has one source.
@@ -52,16 +115,14 @@ class Checkpoint:
             lines = path.read_text().splitlines()
             offset = json.loads(lines[-1])
         except (OSError, ValueError, IndexError, RecursionError) as error:
-            raise BadSetting(f"{path} does not say what batch {batch} reads ({error})") from error
+            raise self._refused(
+                f"offsets/{batch} does not say what batch {batch} reads ({error})"
+            ) from error
         if not isinstance(offset, dict) or "logs" not in offset:
             raise BadSetting(f"{path} holds no offset of Cordwood's: {lines[-1][:200]}")
         return offset
 
     def last(self) -> dict[str, Any] | None:
         """Where the newest batch ends, finished or not; None before the first."""
-        try:
-            names = [each.name for each in (self.directory / "offsets").iterdir()]
-        except FileNotFoundError:
-            return None
-        batches = [int(name) for name in names if name.isdigit()]
-        return self.end_of(max(batches)) if batches else None
+        newest = self.newest("offsets")
+        return self.end_of(newest) if newest >= 0 else None

@@ -9,22 +9,27 @@ Source: research digest on PySpark 4.3, §5; Delta protocol, "Transaction Identi
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
+from cordwood.durable import make_directories, publish, sync_files
 from cordwood.spark.jobs.notes import offset_in
-from cordwood.spark.jobs.table import Compacted, StagedBatch, move_in
+from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, move_in
+
+logger = logging.getLogger(__name__)
 
 OFFSET = "cordwood.offset"
 
 HISTORY_MAX = 100
-"""Commits looked through for the newest offset: compactions have none, and are fewer."""
+"""Commits looked through first for the newest offset: compactions have none, and are fewer."""
 
 
 class DeltaLake:
@@ -33,6 +38,9 @@ class DeltaLake:
     def __init__(self, path: Path, partition_by: tuple[str, ...]) -> None:
         self._path = path
         self._partition_by = partition_by
+        self._log = path / "_delta_log"
+        self._synced: set[str] = set()
+        self._put_torn_aside()
 
     @property
     def partition_in_files(self) -> bool:
@@ -48,9 +56,13 @@ class DeltaLake:
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
         table = self._open()
-        for commit in [] if table is None else table.history(HISTORY_MAX):
-            if OFFSET in commit:
-                return offset_in(self._path / "_delta_log", commit[OFFSET])
+        if table is None:
+            return None
+        # Other jobs may have committed any number since: then all that the log has is looked at.
+        for most in (HISTORY_MAX, None):
+            for commit in table.history(most):
+                if OFFSET in commit:
+                    return offset_in(self._log, commit[OFFSET])
         return None
 
     def publish(self, batch: StagedBatch) -> None:
@@ -59,6 +71,8 @@ class DeltaLake:
             return
         table = self._open() or self._create(batch.schema)
         self._add_columns(table, batch.schema)
+        # A commit counts only behind those before it: the one that made the table, or a column.
+        self._sync_log()
         places = move_in(self._path, batch.files)
         actions: list[AddAction | RemoveAction] = [
             AddAction(
@@ -81,14 +95,45 @@ class DeltaLake:
                 app_transactions=[Transaction(batch.query, batch.batch)],
             ),
         )
+        self._sync_log()
 
     def compact(self, target_bytes: int) -> Compacted:
         """See `table.LakeTable`."""
         table = self._open()
         if table is None:
             return Compacted()
+        # It writes the joined files and commits in one call, so their bytes are synced after it.
+        # The small files stay in place, for a vacuum of days later.
         done = table.optimize.compact(target_size=target_bytes)
+        sync_files([self._path / file for file in _paths_of(table)], self._path)
+        self._sync_log()
         return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
+
+    def _sync_log(self) -> None:
+        """Put every commit on stable storage: `deltalake` syncs nothing.
+
+        Without this a power cut takes commits that Spark's checkpoint says are done.
+        """
+        new = [path for path in self._log.iterdir() if path.name not in self._synced]
+        files = [path for path in new if path.is_file()]
+        sync_files(files, self._path)
+        self._synced.update(path.name for path in files)
+        self._synced.discard("_last_checkpoint")  # the only one that is written again
+
+    def _put_torn_aside(self) -> None:
+        """Move the newest commit away if a power cut tore it.
+
+        It was not synced, so nobody was told of it: the batch runs again. A torn one that is not
+        the newest is damage, and is left for Delta to refuse.
+        """
+        commits = sorted(self._log.glob("[0-9]*.json"))
+        if not commits or _is_whole(commits[-1]):
+            return
+        aside = self._path / OURS / "torn"
+        make_directories(aside)
+        logger.warning("a power cut tore the commit %s: it lies in %s now", commits[-1], aside)
+        publish([(commits[-1], aside / commits[-1].name)])
+        sync_files([], self._log)
 
     def _open(self) -> DeltaTable | None:
         if not DeltaTable.is_deltatable(str(self._path)):
@@ -107,3 +152,16 @@ class DeltaLake:
             fields: list[Field] = list(Schema.from_arrow(pa.schema(new)).fields)
             table.alter.add_columns(fields)
             table.update_incremental()
+
+
+def _paths_of(table: DeltaTable) -> list[str]:
+    """The files that count now, as paths below the table; Delta's log has them as URLs have."""
+    return [unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()]
+
+
+def _is_whole(commit: Path) -> bool:
+    lines = commit.read_bytes().splitlines()
+    try:
+        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
+    except ValueError:
+        return False

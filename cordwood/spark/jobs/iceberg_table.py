@@ -25,6 +25,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
+from cordwood.durable import make_directories, sync_files
 from cordwood.errors import BadSetting, Rejected
 from cordwood.spark.jobs.notes import damaged, offset_in
 from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, move_in
@@ -34,6 +35,25 @@ OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
 
 _BATCH = re.compile(r"-1|[0-9]{1,18}")
+
+
+class _SyncingCatalog(SqlCatalog):
+    """A catalog that names no metadata before it is on stable storage.
+
+    SQLite syncs its commit, and `pyiceberg` syncs nothing of what that names: manifests, their
+    lists and the table's description.
+    """
+
+    synced: set[str]
+
+    def _write_metadata(  # type: ignore[override]
+        self, metadata: Any, io: Any, metadata_path: str
+    ) -> None:
+        super()._write_metadata(metadata, io, metadata_path)
+        directory = Path(metadata_path.removeprefix("file://")).parent
+        new = [path for path in directory.iterdir() if path.name not in self.synced]
+        sync_files(new, directory.parent)
+        self.synced.update(path.name for path in new)
 
 
 class IcebergTable:
@@ -46,10 +66,12 @@ class IcebergTable:
         # pyiceberg takes what stands behind file:// as it is, and as_uri writes %20 for a space.
         self._location = path.as_uri() if path.as_uri() == f"file://{path}" else str(path)
         ours = path / OURS
-        ours.mkdir(parents=True, exist_ok=True)
-        self._catalog = SqlCatalog(
+        make_directories(ours)
+        self._catalog = _SyncingCatalog(
             NAMESPACE, uri=f"sqlite:///{ours / 'catalog.db'}", warehouse=self._location
         )
+        self._catalog.synced = set()
+        sync_files([], ours)
 
     @property
     def partition_in_files(self) -> bool:

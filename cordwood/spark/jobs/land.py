@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from cordwood.durable import remove, sync_directory, sync_tree, write_whole
 from cordwood.errors import BadSetting
 from cordwood.layout.batch_columns import COLUMNS, COLUMNS_ON_REQUEST
 from cordwood.spark.jobs.checkpoint import Checkpoint
@@ -40,7 +41,7 @@ from cordwood.spark.jobs.decode import (
 )
 from cordwood.spark.jobs.json_columns import Column, add_columns
 from cordwood.spark.jobs.landing import EVENT_DATE, Landing, open_table, settle
-from cordwood.spark.jobs.notes import damaged, read_columns
+from cordwood.spark.jobs.notes import damaged, offset_of, read_columns, read_note
 from cordwood.spark.jobs.parquet_table import remove_staging
 from cordwood.spark.jobs.partitions import may_be_unwritable, quoted, unwritable
 from cordwood.spark.jobs.table import (
@@ -52,7 +53,6 @@ from cordwood.spark.jobs.table import (
     check_path,
     only_writer,
     staged_files,
-    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ TARGET_FILE_BYTES = 128 << 20
 """What small files are joined to; the lower end of what engines like."""
 
 PARTITION_PREFIX = "part_"
+
+ENDS_KEPT = 100
+"""Batches of which it is noted where they end. Spark runs none but the newest again."""
 
 Say = Callable[[str], None]
 
@@ -156,6 +159,7 @@ class Lander:
         self._say = say
         self._checkpoint = Checkpoint(path / OURS / "checkpoint")
         self._note = path / OURS / "json_columns.json"
+        self._ends = path / OURS / "ends"
         decode = landing.decode
         self._may_set_apart = True
         self._function = named_function(decode) if decode not in ("", "json") else None
@@ -165,7 +169,12 @@ class Lander:
             self._note_columns()
 
     def run(self, spark: SparkSession) -> None:
-        """Land until all there is has been landed, or until stopped."""
+        """Land until all there is has been landed, or until stopped.
+
+        Raises:
+            BadSetting: the checkpoint does not fit the table.
+        """
+        self._check_checkpoint()
         writer = (
             spark.readStream.format("cordwood")
             .options(**self.source_options())
@@ -203,6 +212,9 @@ class Lander:
         began = time.monotonic()
         query = self._checkpoint.query()
         if batch <= self._table.published(query):
+            # The number alone does not say which records a batch has: Spark plans one anew whose
+            # offsets it lost.
+            self._checkpoint.check(batch, self._end_noted(query, batch))
             self._landed.skipped += 1
             self._say(f"batch {batch} is in the table already")
             return
@@ -210,14 +222,36 @@ class Lander:
         # A name of this try alone: the JVM of a driver that was killed may still be writing.
         staging = self._path / OURS / "staging" / f"{query[:8]}-{batch}-{uuid4().hex[:8]}"
         good, bad = self._write(shaped, staging / "good")
-        if bad:
-            self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}")
-        staged = StagedBatch(
-            query, batch, self._checkpoint.end_of(batch), good, _arrow_schema(shaped)
-        )
+        self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", bad)
+        end = self._checkpoint.end_of(batch)
+        staged = StagedBatch(query, batch, end, good, _arrow_schema(shaped))
+        self._checkpoint.make_durable(batch)
+        self._note_end(query, batch, end)
         self._table.publish(staged)
         self._count(staged, bad)
         self._landed.busy_s += time.monotonic() - began
+
+    def _check_checkpoint(self) -> None:
+        """See `Checkpoint.check`; of a checkpoint that is not there yet nothing is asked."""
+        has_metadata = (self._checkpoint.directory / "metadata").exists()
+        if not has_metadata and self._checkpoint.is_new:
+            return
+        query = self._checkpoint.query()
+        published = self._table.published(query)
+        self._checkpoint.check(published, self._end_noted(query, published))
+
+    def _note_end(self, query: str, batch: int, end: dict[str, Any]) -> None:
+        """Note which records a batch has, before it is published."""
+        write_whole(self._end(query, batch), json.dumps(end, sort_keys=True).encode())
+        remove([self._end(query, batch - ENDS_KEPT)])
+
+    def _end_noted(self, query: str, batch: int) -> dict[str, Any] | None:
+        note = self._end(query, batch)
+        found = read_note(note)
+        return None if found is None else offset_of(note, found)
+
+    def _end(self, query: str, batch: int) -> Path:
+        return self._ends / query / f"{batch:012}.json"
 
     def _shaped(self, frame: DataFrame) -> DataFrame:
         """The batch with the table's columns, and `_error`."""
@@ -275,20 +309,29 @@ class Lander:
         bad = int(seen.get["bad"]) if self._may_set_apart else 0
         return staged_files(staging, prefix), bad
 
-    def _set_apart(self, shaped: DataFrame, staging: Path, name: str) -> None:
+    def _set_apart(self, shaped: DataFrame, staging: Path, name: str, bad: int) -> None:
         """Write the records that cannot be in the table beside it, raw.
 
-        Into a directory that is the batch's own: if the batch runs again, it is replaced.
+        Into a directory that is the batch's own: if the batch runs again, it is replaced, or
+        removed where all of its records can be landed now.
         """
         from pyspark.sql import functions as f
 
-        raw = [name for name in shaped.columns if name in (*COLUMNS, *COLUMNS_ON_REQUEST, ERROR)]
-        bad = shaped.filter(f.col(ERROR).isNotNull()).select(*raw)
-        bad.withColumnRenamed(ERROR, "error").write.parquet(str(staging))
         place = Path(f"{self._path}.quarantine") / name
+        if not bad:
+            if place.exists():
+                shutil.rmtree(place)
+                sync_directory(place.parent)
+            return
+        raw = [name for name in shaped.columns if name in (*COLUMNS, *COLUMNS_ON_REQUEST, ERROR)]
+        apart = shaped.filter(f.col(ERROR).isNotNull()).select(*raw)
+        apart.withColumnRenamed(ERROR, "error").write.parquet(str(staging))
+        sync_tree(staging)
         place.parent.mkdir(exist_ok=True)
+        sync_directory(place.parent.parent)
         shutil.rmtree(place, ignore_errors=True)
         os.replace(staging, place)
+        sync_directory(place.parent)
 
     def _learn_columns(self, frame: DataFrame) -> None:
         """Look for fields that are new in this batch; note them before they are used."""

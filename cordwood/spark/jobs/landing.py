@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cordwood.durable import write_whole
 from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, initial_places, stream_stops
@@ -18,7 +19,7 @@ from cordwood.spark.jobs.checkpoint import Checkpoint
 from cordwood.spark.jobs.notes import damaged, read_note
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.partitions import check_partition_columns
-from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path, write_whole
+from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path
 from cordwood.spark.offsets import parse_offset
 from cordwood.spark.options import parse_options
 from cordwood.spark.runs import records_in

@@ -6,8 +6,13 @@ one by one. A crash between the two is rolled forward by whoever opens the table
 that needs no manifest sees every record at most once at any time, and each once when the job is
 done; while files are renamed, for some milliseconds, it may see part of a batch.
 
-Compaction has no such step: the small files go, then the joined one comes. Run it when nobody
-reads, or land in Delta or Iceberg.
+Everything that a manifest names is on stable storage before the manifest is, so a power cut leaves
+a batch whole or not at all. What is rolled forward is compared with the manifest first: length,
+footer, rows. A file that differs ends the job, and nothing is passed over.
+
+Compaction has no such step: the small files go, then the joined one comes, which was durable
+before its note was. Run it when nobody reads, or land in Delta or Iceberg. From then on the files
+of batches before it may be gone, which `_cordwood/moved.json` says.
 """
 
 from __future__ import annotations
@@ -18,10 +23,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cordwood.durable import make_directories, remove, write_whole
+from cordwood.errors import Corrupt
 from cordwood.spark.jobs.notes import (
     count_of,
     damaged,
@@ -36,8 +44,9 @@ from cordwood.spark.jobs.table import (
     Compacted,
     StagedBatch,
     StagedFile,
+    check_staged,
+    make_durable,
     move_in,
-    write_whole,
 )
 
 JOIN_FILES_MAX = 1000
@@ -51,6 +60,7 @@ class ParquetTable:
         self._path = path
         self._notes = path / OURS / "batches"
         self._compactions = path / OURS / "compactions"
+        self._moved = path / OURS / "moved.json"
         # Of each query the newest: a landing of a minute's batches has half a million in a year.
         self._newest = dict(self._find_newest())
         self._roll_forward()
@@ -94,6 +104,7 @@ class ParquetTable:
                 for file in batch.files
             ],
         }
+        make_durable(self._path, batch.files)
         place = self._notes / batch.query / f"{batch.batch:012}.json"
         write_whole(place, json.dumps(manifest, sort_keys=True).encode())
         self._newest[batch.query] = manifest
@@ -101,6 +112,7 @@ class ParquetTable:
 
     def compact(self, target_bytes: int) -> Compacted:
         """See `table.LakeTable`."""
+        self._note_moved()
         removed = added = 0
         for small in self._small_files(target_bytes):
             self._join(small)
@@ -122,10 +134,41 @@ class ParquetTable:
 
     def _roll_forward(self) -> None:
         """Finish what a crash interrupted. Only the newest manifest of a query can be open."""
-        for newest in self._newest.values():
-            move_in(self._path, [self._staged(file) for file in newest["files"]])
+        moved = self._moved_batches()
+        for query, newest in self._newest.items():
+            if newest["batch"] <= moved.get(query, -1):
+                continue
+            note = self._notes / query / f"{newest['batch']:012}.json"
+            files = [self._staged(file) for file in newest["files"]]
+            for file in files:
+                self._check(file, note)
+            move_in(self._path, files)
         for note in sorted(self._compactions.glob("*.json")):
             self._finish_join(note)
+
+    def _check(self, file: StagedFile, note: Path) -> None:
+        """Check a published file before anything is built on it.
+
+        Raises:
+            Corrupt: it is gone or damaged, with the way out.
+        """
+        place = self._path / file.directory / file.path.name
+        try:
+            check_staged(file.path if file.path.exists() else place, file, str(note))
+        except Corrupt as error:
+            raise Corrupt(
+                f"{error}. The batch was published, and this file of it is not whole: restore the "
+                "file from a copy, or land its logs into another directory, where the records are"
+            ) from error
+
+    def _note_moved(self) -> None:
+        """Note that all batches are moved in: a join may remove their files from here on."""
+        moved = {query: newest["batch"] for query, newest in self._newest.items()}
+        write_whole(self._moved, json.dumps(moved, sort_keys=True).encode())
+
+    def _moved_batches(self) -> dict[str, int]:
+        found = read_note(self._moved) or {}
+        return {query: count_of(self._moved, found, query) for query in found}
 
     def _staged(self, file: Mapping[str, Any]) -> StagedFile:
         path = self._path / file["from"]
@@ -154,35 +197,46 @@ class ParquetTable:
                 yield group
 
     def _join(self, files: list[Path]) -> None:
-        name = f"joined-{files[0].stem}.parquet"
-        staged = self._path / OURS / "staging" / name
-        staged.parent.mkdir(parents=True, exist_ok=True)
+        # A name of its own: one made of the old names grows with every join.
+        name = f"joined-{uuid4().hex}"
+        staged = self._path / OURS / "staging" / f"{name}.parquet"
+        make_directories(staged.parent)
         schema = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
+        rows = 0
         with pq.ParquetWriter(staged, schema) as writer:
             for path in files:
-                writer.write_table(_with_all(pq.ParquetFile(path).read(), schema))
+                table = pq.ParquetFile(path).read()
+                rows += table.num_rows
+                writer.write_table(_with_all(table, schema))
+        directory = str(files[0].parent.relative_to(self._path))
+        joined = StagedFile(staged, directory, {}, rows, staged.stat().st_size)
+        # From the note on the small files go, so the joined one is durable before it.
+        make_durable(self._path, [joined])
         note = {
             "from": str(staged.relative_to(self._path)),
-            "to": str((files[0].parent / name).relative_to(self._path)),
+            "directory": directory,
+            "rows": joined.rows,
+            "bytes": joined.bytes,
             "remove": [str(path.relative_to(self._path)) for path in files],
         }
-        place = self._compactions / f"{files[0].stem}.json"
+        place = self._compactions / f"{name}.json"
         write_whole(place, json.dumps(note, sort_keys=True).encode())
         self._finish_join(place)
 
     def _finish_join(self, note: Path) -> None:
         join = _found(note)
-        remove = join.get("remove")
-        if not isinstance(remove, list):
+        gone = join.get("remove")
+        if not isinstance(gone, list):
             raise damaged(note, "remove is no list")
-        places = [place_of(note, each) for each in (*remove, join.get("from"), join.get("to"))]
-        *gone, staged, place = (self._path / each for each in places)
-        for path in gone:
-            path.unlink(missing_ok=True)
-        if staged.exists():
-            file = StagedFile(staged, str(place.parent.relative_to(self._path)), {}, 0, 0)
-            move_in(self._path, [file])
-        note.unlink()
+        for each in (*gone, join.get("from"), join.get("directory")):
+            place_of(note, each)
+        joined = self._staged(
+            {**join, "rows": count_of(note, join, "rows"), "bytes": count_of(note, join, "bytes")}
+        )
+        self._check(joined, note)
+        remove(self._path / each for each in gone)
+        move_in(self._path, [joined])
+        remove([note])
 
 
 def _with_all(table: pa.Table, schema: pa.Schema) -> pa.Table:

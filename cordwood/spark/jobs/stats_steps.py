@@ -15,10 +15,10 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cordwood.durable import write_whole
 from cordwood.errors import BadSetting
 from cordwood.spark.bounds import batch_ranges
 from cordwood.spark.jobs.notes import damaged, read_note
-from cordwood.spark.jobs.table import write_whole
 from cordwood.spark.options import SELECTIONS, parse_options
 from cordwood.spark.splitting import Slice, plan
 from cordwood.spark.watch import Watch

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cordwood.errors import BadSetting, StoreInUse
+from cordwood.durable import check_file, make_directories, open_private, publish, sync_files
+from cordwood.errors import BadSetting, Corrupt, StoreInUse
 from cordwood.spark.jobs.partitions import partition_value
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def only_writer(table: Path) -> Iterator[None]:
     """
     ours = table / OURS
     ours.mkdir(parents=True, exist_ok=True)
-    with (ours / "lock").open("a") as file:
+    with open(open_private(ours / "lock", os.O_RDWR | os.O_CREAT | os.O_APPEND), "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -140,6 +141,8 @@ def staged_files(staging: Path, prefix: str = "") -> list[StagedFile]:
 
     found = []
     for path in sorted(staging.rglob("*.parquet")):
+        if any(map(_is_hidden, path.relative_to(staging).parts)):
+            continue
         rows = pq.read_metadata(path).num_rows
         parts = [part.removeprefix(prefix) for part in path.relative_to(staging).parts[:-1]]
         partition = dict(map(partition_value, parts))
@@ -148,40 +151,48 @@ def staged_files(staging: Path, prefix: str = "") -> list[StagedFile]:
     return found
 
 
+def _is_hidden(part: str) -> bool:
+    """Whether a name is Spark's own, by Spark's rule.
+
+    A speculative task, or one of a driver that is gone, goes on writing below `_temporary` after
+    the job's commit. A column's directory may begin with an underscore too: `_day=1`.
+    """
+    return part.startswith(".") or (part.startswith("_") and "=" not in part)
+
+
+def make_durable(table: Path, files: Sequence[StagedFile]) -> None:
+    """Put staged files on stable storage, and the directories that name them, before anything
+    says that they count."""
+    sync_files([file.path for file in files], table)
+
+
+def check_staged(path: Path, file: StagedFile, told_by: str) -> None:
+    """Check that a data file, here or where it was staged, is what was published.
+
+    Raises:
+        Corrupt: its length, its footer or its number of rows differs.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_file(path, file.bytes, told_by)
+    try:
+        rows = pq.read_metadata(path).num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"{path} is no whole Parquet file ({error}), as {told_by} says") from error
+    if rows != file.rows:
+        raise Corrupt(f"{path} has {rows} rows, and {told_by} says {file.rows}")
+
+
 def move_in(table: Path, files: Sequence[StagedFile], below: str = "") -> list[Path]:
     """Rename files to where they belong; those that are there already are left.
 
     Args:
         below: a directory of the table that they go into.
     """
-    moved = []
-    for file in files:
-        place = table / below / file.directory / file.path.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if file.path.exists():
-            _sync(file.path)
-            os.replace(file.path, place)
-        moved.append(place)
-    for directory in {place.parent for place in moved}:
-        _sync(directory)
-    return moved
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a crash leaves all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    places = [table / below / file.directory / file.path.name for file in files]
+    present = [file for file in files if file.path.exists()]
+    make_durable(table, present)
+    make_directories(table / below, 0o777)
+    publish([(file.path, place) for file, place in zip(files, places, strict=True)])
+    return places

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cordwood.errors import Malformed
@@ -19,7 +22,7 @@ QUERY = "5f0c"
 OFFSET = {"cluster": "c", "from": {"17": "e7n0"}, "logs": {"17": "e7n9"}, "v": 1}
 FILE = {"from": "_cordwood/staging/a/1.parquet", "directory": "k=1", "rows": 1, "bytes": 2}
 MANIFEST = {"query": QUERY, "batch": 3, "turn": 1, "offset": OFFSET, "files": [FILE]}
-JOIN = {"from": "_cordwood/staging/j.parquet", "to": "k=1/j.parquet", "remove": ["k=1/a.parquet"]}
+JOIN = FILE | {"from": "_cordwood/staging/j.parquet", "remove": ["k=1/a.parquet"]}
 GARBAGE = [b"", b"\xff", b"[" * 100_000, b"null", b"7", b"[]", b"{}", b'"x"']
 """No object of ours, as bytes."""
 
@@ -31,11 +34,15 @@ def write(path: Path, content: object) -> None:
 
 class TestManifests:
     def test_one_of_ours_is_rolled_forward(self, tmp_path):
-        write(tmp_path / FILE["from"], b"data")
-        write(tmp_path / OURS / "batches" / QUERY / "000000000003.json", MANIFEST)
+        staged = io.BytesIO()
+        pq.write_table(pa.table({"lsn": [1]}), staged)
+        data = staged.getvalue()
+        write(tmp_path / FILE["from"], data)
+        manifest = MANIFEST | {"files": [FILE | {"rows": 1, "bytes": len(data)}]}
+        write(tmp_path / OURS / "batches" / QUERY / "000000000003.json", manifest)
         table = ParquetTable(tmp_path)
         assert (table.published(QUERY), table.last_offset()) == (3, OFFSET)
-        assert (tmp_path / "k=1" / "1.parquet").read_bytes() == b"data"
+        assert (tmp_path / "k=1" / "1.parquet").read_bytes() == data
 
     @pytest.mark.parametrize(
         "wrong",
@@ -76,7 +83,7 @@ class TestManifests:
             *GARBAGE,
             JOIN | {"remove": "k=1/a.parquet"},
             JOIN | {"remove": ["k=1/a.parquet", "../outside"]},
-            JOIN | {"to": "../outside"},
+            JOIN | {"directory": "../outside"},
             JOIN | {"from": "/outside"},
             JOIN | {"from": None},
         ],

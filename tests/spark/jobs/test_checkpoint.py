@@ -1,0 +1,69 @@
+"""A checkpoint that does not fit its table is refused, with the way out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cordwood import durable
+from cordwood.errors import BadSetting
+from cordwood.spark.jobs.checkpoint import Checkpoint
+
+
+def end(batch: int) -> dict:
+    return {"cluster": "c", "from": {}, "logs": {"1": f"e1n{batch + 1}00"}, "v": 1}
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Checkpoint:
+    """Of batches 0 to 2, of which 0 and 1 are done."""
+    for name in ("offsets", "commits"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "metadata").write_text('{"id":"q"}')
+    for batch in range(3):
+        (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end(batch))}")
+    for batch in range(2):
+        (tmp_path / "commits" / str(batch)).write_text("v1\n{}")
+    return Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("published", [1, 2])
+def test_one_of_the_table_passes(checkpoint, published):
+    checkpoint.check(published, end(published))
+
+
+def test_a_start_that_failed_before_its_first_batch_has_begun_nothing(tmp_path):
+    (tmp_path / "metadata").write_text('{"id":"q"}')
+    assert Checkpoint(tmp_path).is_new
+    Checkpoint(tmp_path).check(-1, None)
+
+
+@pytest.mark.parametrize(
+    ("published", "noted", "told"),
+    [
+        (0, end(0), "batch 1 is done, and the last one in the table is 0"),
+        (3, end(3), "it is an older copy, or lost its newest files"),
+        (2, end(1), "its batch 2 ends elsewhere"),
+        (2, None, "its batch 2 ends elsewhere"),
+    ],
+)
+def test_one_of_another_time_is_told(checkpoint, published, noted, told):
+    with pytest.raises(BadSetting, match=rf"{told}.* Remove that directory and start again"):
+        checkpoint.check(published, noted)
+
+
+@pytest.mark.parametrize("name", ["offsets/2", "commits/1", "metadata"])
+def test_a_file_that_a_power_cut_emptied_is_told(checkpoint, name):
+    (checkpoint.directory / name).write_bytes(b"")
+    with pytest.raises(BadSetting, match="Remove that directory"):
+        _ = checkpoint.query(), checkpoint.check(1, end(1))
+
+
+def test_what_names_a_batch_is_synced_before_it_is_published(checkpoint, monkeypatch):
+    synced = []
+    for step in ("sync_file", "sync_directory"):
+        monkeypatch.setattr(durable, step, lambda path: synced.append(path.name))
+    (checkpoint.directory / "offsets" / ".2.crc").write_bytes(b"crc")
+    checkpoint.make_durable(2)
+    assert synced == ["metadata", ".2.crc", "2", "offsets", checkpoint.directory.name]

@@ -1,0 +1,230 @@
+"""A power cut anywhere in a landing leaves each record once, in all three formats."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import warnings
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cordwood import durable
+from cordwood.errors import Corrupt
+from cordwood.sim.crash_states.enumerate import CrashStates
+from cordwood.sim.crash_states.fates import UNTORN
+from cordwood.sim.crash_states.file_recorder import FileRecorder, build
+from cordwood.spark.jobs import delta_table, iceberg_table, parquet_table, table
+from cordwood.spark.jobs.parquet_table import ParquetTable
+from cordwood.spark.jobs.table import OURS, StagedBatch, StagedFile, staged_files
+
+BATCHES = 3
+ROWS = 4
+PER_POINT = 6
+SCHEMA = pa.schema([("lsn", pa.int64())])
+OFFSET = {"cluster": "c", "from": {}, "logs": {"1": "e1n100"}, "v": 1}
+
+
+class Broken(AssertionError):
+    """Records are lost, there twice, or a state could not be started from."""
+
+
+def opened(root, format_):
+    if format_ == "parquet":
+        return ParquetTable(root)
+    if format_ == "delta":
+        return delta_table.DeltaLake(root, ())
+    return iceberg_table.IcebergTable(root, ())
+
+
+def land(root, lake, batch: int) -> None:
+    """What `Lander.on_batch` does of one batch, with two files."""
+    staging = root / OURS / "staging" / f"b{batch}"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    for part in range(2):
+        first = batch * ROWS + part * ROWS // 2
+        rows = pa.table({"lsn": pa.array(range(first, first + ROWS // 2), pa.int64())})
+        pq.write_table(rows, staging / f"part-{batch}-{part}.parquet")
+    lake.publish(StagedBatch("q", batch, OFFSET, staged_files(staging), SCHEMA))
+
+
+def rows_of(root, format_) -> list[int]:
+    """What a plain reader finds."""
+    if format_ == "iceberg":
+        found = iceberg_table.IcebergTable(root, ())._open()
+        return [] if found is None else sorted(found.scan().to_arrow()["lsn"].to_pylist())
+    files = sorted(root.glob("*.parquet"))
+    if format_ == "delta":
+        from deltalake import DeltaTable
+
+        is_there = DeltaTable.is_deltatable(str(root))
+        files = DeltaTable(str(root)).file_uris() if is_there else []
+    return sorted(lsn for file in files for lsn in pq.ParquetFile(file).read()["lsn"].to_pylist())
+
+
+def life(root, format_, recorder=None) -> None:
+    """Land what is not in the table yet, and join the files of a Parquet table."""
+    lake = opened(root, format_)
+    parquet_table.remove_staging(root)
+    for batch in range(lake.published("q") + 1, BATCHES):
+        land(root, lake, batch)
+        if recorder is not None:
+            recorder.look()
+            recorder.log.promise(batch)
+    if format_ == "parquet":
+        lake.compact(1 << 20)
+
+
+def start_again(root, format_, promised: int) -> None:
+    """Start on what a crash left: what was promised is there, and all is there once at the end."""
+    published = opened(root, format_).published("q")
+    assert published >= promised
+    parquet_table.remove_staging(root)
+    assert rows_of(root, format_) == list(range((published + 1) * ROWS))
+    life(root, format_)
+    assert rows_of(root, format_) == list(range(BATCHES * ROWS))
+
+
+def crash_everywhere(root, format_) -> int:
+    """Start again from the states of a power cut in a life; how many.
+
+    Raises:
+        Broken: with the story of the crash.
+    """
+    root.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a catalog's engine that a crash leaves open
+        recorder = FileRecorder(root)
+        with recorder.recording() as log:
+            life(root, format_, recorder)
+        chance = random.Random(7)
+        states = CrashStates(log, tearing=UNTORN, per_point=PER_POINT, chance=chance)
+        for state in states:
+            build(state.content, root)
+            try:
+                start_again(root, format_, max(state.facts, default=-1))
+            except Exception as error:
+                raise Broken(f"{type(error).__name__}: {error}\n{state.story()}") from error
+    return states.count.states
+
+
+@pytest.mark.parametrize("format_", ["parquet", "delta", "iceberg"])
+def test_a_power_cut_anywhere_leaves_each_record_once(tmp_path, format_):
+    assert crash_everywhere(tmp_path / "t", format_) > 20
+
+
+def published_before_synced(patch):
+    """The manifest, or the commit, comes before the files are durable."""
+    patch.setattr(parquet_table, "make_durable", lambda *_: None)
+    patch.setattr(table, "make_durable", lambda *_: None)
+
+
+def note_before_join_synced(patch):
+    """Small files go before the joined one is durable."""
+    make_durable = parquet_table.make_durable
+
+    def but_not_joined(root, files):
+        make_durable(root, [file for file in files if not file.path.name.startswith("joined")])
+
+    patch.setattr(parquet_table, "make_durable", but_not_joined)
+    patch.setattr(table, "make_durable", but_not_joined)
+
+
+def files_before_manifest(patch):
+    """Files are moved in before the manifest says so: a kill between the two doubles them."""
+    write_whole = parquet_table.write_whole
+
+    def late(place, content):
+        note = json.loads(content)
+        root = place.parents[3]
+        for file in note.get("files", ()):
+            staged = StagedFile(root / file["from"], "", {}, file["rows"], file["bytes"])
+            table.move_in(root, [staged])
+        write_whole(place, content)
+
+    patch.setattr(parquet_table, "write_whole", late)
+
+
+def directories_not_synced(patch):
+    patch.setattr(durable, "_sync_all", lambda _: None)
+
+
+def log_not_synced(patch):
+    patch.setattr(delta_table.DeltaLake, "_sync_log", lambda _: None)
+
+
+def metadata_not_synced(patch):
+    patch.setattr(iceberg_table, "sync_files", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("bug", "format_"),
+    [
+        (published_before_synced, "parquet"),
+        (published_before_synced, "delta"),
+        (published_before_synced, "iceberg"),
+        (note_before_join_synced, "parquet"),
+        (files_before_manifest, "parquet"),
+        (directories_not_synced, "parquet"),
+        (log_not_synced, "delta"),
+        (metadata_not_synced, "iceberg"),
+    ],
+)
+def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug, format_):
+    bug(monkeypatch)
+    with pytest.raises(Broken):
+        crash_everywhere(tmp_path / "t", format_)
+
+
+class TestRollForward:
+    """What is rolled forward is compared with the manifest."""
+
+    @pytest.mark.parametrize("left", ["gone", "empty", "short", "no footer"])
+    def test_a_file_that_is_not_as_published_is_told(self, tmp_path, left):
+        land(tmp_path, ParquetTable(tmp_path), 0)
+        file = tmp_path / "part-0-0.parquet"
+        whole = file.read_bytes()
+        file.unlink()
+        if left != "gone":
+            file.write_bytes({"empty": b"", "short": whole[:-1]}.get(left, bytes(len(whole))))
+        with pytest.raises(Corrupt, match="restore the file from a copy"):
+            ParquetTable(tmp_path)
+
+    def test_files_that_were_joined_are_not_missed(self, tmp_path):
+        lake = ParquetTable(tmp_path)
+        land(tmp_path, lake, 0)
+        assert lake.compact(1 << 20).removed == 2
+        assert ParquetTable(tmp_path).published("q") == 0
+
+    def test_names_of_joined_files_do_not_grow(self, tmp_path):
+        lake = ParquetTable(tmp_path)
+        lengths = set()
+        for batch in range(3):
+            land(tmp_path, lake, batch)
+            lake.compact(1 << 20)
+            (joined,) = tmp_path.glob("*.parquet")
+            lengths.add(len(joined.name))
+        assert len(lengths) == 1
+
+
+def test_what_a_zombie_attempt_writes_is_not_taken(tmp_path):
+    rows = pa.table({"lsn": pa.array([1], pa.int64())})
+    for part in ("day=1", "_day=1", "_temporary/0/_temporary/attempt_1/day=1", ".hidden"):
+        (tmp_path / part).mkdir(parents=True)
+        pq.write_table(rows, tmp_path / part / "part-0.parquet")
+    assert [file.directory for file in staged_files(tmp_path)] == ["_day=1", "day=1"]
+
+
+def test_delta_finds_the_end_behind_commits_of_others(tmp_path):
+    from deltalake import DeltaTable
+
+    lake = opened(tmp_path, "delta")
+    land(tmp_path, lake, 0)
+    other = DeltaTable(str(tmp_path))
+    for day in range(delta_table.HISTORY_MAX + 1):
+        kept = {"delta.logRetentionDuration": f"interval {30 + day} days"}
+        other.alter.set_table_properties(kept)
+    assert lake.last_offset() == OFFSET
