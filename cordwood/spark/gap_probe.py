@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.blocking import BlockingStore
-from cordwood.errors import UnknownLog, Unreachable
+from cordwood.errors import AccessDenied, CordwoodError, UnknownLog, Unreachable
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.splitting import Slice
 
@@ -27,11 +27,27 @@ HARMLESS = frozenset({GapKind.BRIDGE, GapKind.HOLE})
 """Nothing was ever acknowledged there."""
 
 
+def unreadable(read: Slice, gap: Gap) -> CordwoodError:
+    """The error for a gap in which records were.
+
+    A reader that may not see records is no reader of a log that lost them: nothing passes that
+    over, or the records would be missing for good once the right is given again.
+    """
+    if gap.kind is GapKind.ACCESS:
+        return AccessDenied(
+            f"{read.name} asks for a read token that this query does not have: give it as "
+            "cordwood.read.tokens and start the query again. failOnDataLoss=false does not pass "
+            "over records that are there"
+        )
+    return data_loss(read.log_id, read.name, gap.first, gap.last + 1, gap.kind.name)
+
+
 def check_whole(store: BlockingStore, slices: Iterable[Slice], within_s: float = PROBE_S) -> None:
     """Look over as many of the slices as time allows.
 
     Raises:
         DataLoss: records of one are gone; which log, from where, where it could go on, and why.
+        AccessDenied: this query may not read one.
     """
     deadline = time.monotonic() + within_s
     for each in slices:
@@ -40,7 +56,7 @@ def check_whole(store: BlockingStore, slices: Iterable[Slice], within_s: float =
             return
         gap = next(gaps_of(store, each, left_s), None)
         if gap is not None:
-            raise data_loss(each.log_id, each.name, gap.first, gap.last + 1, gap.kind.name)
+            raise unreadable(each, gap)
 
 
 def gaps_of(store: BlockingStore, read: Slice, within_s: float) -> Iterator[Gap]:

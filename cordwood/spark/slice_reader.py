@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cordwood.block import Gap
+from cordwood.block import Gap, GapKind
 from cordwood.client.batches import BatchGatherer
 from cordwood.client.blocking import BlockingStore
 from cordwood.client.blocking_readers import BlockingReader
@@ -20,7 +20,7 @@ from cordwood.client.senders import HeldBlock
 from cordwood.errors import UnknownLog, Unreachable
 from cordwood.lsn import format_lsn
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.spark.gap_probe import HARMLESS
+from cordwood.spark.gap_probe import HARMLESS, unreadable
 from cordwood.spark.gap_rows import gap_row, with_gap_columns
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import GAP_COLUMNS
@@ -118,6 +118,7 @@ def tiled(
 
     Raises:
         DataLoss: records are gone, and `fail_on_data_loss`.
+        AccessDenied: this query may not read them, whatever `fail_on_data_loss` says.
     """
     expected = read.start
     for run in runs:
@@ -125,9 +126,10 @@ def tiled(
             if taken.first != expected:
                 raise AssertionError(_torn(read, expected, taken.first))
             expected = taken.last + 1
-            if fail_on_data_loss and isinstance(taken, Gap) and taken.kind not in HARMLESS:
-                kind = taken.kind.name
-                raise data_loss(read.log_id, read.name, taken.first, expected, kind)
+            if isinstance(taken, Gap) and (
+                taken.kind is GapKind.ACCESS or (fail_on_data_loss and taken.kind not in HARMLESS)
+            ):
+                raise unreadable(read, taken)
             yield taken
     if expected != read.stop:
         raise AssertionError(_torn(read, expected, read.stop))

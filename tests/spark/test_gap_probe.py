@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cordwood.block import Gap, GapKind
-from cordwood.errors import UnknownLog, Unreachable
+from cordwood.errors import AccessDenied, UnknownLog, Unreachable
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.spark.gap_probe import check_whole
 from cordwood.spark.offsets import DataLoss
@@ -48,11 +48,17 @@ def asked(name: str, log: int = LOG) -> Slice:
     return Slice(log, name, at(100), at(400))
 
 
-@pytest.mark.parametrize("kind", [GapKind.TRIM, GapKind.DATA_LOSS, GapKind.ACCESS])
+@pytest.mark.parametrize("kind", [GapKind.TRIM, GapKind.DATA_LOSS])
 def test_what_is_gone_is_told_with_log_range_and_kind(kind):
     store = Logs(a=[[object()], [gap(GapKind.HOLE, 150, 151), gap(kind, 200, 249)]])
     said = f"CORDWOOD_DATA_LOSS log=17 requested=e7n200 oldest=e7n250 type={kind.name}"
     with pytest.raises(DataLoss, match=said):
+        check_whole(store, [asked("a")])
+
+
+def test_what_may_not_be_read_is_no_loss():
+    store = Logs(a=[[gap(GapKind.ACCESS, 200, 399)]])
+    with pytest.raises(AccessDenied, match=r"asks for a read token .* cordwood.read.tokens"):
         check_whole(store, [asked("a")])
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cordwood.block import BlockHeader, Codec, Envelope, Gap, GapKind
 from cordwood.client.batches import BATCH_BYTES, ROWS_MAX, SMALL_BLOCK_RECORDS, BatchGatherer
 from cordwood.client.read_stream import HeldBlock
+from cordwood.errors import AccessDenied
 from cordwood.layout.arrow import COLUMNS, batch_schema
 from cordwood.layout.body import encode_body, seal_body
 from cordwood.layout.waves import StoredBlock
@@ -157,7 +158,7 @@ class TestContinuity:
         gap = Gap(Lsn(OLDEST + 5), Lsn(OLDEST + 19), kind)
         assert self.walk([block(OLDEST, 5), gap]) == [OLDEST]
 
-    @pytest.mark.parametrize("kind", [GapKind.TRIM, GapKind.DATA_LOSS, GapKind.ACCESS])
+    @pytest.mark.parametrize("kind", [GapKind.TRIM, GapKind.DATA_LOSS])
     def test_a_loss_fails_or_is_clipped_as_asked(self, kind):
         gap = Gap(Lsn(OLDEST), Lsn(OLDEST + 4), kind)
         taken: list[Taken] = [gap, block(OLDEST + 5, 15)]
@@ -165,6 +166,12 @@ class TestContinuity:
         with pytest.raises(DataLoss, match=said):
             self.walk(taken)
         assert self.walk(taken, fail=False) == [OLDEST + 5]
+
+    @pytest.mark.parametrize("fail", [True, False])
+    def test_what_may_not_be_read_is_never_passed_over(self, fail):
+        gap = Gap(Lsn(OLDEST + 5), Lsn(OLDEST + 19), GapKind.ACCESS)
+        with pytest.raises(AccessDenied, match=r"cordwood\.read\.tokens"):
+            self.walk([block(OLDEST, 5), gap], fail=fail)
 
     def test_a_slice_over_a_bridge_goes_on_in_the_next_epoch(self):
         asked = Slice(LOG, "/log", OLDEST, make_lsn(2, 3))
