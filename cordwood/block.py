@@ -130,7 +130,7 @@ class BlockHeader:
         """Where its producer's block stands: all of its group, as one."""
         group_first, group_last = self.group
         sequence = self.producer_sequence - (self.first - group_first)
-        return Place(sequence, group_last - group_first + 1, group_first)
+        return Place(sequence, group_last - group_first + 1, group_first, self.append_time_us)
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -165,11 +165,13 @@ class Place:
         sequence: of its first record.
         count: records.
         first: LSN of its first record.
+        time_us: its append time; 0 where that is not known.
     """
 
     sequence: int
     count: int
     first: int
+    time_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,11 @@ class Produced:
     def last_first(self) -> int:
         """LSN of the first record of its last block."""
         return self.places[-1].first
+
+    @property
+    def last_us(self) -> int:
+        """Append time of its last block."""
+        return self.places[-1].time_us
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What is remembered of producers, as bytes: in seals' answers, in clean marks, in the WAL.
 
 Little-endian: `u32 producers`, then per producer `u64 id, u32 epoch, u32 places`, and per
-place `u64 sequence, u32 count, u64 first LSN`. No bytes at all stand for no producers.
+place `u64 sequence, u32 count, u64 first LSN, i64 append time in us`. No bytes at all stand for
+no producers.
 
 Source: design.md §3 ("Producer state is a durable snapshot plus the headers after it").
 """
@@ -17,7 +18,7 @@ from cordwood.lsn import LSN_MAX
 
 _COUNT = struct.Struct("<I")
 _PRODUCER = struct.Struct("<QII")
-_PLACE = struct.Struct("<QIQ")
+_PLACE = struct.Struct("<QIQq")
 
 
 def pack_produced(produced: Iterable[Produced]) -> bytes:
@@ -27,7 +28,10 @@ def pack_produced(produced: Iterable[Produced]) -> bytes:
     for each in produced:
         count += 1
         parts.append(_PRODUCER.pack(each.producer, each.epoch, len(each.places)))
-        parts += (_PLACE.pack(place.sequence, place.count, place.first) for place in each.places)
+        parts += (
+            _PLACE.pack(place.sequence, place.count, place.first, place.time_us)
+            for place in each.places
+        )
     return _COUNT.pack(count) + b"".join(parts) if count else b""
 
 

@@ -11,6 +11,11 @@ cannot be told any more, or something before it is missing. Of a producer that n
 remembers only the very first block is taken. A higher epoch of the producer begins anew at 0
 and shuts the lower one out.
 
+A log remembers so many users' producers and so many queries, each kind for itself. The one that
+wrote longest ago makes room for a new one, if it was idle long enough for no retry of it to be
+on its way any more; otherwise the new one is refused. Taking it would end the memory of a
+producer that may still repeat its block, which would then be stored twice.
+
 This holds because acknowledgements are in LSN order and recovery keeps no block of a
 producer above an epoch's first hole: what follows a block that was lost is lost too.
 
@@ -27,13 +32,23 @@ from cordwood.block import Place, Produced
 PLACES_MAX = 5
 """Blocks remembered for each producer, and so those that it may have in flight."""
 
-PRODUCERS_MAX = 1_000
-"""Producers remembered by a log; the one whose last block is oldest is forgotten first. Their
-state travels with every recovery, 100 bytes each."""
+USERS_MAX = 1_000
+"""Users' producers remembered by a log. Their state travels with every recovery, up to 160 bytes
+each."""
+
+QUERIES_MAX = 2_000
+"""Queries remembered by a log, 44 bytes each: a commit is an epoch of one block."""
+
+USER_IDLE_US = 3_600_000_000
+"""A user's producer is remembered for an hour after its last block, whoever else writes: longer
+than clients retry, and than a task that failed waits for its next try."""
+
+QUERY_IDLE_US = 7_200_000_000
+"""A query is remembered for two hours: a batch may be in the log for long before the publication
+says that it is done."""
 
 QUERY_PRODUCERS = 1 << 62
-"""Ids from here on are of queries that publish batches (`protocol.publishing`), users' are below.
-They are forgotten last: a batch may be in the log for long before it is known to be."""
+"""Ids from here on are of queries that publish (`protocol.publishing`), users' are below."""
 
 
 class Turn(enum.Enum):
@@ -49,36 +64,69 @@ class Turn(enum.Enum):
     """Something before it is missing."""
     FORGOTTEN = "forgotten"
     """It was stored, perhaps, too long ago to say where."""
+    FULL = "full"
+    """It is a new producer's first, and all that are remembered wrote not long ago."""
 
 
-def forgotten_first(each: Produced) -> tuple[bool, int]:
-    """Sorts producers in the order in which they are forgotten."""
-    return each.producer >= QUERY_PRODUCERS, each.last_first
+def is_query(producer: int) -> bool:
+    """Whether a producer is a query that publishes."""
+    return producer >= QUERY_PRODUCERS
+
+
+def remembered_max(producer: int) -> int:
+    """How many producers of its kind a log remembers."""
+    return QUERIES_MAX if is_query(producer) else USERS_MAX
 
 
 class ProducerTable:
     """The producers of one log."""
 
     def __init__(self, known: Iterable[Produced] = ()) -> None:
-        self._known = {each.producer: each for each in known}
+        # Users and queries, each in the order of their last blocks.
+        self._kinds: tuple[dict[int, Produced], dict[int, Produced]] = {}, {}
+        for each in sorted(known, key=lambda each: each.last_first):
+            self._kind(each.producer)[each.producer] = each
+
+    def _kind(self, producer: int) -> dict[int, Produced]:
+        return self._kinds[is_query(producer)]
 
     def __len__(self) -> int:
-        return len(self._known)
+        return sum(map(len, self._kinds))
 
     def all(self) -> tuple[Produced, ...]:
         """Every producer, by id."""
-        return tuple(self._known[producer] for producer in sorted(self._known))
+        users, queries = self._kinds
+        return tuple(kind[producer] for kind in (users, queries) for producer in sorted(kind))
+
+    def idle_us(self, producer: int, now_us: int) -> int:
+        """How long the producer that makes room for a new one of this kind was idle."""
+        kind = self._kind(producer)
+        return now_us - next(iter(kind.values())).last_us if kind else now_us
+
+    def _is_full(self, producer: int, now_us: int) -> bool:
+        if len(self._kind(producer)) < remembered_max(producer):
+            return False
+        enough_us = QUERY_IDLE_US if is_query(producer) else USER_IDLE_US
+        return self.idle_us(producer, now_us) < enough_us
 
     def expected(self, producer: int, epoch: int) -> int:
         """The sequence that comes next of a producer's epoch, 0 where none of it is known."""
-        known = self._known.get(producer)
+        known = self._kind(producer).get(producer)
         return known.next_sequence if known is not None and known.epoch == epoch else 0
 
-    def look(self, producer: int, epoch: int, sequence: int, count: int) -> tuple[Turn, int]:
-        """What a block is, and for a repeat the LSN of its first record, else 0."""
-        known = self._known.get(producer)
+    def look(
+        self, producer: int, epoch: int, sequence: int, count: int, now_us: int = 0
+    ) -> tuple[Turn, int]:
+        """What a block is, and for a repeat the LSN of its first record, else 0.
+
+        Args:
+            now_us: the append time that it would get; by it those that were idle are known.
+        """
+        known = self._kind(producer).get(producer)
         if known is None:
-            return (Turn.UNKNOWN if sequence else Turn.NEXT), 0
+            if sequence:
+                return Turn.UNKNOWN, 0
+            return (Turn.FULL if self._is_full(producer, now_us) else Turn.NEXT), 0
         if epoch < known.epoch:
             return Turn.FENCED, 0
         if epoch > known.epoch:
@@ -94,12 +142,14 @@ class ProducerTable:
 
     def note(self, producer: int, epoch: int, place: Place) -> None:
         """A block has its place. Noting one again, or one before the last, changes nothing."""
-        known = self._known.get(producer)
+        kind = self._kind(producer)
+        known = kind.get(producer)
         if known is not None and epoch < known.epoch:
             return
         places = known.places if known is not None and known.epoch == epoch else ()
         if places and place.first <= places[-1].first:
             return
-        self._known[producer] = Produced(producer, epoch, (*places, place)[-PLACES_MAX:])
-        if len(self._known) > PRODUCERS_MAX:
-            del self._known[min(self._known.values(), key=forgotten_first).producer]
+        kind.pop(producer, None)  # it goes to the end: the first is the one to forget
+        kind[producer] = Produced(producer, epoch, (*places, place)[-PLACES_MAX:])
+        if len(kind) > remembered_max(producer):
+            del kind[next(iter(kind))]

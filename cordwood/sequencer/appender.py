@@ -276,7 +276,7 @@ class LogAppender:
         turns, entry = self._turns, waiting.entry
         assert turns is not None, "what depends on lower epochs waits for their recovery"
         try:
-            first = turns.check(entry, self._window.next + loaded - 1)
+            first = turns.check(entry, self._window.next + loaded - 1, self._append_time_us)
         except CordwoodError as error:
             self._role.refuse(waiting.connection, entry, error)
             return True
@@ -314,7 +314,7 @@ class LogAppender:
             entry.key_bits,
         )
         if entry.producer and self._turns is not None:
-            self._turns.note(entry, first)
+            self._turns.note(entry, first, self._append_time_us)
         cargo.blocks.append((header, entry.body))
         cargo.acks.append((waiting.connection, entry.token, first))
         cargo.bytes += entry.stored_bytes
@@ -330,7 +330,7 @@ class LogAppender:
         entry = waiting.entry
         first = self._window.next
         if entry.producer and self._turns is not None:
-            self._turns.note(entry, first)
+            self._turns.note(entry, first, self._append_time_us)
         runs = cut_group(waiting, first, self._append_time_us, self._run_bytes)
         for at, (cargo, count) in enumerate(runs, 1):
             self._sticky_bytes += cargo.bytes

@@ -11,6 +11,7 @@ from cordwood.block import Place
 from cordwood.errors import (
     Misplaced,
     OutOfSequence,
+    Overloaded,
     ProducerFenced,
     Rejected,
     TailMoved,
@@ -18,7 +19,7 @@ from cordwood.errors import (
 )
 from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import format_lsn
-from cordwood.protocol.producers import Turn
+from cordwood.protocol.producers import Turn, is_query, remembered_max
 from cordwood.recovery.recover_log import Recovered
 from cordwood.wire.connection import Connection
 
@@ -39,20 +40,24 @@ class Turns:
         self._tail = below.tail
         self.repeats: list[tuple[int, Ack]] = []
 
-    def check(self, entry: AppendEntry, last: int) -> int | None:
+    def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
         """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
 
         Args:
             last: the last LSN given out, `(epoch, 0)` for none.
+            now_us: the append time that it would get.
         Raises:
+            Overloaded: the log remembers as many producers as it may.
             UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be.
         """
         if entry.producer:
             turn, first = self._producers.look(
-                entry.producer, entry.producer_epoch, entry.producer_sequence, entry.count
+                entry.producer, entry.producer_epoch, entry.producer_sequence, entry.count, now_us
             )
             if turn is Turn.REPEAT:
                 return first
+            if turn is Turn.FULL:
+                raise _full(entry, self._producers.idle_us(entry.producer, now_us))
             if turn is not Turn.NEXT:
                 expected = self._producers.expected(entry.producer, entry.producer_epoch)
                 raise _refusal(turn, entry, expected)
@@ -74,9 +79,9 @@ class Turns:
             "was expected; nothing was stored"
         )
 
-    def note(self, entry: AppendEntry, first: int) -> None:
+    def note(self, entry: AppendEntry, first: int, time_us: int) -> None:
         """A producer's block was numbered."""
-        place = Place(entry.producer_sequence, entry.count, first)
+        place = Place(entry.producer_sequence, entry.count, first, time_us)
         self._producers.note(entry.producer, entry.producer_epoch, place)
 
     def take_repeats(self, lng: int) -> list[Ack]:
@@ -84,6 +89,19 @@ class Turns:
         done = [ack for last, ack in self.repeats if last <= lng]
         self.repeats = [(last, ack) for last, ack in self.repeats if last > lng]
         return done
+
+
+def _full(entry: AppendEntry, idle_us: int) -> Overloaded:
+    most, kind = (
+        remembered_max(entry.producer),
+        "queries" if is_query(entry.producer) else "producers",
+    )
+    return Overloaded(
+        f"log {entry.log} remembers {most} {kind}, and the one idle longest wrote "
+        f"{max(0, idle_us) // 1_000_000} s ago: a new one would have it forgotten, and its retries "
+        f"stored twice. Write with fewer {kind}, under names that stay, or into more logs; or try "
+        "again later; nothing was stored"
+    )
 
 
 def _refusal(turn: Turn, entry: AppendEntry, expected: int) -> Rejected:

@@ -3,7 +3,9 @@
 When an epoch is recovered, its sequencer's memory of producers is gone; the members that
 seal tell what they hold, and together they hold all that was acknowledged. Kept for each
 producer are its last few blocks up to the LNG, which count for sure, and all above it,
-which may yet become holes. Once an epoch is clean, its end says it all.
+which may yet become holes. Of a producer whose higher epoch is below the LNG the lower ones are
+not kept: a query that publishes begins an epoch with each batch. Once an epoch is clean, its
+end says it all.
 
 Source: design.md §3 ("Producers").
 """
@@ -13,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cordwood.block import BlockHeader, Place, Produced
-from cordwood.protocol.producers import PLACES_MAX, PRODUCERS_MAX, QUERY_PRODUCERS
+from cordwood.protocol.producers import PLACES_MAX, is_query, remembered_max
+
+Places = dict[tuple[int, int], Place]
+"""Of one producer, by its epoch and first LSN."""
 
 
 class ProducedIndex:
@@ -22,40 +27,44 @@ class ProducedIndex:
     __slots__ = ("_epochs",)
 
     def __init__(self, known: Mapping[int, Sequence[Produced]] | None = None) -> None:
-        # By log epoch, then by producer and its epoch: places by first LSN.
-        self._epochs: dict[int, dict[tuple[int, int], dict[int, Place]]] = {
-            epoch: {
-                (each.producer, each.epoch): {place.first: place for place in each.places}
-                for each in produced
-            }
-            for epoch, produced in (known or {}).items()
-        }
+        # By log epoch: users' producers and queries, in the order of their last blocks.
+        self._epochs: dict[int, tuple[dict[int, Places], dict[int, Places]]] = {}
+        for epoch, produced in (known or {}).items():
+            kinds = self._epochs[epoch] = {}, {}
+            for each in sorted(produced, key=lambda each: each.last_first):
+                places = kinds[is_query(each.producer)].setdefault(each.producer, {})
+                places |= {(each.epoch, place.first): place for place in each.places}
 
     def note(self, header: BlockHeader, lng: int) -> None:
         """A block of a producer is held; up to `lng` all of its epoch is stored."""
-        producers = self._epochs.setdefault(header.first >> 32, {})
-        key = header.producer, header.producer_epoch
-        places = producers.setdefault(key, {})
+        producer = header.producer
+        kinds = self._epochs.setdefault(header.first >> 32, ({}, {}))
+        kind = kinds[is_query(producer)]
+        places = kind.pop(producer, None)
+        if places is None:
+            places = {}
+        kind[producer] = places  # behind all others: the first is the one to forget
         place = header.place
-        places[place.first] = place
+        places[header.producer_epoch, place.first] = place
         if len(places) > 2 * PLACES_MAX:
-            settled = sorted(first for first in places if first <= lng)
-            for first in settled[:-PLACES_MAX]:
-                del places[first]
-        if len(producers) > 2 * PRODUCERS_MAX:
-            self._forget_oldest(producers)
-
-    def _forget_oldest(self, producers: dict[tuple[int, int], dict[int, Place]]) -> None:
-        by_age = sorted(producers, key=lambda key: (key[0] >= QUERY_PRODUCERS, max(producers[key])))
-        for key in by_age[:-PRODUCERS_MAX]:
-            del producers[key]
+            _forget_settled(places, lng)
+        most = remembered_max(producer)
+        if len(kind) > 2 * most:
+            by_age = sorted(kind, key=lambda each: max(first for _, first in kind[each]))
+            for each in by_age[:-most]:
+                del kind[each]
 
     def of(self, epoch: int) -> tuple[Produced, ...]:
         """What is held of an epoch, each producer's places in LSN order."""
-        return tuple(
-            Produced(producer, producer_epoch, tuple(places[first] for first in sorted(places)))
-            for (producer, producer_epoch), places in sorted(self._epochs.get(epoch, {}).items())
-        )
+        found: list[Produced] = []
+        for kind in self._epochs.get(epoch, ()):
+            for producer in sorted(kind):
+                by_epoch: dict[int, list[Place]] = {}
+                for producer_epoch, first in sorted(kind[producer]):
+                    place = kind[producer][producer_epoch, first]
+                    by_epoch.setdefault(producer_epoch, []).append(place)
+                found += (Produced(producer, at, tuple(each)) for at, each in by_epoch.items())
+        return tuple(found)
 
     def all(self) -> list[tuple[int, tuple[Produced, ...]]]:
         """What is held of every epoch."""
@@ -64,3 +73,15 @@ class ProducedIndex:
     def drop(self, epoch: int) -> None:
         """An epoch is clean: how it ended says it all."""
         self._epochs.pop(epoch, None)
+
+
+def _forget_settled(places: Places, lng: int) -> None:
+    """Keep, of what is below the LNG, the last few blocks of the highest epoch."""
+    settled = sorted((epoch, first) for epoch, first in places if first <= lng)
+    if not settled:
+        return
+    highest = settled[-1][0]
+    kept = [key for key in settled if key[0] == highest][-PLACES_MAX:]
+    for key in settled:
+        if key not in kept:
+            del places[key]

@@ -9,18 +9,21 @@ from cluster_at_hand import simulate
 
 from cordwood.block import Gap
 from cordwood.client.log_appends import LogAppends
-from cordwood.client.producer import Producer
+from cordwood.client.producer import Producer, QueryProducer
 from cordwood.errors import (
     BadSetting,
     Misplaced,
     OutcomeUnknown,
     OutOfSequence,
+    Overloaded,
     ProducerFenced,
     TailMoved,
     UnknownProducer,
 )
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
+from cordwood.protocol import producers
+from cordwood.protocol.producers import QUERY_PRODUCERS
 from cordwood.settings import ClientSettings
 from cordwood.testing.scenario import ScenarioRun
 
@@ -116,6 +119,45 @@ def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes_next(
         assert (behind.value.kind, behind.value.expected) == (Misplaced.BEHIND, None)
 
     played(scenario)
+
+
+def test_queries_that_published_leave_producers_their_memory(monkeypatch):
+    monkeypatch.setattr(producers, "QUERIES_MAX", 20)
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=20) as store:
+            queries = [QueryProducer(QUERY_PRODUCERS + n) for n in range(20)]
+            await asyncio.gather(*(store.append("log", b"q", producer=each) for each in queries))
+            first = await store.append("log", b"once", producer=Producer(7))
+            assert await store.append("log", b"once", producer=Producer(7)) == first
+            assert await store.append("log", b"two", producer=Producer(7, 0, {1: 1})) > first
+
+    simulate(scenario, nodes=3)
+
+
+def test_more_producers_than_a_log_remembers_are_refused_and_those_before_keep_their_places(
+    monkeypatch,
+):
+    monkeypatch.setattr(producers, "USERS_MAX", 3)
+    monkeypatch.setattr(producers, "USER_IDLE_US", 60_000_000)
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=5) as store:
+            placed = [await store.append("log", b"1", producer=Producer(n)) for n in (1, 2, 3)]
+            for _ in range(2):
+                with pytest.raises(Overloaded, match="remembers 3 producers"):
+                    await store.append("log", b"x", producer=Producer(4))
+                again = [await store.append("log", b"1", producer=Producer(n)) for n in (1, 2, 3)]
+                assert again == placed
+                node = cluster.sequencer_of(1)
+                cluster.kill(node)
+                await cluster.start(node)
+            await asyncio.sleep(60)
+            await store.append("log", b"4", producer=Producer(4))
+            assert await store.append("log", b"1", producer=Producer(3)) == placed[2]
+            assert await values(store) == [b"1", b"1", b"1", b"4"]
+
+    simulate(scenario, nodes=5)
 
 
 def test_an_append_on_condition_of_the_tail_is_stored_only_there():

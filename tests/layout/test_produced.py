@@ -11,8 +11,9 @@ from cordwood.errors import Malformed
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.lsn import LSN_MAX
 
+I64 = st.integers(-(2**63), 2**63 - 1)
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-PLACES = st.builds(Place, U64, st.integers(1, 2**32 - 1), st.integers(0, LSN_MAX))
+PLACES = st.builds(Place, U64, st.integers(1, 2**32 - 1), st.integers(0, LSN_MAX), I64)
 PRODUCED = st.lists(
     st.builds(
         Produced,

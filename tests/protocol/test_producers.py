@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from cordwood.block import Place
 from cordwood.protocol.producers import (
     PLACES_MAX,
-    PRODUCERS_MAX,
+    QUERIES_MAX,
+    QUERY_IDLE_US,
+    QUERY_PRODUCERS,
+    USER_IDLE_US,
+    USERS_MAX,
     ProducerTable,
     Turn,
 )
@@ -61,13 +65,53 @@ def test_only_the_last_few_places_are_remembered():
     assert made.look(7, 0, 1, 1) == (Turn.REPEAT, 101)
 
 
-def test_the_producer_that_wrote_longest_ago_is_forgotten_first():
+KINDS = [(0, USERS_MAX, USER_IDLE_US), (QUERY_PRODUCERS, QUERIES_MAX, QUERY_IDLE_US)]
+
+
+@pytest.mark.parametrize(("base", "most", "idle_us"), KINDS)
+def test_a_new_producer_is_refused_while_all_that_are_remembered_may_still_repeat(
+    base, most, idle_us
+):
     made = ProducerTable()
-    for producer in range(1, PRODUCERS_MAX + 2):
-        made.note(producer, 0, Place(0, 1, producer))
-    assert len(made) == PRODUCERS_MAX
-    assert made.look(1, 0, 1, 1) == (Turn.UNKNOWN, 0)
-    assert made.look(2, 0, 1, 1) == (Turn.NEXT, 0)
+    for producer in range(1, most + 1):
+        assert made.look(base + producer, 0, 0, 1, producer) == (Turn.NEXT, 0)
+        made.note(base + producer, 0, Place(0, 1, producer, time_us=producer))
+    newest = base + most + 1
+    made.note(base + 1, 0, Place(1, 1, newest, time_us=most))
+    for now_us in (0, most, idle_us + 1):
+        assert made.look(newest, 0, 0, 1, now_us) == (Turn.FULL, 0), "producer 2 wrote at 2"
+    assert made.look(base + 2, 0, 0, 1, idle_us) == (Turn.REPEAT, 2)
+    assert made.look(base + 2, 0, 1, 1, idle_us) == (Turn.NEXT, 0)
+    assert made.look(newest, 0, 0, 1, idle_us + 2) == (Turn.NEXT, 0)
+    made.note(newest, 0, Place(0, 1, newest + 1, time_us=idle_us + 2))
+    assert len(made) == most
+    assert made.look(base + 2, 0, 1, 1) == (Turn.UNKNOWN, 0)
+    again = ProducerTable(made.all())
+    for each in (made, again):
+        assert each.look(newest, 0, 0, 1, 0) == (Turn.REPEAT, newest + 1)
+        assert each.look(base + 1, 0, 1, 1, 0) == (Turn.REPEAT, newest)
+        assert each.idle_us(base, 10) == 7, "of producer 3"
+
+
+def test_queries_leave_users_their_memory_and_the_other_way():
+    made = ProducerTable()
+    for query in range(QUERIES_MAX):
+        made.note(QUERY_PRODUCERS + query, 0, Place(0, 1, 1 + query))
+    assert made.look(7, 0, 0, 1) == (Turn.NEXT, 0)
+    made.note(7, 0, Place(0, 1, 5_000))
+    assert made.look(7, 0, 0, 1) == (Turn.REPEAT, 5_000)
+    assert made.look(7, 0, 1, 1) == (Turn.NEXT, 0)
+    assert made.look(QUERY_PRODUCERS, 0, 0, 1) == (Turn.REPEAT, 1)
+
+
+@pytest.mark.parametrize(("base", "most", "idle_us"), KINDS)
+def test_whatever_is_noted_last_is_remembered(base, most, idle_us):
+    """Over its number, a recovery may find more: it is never the newest that goes."""
+    made = ProducerTable()
+    for producer in range(1, 2 * most):
+        made.note(base + producer, 0, Place(0, 1, producer))
+        assert made.look(base + producer, 0, 0, 1) == (Turn.REPEAT, producer)
+    assert len(made) == most
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=40))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cordwood.block import BlockHeader, Place
 from cordwood.lsn import make_lsn
-from cordwood.protocol.producers import PLACES_MAX
+from cordwood.protocol import producers
+from cordwood.protocol.producers import PLACES_MAX, QUERY_PRODUCERS
 from cordwood.storage.produced_index import ProducedIndex
 
 
@@ -40,3 +41,46 @@ def test_producers_and_their_epochs_are_told_apart_and_dropped_with_the_epoch():
     assert [(each.producer, each.epoch) for each in index.of(1)] == [(7, 0), (7, 1), (8, 0)]
     index.drop(1)
     assert index.of(1) == ()
+
+
+def test_a_query_that_commits_often_puts_no_other_producer_out_of_memory(monkeypatch):
+    """Each commit is an epoch of the query: they counted as so many producers."""
+    monkeypatch.setattr(producers, "USERS_MAX", 4)
+    monkeypatch.setattr(producers, "QUERIES_MAX", 4)
+    index = ProducedIndex()
+    index.note(block(1, 0, producer=7), 0)
+    index.note(block(2, 0, producer=QUERY_PRODUCERS), 0)
+    for n in range(3, 200):
+        who = QUERY_PRODUCERS + 1 if n % 2 else 8
+        index.note(block(n, 0, producer=who, producer_epoch=n), make_lsn(1, n - 1))
+    told = index.of(1)
+    assert {each.producer for each in told} == {7, 8, QUERY_PRODUCERS, QUERY_PRODUCERS + 1}
+    assert len(told) < 50
+    assert (8, 198) in {(each.producer, each.epoch) for each in told}
+    assert ProducedIndex({1: told}).of(1) == told
+
+
+def test_the_newest_of_each_kind_are_remembered(monkeypatch):
+    monkeypatch.setattr(producers, "USERS_MAX", 3)
+    monkeypatch.setattr(producers, "QUERIES_MAX", 2)
+    index = ProducedIndex()
+    for n in range(1, 60):
+        index.note(block(n, 0, producer=QUERY_PRODUCERS + n), 0)
+        index.note(block(n + 100, 0, producer=n), 0)
+        known = {each.producer for each in index.of(1)}
+        newest = range(max(1, n - 2), n + 1)
+        assert known >= set(newest) | {QUERY_PRODUCERS + each for each in newest[-2:]}
+        assert len(known) <= 2 * (3 + 2)
+
+
+def test_of_an_epoch_below_a_settled_one_nothing_stays_and_of_others_all_above_the_lng():
+    index = ProducedIndex()
+    for n in range(1, 31):
+        index.note(block(n, n - 1, producer_epoch=0), 0)
+    for n in range(31, 61):
+        index.note(block(n, n - 31, producer_epoch=1), make_lsn(1, 20))
+    assert {each.epoch: len(each.places) for each in index.of(1)}[1] == 30
+    assert [p.first & 0xFFFFFFFF for p in index.of(1)[0].places][-10:] == list(range(21, 31))
+    index.note(block(61, 30, producer_epoch=1), make_lsn(1, 40))
+    (told,) = index.of(1)
+    assert [p.first & 0xFFFFFFFF for p in told.places] == list(range(36, 62))

@@ -155,8 +155,8 @@ def _turn_taken(wrong: Turn) -> Any:
     """Blocks whose turn is `wrong` are stored as if it were theirs."""
 
     def make(right: Any) -> Any:
-        def look(self: Any, producer: int, epoch: int, sequence: int, count: int) -> Any:
-            turn, first = right(self, producer, epoch, sequence, count)
+        def look(self: Any, *block: int) -> Any:
+            turn, first = right(self, *block)
             return (Turn.NEXT, 0) if turn is wrong else (turn, first)
 
         return look
