@@ -139,7 +139,8 @@ class Envelope:
 
     Attributes:
         copyset: nodes that hold this block, in the order chosen.
-        wave: 1 for the first try to store it, more for each retry.
+        wave: 1 for the first try to store it, more for each retry. A recovery's copies have the
+            number of the recovery's attempt here, which rises within one seal.
         seal_epoch: epoch of the recovery that wrote it, 0 if a sequencer did.
         lng: last known good of the epoch when it was sent: all up to it is fully stored.
         flags: bits of EnvelopeFlag.

@@ -146,8 +146,9 @@ def _held_words(seen: SeenRecord) -> str:
             return f"{by} {_blocks_words(blocks)}"
         case SealRecord(log, epoch):
             return f"log {log} is sealed by epoch {epoch}"
-        case CleanRecord(log, epoch, seal, lng, _):
-            held = f"sealed by {seal}, up to {format_lsn(lng)}" if seal else "nothing of it held"
+        case CleanRecord(log, epoch, seal, lng, _, attempt):
+            by = f"sealed by {seal}, attempt {attempt}"
+            held = f"{by}, up to {format_lsn(lng)}" if seal else "nothing of it held"
             return f"log {log}: epoch {epoch} is over ({held})"
         case TrimRecord(log, lsn):
             return f"log {log} is trimmed up to {format_lsn(lsn)}"
@@ -190,8 +191,9 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
             return {"amend": [_block_json(block) for block in blocks], "seal_epoch": seal_epoch}
         case SealRecord(log, epoch):
             return {"seal": {"log": log, "epoch": epoch}}
-        case CleanRecord(log, epoch, seal, lng, _):
-            return {"clean": {"log": log, "epoch": epoch, "seal": seal, "lng": format_lsn(lng)}}
+        case CleanRecord(log, epoch, seal, lng, _, attempt):
+            end = {"seal": seal, "attempt": attempt, "lng": format_lsn(lng)}
+            return {"clean": {"log": log, "epoch": epoch, **end}}
         case TrimRecord(log, lsn):
             return {"trim": {"log": log, "lsn": format_lsn(lsn)}}
         case StageRecord(head, _):

@@ -41,8 +41,9 @@ from cordwood.errors import Malformed
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.waves import StoredBlock
 
-VERSION = 4
-"""2: with what producers wrote. 3: with nodesets."""
+VERSION = 5
+"""2: with what producers wrote. 3: with nodesets. 4: with what a log's parts answer for.
+5: an end has its recovery's attempt."""
 
 META_TABLE = "meta"
 
@@ -65,7 +66,7 @@ _STATE = struct.Struct("<IIQQqQQQIIIII")
 _NODES = struct.Struct("<II")
 _PRODUCED = struct.Struct("<II")
 _LNG = struct.Struct("<IQ")
-_END = struct.Struct("<IIQ")
+_END = struct.Struct("<IIQI")
 _EPOCH = struct.Struct("<I")
 
 
@@ -358,9 +359,9 @@ class LogState(NamedTuple):
 
     Fixed part, 72 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
     u64 last, u64 blocks, u64 bytes, then u32 counts of the lists that follow it: LNGs
-    (u32 epoch, u64 lsn), ends (u32 epoch, u32 seal, u64 lng), closed and held (u32 epoch),
-    and produced (u32 epoch, u32 length, bytes of `layout.produced`). Behind them u32 epoch,
-    u32 length and bytes of `layout.nodesets`.
+    (u32 epoch, u64 lsn), ends (u32 epoch, u32 seal, u64 lng, u32 attempt), closed and held
+    (u32 epoch), and produced (u32 epoch, u32 length, bytes of `layout.produced`). Behind
+    them u32 epoch, u32 length and bytes of `layout.nodesets`.
 
     Attributes:
         seal: the epoch that sealed it, durably; 0 for none.
@@ -370,7 +371,7 @@ class LogState(NamedTuple):
         append_time_us: the latest seen.
         last, blocks, bytes: the highest LSN in LogsDB, and how much is there.
         lngs: LNG by epoch.
-        ends: of epochs that are over: epoch, the recovery's seal, LNG.
+        ends: of epochs that are over: epoch, the recovery's seal, LNG, attempt.
         closed: epochs above `clean` that are over.
         held: epochs above `clean` of which there are blocks.
         produced: of epochs that are over, what was known of producers then; of others, what
@@ -387,7 +388,7 @@ class LogState(NamedTuple):
     blocks: int = 0
     bytes: int = 0
     lngs: tuple[tuple[int, int], ...] = ()
-    ends: tuple[tuple[int, int, int], ...] = ()
+    ends: tuple[tuple[int, int, int, int], ...] = ()
     closed: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     produced: tuple[tuple[int, Packed], ...] = ()
@@ -433,7 +434,7 @@ def read_state(value: bytes) -> LogState:
     """A log's state.
 
     Raises:
-        Malformed: its lists do not fill it.
+        Malformed: its lists do not fill it, or tell of one epoch twice.
     """
     if len(value) < _STATE.size:
         raise Malformed("LogsDB holds a log's state that is too short")
@@ -471,6 +472,8 @@ def _read_packed(
     at += _NODES.size
     if at + length != len(value):
         raise Malformed(_UNFILLED)
+    if len({told for told, _ in found}) < len(found):
+        raise Malformed("LogsDB holds a log's state that tells of one epoch's producers twice")
     return tuple(found), (epoch, value[at:])
 
 

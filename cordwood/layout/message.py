@@ -32,7 +32,7 @@ from cordwood.layout.message_faults import AppendFault as AppendFault
 from cordwood.layout.message_faults import Fault as Fault
 from cordwood.layout.message_faults import to_error as to_error
 from cordwood.layout.message_faults import to_fault as to_fault
-from cordwood.layout.message_fields import U32, U62, AnyLsn, Location, Name, Sentence
+from cordwood.layout.message_fields import U32, U62, AnyLsn, Attempt, Location, Name, Sentence
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -325,8 +325,9 @@ class Clean(Struct, frozen=True, tag="clean"):
 
     Attributes:
         seal: the recovery's own epoch; what it wrote carries it.
-        lng: above this only what that recovery wrote counts.
+        lng: above this only what that attempt wrote counts.
         produced: the log's producers as of its end; see `layout.produced`.
+        attempt: of the recoveries under one seal, a later one has a higher number.
     """
 
     log: U62
@@ -334,6 +335,7 @@ class Clean(Struct, frozen=True, tag="clean"):
     seal: U32
     lng: AnyLsn
     produced: bytes = b""
+    attempt: Attempt = 1
 
 
 class Yield(Struct, frozen=True, tag="yield"):
@@ -362,6 +364,7 @@ class EpochReply(Struct, frozen=True, tag="epoch"):
     seal: U32
     lng: AnyLsn
     produced: bytes = b""
+    attempt: Attempt = 1
 
 
 class TellNodesets(Struct, frozen=True, tag="tell_nodesets"):

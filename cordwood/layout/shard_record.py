@@ -4,10 +4,10 @@
     AMEND  likewise, of one without: the bodies are in STORE records before it, or were
            flushed out of the WAL
     SEAL   u64 log, u32 epoch
-    CLEAN  u64 log, u32 epoch, u32 seal, u64 lng: the epoch is over; above the LNG only
-           what was stored under this seal counts, and the rest is dropped here. Seal 0:
-           nothing of it was held. To the record's end: the log's producers as of the
-           epoch's end, see `layout.produced`.
+    CLEAN  u64 log, u32 epoch, u32 seal, u64 lng, u32 attempt: the epoch is over; above the
+           LNG only what was stored by this attempt under this seal counts, and the rest is
+           dropped here. Seal 0: nothing of it was held. To the record's end: the log's
+           producers as of the epoch's end, see `layout.produced`.
     TRIM   u64 log, u64 lsn, u64 released: all of the log up to the LSN may go; all up to
            `released`, not below it and the end of a block, was released then
     STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
@@ -39,7 +39,7 @@ from cordwood.layout.staged import (
 from cordwood.layout.waves import StoredBlock, read_amend, read_store
 
 _SEAL = struct.Struct("<BQI")
-_CLEAN = struct.Struct("<BQIIQ")
+_CLEAN = struct.Struct("<BQIIQI")
 _TRIM = struct.Struct("<BQQQ")
 _NODES = struct.Struct("<BQI")
 
@@ -87,13 +87,14 @@ class SealRecord(NamedTuple):
 
 
 class CleanRecord(NamedTuple):
-    """`epoch` is over; see the module for `seal` and `lng`."""
+    """`epoch` is over; see the module for `seal`, `lng` and `attempt`."""
 
     log: int
     epoch: int
     seal: int
     lng: int
     produced: bytes = b""
+    attempt: int = 1
 
 
 class TrimRecord(NamedTuple):
@@ -132,7 +133,7 @@ def pack_seal(record: SealRecord) -> bytes:
 
 def pack_clean(record: CleanRecord) -> bytes:
     """A CLEAN record."""
-    return _CLEAN.pack(RecordKind.CLEAN, *record[:4]) + record.produced
+    return _CLEAN.pack(RecordKind.CLEAN, *record[:4], record.attempt) + record.produced
 
 
 def pack_trim(record: TrimRecord) -> bytes:
@@ -161,8 +162,8 @@ def read_shard_record(body: memoryview) -> ShardRecord:
     if kind == RecordKind.CLEAN and len(body) >= _CLEAN.size:
         produced = bytes(body[_CLEAN.size :])
         read_produced(produced)
-        _, log, epoch, seal, lng = _CLEAN.unpack_from(body)
-        return CleanRecord(log, epoch, seal, lng, produced)
+        _, log, epoch, seal, lng, attempt = _CLEAN.unpack_from(body)
+        return CleanRecord(log, epoch, seal, lng, produced, attempt)
     if kind == RecordKind.TRIM and len(body) == _TRIM.size:
         return TrimRecord(*_TRIM.unpack(body)[1:])
     if kind == RecordKind.STAGE:

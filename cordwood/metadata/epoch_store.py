@@ -142,6 +142,8 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         token: the log's fencing token: appends with a lower one are refused from the newest
             epoch on.
         holder: who has it, in words.
+        clean_seal, clean_attempt: the recovery that ended `clean_epoch`, and which attempt of it;
+            0 where that was not said. What an earlier one told nodes may say less.
     """
 
     next_epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX + 1)]
@@ -154,6 +156,8 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deleted: bool = False
     token: Annotated[int, msgspec.Meta(ge=0, le=TOKEN_MAX)] = 0
     holder: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    clean_seal: Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)] = 0
+    clean_attempt: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def configuration(self, epoch: int) -> tuple[tuple[NodeId, ...], Replication]:
         """The nodeset and replication property of an epoch that was handed out.
@@ -330,12 +334,20 @@ class EpochStore:
 
         await self._change(log_id, decide)
 
-    async def set_clean(self, log_id: int, epoch: int, tail: int, time_us: int = 0) -> EpochRecord:
+    async def set_clean(
+        self,
+        log_id: int,
+        epoch: int,
+        tail: int,
+        time_us: int = 0,
+        by: tuple[int, int] = (0, 0),
+    ) -> EpochRecord:
         """Record that every epoch up to `epoch` is recovered. Never goes back.
 
         Args:
             tail: LSN of the last record up to there, or `(E, 0)` with E up to `epoch`.
             time_us: no record up to there is younger, as far as this recovery has found.
+            by: this recovery's seal, and its attempt.
         Returns:
             The record as stored: what was there, if that is as clean already.
         Raises:
@@ -356,6 +368,8 @@ class EpochStore:
                     clean_epoch=epoch,
                     clean_tail=int(tail),
                     clean_time_us=max(record.clean_time_us, time_us),
+                    clean_seal=by[0],
+                    clean_attempt=by[1],
                 )
             )
 

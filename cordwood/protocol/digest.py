@@ -17,7 +17,8 @@ later block must not survive an earlier one that did not, nor what was appended 
 of a tail that is none (design.md §3).
 
 Where those heard do not meet every copyset (*non-authoritative*), what nobody holds may have been
-acknowledged, so nothing is plugged: readers are told of a loss there, and at the epoch's end.
+acknowledged, so nothing new is plugged: readers are told of a loss there, and at the epoch's end.
+What is found plugged is plugged again: the recovery that plugged it heard enough.
 Blocks above what is missing are kept, for nothing shows that they were not acknowledged; only
 torn groups are not, which are never shown in part.
 
@@ -53,14 +54,16 @@ class Mend(Generic[Body]):
     Attributes:
         blocks: blocks to keep, in LSN order; each goes to a full copyset again.
         holes: ranges `(first, last)` to plug, in LSN order.
-        bridge: the LSN from which on the epoch is over.
-        plugs: whether holes and bridge are to be stored; not by a recovery that cannot know.
+        bridge: the LSN from which on the epoch is over; None where that is not known.
+        end: the last LSN that is kept, at least the LNG.
+        is_authoritative: what is neither kept nor plugged was never acknowledged.
     """
 
     blocks: tuple[Copy[Body], ...]
     holes: tuple[tuple[int, int], ...]
-    bridge: int
-    plugs: bool = True
+    bridge: int | None
+    end: int
+    is_authoritative: bool = True
 
 
 class Digest(Generic[Body]):
@@ -106,9 +109,33 @@ class Digest(Generic[Body]):
                 kept.append(block)
             expected = block.header.last + 1
         end = kept[-1].header.last if kept else self._lng
-        holes = [(first, last) for first, last in holes if first < end]
         assert end & ESN_MAX < ESN_MAX, "sequencers leave the last esn to the bridge"
-        return Mend(tuple(kept), tuple(_joined(holes)), end + 1, is_authoritative)
+        if not is_authoritative:
+            return Mend(tuple(kept), *self._found_plugs(kept, end), end, False)
+        holes = [(first, last) for first, last in holes if first < end]
+        return Mend(tuple(kept), tuple(_joined(holes)), end + 1, end)
+
+    def _found_plugs(
+        self, kept: list[Copy[Body]], end: int
+    ) -> tuple[tuple[tuple[int, int], ...], int | None]:
+        """Holes and bridge that copies say, where nothing is kept: an earlier recovery knew.
+
+        A bridge below a block that counts was overtaken: what else that later recovery kept
+        above it may not have been heard.
+        """
+        plugs = [copy.header for copy in self._best.values() if copy.header.kind != BlockKind.DATA]
+        bridges = [p.first for p in plugs if p.kind == BlockKind.BRIDGE and p.first > end]
+        bridge = min(bridges, default=None)
+        below = (bridge or self._epoch << 32 | ESN_MAX) - 1
+        found = _united(
+            (max(plug.first, self._lng + 1), min(plug.last, below))
+            for plug in plugs
+            if plug.kind == BlockKind.HOLE
+        )
+        holes = _without(found, [(copy.header.first, copy.header.last) for copy in kept])
+        if bridge is not None and holes and holes[-1] == (end + 1, bridge - 1):
+            return tuple(holes[:-1]), end + 1
+        return tuple(holes), bridge
 
     def _winners(self) -> list[Copy[Body]]:
         """Data blocks that no hole or bridge of higher precedence covers, in LSN order."""
@@ -136,3 +163,29 @@ def _joined(holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             joined.append((first, last))
     return joined
+
+
+def _united(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same numbers in ascending ranges that do not overlap."""
+    united: list[tuple[int, int]] = []
+    for first, last in sorted(each for each in ranges if each[0] <= each[1]):
+        if united and first <= united[-1][1] + 1:
+            united[-1] = united[-1][0], max(last, united[-1][1])
+        else:
+            united.append((first, last))
+    return united
+
+
+def _without(
+    ranges: Iterable[tuple[int, int]], taken: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """What of `ranges` none of `taken` covers; both ascending, without overlaps."""
+    left = list(ranges)
+    for first, last in taken:
+        left = [
+            piece
+            for low, high in left
+            for piece in ((low, min(high, first - 1)), (max(low, last + 1), high))
+            if piece[0] <= piece[1]
+        ]
+    return left

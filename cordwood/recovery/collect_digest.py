@@ -33,7 +33,7 @@ from cordwood.layout.reading import (
     read_reading,
 )
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import ESN_MAX, format_lsn
+from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Copy, Digest
 from cordwood.quorum.authority import Hearing
@@ -62,6 +62,7 @@ class _Reading:
         self.blocks: list[StoredBlock] = []
         self.bytes = 0
         self.released = 0
+        self.trim = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -96,6 +97,7 @@ class DigestReads:
             reading.bytes += block.wire_bytes
         reading.blocks += blocks
         reading.released = max(reading.released, head.released)
+        reading.trim = max(reading.trim, head.trim)
         if reading.bytes > DIGEST_BYTES_MAX:
             text = f"node {node} sends more than {DIGEST_BYTES_MAX} bytes of an epoch's tail"
             reading.done.set_exception(Overloaded(text))
@@ -146,15 +148,16 @@ class DigestReads:
         finally:
             del self._open[connection, stream]
             connection.send(Kind.STOP, 0, (pack_stop(stream),))
-        return HeldTail(reading.blocks, reading.released)
+        return HeldTail(reading.blocks, reading.released, reading.trim)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTail:
-    """What one member holds of an epoch's end, and what it knows to be released."""
+    """What one member holds of an epoch's end, what it knows to be released, and its trim point."""
 
     blocks: list[StoredBlock]
     released: int
+    trim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,8 @@ class Collected:
         lng: all of the epoch up to it is stored in full.
         holders: by block, the nodes that hold a copy of exactly this one.
         is_authoritative: what none of these nodes holds was never acknowledged.
+        over_by: the highest epoch of which one of them knows a release; above the epoch that
+            was read, another recovery has ended that one.
     """
 
     digest: Digest[StoredBlock]
@@ -172,6 +177,7 @@ class Collected:
     lng: int
     holders: Mapping[BlockHeader, frozenset[NodeId]]
     is_authoritative: bool
+    over_by: int = 0
 
 
 async def collect_digest(
@@ -188,7 +194,8 @@ async def collect_digest(
     """What an f-majority holds of `epoch` above `lng`; enough of it to store a tail again.
 
     A member may have trimmed above `lng` since it sealed, and then holds nothing there. It
-    knows what was released by then, and so do we: what is released is no hole.
+    knows what was released by then, and so do we: what is released is no hole, and nothing at or
+    below a trim point is one.
 
     A record that is younger than `latest_us` was never acknowledged: it would be on a full
     copyset, and the epoch above began no earlier than the latest that an f-majority held. It
@@ -217,8 +224,10 @@ async def collect_digest(
         failures = {n: a for n, a in answers.items() if isinstance(a, CordwoodError)}
         refuse_absent(log, f"reading the tail of epoch {epoch}", failures)
     heard = {node: tail for node, tail in answers.items() if not isinstance(tail, CordwoodError)}
-    told = [tail.released for tail in heard.values() if tail.released >> 32 == epoch]
-    lng = max([lng, *told])
+    released = [tail.released for tail in heard.values()]
+    # A trim point in a higher epoch leaves nothing of this one to mend but its bridge.
+    trims = [min(tail.trim, make_lsn(epoch, ESN_MAX - 1)) for tail in heard.values()]
+    lng = max([lng, *trims, *(each for each in released if each >> 32 == epoch)])
     digest: Digest[StoredBlock] = Digest(epoch, lng)
     for tail in heard.values():
         digest.add(
@@ -234,4 +243,5 @@ async def collect_digest(
             holders[block.header] = holders.get(block.header, frozenset()) | {node}
     hearing = weigh(heard.keys(), nodeset, replication, away)
     is_authoritative = hearing is not Hearing.NON_AUTHORITATIVE
-    return Collected(digest, tuple(heard), lng, holders, is_authoritative)
+    over_by = max(each >> 32 for each in released)
+    return Collected(digest, tuple(heard), lng, holders, is_authoritative, over_by)

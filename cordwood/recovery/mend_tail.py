@@ -1,7 +1,7 @@
 """Store what recovery decided: records kept, holes plugged, the bridge, all R times.
 
 Every store carries the recovery's own epoch as its seal, so a higher recovery
-stops it at each node.
+stops it at each node; and the number of the attempt, in place of a wave.
 
 A block that is kept goes, as far as racks and the like allow, to the nodes that hold it: these
 get its new envelope alone, an *amend*, and the others the whole of it. So a recovery writes some
@@ -62,6 +62,8 @@ class MendJob:
 
     Attributes:
         seal: the recovery's own epoch.
+        attempt: which try under that seal this is. A try that was given up may have left copies
+            of another outcome on nodes that nobody hears now: this one's count above them.
         nodes: members that sealed and were read; the tail is stored on some of these.
         append_time_us: given to plugs where nothing before them was kept.
         run_bytes: headers, envelopes and bodies stored at once; a block may go over it.
@@ -77,6 +79,7 @@ class MendJob:
     append_time_us: int
     run_bytes: int
     holders: Mapping[BlockHeader, frozenset[NodeId]] = field(default_factory=dict)
+    attempt: int = 1
 
 
 async def mend_tail(
@@ -105,16 +108,16 @@ async def mend_tail(
 
 
 def _outcomes(job: MendJob, mend: Mend[StoredBlock]) -> Iterator[tuple[BlockHeader, Buffer]]:
-    """Headers and bodies to store: blocks, then holes, then the bridge, if it may plug."""
+    """Headers and bodies to store: blocks, then holes, then the bridge, if there is one."""
     times = [(copy.header.last, copy.header.append_time_us) for copy in mend.blocks]
     for copy in mend.blocks:
         yield copy.header, copy.body.body
-    if not mend.plugs:
-        return
     for first, last in mend.holes:
         before = [time for end, time in times if end < first]
         time_us = before[-1] if before else job.append_time_us
         yield _plug(job.log, first, last, BlockKind.HOLE, time_us), b""
+    if mend.bridge is None:
+        return
     time_us = times[-1][1] if times else job.append_time_us
     yield _plug(job.log, mend.bridge, mend.bridge | ESN_MAX, BlockKind.BRIDGE, time_us), b""
 
@@ -153,7 +156,9 @@ async def _store(
 ) -> None:
     """Store one wave on one copyset; `holders` hold all of its blocks."""
     copyset = _choose(job, holders, host)
-    envelope = pack_envelope(Envelope(copyset, 1, job.seal, job.lng, EnvelopeFlag.BY_RECOVERY))
+    envelope = pack_envelope(
+        Envelope(copyset, job.attempt, job.seal, job.lng, EnvelopeFlag.BY_RECOVERY)
+    )
     heads = [pack_header(header) + envelope for header, _ in wave]
     parts: list[Buffer] = [store_head(len(wave), job.seal)]
     for head, (_, body) in zip(heads, wave, strict=True):

@@ -33,7 +33,9 @@ class Store(Protocol):
     def unclean_epochs(self, log: int) -> tuple[Sequence[int], int]:
         """Epochs held here that are over and not known to be clean, and the last one over."""
 
-    async def purge(self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"") -> None:
+    async def purge(
+        self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"", attempt: int = 1
+    ) -> None:
         """Drop what does not count of `epoch`; seal 0 where nothing of it is held."""
 
 
@@ -48,7 +50,7 @@ async def purge_log(log: int, store: Store, others: Sequence[NodeId], peers: Pee
     for epoch in epochs:
         end = await _ask_end(log, epoch, others, peers)
         logger.info("log %d epoch %d was recovered without this node: purging", log, epoch)
-        await store.purge(log, epoch, end.seal, end.lng, end.produced)
+        await store.purge(log, epoch, end.seal, end.lng, end.produced, end.attempt)
     if not epochs or epochs[-1] < last_over:
         await store.purge(log, last_over, 0, 0)
 
@@ -65,4 +67,4 @@ async def _ask_end(log: int, epoch: int, others: Sequence[NodeId], peers: Peers)
     ends = known(answers)
     if not ends:
         raise Unreachable(f"no peer knows how epoch {epoch} of log {log} ended")
-    return max(ends, key=lambda end: end.seal)
+    return max(ends, key=lambda end: (end.seal, end.attempt))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cordwood.block import Produced
-from cordwood.errors import CordwoodError, Fenced, NoSequencer, Unreachable
+from cordwood.errors import CordwoodError, Fenced, NoSequencer, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Reply
 from cordwood.layout.produced import pack_produced, read_produced
@@ -138,6 +138,7 @@ async def recover_log(
     members: dict[NodeId, Member],
     tools: RecoveryTools,
     begins: Begins,
+    attempt: int = 1,
 ) -> Recovered:
     """Recover all epochs of `log` in (clean epoch, `epoch`), lowest first.
 
@@ -147,9 +148,11 @@ async def recover_log(
         members: where nodes are; a node without an entry cannot be asked.
         begins: as `seal_log` told it. What ends the epochs below must not be younger than
             what `epoch` begins with, and nodes may have blocks of `epoch` by now.
+        attempt: above that of every earlier attempt of `epoch`'s recovery.
     Raises:
         Fenced: a higher epoch rules.
         NoSequencer: too many members are absent; all named.
+        Retryable: another recovery has ended one of them meanwhile; begin anew.
     """
     time_us, tail = record.clean_time_us, record.clean_tail
     produced, known = await _last_known(log, record, members, tools)
@@ -163,10 +166,12 @@ async def recover_log(
         time_us = max(time_us, tally.append_time_us)
         if begins.is_latest:
             time_us = min(begins.time_us, time_us)
+        if found.over_by > unclean > record.clean_epoch:
+            await _refuse_ended(log, unclean, found.over_by, tools)
         job = MendJob(
             log, epoch, found.lng, found.nodes, nodeset,
             attainable(set(found.nodes), nodeset, replication), time_us, tools.run_bytes,
-            found.holders,
+            found.holders, attempt,
         )  # fmt: skip
         mend = found.digest.mend(is_authoritative=found.is_authoritative)
         tally.note_produced(unclean, found.lng, producers)
@@ -174,8 +179,8 @@ async def recover_log(
             if copy.header.producer:
                 header = copy.header
                 producers.note(header.producer, header.producer_epoch, header.place)
-        if mend.bridge - 1 > make_lsn(unclean, 0):
-            tail = max(tail, mend.bridge - 1)
+        if mend.end > make_lsn(unclean, 0):
+            tail = max(tail, mend.end)
         stored = await _finish_epoch(
             unclean, job, mend, tail, pack_produced(producers.all()), tools
         )
@@ -192,6 +197,8 @@ async def _last_known(
     """The producers as of the end of the last clean epoch, and that epoch.
 
     The members that took part in its recovery know; there are more of them than may be away.
+    One that only an earlier recovery or attempt told of the end may know less, and is not
+    believed while any of the others may answer.
     Where all that have data are there and none knows, all of them lost it, and a person accepted
     that, or said that the others are gone. Then the epoch is recovered once more, of what is left,
     as are those below it of which nobody knows either, and that are not trimmed; or no node
@@ -201,13 +208,15 @@ async def _last_known(
         NoSequencer: some of them did not answer, and the others do not know.
     """
     lowest = record.history[0].since
+    least = record.clean_seal, record.clean_attempt
     for clean in range(record.clean_epoch, lowest - 1, -1):
         entry = record.entry(clean)
         nodeset, replication = entry.nodeset(members), entry.replication
-        answers = await _ask_end(log, clean, nodeset.nodes, tools.peers)
+        answers = await _ask_end(log, clean, nodeset.nodes, least, tools.peers)
         ends = [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
-        if ends:
-            return read_produced(max(ends, key=lambda end: end.seal).produced), clean
+        best = max(ends, key=_place, default=None)
+        if best is not None and _place(best) >= least:
+            return read_produced(best.produced), clean
         heard = {n for n, answer in answers.items() if isinstance(answer, EpochReply)}
         hearing = weigh(heard, nodeset, replication, tools.statuses())
         if hearing not in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE):
@@ -216,6 +225,9 @@ async def _last_known(
                 for node, answer in answers.items()
             }
             refuse_absent(log, f"learning the producers of epoch {clean}", failures)
+        if best is not None:
+            return read_produced(best.produced), clean  # all that anybody knows
+        least = 0, 0
         logger.warning(
             "log %d: nodes %s have all forgotten how epoch %d ended: it is recovered once more",
             log, nodeset.nodes, clean,
@@ -224,10 +236,13 @@ async def _last_known(
 
 
 async def _ask_end(
-    log: int, epoch: int, nodes: Sequence[NodeId], peers: Peers
+    log: int, epoch: int, nodes: Sequence[NodeId], least: tuple[int, int], peers: Peers
 ) -> Mapping[NodeId, Reply | CordwoodError]:
     def is_known(answers: Mapping[NodeId, Reply | CordwoodError]) -> bool:
-        return any(isinstance(each, EpochReply) and each.known for each in answers.values())
+        return any(
+            isinstance(each, EpochReply) and each.known and _place(each) >= least
+            for each in answers.values()
+        )
 
     return await ask_until(
         nodes,
@@ -235,6 +250,33 @@ async def _ask_end(
         is_known,
         grace_s=0.0,
     )
+
+
+def _place(end: EpochReply) -> tuple[int, int]:
+    """Where the recovery that told of an end stands in the order of recoveries."""
+    return end.seal, end.attempt
+
+
+async def _refuse_ended(log: int, unclean: int, over_by: int, tools: RecoveryTools) -> None:
+    """A member knows a release of epoch `over_by`, so another recovery has ended `unclean`.
+
+    What that one kept may be trimmed by now. Taken for holes, the rest would go with it. The
+    record told of the end before that release was sent: who reads it again begins above.
+
+    Raises:
+        Retryable: it does tell of it.
+        Unreachable: the metadata store does not answer.
+    """
+    now = await tools.epochs.read(log)
+    if now is None or now.clean_epoch >= unclean:
+        raise Retryable(
+            f"log {log}: epoch {unclean} was ended by another recovery, and epoch {over_by} is "
+            "released: this one begins anew"
+        )
+    logger.warning(
+        "log %d: nodes have releases of epoch %d, and the metadata store does not know that epoch "
+        "%d is over: is it an older copy?", log, over_by, unclean,
+    )  # fmt: skip
 
 
 async def _seal_and_read(
@@ -279,11 +321,11 @@ async def _finish_epoch(
     Returns:
         What is recorded: of another recovery, if that was before this one.
     """
-    if mend.plugs:
+    if mend.is_authoritative:
         logger.info(
-            "log %d epoch %d: LNG %s, %d blocks kept, %d holes, bridge at %s, with nodes %s",
+            "log %d epoch %d: LNG %s, %d blocks kept, %d holes, end %s, with nodes %s, attempt %d",
             job.log, unclean, format_lsn(job.lng), len(mend.blocks), len(mend.holes),
-            format_lsn(mend.bridge), job.nodes,
+            format_lsn(mend.end), job.nodes, job.attempt,
         )  # fmt: skip
     else:
         logger.warning(
@@ -293,7 +335,7 @@ async def _finish_epoch(
         )  # fmt: skip
     await mend_tail(job, mend, tools.channel, tools.host)
     await _check_absent(unclean, job, tools)
-    clean = Clean(job.log, unclean, job.seal, job.lng, produced)
+    clean = Clean(job.log, unclean, job.seal, job.lng, produced, job.attempt)
     answers = await ask_all(
         job.nodes, lambda node: tools.peers.call(node, clean, timeout_s=CLEAN_TIMEOUT_S)
     )
@@ -301,7 +343,9 @@ async def _finish_epoch(
     if failures:
         refuse_absent(job.log, f"cleaning epoch {unclean}", failures)
     assert all(isinstance(answer, DoneReply) for answer in answers.values()), "Clean is answered"
-    return await tools.epochs.set_clean(job.log, unclean, tail, job.append_time_us)
+    return await tools.epochs.set_clean(
+        job.log, unclean, tail, job.append_time_us, (job.seal, job.attempt)
+    )
 
 
 async def _check_absent(unclean: int, job: MendJob, tools: RecoveryTools) -> None:

@@ -72,6 +72,9 @@ class Activation:
         self._taken: dict[int, tuple[int, EpochRecord]] = {}
         # By log: an epoch, and what is known of append times where it begins.
         self._begins: dict[int, tuple[int, Begins]] = {}
+        # By log: attempts to recover what is below its epoch. An epoch that this process rules no
+        # other ever will, so no attempt has the number of another one under the same seal.
+        self._attempts: dict[int, int] = {}
 
     async def activate(self, log: int, role: Role) -> LogAppender:
         """Take a higher epoch and seal all below it.
@@ -163,6 +166,7 @@ class Activation:
         nodeset, replication = entry.nodeset(members), entry.replication
         del self._taken[log]
         self._begins[log] = (epoch, begins)
+        self._attempts[log] = 0
         logger.info("log %d: this node sequences epoch %d", log, epoch)
         attributes = self._attributes.pop(log, DEFAULTS)
         appender = LogAppender(
@@ -195,8 +199,11 @@ class Activation:
         members = await self._located(log, record)
         begun, begins = self._begins[log]
         assert begun == epoch, "an epoch begins before those below it are recovered"
+        self._attempts[log] += 1
         await tell_nodesets(log, epoch, record, members, self._recovery.peers)
-        return await recover_log(log, epoch, record, members, self._recovery, begins)
+        return await recover_log(
+            log, epoch, record, members, self._recovery, begins, self._attempts[log]
+        )
 
     async def trim_nodesets(self, log: int, epoch: int) -> None:
         """Trim the log's history of nodesets with its data, once all below `epoch` is recovered."""

@@ -109,7 +109,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "copy-not-counted",
         "a copy above an epoch's end does not count",
-        f"{_CACHED}._counts",
+        f"{_CACHED}.counts_block",
         lambda s: not s.result,
     ),
     row("flush-failed", "a flush failed", "storage.flusher:_settle", lambda s: s.args[1]),

@@ -189,7 +189,7 @@ class Amends:
         while at <= bound:
             # Copies that lost have the same body.
             run = await self._shard.logs.read(
-                log, at, bound, lambda last, seal_epoch: True, part_of,
+                log, at, bound, lambda last, seal_epoch, wave: True, part_of,
                 bytes_max=READ_BYTES, blocks_max=READ_BLOCKS,
             )  # fmt: skip
             found.update((block.header, block.body) for block in run.blocks if _is_intact(block))

@@ -19,8 +19,8 @@ from cordwood.lsn import LSN_MAX
 from cordwood.storage.partition import Partition
 from cordwood.storage.tables import SCAN_ROWS_MAX, Tables
 
-Counts = Callable[[int, int], bool]
-"""Whether a block counts that ends at this LSN with this seal: see `CachedLog.counts`."""
+Counts = Callable[[int, int, int], bool]
+"""Whether a block counts that ends at this LSN with this seal and wave: see `CachedLog.counts`."""
 
 
 async def search(
@@ -95,7 +95,7 @@ async def last_counted(
             bytes_max=1 << 30,
         )
         keys = (logs_db.read_index_key(key) for key, _ in rows)
-        if any(counts(key.last, key.seal_epoch) for key in keys):
+        if any(counts(key.last, key.seal_epoch, key.wave) for key in keys):
             return last
         last = await _last_below(tables, partition, log, entry.first, last)
     return 0
@@ -135,7 +135,7 @@ async def _record_from(
         key, wire = rows[0]
         block = logs_db.read_head(wire)
         if block.header.kind == BlockKind.DATA and counts(
-            block.header.last, block.envelope.seal_epoch
+            block.header.last, block.envelope.seal_epoch, block.envelope.wave
         ):
             return block.header
         start = key + b"\0"

@@ -34,7 +34,8 @@ last clean one."""
 
 
 class EpochEnd(NamedTuple):
-    """How an epoch was recovered: by which seal, and the LNG above which only that counts.
+    """How an epoch was recovered: by which attempt under which seal, and the LNG above which only
+    what that attempt wrote counts.
 
     `produced` is what is known of the log's producers as of its end, packed.
     """
@@ -42,6 +43,12 @@ class EpochEnd(NamedTuple):
     seal: int
     lng: int
     produced: bytes = b""
+    attempt: int = 1
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place in the order of recoveries: attempts under one seal may decide otherwise."""
+        return self.seal, self.attempt
 
 
 class CachedLog:
@@ -77,7 +84,8 @@ class CachedLog:
         self.lngs = dict(known.lngs)
         produced = dict(known.produced)
         self.ends = {
-            epoch: EpochEnd(seal, lng, produced.pop(epoch, b"")) for epoch, seal, lng in known.ends
+            epoch: EpochEnd(seal, lng, produced.pop(epoch, b""), attempt)
+            for epoch, seal, lng, attempt in known.ends
         }
         self.append_time_us = known.append_time_us
         self.trim = known.trim
@@ -96,12 +104,16 @@ class CachedLog:
             trim=self.trim,
             append_time_us=self.append_time_us,
             lngs=tuple(self.lngs.items()),
-            ends=tuple((epoch, end.seal, end.lng) for epoch, end in self.ends.items()),
+            ends=tuple((epoch, end.seal, end.lng, end.attempt) for epoch, end in self.ends.items()),
             closed=tuple(sorted(self._closed)),
             held=tuple(sorted(self._held)),
             produced=(
                 *((epoch, end.produced) for epoch, end in self.ends.items() if end.produced),
-                *((epoch, pack_produced(found)) for epoch, found in self.produced.all()),
+                *(
+                    (epoch, pack_produced(found))
+                    for epoch, found in self.produced.all()
+                    if epoch not in self.ends
+                ),
             ),
             nodesets=self.nodesets,
         )
@@ -123,7 +135,9 @@ class CachedLog:
         self._note_lng(block.envelope.lng)
         if header.first >> 32 > self.clean:
             self._held.add(header.first >> 32)
-        if header.producer:
+        if header.producer and header.first >> 32 not in self.ends:
+            # The end of an epoch tells its producers: beside it an index of what a recovery
+            # that was tried again stored would hide all the others.
             self.produced.note(header, self.lngs.get(header.first >> 32, 0))
         if not self._lasts or header.last > self._lasts[-1]:
             self._lasts.append(header.last)
@@ -157,7 +171,7 @@ class CachedLog:
         epoch, seal = block.header.first >> 32, block.envelope.seal_epoch
         end = self.ends.get(epoch)
         if end is not None:
-            return block.header.last > end.lng and seal < end.seal
+            return block.header.last > end.lng and (seal, block.envelope.wave) < end.place
         return not seal and (epoch <= self.clean or epoch in self._closed)
 
     def _replace(self, at: int, block: StoredBlock) -> bool:
@@ -222,12 +236,15 @@ class CachedLog:
         """
         if end is None and epoch in self._held:
             return
+        known = self.ends.get(epoch)
+        if known is not None and end is not None and known.place > end.place:
+            return  # told late, by an attempt or a recovery that another one overtook
         if end is not None:
             self.ends[epoch] = end
             old = self.ends.get(epoch - ENDS_KNOWING_PRODUCERS)
             if old is not None and old.produced:
                 self.ends[epoch - ENDS_KNOWING_PRODUCERS] = old._replace(produced=b"")
-            self._keep([block for block in self._blocks if self._counts(block)])
+            self._keep([block for block in self._blocks if self.counts_block(block)])
         self._closed.add(epoch)
         self.produced.drop(epoch)
         unclean = self.unclean_epochs(1 << 31)
@@ -263,17 +280,20 @@ class CachedLog:
         # kept: a node that has not heard of the trim yet may ask for them.
         self._held = {epoch for epoch in self._held if epoch >= lsn >> 32}
 
-    def counts(self, last: int, seal_epoch: int) -> bool:
+    def counts(self, last: int, seal_epoch: int, wave: int) -> bool:
         """Whether a copy counts that ends at `last`, as far as its epoch's end is known.
 
         What a recovery above the one that ended the epoch wrote counts too: it kept what
-        it found of that one.
+        it found of that one. So does a later attempt of the same one. An earlier attempt that
+        was given up may have decided otherwise, and nothing that it left counts.
         """
         end = self.ends.get(last >> 32)
-        return end is None or last <= end.lng or seal_epoch >= end.seal
+        return end is None or last <= end.lng or (seal_epoch, wave) >= end.place
 
-    def _counts(self, block: StoredBlock) -> bool:
-        return self.counts(block.header.last, block.envelope.seal_epoch)
+    def counts_block(self, block: StoredBlock) -> bool:
+        """See `counts`."""
+        envelope = block.envelope
+        return self.counts(block.header.last, envelope.seal_epoch, envelope.wave)
 
     def drop(self, gone: set[int]) -> None:
         """Let go of the blocks whose `id` is in `gone`: LogsDB has them."""

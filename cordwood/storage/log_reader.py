@@ -68,7 +68,7 @@ class LogReader:
         kept = (
             block
             for block in self._recent.from_lsn(log, max(start, held.trim + 1))
-            if held.counts(block.header.last, block.envelope.seal_epoch)
+            if held.counts_block(block)
         )
         recent = _gathered(kept, start, bound, wanted, bytes_max, blocks_max)
         return _merged(held, recent, gathered, bound)
@@ -173,7 +173,7 @@ def _merged(held: CachedLog, stored: Run, cached: Run, bound: int) -> Run:
         header = block.header
         if not is_whole and header.first >= next_lsn:
             continue
-        if not held.counts(header.last, block.envelope.seal_epoch):
+        if not held.counts_block(block):
             continue
         place = (header.last, header.first, header.kind)
         known = best.get(place)

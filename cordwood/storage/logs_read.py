@@ -35,8 +35,8 @@ BODIES_MIN = 8
 disk body by body, and of 64 KiB a disk gave 1.3 to 1.9 times as much to four that wait at once as
 to one. More calls would take the threads from other reads."""
 
-Counts = Callable[[int, int], bool]
-"""Whether a copy counts, from its last LSN and its seal epoch."""
+Counts = Callable[[int, int, int], bool]
+"""Whether a copy counts, from its last LSN, its seal epoch and its wave."""
 
 Directory = Sequence[tuple[Partition, DirectoryEntry]]
 """Where a log's blocks are: partitions by first LSN, with the log's part of each."""
@@ -195,7 +195,11 @@ def _without_damaged(
         )
 
     left = [each for each in found if not is_bad(each)]
-    whole = {(key.first, key.last) for key, _, _ in left if wish.counts(key.last, key.seal_epoch)}
+    whole = {
+        (key.first, key.last)
+        for key, _, _ in left
+        if wish.counts(key.last, key.seal_epoch, key.wave)
+    }
     bad = [
         (max(each.first, wish.start), each.last)
         for each in known
@@ -296,7 +300,7 @@ def _winners(found: Sequence[Found], counts: Counts) -> list[Found]:
     winners: list[Found] = []
     for each in found:
         key = each[0]
-        if not counts(key.last, key.seal_epoch):
+        if not counts(key.last, key.seal_epoch, key.wave):
             continue
         if winners and winners[-1][0].place == key.place:
             winners[-1] = each

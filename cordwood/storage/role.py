@@ -39,6 +39,7 @@ from cordwood.layout.reading import (
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
 from cordwood.storage.kept_bytes import kept_here
+from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.log_search import LogSearch
 from cordwood.storage.read_gate import ReadGate
 from cordwood.storage.read_rights import ReadRights
@@ -119,7 +120,8 @@ class StorageRole:
     async def clean(self, call: Clean) -> DoneReply:
         """See `Shard.clean`."""
         read_produced(call.produced)
-        await self._shard.clean(call.log, call.epoch, call.seal, call.lng, call.produced)
+        end = EpochEnd(call.seal, call.lng, call.produced, call.attempt)
+        await self._shard.clean(call.log, call.epoch, end)
         return DoneReply()
 
     async def trim(self, call: Trim) -> TrimReply:

@@ -400,16 +400,16 @@ class Shard:
         wrote = {each: packed for each, packed in produced.items() if packed}
         return SealReply(lngs, held.append_time_us, wrote, is_sure=not self.damage)
 
-    async def clean(self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"") -> None:
-        """Epoch `epoch` is mended, says the recovery that sealed with `seal`.
+    async def clean(self, log: int, epoch: int, end: EpochEnd) -> None:
+        """Epoch `epoch` is mended, says the recovery that sealed with `end.seal`.
 
         Raises:
             Fenced: a higher epoch sealed since.
             Overloaded: the WAL has no room even for this.
         """
-        if self.seals.of(log) > seal:
-            raise Fenced(f"log {log} is sealed by a higher epoch than {seal}", self.seals.of(log))
-        end = EpochEnd(seal, lng, produced)
+        ruling = self.seals.of(log)
+        if ruling > end.seal:
+            raise Fenced(f"log {log} is sealed by a higher epoch than {end.seal}", ruling)
         if self.cache.log(log).ends.get(epoch) != end:
             await self._close_epoch(log, epoch, end)
 
@@ -418,17 +418,19 @@ class Shard:
 
     def unclean_epochs(self, log: int) -> tuple[list[int], int]:
         """See `recovery.purge.Store`."""
-        held = self.cache.log(log)
-        last_over = (held.released >> 32) - 1
-        return held.unclean_epochs(last_over + 1), last_over
+        over = (held := self.cache.log(log)).released >> 32
+        return held.unclean_epochs(over), over - 1
 
-    async def purge(self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"") -> None:
+    async def purge(
+        self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"", attempt: int = 1
+    ) -> None:
         """Epoch `epoch` was recovered while this node was away; drop what does not count.
 
         Raises:
             Overloaded: the WAL has no room even for this.
         """
-        await self._close_epoch(log, epoch, EpochEnd(seal, lng, produced) if seal else None)
+        end = EpochEnd(seal, lng, produced, attempt) if seal else None
+        await self._close_epoch(log, epoch, end)
 
     async def trim(self, log: int, lsn: int, released: int) -> int:
         """All of a log up to `lsn` may go; returns the trim point, once that is durable.
@@ -454,8 +456,7 @@ class Shard:
 
     def trim_of(self, log: int) -> int:
         """A log's trim point, 0 for none."""
-        held = self.cache.get(log)
-        return held.trim if held is not None else 0
+        return held.trim if (held := self.cache.get(log)) is not None else 0
 
     def _on_trimmed(self, record: TrimRecord) -> None:
         held = self.cache.log(record.log)
@@ -584,10 +585,9 @@ class Shard:
                 self._note(offset, [log])
                 self.seals.seal(log, epoch)
                 self._on_sealed(log, epoch)
-            case CleanRecord(log, epoch, seal, lng, produced):
+            case CleanRecord(log, epoch, seal) as end:
                 self._note(offset, [log])
-                end = EpochEnd(seal, lng, produced) if seal else None
-                self.cache.log(log).close_epoch(epoch, end)
+                self.cache.log(log).close_epoch(epoch, EpochEnd(*end[2:]) if seal else None)
             case TrimRecord(log, lsn, released):
                 self._note(offset, [log])
                 self.cache.log(log).release(released)

@@ -64,10 +64,10 @@ def test_body_keys_come_back(log: int, last: int, first: int) -> None:
     st.builds(
         LogState, U32, U32, U63, U63, st.integers(-(2**63), 2**63 - 1), U63, U63, U63,
         st.lists(st.tuples(U32, U63), max_size=4).map(tuple),
-        st.lists(st.tuples(U32, U32, U63), max_size=4).map(tuple),
+        st.lists(st.tuples(U32, U32, U63, U32), max_size=4).map(tuple),
         st.lists(U32, max_size=4).map(tuple),
         st.lists(U32, max_size=4).map(tuple),
-        st.lists(st.tuples(U32, st.binary(max_size=9)), max_size=4).map(tuple),
+        st.dictionaries(U32, st.binary(max_size=9), max_size=4).map(lambda d: tuple(d.items())),
         st.tuples(U32, st.binary(max_size=9)),
     )
 )  # fmt: skip
@@ -77,6 +77,12 @@ def test_states_come_back_and_are_refused_when_cut(state: LogState) -> None:
     for wrong in (packed[:-1], packed + b"\0", packed[:10]):
         with pytest.raises(Malformed):
             logs_db.read_state(wrong)
+
+
+def test_a_state_that_tells_of_one_epoch_twice_is_refused() -> None:
+    twice = LogState(produced=((4, b"one"), (5, b""), (4, b"two")))
+    with pytest.raises(Malformed, match="twice"):
+        logs_db.read_state(logs_db.pack_state(twice))
 
 
 def test_rows_of_metadata_come_back_and_are_refused_when_cut() -> None:

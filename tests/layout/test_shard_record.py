@@ -27,12 +27,12 @@ from cordwood.layout.waves import store_head
 
 SEAL = SealRecord(log=0x0102, epoch=7)
 NODES = NodesetsRecord(0x0102, 7, pack_nodesets([EpochNodes(1, [1, 2, 3], 3, 2)]))
-CLEAN = CleanRecord(log=0x0102, epoch=6, seal=7, lng=(6 << 32) | 0x99)
+CLEAN = CleanRecord(log=0x0102, epoch=6, seal=7, lng=(6 << 32) | 0x99, attempt=3)
 
 
 def test_golden_bytes() -> None:
     assert pack_seal(SEAL).hex() == "02020100000000000007000000"
-    assert pack_clean(CLEAN).hex() == "03020100000000000006000000070000009900000006000000"
+    assert pack_clean(CLEAN).hex() == "0302010000000000000600000007000000990000000600000003000000"
 
 
 def test_marks_come_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,10 +27,16 @@ def mend(lng: int, *copies) -> Mend[str]:
     return digest.mend()
 
 
+def mend_unsure(lng: int, *copies) -> Mend[str]:
+    digest: Digest[str] = Digest(EPOCH, make_lsn(EPOCH, lng))
+    digest.add(copies)
+    return digest.mend(is_authoritative=False)
+
+
 def esns(mended: Mend[str]):
     kept = [(c.header.first & ESN_MAX, c.header.last & ESN_MAX) for c in mended.blocks]
     holes = [(first & ESN_MAX, last & ESN_MAX) for first, last in mended.holes]
-    return kept, holes, mended.bridge & ESN_MAX
+    return kept, holes, None if mended.bridge is None else mended.bridge & ESN_MAX
 
 
 def test_an_empty_epoch_ends_at_its_first_esn() -> None:
@@ -63,6 +70,42 @@ def test_a_hole_of_an_earlier_recovery_beats_a_late_store_of_the_sequencer() -> 
 def test_a_bridge_of_an_earlier_recovery_ends_the_epoch_below_late_stores() -> None:
     bridge = copy(5, ESN_MAX, kind=BlockKind.BRIDGE, seal=4)
     assert esns(mend(3, copy(4, 4, seal=4), bridge, copy(6, 6))) == ([(4, 4)], [], 5)
+
+
+HOLE, BRIDGE = BlockKind.HOLE, BlockKind.BRIDGE
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        ([copy(1, 1)], ([(1, 1)], [], None)),
+        ([copy(2, ESN_MAX, kind=BRIDGE, seal=4)], ([], [], 2)),
+        ([copy(1, 1), copy(2, ESN_MAX, kind=BRIDGE, seal=4)], ([(1, 1)], [], 2)),
+        ([copy(1, 1), copy(4, 4, seal=4), copy(2, 3, kind=HOLE, seal=4)],
+         ([(1, 1), (4, 4)], [(2, 3)], None)),
+        # Between the two nobody knows; a hole that ends at the bridge is part of it.
+        ([copy(1, 1), copy(4, ESN_MAX, kind=BRIDGE, seal=4)], ([(1, 1)], [], 4)),
+        ([copy(1, 1), copy(2, 3, kind=HOLE, seal=4), copy(4, ESN_MAX, kind=BRIDGE, seal=4)],
+         ([(1, 1)], [], 2)),
+        # A higher recovery kept what a lower one plugged, and may have kept more than is here.
+        ([copy(2, 2, seal=5), copy(1, ESN_MAX, kind=BRIDGE, seal=4)], ([(2, 2)], [], None)),
+        ([copy(2, 2, seal=5), copy(1, 3, kind=HOLE, seal=4)],
+         ([(2, 2)], [(1, 1), (3, 3)], None)),
+        ([copy(2, 2), copy(1, 3, kind=HOLE, seal=4)], ([], [(1, 3)], None)),
+    ],
+)  # fmt: skip
+def test_a_recovery_that_cannot_know_keeps_what_another_one_knew(found, outcome) -> None:
+    mended = mend_unsure(0, *found)
+    assert esns(mended) == outcome
+    assert not mended.is_authoritative
+
+
+def test_of_two_attempts_under_one_seal_the_later_counts_whoever_is_heard_first() -> None:
+    plug = copy(4, ESN_MAX, kind=BRIDGE, seal=4, wave=1)
+    kept = [copy(4, 4, seal=4, wave=2), copy(5, ESN_MAX, kind=BRIDGE, seal=4, wave=2)]
+    for order in ([plug, *kept], [*kept, plug]):
+        assert esns(mend(3, *order)) == ([(4, 4)], [], 5)
+    assert esns(mend(3, copy(4, ESN_MAX, kind=BRIDGE, seal=4, wave=3), *kept)) == ([], [], 4)
 
 
 def test_producer_blocks_above_the_first_hole_become_holes() -> None:

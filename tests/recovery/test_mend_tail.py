@@ -26,8 +26,9 @@ NODES = (NodeId(1), NodeId(2), NodeId(3))
 class Channel:
     """Nodes that answer each store from a list; without one, it is stored."""
 
-    def __init__(self, answers: dict[int, list[Refusal]]) -> None:
+    def __init__(self, answers: dict[int, list[Refusal]], lost: int = 0) -> None:
         self.answers = answers
+        self.lost = lost
         self.sent: list[NodeId] = []
 
     def send(
@@ -40,6 +41,9 @@ class Channel:
         self.sent.append(node)
         waiting = self.answers.get(node, [])
         refusals = [StoreRefusal(1, LOG, waiting.pop(0), 9)] if waiting else []
+        if node == self.lost:
+            asyncio.get_running_loop().call_soon(settled, node, None)
+            return True
         asyncio.get_running_loop().call_soon(settled, node, refusals)
         return True
 
@@ -80,6 +84,12 @@ def test_who_stays_full_is_told_of() -> None:
     with pytest.raises(NoSequencer, match=r"nodes \[2\] have no room"):
         store(channel)
     assert channel.sent.count(NodeId(2)) == FULL_TRIES
+
+
+def test_a_node_whose_connection_is_lost_has_not_stored_it() -> None:
+    """Taken for stored, the epoch would be called clean with a copy too few."""
+    with pytest.raises(NoSequencer, match="node 2 went away"):
+        store(Channel({}, lost=2))
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, values
+import pytest
+from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, until, values
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.store import Store
+from cordwood.errors import NoSequencer
 from cordwood.lsn import ESN_MAX, Lsn, make_lsn
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.membership import Membership
 from cordwood.nodes import Authority
 from cordwood.recovery import recover_log
+from cordwood.sim.zoo import find_bug, planted
 
 LOG = 1
 FULL, GONE, DOWN = (
@@ -112,3 +115,51 @@ def test_one_that_comes_back_before_the_end_is_recovered_with(monkeypatch: Any) 
 
     monkeypatch.setattr(recover_log, "mend_tail", mend_tail)
     simulate(scenario, nodes=4, copies=2)
+
+
+def test_a_bridge_that_an_earlier_attempt_stored_is_no_loss(monkeypatch: Any) -> None:
+    """The first attempt heard enough, and its bridge is on two nodes. Two others are gone for good
+    before the second one, which cannot know by itself that nothing came after the record."""
+    right = recover_log._check_absent
+    held_up = asyncio.Event()
+
+    async def check(unclean: int, job: Any, tools: Any) -> None:
+        if not held_up.is_set():
+            raise NoSequencer("held up")
+        await right(unclean, job, tools)
+
+    monkeypatch.setattr(recover_log, "_check_absent", check)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=60) as store:
+            only = await store.append("log", b"only")
+            await asyncio.sleep(1)
+            cluster.kill(cluster.sequencer_of(LOG))
+            await cluster.start(*(n for n in cluster.numbers if n not in cluster.running))
+            after = await store.append("log", b"after")
+            bridge = (make_lsn(1, 2), make_lsn(1, ESN_MAX), "BRIDGE")
+
+            def holders() -> set[int]:
+                return {n for n in cluster.running if bridge in cluster.held(n, LOG)}
+
+            await until(lambda: len(holders()) >= 2)
+            needed = {cluster.sequencer_of(LOG), *holders()}
+            gone = [n for n in cluster.numbers if n not in needed][:2]
+            assert len(gone) == 2
+            for node in gone:
+                cluster.kill(node)
+            for node in gone:
+                await say_of_dead(store, node, GONE)
+            held_up.set()
+            given = await read_all(store, "log", until=after)
+            assert await clean_epoch(cluster) == after.epoch - 1
+            kinds = [each.kind for each in given if isinstance(each, Gap)]
+            assert set(kinds) == {GapKind.BRIDGE}
+            assert [each.lsn for each in given if isinstance(each, Record)] == [only, after]
+
+    simulate(scenario, nodes=5, copies=2, seed=2)
+
+
+def test_a_recovery_that_forgets_what_another_knew_is_noticed(monkeypatch: Any) -> None:
+    with planted(find_bug("found-plugs-dropped")), pytest.raises(AssertionError):
+        test_a_bridge_that_an_earlier_attempt_stored_is_no_loss(monkeypatch)

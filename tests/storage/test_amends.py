@@ -19,6 +19,7 @@ from cordwood.settings import StorageSettings
 from cordwood.sim.holdings import held_blocks
 from cordwood.storage import amends
 from cordwood.storage.flusher import Flusher
+from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.tables import scan_all
 
 BODY = bytes(range(256)) * 256
@@ -372,7 +373,7 @@ class TestOneBody:
             made.store(block)
             await made.shard.seal(LOG, 4, 0)
             made.disk.by_hand = made.disk.file.by_hand = True
-            ending = asyncio.create_task(made.shard.clean(LOG, 1, 4, at(3)))
+            ending = asyncio.create_task(made.shard.clean(LOG, 1, EpochEnd(4, at(3))))
             await turns()
             settled = amend(made, head(block, seal=4), seal=4)
             await turns()

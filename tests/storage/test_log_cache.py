@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,6 +165,29 @@ class TestEndedEpochs:
         assert held(log) == [(1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 3), (1, 5, 3), (2, 1, 0)]
         assert log.index_from(at(5)) == 4
         assert log.bytes == sum(each.wire_bytes for each in blocks_of(log))
+
+    def test_what_an_attempt_left_that_was_given_up_goes_with_the_rest(self) -> None:
+        log = CachedLog()
+        for esn, attempt in ((4, 1), (5, 2), (6, 3)):
+            log.insert(block(at(esn), seal=3, wave=attempt))
+        log.close_epoch(1, EpochEnd(3, at(3), attempt=2))
+        assert held(log) == [(1, 5, 3), (1, 6, 3)]
+        assert not log.insert(block(at(7), seal=3, wave=1)), "it was on its way all the time"
+
+    def test_an_end_that_is_told_late_changes_nothing(self) -> None:
+        log = CachedLog()
+        log.insert(block(at(4), seal=3, wave=2))
+        log.close_epoch(1, EpochEnd(3, at(3), b"", 2))
+        for late in (EpochEnd(3, at(5), b"", 1), EpochEnd(2, at(5), b"", 9)):
+            log.close_epoch(1, late)
+            assert log.ends[1] == EpochEnd(3, at(3), b"", 2)
+
+    def test_blocks_that_come_after_the_end_stand_for_no_producers(self) -> None:
+        log = CachedLog()
+        log.close_epoch(1, EpochEnd(3, at(3), b""))
+        stored = block(at(4), seal=3)
+        log.insert(replace(stored, header=replace(stored.header, producer=7)))
+        assert log.produced.all() == []
 
     def test_a_block_across_the_lng_goes_with_what_is_above(self) -> None:
         """An LNG is a block's end; such a block was never acknowledged."""

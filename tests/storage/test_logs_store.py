@@ -39,7 +39,7 @@ async def opened(disk: MemoryDisk, node: NodeId = OWNER) -> tuple[LogsStore, dic
     return await LogsStore.open(memory_tables("logsdb", SMALL, made_host(disk)), SMALL, node)
 
 
-def every(last: int, seal_epoch: int) -> bool:
+def every(last: int, seal_epoch: int, wave: int) -> bool:
     return True
 
 

@@ -49,7 +49,7 @@ def test_a_batch_in_portions_is_what_reads_with_their_limits_bring(
 
         async def read(first: int, bound: int, most: int) -> Run:
             return await store.read(
-                LOG, first, bound, lambda last, seal: True,
+                LOG, first, bound, lambda last, seal, wave: True,
                 (lambda b: Part.NOTHING if b.header.first % 3 == 0 else Part.WHOLE)
                 if filtered else None,
                 bytes_max=most, blocks_max=99,

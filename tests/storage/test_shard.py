@@ -227,11 +227,11 @@ class TestSeal:
             for _ in range(3):
                 for _ in range(100):
                     await made.shard.seal(LOG, 5, 3)
-                    await made.shard.clean(LOG, 4, 5, at(0, epoch=4))
+                    await made.shard.clean(LOG, 4, EpochEnd(5, at(0, epoch=4)))
                 assert made.shard.wal.used_bytes <= 3 * 4096
                 await made.crash(random.Random(1))
             await made.shard.seal(LOG, 6, 3)
-            await made.shard.clean(LOG, 4, 6, at(0, epoch=4))
+            await made.shard.clean(LOG, 4, EpochEnd(6, at(0, epoch=4)))
             await made.crash(random.Random(1))
             assert made.shard.sealed(LOG) == 6
             assert made.shard.cache.log(LOG).ends == {4: EpochEnd(6, at(0, epoch=4))}
@@ -260,8 +260,8 @@ class TestClean:
         async def scenario() -> None:
             made = await Made.new()
             await made.shard.seal(LOG, 5, 0)
-            await made.shard.clean(LOG, 3, 5, at(0, epoch=3))
-            await made.shard.clean(LOG, 2, 5, at(0, epoch=2))
+            await made.shard.clean(LOG, 3, EpochEnd(5, at(0, epoch=3)))
+            await made.shard.clean(LOG, 2, EpochEnd(5, at(0, epoch=2)))
             assert made.shard.cache.log(LOG).clean == 3
             await made.crash(random.Random(1))
             assert made.shard.cache.log(LOG).clean == 3
@@ -273,7 +273,7 @@ class TestClean:
             made = await Made.new()
             await made.shard.seal(LOG, 6, 0)
             with pytest.raises(Fenced) as fenced:
-                await made.shard.clean(LOG, 3, 5, at(0, epoch=3))
+                await made.shard.clean(LOG, 3, EpochEnd(5, at(0, epoch=3)))
             assert fenced.value.epoch == 6
             assert made.shard.cache.log(LOG).clean == 0
 
@@ -290,7 +290,7 @@ class TestClean:
             lower = Produced(7, 0, (Place(0, 4, 9),))
             written = Produced(7, 0, (*lower.places, Place(4, 2, at(1, epoch=1))))
             await made.shard.seal(LOG, 3, 0)
-            await made.shard.clean(LOG, 1, 3, at(2), pack_produced([written]))
+            await made.shard.clean(LOG, 1, EpochEnd(3, at(2), pack_produced([written])))
             told = (await made.shard.seal(LOG, 4, 0)).produced
             assert read_produced(told[1]) == (Produced(7, 0, written.places[1:]),)
             await made.crash(random.Random(1))
@@ -345,7 +345,7 @@ class TestPurge:
             made = await Made.new(by_hand=True)
             made.store(packed(at(5), BIG))
             await turns()
-            cleaning = asyncio.create_task(made.shard.clean(LOG, 1, 3, at(2)))
+            cleaning = asyncio.create_task(made.shard.clean(LOG, 1, EpochEnd(3, at(2))))
             await turns()
             behind = made.store(packed(at(6), seal=3, kind=BlockKind.BRIDGE), seal=3)
             while made.disk.file.pending:
@@ -532,7 +532,7 @@ class TestFailed:
             with pytest.raises(Retryable, match="the disk is gone"):
                 await made.shard.seal(LOG, 3, 0)
             with pytest.raises(Retryable, match="the disk is gone"):
-                await made.shard.clean(LOG, 1, 3, at(0))
+                await made.shard.clean(LOG, 1, EpochEnd(3, at(0)))
             assert made.held() == [packed(at(1))], "what was durable can still be read"
 
         run(scenario)
@@ -681,7 +681,7 @@ async def act(made: Made, chance: random.Random, wave: int) -> None:
         if what < 0.15:
             await made.shard.seal(log, epoch, 0)
         elif what < 0.25:
-            await made.shard.clean(log, epoch, 5, at(chance.randint(0, 40), epoch))
+            await made.shard.clean(log, epoch, EpochEnd(5, at(chance.randint(0, 40), epoch)))
         else:
             seal = epoch + 1 if what < 0.35 else 0
             kind = chance.choice(list(BlockKind)) if seal else BlockKind.DATA

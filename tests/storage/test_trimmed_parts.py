@@ -108,7 +108,7 @@ def test_the_last_that_counts_is_found_behind_any_that_do_not(
         await made.shard.logs.flush(blocks, {LOG: LogState()}, 1, 1)
         ((partition, entry),) = await made.shard.logs.directory(LOG)
         return await last_counted(
-            made.shard.logs.tables, partition, LOG, entry, lambda _, seal: seal in counting
+            made.shard.logs.tables, partition, LOG, entry, lambda _, seal, wave: seal in counting
         )
 
     wanted = max((at(esn) for esn, seal in copies if seal in counting), default=0)

@@ -53,7 +53,7 @@ class DiskRange:
     Attributes:
         first, last: its LSNs, both ends included.
         copies: the intact copies that cover all of it.
-        winners: those of the highest seal epoch, which count.
+        winners: those of the highest seal epoch and of its last attempt, which count.
         holds_data: whether a record is what counts here.
     """
 
@@ -65,9 +65,15 @@ class DiskRange:
 
 
 def _range(first: int, last: int, copies: tuple[Copy, ...]) -> DiskRange:
-    seal_epoch = max([copy.slots.seal_epoch for copy in copies])
-    winners = tuple([copy for copy in copies if copy.slots.seal_epoch == seal_epoch])
+    highest = max([_place(copy) for copy in copies])
+    winners = tuple([copy for copy in copies if _place(copy) == highest])
     return DiskRange(first, last, copies, winners, any(copy.is_data for copy in winners))
+
+
+def _place(copy: Copy) -> tuple[int, int]:
+    """Attempts of one recovery count by their order, waves of a sequencer all the same."""
+    slots = copy.slots
+    return slots.seal_epoch, slots.wave if slots.seal_epoch else 0
 
 
 class Disk:

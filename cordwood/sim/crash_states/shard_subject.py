@@ -48,6 +48,7 @@ from cordwood.sim.holdings import held_and_damaged
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 from cordwood.storage.flusher import Flusher
+from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.logs_store import LogsStore
 from cordwood.storage.shard import Shard
 
@@ -303,7 +304,7 @@ class ShardScript:
         end = End(log, seal - 1, seal, ((seal - 1) << 32) + self._chance.randrange(ESNS))
         self._log.waive(EndAsked(end))
         try:
-            await self._shard.clean(log, end.epoch, seal, end.lng)
+            await self._shard.clean(log, end.epoch, EpochEnd(seal, end.lng))
         except Overloaded:
             return
         self._probes["an end was answered"] += 1

@@ -5,11 +5,13 @@ Source: reliability digest §2 (BookKeeper 2614, 2616, 2908), §6.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from cordwood.block import Produced
+from cordwood.layout.produced import pack_produced
 from cordwood.lsn import ESN_MAX
 from cordwood.nodes import Replication
-from cordwood.protocol.digest import Mend
 from cordwood.quorum.authority import Hearing
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
@@ -39,8 +41,8 @@ def _drops_last(right: Any) -> Any:
 def _bridge_too_low(right: Any) -> Any:
     def mend(self: Any, **how: Any) -> Any:
         whole = right(self, **how)
-        low = max((self._epoch << 32) + 1, whole.bridge - 1)
-        return Mend(whole.blocks[:-1], whole.holes, low)
+        low = max((self._epoch << 32) + 1, whole.end)
+        return replace(whole, blocks=whole.blocks[:-1], bridge=low, end=low - 1)
 
     return mend
 
@@ -51,7 +53,8 @@ def _hole_over_record(right: Any) -> Any:
         if not whole.blocks:
             return whole
         first = whole.blocks[0].header
-        return Mend(whole.blocks[1:], ((first.first, first.last), *whole.holes), whole.bridge)
+        holes = ((first.first, first.last), *whole.holes)
+        return replace(whole, blocks=whole.blocks[1:], holes=holes)
 
     return mend
 
@@ -78,7 +81,8 @@ def _clean_before_mend(right: Any) -> Any:
     async def finish(
         unclean: int, job: Any, mend: Any, tail: int, produced: bytes, tools: Any
     ) -> None:
-        await tools.epochs.set_clean(job.log, unclean, tail, job.append_time_us)
+        by = job.seal, job.attempt
+        await tools.epochs.set_clean(job.log, unclean, tail, job.append_time_us, by)
         await right(unclean, job, mend, tail, produced, tools)
 
     return finish
@@ -128,6 +132,56 @@ def _holes_remembered(right: Any) -> Any:
     return note_produced
 
 
+def _attempts_alike(right: Any) -> Any:
+    def mend_tail(job: Any, *rest: Any) -> Any:
+        return right(replace(job, attempt=1), *rest)
+
+    return mend_tail
+
+
+def _clean_as_first(right: Any) -> Any:
+    def clean(*fields: Any) -> Any:
+        return right(*fields[:5])
+
+    return clean
+
+
+def _failed_attempt_counts(right: Any) -> Any:
+    def counts(self: Any, last: int, seal_epoch: int, wave: int) -> bool:
+        return bool(right(self, last, seal_epoch, 2**32 - 1 if seal_epoch else wave))
+
+    return counts
+
+
+def _end_replaced(right: Any) -> Any:
+    def state(self: Any, seal: int) -> Any:
+        told = right(self, seal)
+        kept = dict(told.produced)
+        for block in self.blocks:
+            epoch, header = block.header.first >> 32, block.header
+            if header.producer and epoch in self.ends and header.first > self.ends[epoch].lng:
+                place = Produced(header.producer, header.producer_epoch, (header.place,))
+                kept[epoch] = pack_produced([place])
+        return told._replace(produced=tuple(kept.items()))
+
+    return state
+
+
+def _trim_is_hole(right: Any) -> Any:
+    async def read(self: Any, *asked: Any) -> Any:
+        tail = await right(self, *asked)
+        return replace(tail, released=0, trim=0)
+
+    return read
+
+
+def _found_plugs_dropped(right: Any) -> Any:
+    def found(self: Any, kept: Any, end: int) -> Any:
+        return (), None
+
+    return found
+
+
 BUGS = (
     PlantedBug("lng-too-high", "recovery takes the LNG three records too high",
                changed({"protocol.seal:SealTally.lng": _lng_too_high}), hunt=grounds.RECOVERIES),
@@ -167,4 +221,20 @@ BUGS = (
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
                changed({"recovery.recover_log:_finish_epoch": _clean_before_mend}),
                hunt=grounds.RECOVERIES),
+    PlantedBug("attempts-alike", "what attempts of one recovery store and tell counts alike",
+               changed({"recovery.recover_log:mend_tail": _attempts_alike,
+                        "recovery.recover_log:Clean": _clean_as_first}),
+               scene="tests/recovery/test_second_attempts.py"),
+    PlantedBug("failed-attempt-counts", "a node keeps what an attempt left that was given up",
+               changed({"storage.log_cache:CachedLog.counts": _failed_attempt_counts}),
+               scene="tests/recovery/test_second_attempts.py"),
+    PlantedBug("second-clean-forgets", "a mended block stands for all producers of its epoch",
+               changed({"storage.log_cache:CachedLog.state": _end_replaced}),
+               scene="tests/recovery/test_second_attempts.py"),
+    PlantedBug("digest-ignores-end", "a digest passes over what members say of releases and trims",
+               changed({"recovery.collect_digest:DigestReads.read": _trim_is_hole}),
+               scene="tests/recovery/test_digest_meets_trim.py"),
+    PlantedBug("found-plugs-dropped", "a recovery that cannot know forgets holes that another knew",
+               changed({f"{_DIGEST}._found_plugs": _found_plugs_dropped}),
+               scene="tests/recovery/test_non_authoritative.py"),
 )  # fmt: skip
