@@ -84,13 +84,18 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """One clone and its environment."""
+    """One clone and its environment.
+
+    Attributes:
+        environment: the directory's name; CI keeps a second one, of the newest Python.
+    """
 
     root: Path
+    environment: str = ".venv"
 
     @property
     def venv(self) -> Path:
-        return self.root / ".venv"
+        return self.root / self.environment
 
     @property
     def python(self) -> Path:
@@ -312,7 +317,7 @@ def make_venv(place: Place) -> None:
     version = sys.version.split()[0]
     if venv_version(place) == version:
         return
-    say(f"making .venv with Python {version}")
+    say(f"making {place.environment} with Python {version}")
     command = [sys.executable, "-m", "venv", "--clear", str(place.venv)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -462,9 +467,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Set up the clone; 1 if that failed, having said why."""
     parser = argparse.ArgumentParser(description="Set up this clone (see the module's docstring).")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
+    parser.add_argument("--venv", default=".venv", help="the environment's directory in the clone")
     parser.add_argument("--with-jre", action="store_true", help="install PyPI's Java as well")
     options = parser.parse_args(arguments)
-    place = Place(options.root.resolve())
+    place = Place(options.root.resolve(), options.venv)
     if is_done(place, with_jre=options.with_jre):
         return 0
     try:

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=ENVIRONMENTS)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
     options = parser.parse_args(arguments)
-    place = SparkPlace(options.root.resolve(), options.name)
+    place = SparkPlace(options.root.resolve(), name=options.name)
     if place.read_stamp().get("packages") != "installed":
         place.venv.mkdir(parents=True, exist_ok=True)
         try:
