@@ -24,6 +24,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from cordwood.durable import make_directories, sync_files
 from cordwood.errors import BadSetting, Rejected
@@ -67,9 +69,12 @@ class IcebergTable:
         self._location = path.as_uri() if path.as_uri() == f"file://{path}" else str(path)
         ours = path / OURS
         make_directories(ours)
-        self._catalog = _SyncingCatalog(
-            NAMESPACE, uri=f"sqlite:///{ours / 'catalog.db'}", warehouse=self._location
-        )
+        uri = f"sqlite:///{ours / 'catalog.db'}"
+        self._catalog = _SyncingCatalog(NAMESPACE, uri=uri, warehouse=self._location)
+        # Its own engine keeps connections until somebody closes it, and a table has no end: each
+        # landing left one, of which Python 3.13 warns. Without a pool each ends with its use.
+        self._catalog.close()
+        self._catalog.engine = create_engine(uri, poolclass=NullPool)
         self._catalog.synced = set()
         sync_files([], ours)
 

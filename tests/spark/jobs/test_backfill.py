@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -172,20 +173,20 @@ class TestSteps:
             table_files(tmp_path, "delta")
 
     def test_an_iceberg_table_of_another_catalog(self, tmp_path):
-        catalog = SqlCatalog("c", uri="sqlite://", warehouse=str(tmp_path))
-        catalog.create_namespace("n")
-        rows = pa.table({"value": [b"1", b"2"]})
-        table = catalog.create_table("n.t", rows.schema)
-        place = Path(table.location())
-        with pytest.raises(BadSetting, match="no iceberg table, or an empty one"):
-            iceberg_names(place)
-        for _ in range(11):
-            table.append(rows)
-        assert len(iceberg_names(place)) == 11
-        with pytest.raises(BadSetting, match="a table of iceberg"):
-            table_files(place, "parquet")
-        table.overwrite(rows)
-        assert len(iceberg_names(place)) == 1
+        with closing(SqlCatalog("c", uri="sqlite://", warehouse=str(tmp_path))) as catalog:
+            catalog.create_namespace("n")
+            rows = pa.table({"value": [b"1", b"2"]})
+            table = catalog.create_table("n.t", rows.schema)
+            place = Path(table.location())
+            with pytest.raises(BadSetting, match="no iceberg table, or an empty one"):
+                iceberg_names(place)
+            for _ in range(11):
+                table.append(rows)
+            assert len(iceberg_names(place)) == 11
+            with pytest.raises(BadSetting, match="a table of iceberg"):
+                table_files(place, "parquet")
+            table.overwrite(rows)
+            assert len(iceberg_names(place)) == 1
 
     def test_files_are_in_one_order_and_hidden_ones_left_out(self, tmp_path):
         for name in ("b/2.parquet", "a/1.parquet", "_cordwood/3.parquet", "a/.4.parquet"):
