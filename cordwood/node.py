@@ -16,11 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from cordwood import __version__
-from cordwood.errors import (
-    CordwoodError,
-    Malformed,
-    Rejected,
-)
+from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
@@ -47,7 +43,6 @@ from cordwood.layout.message import (
 )
 from cordwood.layout.message_nodes import (
     AskMembers,
-    MemberInfo,
     MembersReply,
     SetAuthority,
     SetStorage,
@@ -94,8 +89,9 @@ from cordwood.storage.staging import Staging
 from cordwood.storage.staging_sweep import StagingSweep
 from cordwood.storage.tables import MakeTables
 from cordwood.wire.connection import Connection
+from cordwood.wire.for_nodes import check_call, check_frame
 from cordwood.wire.gossip import Gossip
-from cordwood.wire.peers import Peers
+from cordwood.wire.peers import Peers, wait_at_most
 from cordwood.wire.server import Server
 from cordwood.wire.store_channel import StoreChannel
 
@@ -109,12 +105,13 @@ READ_ONLY = "this node is read-only, as somebody said (`cordwood nodes storage`)
 NOTE_AT_END_S = 1.0
 """The metadata store may be away when a node stops; the next start says what this would have."""
 
+NEWCOMER_S = 0.2
+"""Between two readings of the member list, however many callers say to be nodes."""
+
 RENEWED_AT_ONCE = 256
 """Seals on their way into the WAL at once, at a start that lost records."""
 
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
-_NODE_CALLS = (Seal, Clean, Yield, TellNodesets, AskKept)
-_NODES_ONLY = frozenset({Kind.STORE, Kind.RELEASE, Kind.GOSSIP})
 
 
 class Node:
@@ -151,6 +148,7 @@ class Node:
             create_logs=settings.create_logs,
         )
         self._members: dict[NodeId, Member] = {}
+        self._newcomer = asyncio.Event()  # a node called that is no member yet
         self._started = asyncio.get_running_loop().time()
         self._cluster = b""
         self._incarnation = 0
@@ -225,7 +223,9 @@ class Node:
         self._assemble_sequencer()
         self._exit.push_async_callback(self._peers.close)
         self._exit.push_async_callback(self._sequencer.close)
-        self._server = Server(host.network, self._hello(NodeId(0)), self, self._tasks)
+        await self._refresh_members()  # before the first caller, who may say to be one of them
+        ours = self._hello(NodeId(0))
+        self._server = Server(host.network, ours, self, self._tasks, self._check_node)
         self._exit.push_async_callback(self._server.close)
         await self._server.listen(settings.listen)
         await self._refresh_members()
@@ -419,13 +419,21 @@ class Node:
         logger.warning("%s", self._shard.read_only or "this node stores records again")
         return True
 
+    def _check_node(self, theirs: Hello) -> None:
+        """See `Server`. A node that has just joined calls again, and the list is read anew."""
+        if NodeId(theirs.node) not in self._members:
+            self._newcomer.set()
+            raise Unreachable(f"node {theirs.node} is no member that this node knows of")
+
     async def _read_statuses(self) -> Statuses:
         await self._refresh_members()
         return statuses_of(self._members.values())
 
     async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.refresh_s)
+            await asyncio.sleep(NEWCOMER_S)
+            await wait_at_most(self._newcomer, self.settings.refresh_s)
+            self._newcomer.clear()
             try:
                 await self._refresh_members()
             except CordwoodError as error:
@@ -472,9 +480,7 @@ class Node:
 
     def on_data(self, connection: Connection, frame: Frame) -> None:
         """See `wire.server.Service`."""
-        assert connection.peer is not None, "data comes after the greeting"
-        if frame.kind in _NODES_ONLY and not connection.peer.node:
-            raise Malformed(f"frames of kind {frame.kind} are for nodes, not for clients")
+        check_frame(connection, frame.kind)
         if frame.kind == Kind.APPEND:
             self._sequencer.on_append(connection, frame)
         elif frame.kind == Kind.GOSSIP:
@@ -491,8 +497,7 @@ class Node:
 
     async def on_call(self, connection: Connection, call: Call) -> Reply:
         """See `wire.server.Service`."""
-        if isinstance(call, _NODE_CALLS) and not (connection.peer and connection.peer.node):
-            raise Rejected(f"{type(call).__name__} is for nodes, not for clients")
+        check_call(connection, call)
         if isinstance(call, GroupCall):
             return await self._consumers.answer(call)
         if isinstance(call, StagingCall):
@@ -508,7 +513,7 @@ class Node:
                 return await self._storage.clean(call)
             case AskMembers():
                 dead: list[int] = sorted(self._gossip.dead)
-                return MembersReply(self._cluster, self._member_infos(), dead)
+                return MembersReply(self._cluster, member_infos(self._members), dead)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
@@ -524,7 +529,7 @@ class Node:
                 await self._shard.tell_nodesets(call.log, call.epoch, call.history)
                 return DoneReply()
             case AskNodesets():
-                return NodesetsReply(*self._shard.nodesets(call.log), self._member_infos())
+                return NodesetsReply(*self._shard.nodesets(call.log), member_infos(self._members))
             case AskEpoch():
                 return self._storage.epoch_end(call)
             case Trim():
@@ -541,9 +546,6 @@ class Node:
                 return StreamsReply(self._streams.describe())
             case _:
                 return await self._log_calls.answer(call)
-
-    def _member_infos(self) -> list[MemberInfo]:
-        return member_infos(self._members)
 
     def _status(self) -> StatusReply:
         shard = self._shard
@@ -564,7 +566,7 @@ class Node:
             sent_bytes=self._streams.sent_bytes,
             filtered_blocks=self._streams.filtered_blocks,
             failed=shard.failed or shard.damage or shard.read_only or shard.low_space,
-            members=self._member_infos(),
+            members=member_infos(self._members),
             logs=log_states(shard, self._sequencer.sequencing()),
             scrub=self._scrub.state(),
         )

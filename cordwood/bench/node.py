@@ -36,9 +36,6 @@ from cordwood.lsn import make_lsn
 from cordwood.settings import MIB
 from cordwood.wire.connection import Connection, dial
 
-SENDER = 999_999
-"""No node of the cluster: stores are taken from nodes only."""
-
 LOG = 1 << 40
 """No log that a client could name."""
 
@@ -101,8 +98,13 @@ class _Sender:
         self._done: asyncio.Future[None]
 
     async def connect(self, address: str) -> None:
-        hello = Hello(SENDER, ANY_CLUSTER)
-        self._connection = await dial(RealNetwork(), address, hello, self, timeout_s=TIMEOUT_S)
+        """Greet as the node itself: only members store."""
+        network, client = RealNetwork(), Hello(0, ANY_CLUSTER)
+        asking = await dial(network, address, client, self, timeout_s=TIMEOUT_S)
+        assert asking.peer is not None, "it has greeted"
+        ours = Hello(asking.peer.node, asking.peer.cluster)
+        self._connection = await dial(network, address, ours, self, timeout_s=TIMEOUT_S)
+        self._asking = asking
 
     async def run(self, waves: int) -> list[float]:
         """Send so many; the seconds that each took."""
@@ -115,6 +117,7 @@ class _Sender:
 
     def close(self) -> None:
         self._connection.close()
+        self._asking.close()
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `wire.connection.FrameHandler`."""

@@ -155,6 +155,7 @@ class Cluster:
 
         Raises:
             Unreachable: none answered in time; the text says how to start one.
+            Overloaded: one has too many connections, and no other answered.
             NotOurCluster: one answered that is something else.
         """
         await self._find(min(timeout_s, ASK_ONE_S))
@@ -164,6 +165,7 @@ class Cluster:
         """Read the member list through any of the addresses, each of which has so long; see
         `start` for what is raised."""
         failures: list[str] = []
+        crowded: list[str] = []
         for address in self._addresses:
             hello = self._hello(NodeId(0))
             try:
@@ -176,9 +178,13 @@ class Cluster:
                     connection.close()
             except Retryable as error:
                 failures.append(f"{address}: {error}")
+                if isinstance(error, Overloaded):
+                    crowded.append(failures[-1])
                 continue
             self._learn(reply)
             return
+        if crowded:
+            raise Overloaded(f"the cluster takes no more connections now ({'; '.join(crowded)})")
         raise Unreachable(
             f"no Cordwood node answers at {', '.join(self._addresses)} "
             f"({'; '.join(failures)}). Start one with `cordwood up`."

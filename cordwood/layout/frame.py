@@ -188,6 +188,14 @@ class FrameParser:
         there without a copy; None if what comes next is for `feed`. Then call `placed`."""
         return None if self._frame is None else self._frame[self._filled :]
 
+    @property
+    def unfinished(self) -> tuple[int, int]:
+        """Bytes that are here of a frame that is not whole yet, and how long it will be; (0, 0)
+        if there is none."""
+        if self._frame is not None:
+            return self._filled, len(self._frame)
+        return len(self._rest), FRAME_HEADER_BYTES if self._rest else 0
+
     def placed(self, count: int) -> list[Frame]:
         """So many bytes were put where `receive_into` said; as `feed`."""
         assert self._frame is not None, "nothing was begun"

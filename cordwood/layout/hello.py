@@ -12,18 +12,20 @@ Little-endian, 48 bytes for HELLO and WELCOME alike::
     40     4     node that is wanted, 0 for any
     44     4     reserved, 0
 
-A REFUSAL is a UTF-8 sentence of at most 512 bytes.
+A REFUSAL is a UTF-8 sentence of at most 512 bytes. The request field of its frame says what
+follows from it, see `RefusalKind`.
 
 Source: reliability digest §7 (4); LogDevice digest 2.14.
 """
 
 from __future__ import annotations
 
+import enum
 import struct
 from dataclasses import dataclass
 
 from cordwood.block import Buffer
-from cordwood.errors import Malformed, NotOurCluster
+from cordwood.errors import CordwoodError, Malformed, NotOurCluster, Overloaded, Unreachable
 
 _LAYOUT = struct.Struct("<8sHHI16sQII")
 _MAGIC = b"CORDWOOD"
@@ -32,6 +34,39 @@ VERSION = 2
 """2: stores that amend, and what they and copysets that are rebuilt are refused with."""
 ANY_CLUSTER = bytes(16)
 REFUSAL_BYTES_MAX = 512
+
+
+class RefusalKind(enum.IntEnum):
+    """What follows from a REFUSAL."""
+
+    NOT_OURS = 0
+    """Another cluster, node or version: it will be refused again."""
+
+    CROWDED = 1
+    """Too many connections: try again, or another node."""
+
+    UNKNOWN_NODE = 2
+    """The node that calls is no member, as far as this one knows: it may have joined just now."""
+
+
+def to_refusal(error: CordwoodError) -> tuple[RefusalKind, bytes]:
+    """A REFUSAL frame's request and payload."""
+    kind = RefusalKind.NOT_OURS
+    if isinstance(error, Overloaded):
+        kind = RefusalKind.CROWDED
+    elif isinstance(error, Unreachable):
+        kind = RefusalKind.UNKNOWN_NODE
+    return kind, str(error).encode()[:REFUSAL_BYTES_MAX]
+
+
+def to_error(request: int, payload: Buffer) -> CordwoodError:
+    """The error that a REFUSAL stands for; of a kind that is not known it is NotOurCluster."""
+    text = bytes(payload[:REFUSAL_BYTES_MAX]).decode("utf-8", "replace")
+    if request == RefusalKind.CROWDED:
+        return Overloaded(text)
+    if request == RefusalKind.UNKNOWN_NODE:
+        return Unreachable(text)
+    return NotOurCluster(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +123,17 @@ def check_hello(ours: Hello, theirs: Hello) -> None:
     """Refuse a peer that is not the one meant.
 
     Raises:
-        NotOurCluster: other versions, another cluster, or another node than wanted.
+        NotOurCluster: other versions, another cluster, a node that names none, or another
+            node than wanted.
     """
     if theirs.high < ours.low or theirs.low > ours.high:
         raise NotOurCluster(
             f"the other side speaks protocol {theirs.low} to {theirs.high}, "
             f"this one {ours.low} to {ours.high}: upgrade the older one"
         )
+    if theirs.node and theirs.cluster == ANY_CLUSTER:
+        # Only a client may be there to ask for it: what nodes do to each other's logs is for good.
+        raise NotOurCluster(f"node {theirs.node} does not say of which cluster it is")
     known = ANY_CLUSTER not in (ours.cluster, theirs.cluster)
     if known and ours.cluster != theirs.cluster:
         raise NotOurCluster(

@@ -46,6 +46,7 @@ from cordwood.storage.read_rights import ReadRights
 from cordwood.storage.read_streams import ReadStreams
 from cordwood.storage.shard import Shard
 from cordwood.wire.connection import Connection
+from cordwood.wire.for_nodes import is_node
 
 
 class _Session:
@@ -161,6 +162,9 @@ class StorageRole:
         return EpochReply(False, 0, 0) if end is None else EpochReply(True, *end)
 
     def _on_read(self, connection: Connection, request: ReadRequest) -> None:
+        if request.digest and not is_node(connection):
+            # A digest has records that are not released, and may never be.
+            raise Malformed("a digest is for nodes, not for clients")
         status = ReadStatus.DAMAGED if self._shard.damage else ReadStatus.OK
         if request.digest and self._shard.sealed(request.log) <= request.until >> 32:
             status = ReadStatus.NOT_SEALED

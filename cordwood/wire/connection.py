@@ -30,12 +30,13 @@ from cordwood.host.seams import Network, Transport
 from cordwood.layout.frame import Frame, FrameParser, Kind, checksum, frame_header, next_number
 from cordwood.layout.hello import (
     ANY_CLUSTER,
-    REFUSAL_BYTES_MAX,
     Hello,
     check_hello,
     pack_hello,
+    to_refusal,
     unpack_hello,
 )
+from cordwood.layout.hello import to_error as refusal_error
 from cordwood.layout.message import (
     Call,
     Ping,
@@ -112,6 +113,11 @@ class Connection:
         self._writable.set()
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.on_closed: Callable[[Connection], None] | None = None
+        # What else a caller must be to be let in; raises what it is refused with.
+        self.admit: Callable[[Hello], None] | None = None
+        # Told of a frame's bytes that are here while it is not whole, see `Arrivals.note`.
+        self.on_unfinished: Callable[[Connection, int, int, bool], None] | None = None
+        self._is_unfinished = False
         # Told that a call is sent, and that one had no answer in time.
         self.on_asked: Callable[[], None] | None = None
         self.on_silent: Callable[[], None] | None = None
@@ -135,20 +141,34 @@ class Connection:
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._parser.feed(data):
+            frames = self._parser.feed(data)
+            for frame in frames:
                 self._on_frame(frame)
         except CordwoodError as error:
             self.fail(error)
+        else:
+            self._note_unfinished(bool(frames))
 
     def receive_into(self) -> memoryview | None:
         return self._parser.receive_into()
 
     def placed(self, count: int) -> None:
         try:
-            for frame in self._parser.placed(count):
+            frames = self._parser.placed(count)
+            for frame in frames:
                 self._on_frame(frame)
         except CordwoodError as error:
             self.fail(error)
+        else:
+            self._note_unfinished(bool(frames))
+
+    def _note_unfinished(self, is_new: bool) -> None:
+        if self.on_unfinished is None:
+            return
+        here, length = self._parser.unfinished
+        if here or self._is_unfinished:  # most of what arrives is whole frames
+            self._is_unfinished = here > 0
+            self.on_unfinished(self, here, length, is_new)
 
     def eof_received(self) -> bool | None:
         return False
@@ -361,7 +381,7 @@ class Connection:
             return
         kind = frame.kind
         if self.peer is None:
-            self._on_greeting(kind, frame.payload)
+            self._on_greeting(kind, frame)
         elif kind == Kind.REPLY or kind == Kind.FAULT:
             call = self._calls.get(frame.request)
             if call is None or call.done():
@@ -373,18 +393,19 @@ class Connection:
         else:
             self._handler.on_frame(self, frame)
 
-    def _on_greeting(self, kind: int, payload: memoryview) -> None:
+    def _on_greeting(self, kind: int, frame: Frame) -> None:
         if self._dialled and kind == Kind.REFUSAL:
-            text = bytes(payload[:REFUSAL_BYTES_MAX]).decode("utf-8", "replace")
-            raise NotOurCluster(text)
+            raise refusal_error(frame.request, frame.payload)
         if kind != (Kind.WELCOME if self._dialled else Kind.HELLO):
             raise Malformed("a greeting of the wrong kind")
-        theirs = unpack_hello(payload)
+        theirs = unpack_hello(frame.payload)
         try:
             check_hello(self._ours, theirs)
-        except NotOurCluster as error:
+            if self.admit is not None:
+                self.admit(theirs)
+        except CordwoodError as error:
             if not self._dialled:
-                self._refuse(error)
+                self.refuse(error)
             raise
         self.peer = theirs
         if not self._dialled:
@@ -394,10 +415,15 @@ class Connection:
         for frame in self._parser.feed(b""):
             self._on_frame(frame)
 
-    def _refuse(self, error: NotOurCluster) -> None:
-        self.send(Kind.REFUSAL, 0, (str(error).encode()[:REFUSAL_BYTES_MAX],))
+    def refuse(self, error: CordwoodError) -> None:
+        """Close with a REFUSAL, so that a caller of ours can say why."""
+        if self._error is not None:
+            return
+        kind, text = to_refusal(error)
+        self.send(Kind.REFUSAL, kind, (text,))
         self._flush()
-        logger.warning("refused a caller: %s", error)
+        level = logging.WARNING if isinstance(error, NotOurCluster) else logging.INFO
+        logger.log(level, "refused a caller: %s", error)
         self._error = error
         if self._transport is not None:
             self._transport.close()

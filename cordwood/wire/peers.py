@@ -179,7 +179,7 @@ class Peers:
                     continue
                 # A peer that greets and then refuses what it is sent is no better than one
                 # that does not answer: without a pause that was a dial for each store.
-            await _wait_at_most(moved, pause_s * self._host.random.uniform(0.5, 1.0))
+            await wait_at_most(moved, pause_s * self._host.random.uniform(0.5, 1.0))
             pause_s = min(REDIAL_MAX_S, pause_s * 2)
 
     async def _dial(self, node: NodeId) -> Connection:
@@ -252,13 +252,13 @@ async def _until_in_doubt(connection: Connection, news: asyncio.Event) -> None:
         # Of calls one after the other only the first is a reason to wake.
         connection.on_asked = None if is_owed else news.set
         news.clear()
-        await _wait_at_most(news, min(left_s, DOUBT_S) if is_owed else left_s)
+        await wait_at_most(news, min(left_s, DOUBT_S) if is_owed else left_s)
         if is_owed and connection.waits_for(asked):
             break
     connection.on_asked = connection.on_silent = None
 
 
-async def _wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
+async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
     """Wait for `event`, but not longer than `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):

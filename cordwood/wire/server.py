@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from cordwood.errors import CordwoodError, Overloaded, Unreachable
@@ -15,15 +15,18 @@ from cordwood.host.seams import Listener, Network
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
 from cordwood.layout.message import Call, DoneReply, Ping, Reply, pack, read_call, to_fault
+from cordwood.wire.arrivals import Arrivals
 from cordwood.wire.connection import HELLO_TIMEOUT_S, Connection
 
 logger = logging.getLogger(__name__)
 
 STRANGERS_MAX = 256
-"""Connections that have not greeted yet; more than that is an attack or a bug."""
+"""Connections that have not greeted yet; more than that is an attack or a bug. The oldest of them
+goes then: a caller of ours greets at once, and is never the oldest for long."""
 
 CONNECTIONS_MAX = 4096
-"""Well under the usual limit of open files, which the WAL and peers share."""
+"""Greeted ones of clients; well under the usual limit of open files, which the WAL and peers
+share. Nodes come in beside them: a node that its peers cannot reach serves no client either."""
 
 CLIENT_CALLS_MAX = 1024
 """Calls of clients that run at once on one node. A client holds its own back; see
@@ -36,6 +39,9 @@ and that takes seals. Were these refused because so many clients wait, none woul
 CALL_TIMEOUT_S = 30.0
 """The longest any call may run; the callers' own deadlines are shorter."""
 
+
+LATE_EVERY_S = 1.0
+"""How often frames are looked for that should be whole by now."""
 
 _PONG = (pack(DoneReply()),)
 
@@ -54,11 +60,23 @@ class Service(Protocol):
 
 
 class Server:
-    """Accepts connections for a service until closed."""
+    """Accepts connections for a service until closed.
+
+    Args:
+        check_node: raises Unreachable for a caller that says to be a node and is no member; this
+            is against mistakes and strangers, and not against whoever forges a member's greeting:
+            nothing proves who speaks.
+    """
 
     def __init__(
-        self, network: Network, ours: Hello, service: Service, tasks: asyncio.TaskGroup
+        self,
+        network: Network,
+        ours: Hello,
+        service: Service,
+        tasks: asyncio.TaskGroup,
+        check_node: Callable[[Hello], None] = lambda _: None,
     ) -> None:
+        self._check_node = check_node
         self._network = network
         self._ours = ours
         self._service = service
@@ -66,7 +84,10 @@ class Server:
         self._connections: dict[Connection, None] = {}
         # Calls of clients, and of nodes, that run now.
         self._running: tuple[dict[asyncio.Task[None], None], ...] = ({}, {})
-        self._strangers = 0
+        self._strangers: dict[Connection, None] = {}
+        self._clients = 0
+        self._arrivals: Arrivals[Connection] = Arrivals()
+        self._late: asyncio.TimerHandle | None = None
         self._listener: Listener | None = None
 
     @property
@@ -90,6 +111,8 @@ class Server:
 
     async def close(self) -> None:
         """Stop accepting and close every connection."""
+        if self._late is not None:
+            self._late.cancel()
         if self._listener is not None:
             await self._listener.close()
         for connection in list(self._connections):
@@ -101,19 +124,28 @@ class Server:
         connection = Connection(self._ours, self, dialled=False)
         self._connections[connection] = None
         connection.on_closed = self._forget
-        self._strangers += 1
-        connection.ready.add_done_callback(self._greeted)
-        if self._strangers > STRANGERS_MAX or len(self._connections) > CONNECTIONS_MAX:
-            self._loop_soon(connection, Overloaded("too many connections"))
-        else:
-            asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._expire, connection)
+        connection.admit = self._admit
+        connection.on_unfinished = self._on_unfinished
+        if len(self._strangers) >= STRANGERS_MAX:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.refuse(Overloaded(f"{STRANGERS_MAX} connections have not greeted yet"))
+        self._strangers[connection] = None
+        connection.ready.add_done_callback(lambda _: self._strangers.pop(connection, None))
+        asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._expire, connection)
         return connection
 
-    def _loop_soon(self, connection: Connection, error: CordwoodError) -> None:
-        asyncio.get_running_loop().call_soon(connection.fail, error)
-
-    def _greeted(self, _: asyncio.Future[None]) -> None:
-        self._strangers -= 1
+    def _admit(self, theirs: Hello) -> None:
+        """Let a caller in whose greeting is right, or say why not; see `Connection.admit`."""
+        if theirs.node:
+            self._check_node(theirs)
+            return
+        if self._clients >= CONNECTIONS_MAX:
+            raise Overloaded(
+                f"node {self._ours.node} has {self._clients} connections of clients, too many: "
+                "close some, or try again later"
+            )
+        self._clients += 1
 
     def _expire(self, connection: Connection) -> None:
         if connection.peer is None and connection.is_open:
@@ -121,6 +153,31 @@ class Server:
 
     def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self._arrivals.note(connection, 0, 0, 0, is_new=True)
+        if connection.peer is not None and not connection.peer.node:
+            self._clients -= 1
+
+    def _on_unfinished(self, connection: Connection, here: int, length: int, is_new: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._arrivals.note(connection, here, length, loop.time(), is_new=is_new)
+        if here and self._late is None:
+            self._late = loop.call_later(LATE_EVERY_S, self._cut_late)
+        excess = self._arrivals.excess()
+        if excess is not None:
+            held = self._arrivals.bytes
+            self._cut(excess, Overloaded(f"frames that are not whole hold {held} bytes"))
+
+    def _cut_late(self) -> None:
+        """Cut off whose frame does not end; called while there are unfinished ones."""
+        loop = asyncio.get_running_loop()
+        for connection in self._arrivals.late(loop.time()):
+            self._cut(connection, Unreachable("a frame that was begun did not end in time"))
+        more = self._arrivals.bytes > 0
+        self._late = loop.call_later(LATE_EVERY_S, self._cut_late) if more else None
+
+    def _cut(self, connection: Connection, error: CordwoodError) -> None:
+        self._arrivals.note(connection, 0, 0, 0, is_new=True)
+        connection.fail(error)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         if frame.kind != Kind.CALL:

@@ -116,7 +116,7 @@ class FuzzedNode:
         connection = node._server._accept()
         wire = _Wire()
         connection.connection_made(wire)
-        theirs = Hello(1 if data[0] & 1 else 0, ANY_CLUSTER, 1, 1)
+        theirs = Hello(1, node._cluster, 1, 1) if data[0] & 1 else Hello(0, ANY_CLUSTER, 0, 1)
         connection.data_received(b"".join(frame(Kind.HELLO, 0, pack_hello(theirs))))
         assert connection.peer is not None, "the greeting is right"
         for each in frames_of(data[1:]):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_damage import damaged, only_ours, truncations
 
-from cordwood.errors import Malformed, NotOurCluster
+from cordwood.errors import CordwoodError, Malformed, NotOurCluster, Overloaded, Unreachable
 from cordwood.layout.hello import (
     ANY_CLUSTER,
     HELLO_BYTES,
@@ -18,6 +18,8 @@ from cordwood.layout.hello import (
     Hello,
     check_hello,
     pack_hello,
+    to_error,
+    to_refusal,
     unpack_hello,
 )
 
@@ -113,6 +115,7 @@ def test_these_may_talk(ours: Hello, theirs: Hello) -> None:
     [
         (NODE_1, replace(CLIENT, cluster=OTHER), f"is cluster {OTHER.hex()}"),
         (CLIENT, replace(NODE_1, cluster=OTHER), f"is cluster {OTHER.hex()}"),
+        (NODE_1, Hello(2, ANY_CLUSTER), "node 2 does not say of which cluster it is"),
         (NODE_1, replace(CLIENT, wanted=2), "node 2 was wanted, this is node 1"),
         (replace(CLIENT, wanted=2), NODE_1, "node 2 was wanted, node 1 answered"),
         (replace(CLIENT, wanted=2), CLIENT, "node 2 was wanted, node 0 answered"),
@@ -123,3 +126,16 @@ def test_these_may_talk(ours: Hello, theirs: Hello) -> None:
 def test_these_may_not_and_are_told_why(ours: Hello, theirs: Hello, why: str) -> None:
     with pytest.raises(NotOurCluster, match=why):
         check_hello(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "error", [NotOurCluster("another"), Overloaded("crowded"), Unreachable("no member")]
+)
+def test_a_refusal_comes_out_as_the_error_that_it_was(error: CordwoodError) -> None:
+    request, payload = to_refusal(error)
+    told = to_error(request, payload)
+    assert (type(told), str(told)) == (type(error), str(error))
+
+
+def test_a_refusal_of_a_kind_that_is_not_known_is_final() -> None:
+    assert type(to_error(99, b"go away")) is NotOurCluster

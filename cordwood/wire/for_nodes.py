@@ -1,0 +1,35 @@
+"""What only another node of the cluster may say: what it does to a log may be for good.
+
+A caller's number was looked up among the members as it greeted (`wire.server`). This is against
+mistakes and strangers; nothing proves who speaks yet, so it does not stop a forger.
+
+Source: reliability digest §7 (4).
+"""
+
+from __future__ import annotations
+
+from cordwood.errors import Malformed, Rejected
+from cordwood.layout.frame import Kind
+from cordwood.layout.log_questions import AskKept
+from cordwood.layout.message import AskEpoch, Call, Clean, Seal, TellNodesets, Yield
+from cordwood.wire.connection import Connection
+
+CALLS = (Seal, Clean, Yield, AskEpoch, TellNodesets, AskKept)
+FRAMES = frozenset({Kind.STORE, Kind.RELEASE, Kind.GOSSIP})
+
+
+def is_node(connection: Connection) -> bool:
+    """Whether a member of the cluster is at the other end."""
+    return connection.peer is not None and connection.peer.node > 0
+
+
+def check_frame(connection: Connection, kind: int) -> None:
+    """Raises Malformed for a client's frame that is a node's."""
+    if kind in FRAMES and not is_node(connection):
+        raise Malformed(f"frames of kind {kind} are for nodes, not for clients")
+
+
+def check_call(connection: Connection, call: Call) -> None:
+    """Raises Rejected for a client's call that is a node's."""
+    if isinstance(call, CALLS) and not is_node(connection):
+        raise Rejected(f"{type(call).__name__} is for nodes, not for clients")
