@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -181,8 +182,8 @@ class _Foreground:
         """The first signal stops the nodes; a second one does not wait for them."""
         if not self._stopping:
             self._stopping = True
+            main.cancel()  # before a word is said: the reader of our output may be gone
             _say("\nStopping …")
-            main.cancel()
         elif self._cluster is not None:
             for number in self._cluster.nodes:
                 self._cluster.kill(number)
@@ -249,4 +250,11 @@ def _pid(node: LocalNode) -> int:
 
 def _say(text: str) -> None:
     # Flushed, because whoever started this may read it through a pipe.
-    print(text, flush=True)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader went (`cordwood up | head`, or Ctrl-C ended `tee` first). The nodes run on
+        # without it, and what is still in the buffer would fail again at the exit.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -199,3 +199,25 @@ class TestUp:
         again.send_signal(signal.SIGTERM)
         again.communicate(timeout=10)
         assert again.returncode == 0
+
+    def test_the_reader_of_its_output_may_go(self, shell):
+        """`up | tee log` and Ctrl-C, which ends tee first, never stopped; and with the reader gone
+        one killed node took the whole cluster down."""
+        up = shell.start("up", "--nodes", "3", "--wal-mib", "2", "--port", "15640")
+        try:
+            text = read_until(up, "Ctrl-C stops it.")
+            pids = [int(found) for found in re.findall(r"node \d+ .* pid (\d+)", text)]
+            assert len(pids) == 3
+            up.stdout.close()
+            os.kill(pids[0], signal.SIGKILL)
+            with pytest.raises(subprocess.TimeoutExpired):
+                up.wait(4)  # it says twice that the node ended, and is back
+            assert all(is_alive(pid) for pid in pids[1:])
+            up.send_signal(signal.SIGINT)
+            assert up.wait(20) == 0
+            assert "Traceback" not in up.stderr.read()
+            assert not any(is_alive(pid) for pid in pids)
+        finally:
+            up.kill()
+            up.wait()
+            up.stderr.close()
