@@ -44,6 +44,9 @@ HISTORY_MAX = 512
 HISTORY_CHARS_MAX = 900_000
 """Of the nodesets and locations of a history as JSON, so that a record fits the metadata store."""
 
+BEGUN_MAX = 64
+"""Beginnings of epochs that are kept while those below them are not recovered."""
+
 NODE_MAX = (1 << 32) - 1
 
 TOKEN_MAX = (1 << 63) - 1
@@ -122,6 +125,14 @@ class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
 
 
+class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An epoch has no record older than `time_us`, and below it none that was acknowledged is
+    younger."""
+
+    epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
+    time_us: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the epoch store knows of one log.
 
@@ -144,6 +155,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         holder: who has it, in words.
         clean_seal, clean_attempt: the recovery that ended `clean_epoch`, and which attempt of it;
             0 where that was not said. What an earlier one told nodes may say less.
+        begun: where epochs began above ones that are not recovered yet, by epoch; times rise.
     """
 
     next_epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX + 1)]
@@ -158,6 +170,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holder: Annotated[str, msgspec.Meta(max_length=255)] = ""
     clean_seal: Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)] = 0
     clean_attempt: Annotated[int, msgspec.Meta(ge=0)] = 0
+    begun: Annotated[tuple[Begun, ...], msgspec.Meta(max_length=BEGUN_MAX)] = ()
 
     def configuration(self, epoch: int) -> tuple[tuple[NodeId, ...], Replication]:
         """The nodeset and replication property of an epoch that was handed out.
@@ -179,6 +192,11 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if epoch < self.history[0].since:
             raise BadSetting(f"epoch {epoch} is trimmed, and who held it is not known any more")
         return next(entry for entry in reversed(self.history) if entry.since <= epoch)
+
+    def latest_us(self, epoch: int) -> int | None:
+        """No acknowledged record of `epoch` is younger, as the epochs above it have begun; None
+        if that is not known of any."""
+        return min((each.time_us for each in self.begun if each.epoch > epoch), default=None)
 
     @property
     def has_room(self) -> bool:
@@ -370,8 +388,34 @@ class EpochStore:
                     clean_time_us=max(record.clean_time_us, time_us),
                     clean_seal=by[0],
                     clean_attempt=by[1],
+                    # That of the epoch right above says something of epochs up to this one only.
+                    begun=tuple(each for each in record.begun if each.epoch > epoch + 1),
                 )
             )
+
+        return await self._change(log_id, decide)
+
+    async def note_begun(self, log_id: int, epoch: int, time_us: int) -> EpochRecord:
+        """Record where `epoch` begins, before it has a record.
+
+        Whoever recovers an epoch below it keeps nothing there that is younger: append time
+        would fall along the log. An entry that a higher epoch's makes useless goes.
+
+        Returns:
+            The record as stored.
+        Raises:
+            UnknownLog: the log has no record.
+            BadSetting: the epoch was not handed out.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            record = _known(log_id, found)
+            if epoch >= record.next_epoch:
+                raise BadSetting(f"log {log_id}: epoch {epoch} was not handed out")
+            begun = _with_begun(record, Begun(epoch, int(time_us)))
+            if begun == record.begun:
+                return None
+            return msgspec.json.encode(msgspec.structs.replace(record, begun=begun))
 
         return await self._change(log_id, decide)
 
@@ -496,6 +540,18 @@ def _extended(
             "cannot have another: trim it"
         )
     return (*record.history, entry)
+
+
+def _with_begun(record: EpochRecord, new: Begun) -> tuple[Begun, ...]:
+    """The beginnings that say something: of epochs above an unclean one, times rising."""
+    if new.epoch <= record.clean_epoch + 1:
+        return record.begun
+    above = [each for each in record.begun if each.epoch > new.epoch]
+    if any(each.time_us <= new.time_us for each in above):
+        return record.begun
+    below = [e for e in record.begun if e.epoch < new.epoch and e.time_us < new.time_us]
+    # Past the bound the newest but one goes: what it bounds is bounded by the newest, less well.
+    return (*below[: BEGUN_MAX - 1 - len(above)], new, *above)
 
 
 def _check_epochs_left(log_id: int, record: EpochRecord) -> None:

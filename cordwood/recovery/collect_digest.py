@@ -202,8 +202,8 @@ async def collect_digest(
     is left out, for append time must not fall along a log.
 
     Args:
-        latest_us: the append time below which the epoch above has no records; None if that was
-            decided without members that may have come back, so that it says nothing.
+        latest_us: the append time below which none of the epochs above has records; None if that
+            was decided without members that may have come back, so that it says nothing.
         sealed: the members that obey this recovery's seal; only those are read.
         statuses: what is said of members' data. Those that sealed are there, so it is not
             asked what is said of them.

@@ -160,12 +160,13 @@ async def recover_log(
     for unclean in range(known + 1, epoch):
         entry = record.entry(unclean)
         nodeset, replication = entry.nodeset(members), entry.replication
+        latest_us = _latest_us(record, unclean, begins)
         tally, found = await _seal_and_read(
-            log, epoch, unclean, nodeset, replication, tools, begins
+            log, epoch, unclean, nodeset, replication, tools, latest_us
         )
         time_us = max(time_us, tally.append_time_us)
-        if begins.is_latest:
-            time_us = min(begins.time_us, time_us)
+        if latest_us is not None:
+            time_us = min(latest_us, time_us)
         if found.over_by > unclean > record.clean_epoch:
             await _refuse_ended(log, unclean, found.over_by, tools)
         job = MendJob(
@@ -189,6 +190,17 @@ async def recover_log(
         # Who recovered it before this one found records that may be trimmed by now.
         tail = max(tail, stored.clean_tail)
     return Recovered(producers, tail)
+
+
+def _latest_us(record: EpochRecord, unclean: int, begins: Begins) -> int | None:
+    """No acknowledged record of epoch `unclean` is younger; None if that is not known.
+
+    Each epoch above it that was begun says so, and the lowest time counts: epochs begin where
+    their seal found the newest record, and one that could not ask a node with a clock ahead
+    began below what a later one found there.
+    """
+    known = [] if (lowest := record.latest_us(unclean)) is None else [lowest]
+    return min([*known, begins.time_us] if begins.is_latest else known, default=None)
 
 
 async def _last_known(
@@ -286,7 +298,7 @@ async def _seal_and_read(
     nodeset: Nodeset,
     replication: Replication,
     tools: RecoveryTools,
-    begins: Begins,
+    latest_us: int | None,
 ) -> tuple[SealTally, Collected]:
     """Seal, and read the tail from those that sealed.
 
@@ -302,7 +314,7 @@ async def _seal_and_read(
         try:
             return tally, await collect_digest(
                 log, unclean, tally.lng(unclean), tally.sealed, nodeset, replication,
-                tools.digests, begins.time_us if begins.is_latest else None, tools.statuses(),
+                tools.digests, latest_us, tools.statuses(),
             )  # fmt: skip
         except NoSequencer:
             if everyone or len(tally.sealed) == len(nodeset.nodes):

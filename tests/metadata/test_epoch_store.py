@@ -14,9 +14,11 @@ from metadata_play import run_patiently
 from cordwood.errors import BadSetting, Malformed, Rejected, UnknownLog, Unreachable
 from cordwood.lsn import EPOCH_MAX, make_lsn
 from cordwood.metadata.epoch_store import (
+    BEGUN_MAX,
     HISTORY_MAX,
     NODE_MAX,
     NODESET_NODES_MAX,
+    Begun,
     Configuration,
     EpochRecord,
     EpochStore,
@@ -430,5 +432,45 @@ class TestForeignRecords:
             found = await memory.get(f"epochs/{LOG}")
             assert found is not None
             assert found.value == value
+
+        run_patiently(main())
+
+
+class TestWhereEpochsBegan:
+    def test_each_is_kept_until_all_below_it_is_clean_and_bounds_what_is_below(self, play):
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE, Replication(3))
+            for _ in range(6):
+                await epochs.take_epoch(LOG)
+            assert (await epochs.note_begun(LOG, 1, 50)).begun == ()
+            await epochs.note_begun(LOG, 3, 900)
+            await epochs.note_begun(LOG, 5, 700)
+            record = await epochs.note_begun(LOG, 6, 800)
+            assert record.begun == (Begun(5, 700), Begun(6, 800)), "epoch 3 began later than 5"
+            assert [record.latest_us(epoch) for epoch in range(1, 7)] == [700] * 4 + [800, None]
+            assert (await epochs.note_begun(LOG, 4, 750)).begun == record.begun
+            record = await epochs.note_begun(LOG, 4, 600)
+            assert [record.latest_us(epoch) for epoch in (3, 4)] == [600, 700]
+            record = await epochs.set_clean(LOG, 3, 0)
+            assert record.begun == (Begun(5, 700), Begun(6, 800))
+            assert (await epochs.note_begun(LOG, 4, 1)).begun == record.begun
+            with pytest.raises(BadSetting):
+                await epochs.note_begun(LOG, 7, 1)
+
+        play(act)
+
+    def test_past_the_bound_the_newest_but_one_goes(self, memory):
+        async def main() -> None:
+            epochs = EpochStore(memory)
+            await epochs.create(LOG, THREE, Replication(3))
+            for epoch in range(1, BEGUN_MAX + 10):
+                await epochs.take_epoch(LOG)
+                record = await epochs.note_begun(LOG, epoch, epoch)
+            assert len(record.begun) == BEGUN_MAX
+            assert [each.epoch for each in record.begun[:3]] == [2, 3, 4]
+            assert record.begun[-1].epoch == BEGUN_MAX + 9
+            times = [each.time_us for each in record.begun]
+            assert times == sorted(times)
 
         run_patiently(main())
