@@ -16,7 +16,17 @@ from cordwood.client.blocks import Columns, check_group, cut_blocks
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.log_appends import LogAppends
 from cordwood.client.producer import Producer
-from cordwood.client.record_check import Headers, Timestamp, check_columns, times_of, to_us
+from cordwood.client.record_check import (
+    Headers,
+    Timestamp,
+    as_bytes,
+    check_columns,
+    own_headers,
+    own_keys,
+    own_values,
+    times_of,
+    to_us,
+)
 from cordwood.errors import CordwoodError, OutcomeUnknown, Overloaded
 from cordwood.lsn import Lsn
 from cordwood.settings import ClientSettings
@@ -57,6 +67,8 @@ class AppendCalls:
         """See `Store.append`."""
         time_us = None if timestamp is None else to_us(timestamp)
         size = self._appends.check_record(value, key, time_us, headers)
+        # Before anything is waited for: the caller may fill its buffer again meanwhile.
+        value = as_bytes(value)
         deadline = self._deadline()
         info = await self._find(log)
         lane = self._appends.log(info.log_id, producer)
@@ -78,6 +90,9 @@ class AppendCalls:
         check_columns(len(values), keys, headers)
         times_us = times_of(len(values), timestamps)
         sizes = self._sizes(values, keys, headers)
+        values, keys = own_values(values), own_keys(keys)
+        if headers is not None:
+            headers = list(map(own_headers, headers))
         deadline = self._deadline()
         info = await self._find(log)
         appends = self._appends.log(info.log_id, producer)
@@ -136,7 +151,9 @@ class AppendCalls:
         """
         check_columns(len(values), keys, headers)
         times_us = times_of(len(values), timestamps)
-        return Columns(values, keys, times_us, headers, self._sizes(values, keys, headers))
+        sizes = self._sizes(values, keys, headers)
+        owned = None if headers is None else list(map(own_headers, headers))
+        return Columns(own_values(values), own_keys(keys), times_us, owned, sizes)
 
     async def append_group(
         self, log: str, columns: Columns, producer: Producer | None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from cordwood.block import Buffer, Codec
 from cordwood.client.producer import Producer
-from cordwood.client.record_check import Headers
+from cordwood.client.record_check import Headers, as_bytes, own_headers
 from cordwood.errors import CordwoodError, OutcomeUnknown
 from cordwood.layout.append_group import GroupPart
 from cordwood.layout.body import encode_body, seal_body
@@ -65,12 +65,12 @@ class Batch:
         if headers is not None and self.headers is None:
             self.headers = [()] * self.count
         if self.keys is not None:
-            self.keys.append(key)
+            self.keys.append(None if key is None else as_bytes(key))
         if self.times is not None:
             self.times.append(now_us() if time_us is None else time_us)
         if self.headers is not None:
-            self.headers.append(headers or ())
-        self.values.append(value)
+            self.headers.append(own_headers(headers))
+        self.values.append(value if type(value) is bytes else bytes(value))
         self.bytes += size
         self.count += 1
 
@@ -83,7 +83,8 @@ class Batch:
         size: int,
         now_us: Callable[[], int],
     ) -> None:
-        """Take records of `size` bytes in all, a column at a time."""
+        """Take records of `size` bytes in all, a column at a time, which nobody changes any more
+        (`record_check.own_values`)."""
         count, more = self.count, len(values)
         if keys is not None or self.keys is not None:
             self.keys = self.keys or [None] * count

@@ -76,7 +76,7 @@ class BlockingStore(BlockingPositions):
         expected_tail: int | None = None,
     ) -> Lsn:
         """Append one record; see `store.Store.append`."""
-        return self._call(
+        return self._change(
             self._store.append(
                 log,
                 value,
@@ -109,7 +109,8 @@ class BlockingStore(BlockingPositions):
                 headers=headers,
                 producer=producer,
                 atomic=atomic,
-            )
+            ),
+            changes=True,
         )
 
     def stage(
@@ -148,11 +149,11 @@ class BlockingStore(BlockingPositions):
         self, query: str, batch: int, refs: Sequence[StagedRef | Mapping[str, Any]]
     ) -> Published:
         """Put what was staged into its logs, once; see `store.Store.publish`."""
-        return self._thread.call(self._store.publish(query, batch, refs))
+        return self._thread.call(self._store.publish(query, batch, refs), changes=True)
 
     def fence(self, log: str, token: int, *, holder: str = "") -> int:
         """Take a log under a fencing token; see `store.Store.fence`."""
-        return self._thread.call(self._store.fence(log, token, holder=holder))
+        return self._thread.call(self._store.fence(log, token, holder=holder), changes=True)
 
     def use_fencing_token(self, log: str, token: int) -> None:
         """Append under a token that was taken; see `store.Store.use_fencing_token`."""
@@ -164,7 +165,7 @@ class BlockingStore(BlockingPositions):
 
     def unstage(self, refs: Sequence[StagedRef | Mapping[str, Any]]) -> None:
         """Let go of what will not be published; see `store.Store.unstage`."""
-        self._thread.call(self._store.unstage(refs))
+        self._thread.call(self._store.unstage(refs), changes=True)
 
     def append_many_soon(
         self,
@@ -284,14 +285,14 @@ class BlockingStore(BlockingPositions):
         attributes: LogAttributes | None = None,
     ) -> LogInfo:
         """Make a log; see `store.Store.create_log`."""
-        return self._call(
+        return self._change(
             self._store.create_log(log, copies=copies, racks=racks, attributes=attributes)
         )
 
     @property
     def log_tree(self) -> BlockingLogTree:
         """Attributes, directories, names and epochs of logs; see `log_tree.LogTree`."""
-        return BlockingLogTree(self._store.log_tree, self._call)
+        return BlockingLogTree(self._store.log_tree, self._call, self._change)
 
     def log(self, log: str) -> LogInfo:
         """One log; see `store.Store.log`."""
@@ -317,7 +318,7 @@ class BlockingStore(BlockingPositions):
         self, node: int, authority: Authority, expected: Authority | None = None
     ) -> None:
         """Say what became of a node's data; see `nodes.Nodes.set_authority`."""
-        self._call(self._store.set_authority(node, authority, expected))
+        self._change(self._store.set_authority(node, authority, expected))
 
     def read_only(self) -> dict[NodeId, bool]:
         """Whether each node stores nothing; see `nodes.Nodes.read_only`."""
@@ -325,7 +326,7 @@ class BlockingStore(BlockingPositions):
 
     def set_storage(self, node: int, *, read_only: bool) -> None:
         """Have a node store nothing, or again; see `nodes.Nodes.set_storage`."""
-        self._call(self._store.set_storage(node, read_only=read_only))
+        self._change(self._store.set_storage(node, read_only=read_only))
 
     def serve(self, port: int = 0) -> str:
         """Open an embedded store to this machine; see `store.Store.serve`."""
@@ -374,7 +375,7 @@ class BlockingStore(BlockingPositions):
         reset: bool = False,
     ) -> dict[str, Lsn]:
         """Move a consumer's positions; see `cursors.Cursors.save`."""
-        return self._call(self._store.cursors.save(consumer, positions, expected, reset=reset))
+        return self._change(self._store.cursors.save(consumer, positions, expected, reset=reset))
 
     @property
     def cluster_id(self) -> str:
@@ -414,19 +415,29 @@ class BlockingStore(BlockingPositions):
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._thread.call(work, timeout_s=self._timeout_s)
 
+    def _change(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """As `_call`, of work that may have changed something when no answer comes."""
+        return self._thread.call(work, timeout_s=self._timeout_s, changes=True)
+
 
 class BlockingLogTree:
     """See `log_tree.LogTree`."""
 
-    def __init__(self, tree: LogTree, call: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    def __init__(
+        self,
+        tree: LogTree,
+        call: Callable[[Coroutine[Any, Any, Any]], Any],
+        change: Callable[[Coroutine[Any, Any, Any]], Any],
+    ) -> None:
         self._tree = tree
         self._call = call
+        self._change = change
 
     def set_attributes(
         self, path: str, attributes: LogAttributes, unset: Sequence[str] = ()
     ) -> None:
         """See `log_tree.LogTree.set_attributes`."""
-        self._call(self._tree.set_attributes(path, attributes, unset))
+        self._change(self._tree.set_attributes(path, attributes, unset))
 
     def directory(self, path: str) -> DirectoryReply:
         """See `log_tree.LogTree.directory`."""
@@ -435,11 +446,11 @@ class BlockingLogTree:
 
     def delete(self, log: str) -> None:
         """See `log_tree.LogTree.delete`."""
-        self._call(self._tree.delete(log))
+        self._change(self._tree.delete(log))
 
     def rename(self, log: str, new_name: str) -> LogInfo:
         """See `log_tree.LogTree.rename`."""
-        info: LogInfo = self._call(self._tree.rename(log, new_name))
+        info: LogInfo = self._change(self._tree.rename(log, new_name))
         return info
 
     def epochs(self, log: str) -> EpochsReply:

@@ -17,8 +17,8 @@ from typing import Any
 
 from cordwood.block import Buffer
 from cordwood.client.buffered_writer import BufferedWriter, WriterOptions
-from cordwood.client.record_check import Headers, Timestamp
-from cordwood.errors import CordwoodError, Overloaded
+from cordwood.client.record_check import Headers, Timestamp, as_bytes
+from cordwood.errors import Closed, CordwoodError, Overloaded
 from cordwood.host.byte_gate import ByteGate
 from cordwood.host.loop_thread import LoopThread
 from cordwood.lsn import Lsn
@@ -64,17 +64,28 @@ class BlockingBufferedWriter:
         if not self._memory.take(size, self._timeout_s):
             text = f"{self._memory.bytes} bytes are gathered or in flight: wait for some"
             raise Overloaded(text)
-        self._handed.append(
-            partial(
-                self._put, told, size, log, value, key=key, timestamp=timestamp, headers=headers
-            )
-        )
+        put = partial(
+            self._put, told, size, log, as_bytes(value),
+            key=key, timestamp=timestamp, headers=headers,
+        )  # fmt: skip
+        self._handed.append(put)
         # Looked at after the record was handed over, and taken back before records are taken:
         # so one that finds itself expected is.
         if not self._is_woken:
             self._is_woken = True
-            self._thread.soon(self._take)
+            try:
+                self._thread.soon(self._take)
+            except Closed:
+                self._refuse(put, size)
+                raise
         return told
+
+    def _refuse(self, put: Callable[[], None], size: int) -> None:
+        """Take a record back that nobody will come for, or every later call would wait for it."""
+        self._is_woken = False
+        if put in self._handed:
+            self._handed.remove(put)
+            self._memory.give_back(size)
 
     def append(
         self,

@@ -36,7 +36,7 @@ from cordwood.block import Buffer, Codec
 from cordwood.client.appends import Appends
 from cordwood.client.cluster import LogInfo
 from cordwood.client.producer import PRODUCER_MAX, Producer
-from cordwood.client.record_check import Headers, Timestamp, to_us
+from cordwood.client.record_check import Headers, Timestamp, as_bytes, own_headers, to_us
 from cordwood.errors import (
     BadSetting,
     Closed,
@@ -303,10 +303,10 @@ class BufferedWriter:
         if lane.open is not None and lane.open.bytes + size > self._bytes_max:
             self._cut(lane)
         gathered = lane.open or self._begin(lane)
-        gathered.values.append(value)
-        gathered.keys.append(key)
+        gathered.values.append(as_bytes(value))
+        gathered.keys.append(None if key is None else as_bytes(key))
         gathered.times.append(self._appends.now_us() if time_us is None else time_us)
-        gathered.headers.append(headers or ())
+        gathered.headers.append(own_headers(headers))
         gathered.contexts.append(context)
         gathered.futures.append(future)
         gathered.bytes += size

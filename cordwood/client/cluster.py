@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, UnknownLog, Unreachable
@@ -96,6 +97,14 @@ class LogInfo:
 OnLearnt = Callable[[LogInfo], None]
 
 
+def _follow(ahead: asyncio.Future[None] | None, mine: asyncio.Future[None]) -> None:
+    """Let the next call in line go, once the one before this went: this may have been cancelled."""
+    if ahead is None or ahead.done():
+        mine.set_result(None)
+    else:
+        ahead.add_done_callback(lambda _: mine.set_result(None))
+
+
 def log_info(reply: LogReply) -> LogInfo:
     """A log from the wire."""
     scopes = {**reply.wider, "node": reply.copies, "rack": reply.racks}
@@ -132,6 +141,8 @@ class Cluster:
         self._listeners: list[NodeListener] = []
         self._logs: dict[str, LogInfo] = {}
         self._asking: dict[tuple[str, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
+        # The last call that waits for a log by name; done once it, and all before it, went on.
+        self._in_line: dict[str, asyncio.Future[None]] = {}
         self._learning: dict[int, asyncio.Task[None]] = {}
         self._learners: dict[int, dict[OnLearnt, LogInfo]] = {}
         self._closed = False
@@ -283,11 +294,29 @@ class Cluster:
         """
         if fresh:
             return await self._ask_log(name, create, timeout_s)
-        known = self._logs.get(name)
-        if known is not None:
+        known, ahead = self._logs.get(name), self._in_line.get(name)
+        if known is not None and ahead is None:
             return known
-        # One question for all who want the same, so that appends made at once to a log not
-        # known yet go on in the order in which they were made.
+        # A call that finds the answer in memory must not pass those that still wait to be woken
+        # with it: appends to a log go on in the order in which they were made.
+        mine = self._in_line[name] = asyncio.get_running_loop().create_future()
+        try:
+            if known is None:
+                known = await self._share_question(name, create, timeout_s)
+            if ahead is not None:
+                await asyncio.shield(ahead)
+            return known
+        finally:
+            _follow(ahead, mine)
+            if self._in_line.get(name) is mine:
+                mine.add_done_callback(partial(self._leave_line, name))
+
+    def _leave_line(self, name: str, mine: asyncio.Future[None]) -> None:
+        if self._in_line.get(name) is mine:
+            del self._in_line[name]
+
+    async def _share_question(self, name: str, create: bool, timeout_s: float) -> LogInfo:
+        """One question for all callers that want the same."""
         asking = self._asking.get((name, create))
         if asking is None:
             asking = self._tasks.create_task(self._ask_log_once(name, create, timeout_s))

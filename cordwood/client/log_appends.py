@@ -35,6 +35,7 @@ from cordwood.client.producer import Producer
 from cordwood.client.record_check import Headers
 from cordwood.client.window import Window
 from cordwood.errors import (
+    BadSetting,
     CordwoodError,
     Fenced,
     Misplaced,
@@ -318,7 +319,13 @@ class LogAppends:
         batch, self._batch = self._batch, None
         if batch is None:
             return
-        batch.seal(self.log, self._codec, self._producer, self._host.clock.now_us)
+        try:
+            batch.seal(self.log, self._codec, self._producer, self._host.clock.now_us)
+        except (BufferError, MemoryError, OverflowError, TypeError, ValueError) as error:
+            # It ends alone: its room goes back, and other logs of this turn are sent.
+            self._owner.window.give_back(batch.count, batch.bytes)
+            batch.fail(BadSetting(f"records of log {self.log} cannot be encoded: {error!r}"))
+            return
         self._queue.append(batch)
 
     def _pump(self) -> None:

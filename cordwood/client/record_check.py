@@ -49,6 +49,34 @@ def record_bytes(
     return size if headers is None else size + _headers_bytes(headers)
 
 
+def as_bytes(value: Buffer) -> bytes:
+    """A value that no caller can change or release any more.
+
+    Records are held until their block is cut, and the usual `readinto` loop fills its buffer again
+    by then.
+    """
+    return value if type(value) is bytes else bytes(value)
+
+
+def own_values(values: Sequence[Buffer]) -> Sequence[Buffer]:
+    """As `as_bytes`, of a column; what is `bytes` already is not copied."""
+    return values if set(map(type, values)) <= {bytes} else list(map(as_bytes, values))
+
+
+def own_keys(keys: Sequence[bytes | None] | None) -> Sequence[bytes | None] | None:
+    """As `as_bytes`, of the keys of many records."""
+    if keys is None or set(map(type, keys)) <= {bytes, type(None)}:
+        return keys
+    return [None if key is None else as_bytes(key) for key in keys]
+
+
+def own_headers(headers: Headers | None) -> Headers:
+    """As `as_bytes`, of a record's headers."""
+    if not headers:
+        return ()
+    return [(name, None if value is None else as_bytes(value)) for name, value in headers]
+
+
 def to_us(timestamp: Timestamp) -> int:
     """A timestamp as µs since 1970 UTC.
 
