@@ -273,8 +273,9 @@ class Node:
             self._shard, self._logs, self.host.clock, settings, lambda: len(self._members), kept
         )
         self._space = SpaceWatch(
-            self._shard, self.host.disk, self.settings.directory, settings, self._on_room
-        )
+            self._shard, self.host.disk, self.settings.directory, settings, self._on_room,
+            self._flusher.give_space,
+        )  # fmt: skip
         self._scrub = Scrub(
             self._shard, self.host.clock, settings,
             lambda: self._shard.stored_blocks + self._streams.sent_blocks,

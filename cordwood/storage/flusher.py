@@ -8,9 +8,10 @@ flush takes all that has gathered. When LogsDB has it durably, the blocks leave
 the cache, the WAL is trimmed, partitions that are trimmed as a whole are dropped, and those
 that wait for room are told. A start trims the WAL first, up to what LogsDB has.
 
-While the disk has no room for a flush, the batch is kept and tried again; the cache and
-the WAL then fill, and appends are refused with that. Any other failure ends the node's
-storing for good.
+While the disk has no room for a flush, the batch is kept and tried again, without what was
+trimmed meanwhile; the cache and the WAL then fill, and appends are refused with that. A node
+that stops then leaves it to the next start, which replays the WAL. Any other failure ends the
+node's storing for good.
 
 Source: design.md §5; AutoMQ S3Stream digest (b), "Upload", and (f) 3 (padding fills the WAL
 before the cache); BookKeeper digest (c), "Checkpoint".
@@ -25,8 +26,10 @@ from collections.abc import Callable
 
 from cordwood.errors import CordwoodError, Overloaded, Retryable
 from cordwood.host.seams import Clock
+from cordwood.layout.waves import StoredBlock
 from cordwood.settings import StorageSettings
 from cordwood.storage.log_cache import Batch
+from cordwood.storage.said_once import SaidOnce
 from cordwood.storage.shard import Shard
 
 logger = logging.getLogger(__name__)
@@ -67,8 +70,10 @@ class Flusher:
         self._last_s = self._now()
         self._is_idle = False
         self._awaits_end_of_burst = False
-        self._is_stopping = False
+        self._is_stopping = self._is_asked_for_space = False
+        self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
+        self._said = SaidOnce(logger)
         self._asked: list[asyncio.Future[None]] = []
         shard.watch(self._on_gathered)
 
@@ -91,10 +96,12 @@ class Flusher:
             await self._trim_behind()
             while await self._wait_until_due():
                 asked, self._asked = self._asked, []
+                self._is_asked_for_space = False
                 batch = self._shard.cut()
                 if batch is not None:
                     await self._take(batch)
-                _settle(asked, self._shard.failed)
+                stops = "it stops" if self._is_stopping and self._shard.is_out_of_space else ""
+                _settle(asked, self._shard.failed or stops)
         finally:
             _settle(self._asked, self._shard.failed or "it stops")
             self._ended.set()
@@ -117,9 +124,16 @@ class Flusher:
         except CordwoodError as error:
             shard.fail(error)
 
+    def give_space(self) -> None:
+        """The disk is nearly full: flush what gathered, because what is trimmed goes with that."""
+        if self._shard.cache.batch is not None:
+            self._is_asked_for_space = True
+            self._changed.set()
+
     async def close(self) -> None:
         """Let a flush that is under way end; the next start replays what it did not take."""
         self._is_stopping = True
+        self._stopping.set()
         self._changed.set()
         await self._ended.wait()
 
@@ -138,6 +152,7 @@ class Flusher:
         batch, wal = self._shard.cache.batch, self._shard.wal
         return batch is not None and (
             batch.bytes >= self._settings.cache_bytes * CACHE_SHARE
+            or self._is_asked_for_space
             or wal.used_bytes >= wal.capacity_bytes * WAL_SHARE
         )
 
@@ -169,34 +184,55 @@ class Flusher:
         """Take one batch to LogsDB, however long that takes, and let go of it elsewhere."""
         shard = self._shard
         try:
-            await self._flush(batch)
+            if not await self._flush(batch):
+                return
             shard.evict(batch)
             await shard.wal.trim(batch.offset)
             await shard.logs.drop_trimmed(shard.trim_of, self._clock.now_us())
+        except Overloaded as error:  # after the flush: what is trimmed goes a little later
+            self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
         except CordwoodError as error:
             shard.fail(error)
-        else:
-            self.flushes += 1
-            self.flushed_bytes += batch.bytes
-            self._on_room()
+            return
+        self.flushes += 1
+        self.flushed_bytes += batch.bytes
+        self._on_room()
 
-    async def _flush(self, batch: Batch) -> None:
-        """Try until the machine has room for it."""
+    async def _flush(self, batch: Batch) -> bool:
+        """Try until the machine has room for it; False where the node stops before.
+
+        What was trimmed since is left out: the trim is durable, so nobody reads it, and it may
+        be all that stands between a full disk and the space that the trim was to give back.
+        """
+        shard = self._shard
         while True:
-            now_us = self._clock.now_us()
+            blocks = untrimmed(batch, shard.trim_of)
+            size = sum(block.wire_bytes for block in blocks) + batch.staged_bytes
             try:
-                await self._shard.logs.flush(
-                    batch.blocks, batch.states, batch.offset, now_us, batch.staged
-                )
+                if not shard.disk.flush_fits(size):
+                    raise Overloaded(f"its {size} bytes do not fit on the disk: trim logs")
+                now_us = self._clock.now_us()
+                await shard.logs.flush(blocks, batch.states, batch.offset, now_us, batch.staged)
             except Overloaded as error:
+                shard.is_out_of_space = True
                 if self._is_stopping:
-                    raise
-                self._shard.is_out_of_space = True
-                logger.warning("a flush has to wait: %s", error)
-                await asyncio.sleep(RETRY_S)
+                    logger.info("what is in the WAL stays there for the next start: %s", error)
+                    return False
+                self._said.warning(f"a flush has to wait: {error}")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._stopping.wait()
             else:
-                self._shard.is_out_of_space = False
-                return
+                shard.disk.on_flushed(size)
+                shard.is_out_of_space = False
+                self._said.over("flushes go on")
+                return True
+
+
+def untrimmed(batch: Batch, trim_of: Callable[[int], int]) -> list[StoredBlock]:
+    """The blocks of a batch that somebody may still read."""
+    trims = {log: trim_of(log) for log in batch.logs}
+    return [block for block in batch.blocks if block.header.last > trims[block.header.log]]
 
 
 def _settle(asked: list[asyncio.Future[None]], failed: str) -> None:

@@ -341,6 +341,7 @@ class Batch:
         logs: those that changed.
         states: of these, as of `offset`; made when it is cut.
         staged: rows of staged blocks, likewise.
+        staged_bytes: of their bodies.
     """
 
     since_s: float
@@ -350,6 +351,7 @@ class Batch:
     logs: dict[int, None] = field(default_factory=dict)
     states: dict[int, LogState] = field(default_factory=dict)
     staged: list[Row] = field(default_factory=list)
+    staged_bytes: int = 0
 
 
 class LogCache:
@@ -406,6 +408,7 @@ class LogCache:
         batch = self._batch
         assert batch is not None, "a record is noted before what it holds"
         batch.bytes += size
+        batch.staged_bytes += size
         self._bytes += size
 
     def note(self, offset: int, logs: list[int], now_s: float) -> None:

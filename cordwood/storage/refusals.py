@@ -9,8 +9,9 @@ is up takes such a word about itself back (`metadata.authority_calls`), and unti
 heard of that, those who have no other copyset are refused and come again; the rule of how copies
 are spread is never broken instead.
 
-A node that an operator made read-only takes no block at all, and one whose disk is nearly full
-only those of recoveries; both are sealed and read as ever.
+A node that an operator made read-only takes no block at all. One whose disk is nearly full takes
+those of recoveries, and what was numbered already as far as half of its reserve goes. Both are
+sealed and read as ever.
 
 Source: design.md §5; LogDevice digest 2.4 ("rejecting stores based on copyset"), 2.7.
 """
@@ -53,11 +54,13 @@ def refusal_of(
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
     if shard.rebuilding and (rebuilt := shard.rebuilding.intersection(block.envelope.copyset)):
         return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
-    if shard.read_only or (not seal_epoch and shard.low_space):
+    if shard.read_only or (
+        not seal_epoch and shard.low_space and not shard.disk.takes(shard.unflushed_bytes + size)
+    ):
         return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
     is_first = not seal_epoch and block.envelope.wave == 1
     if (is_full and is_first) or not shard.cache_takes(size, by_recovery=bool(seal_epoch)):
-        reason = Refusal.NO_SPACE if shard.is_out_of_space else Refusal.FULL
+        reason = Refusal.NO_SPACE if shard.is_out_of_space or shard.low_space else Refusal.FULL
         return StoreRefusal(wave, header.log, reason)
     return None
 

@@ -6,6 +6,7 @@ Source: `rocks_logs`, which says why a partition has a database of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ import rocksdict
 
 from cordwood.host.seams import Host
 from cordwood.storage.rocks_calls import RocksCalls
-from cordwood.storage.tables import TablesFailed
+from cordwood.storage.tables import TablesFailed, TablesNoSpace
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,9 @@ class RocksDatabase:
             db, self._db = self._db, None
             self.holds_unflushed = False
             if db is not None:
-                await self._calls.make(db.close)
+                # Closing flushes what was written; it is closed all the same where that fails.
+                with contextlib.suppress(TablesNoSpace):
+                    await self._calls.make(db.close)
 
     async def destroy(self) -> None:
         """Take it off the disk; calls under way end first, later ones fail.

@@ -54,7 +54,7 @@ from cordwood.layout.staged import STAGED_TABLE
 from cordwood.settings import StorageSettings
 from cordwood.storage.rocks_calls import RocksCalls
 from cordwood.storage.rocks_database import RocksDatabase
-from cordwood.storage.tables import Row, Rows, TablesFailed
+from cordwood.storage.tables import Row, Rows, TablesFailed, TablesNoSpace
 
 logger = logging.getLogger(__name__)
 
@@ -249,8 +249,14 @@ class RocksTables:
         await self._on(table, write)
 
     async def flush(self, table: str) -> None:
-        await self._on(table, lambda handle: handle.flush(True))
         database = self._databases.get(table)
+        try:
+            await self._on(table, lambda handle: handle.flush(True))
+        except TablesNoSpace:
+            if database is not None:
+                # Whoever tries again writes all of it again: what is in memory goes first.
+                await database.close()
+            raise
         if database is not None:
             database.holds_unflushed = False
 
@@ -297,12 +303,15 @@ class RocksTables:
         # One handle left open keeps the directory locked for as long as the process lives.
         self._used.clear()
         self._families.clear()
-        for handle in self._handles.values():
-            handle.close()
-        self._handles.clear()
         db, self._db = self._db, None
-        if db is not None:
-            db.close()
+        for handle in [*self._handles.values(), *([] if db is None else [db])]:
+            try:
+                handle.close()
+            except Exception as error:
+                if "No space left" not in str(error):
+                    raise
+                logger.info("%s: closed, and what was not flushed is not there", self._path)
+        self._handles.clear()
 
 
 def _scan(handle: Any, options: Any, start: bytes, rows_max: int, bytes_max: int) -> Rows:

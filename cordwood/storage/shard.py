@@ -57,6 +57,7 @@ from cordwood.layout.waves import (
     store_head,
 )
 from cordwood.lsn import format_lsn
+from cordwood.protocol.disk_space import DiskRoom
 from cordwood.protocol.seal import SealTable
 from cordwood.settings import StorageSettings
 from cordwood.storage.amends import Amends
@@ -80,17 +81,15 @@ class Shard:
 
     Attributes:
         cache: the durable blocks that LogsDB does not have yet, and what is known of logs.
-        logs: LogsDB.
+        logs, reader: LogsDB, and what reads both.
         staged: blocks that wait to be published.
-        reader: reads both.
         failed: why nothing can be stored any more, "" while all is well.
-        damage: what durable records were lost, in this start or before it, "" for none. A
-            damaged node still stores and sends, but is never taken to know that something is
-            absent; for how long, see `LogsStore.lost`.
+        damage: what durable records were lost, "" for none. A damaged node stores and sends, but
+            is never taken to know that something is absent; until when, see `LogsStore.lost`.
         has_lost: this start found records lost, so that it may have forgotten seals.
         reached: WAL offset of the last durable record, -1 for none.
         stored_blocks: blocks stored since start.
-        is_out_of_space: whether a flush waits for the disk to have space.
+        is_out_of_space, disk: whether a flush waits for space, and how much more may wait.
         low_space: why only recoveries may store: the disk is nearly full; "" while it is not.
         rebuilding: the nodes whose data is said to be gone or rebuilt: see `refusals`.
         seals: which epochs may still store, as of what was asked for.
@@ -112,12 +111,11 @@ class Shard:
         self.logs = logs
         self._recent = RecentBlocks(settings.recent_bytes)
         self.reader = LogReader(self.cache, logs, self._recent)
-        self.failed = ""
-        self.damage = ""
+        self.failed = self.damage = ""
         self.has_lost = False
         self.reached = logs.offset
         self.stored_blocks = 0
-        self.is_out_of_space = False
+        self.is_out_of_space, self.disk = False, DiskRoom()
         self.low_space = self.read_only = ""
         self.rebuilding: frozenset[int] = frozenset()
         self.seals = SealTable()
@@ -292,20 +290,22 @@ class Shard:
         return cache_bytes_max(self._cache_bytes, self._wal.record_bytes_max)
 
     @property
-    def _cached(self) -> int:
+    def unflushed_bytes(self) -> int:
+        """Bytes of blocks that LogsDB does not have yet."""
         return self.cache.bytes + self._bytes_on_way
 
     def cache_takes(self, size: int, *, by_recovery: bool) -> bool:
         """Whether there is room for what is no first wave; see `storage.room`."""
-        return cache_takes(self._cache_bytes, self._cached, size, by_recovery=by_recovery)
+        return cache_takes(self._cache_bytes, self.unflushed_bytes, size, by_recovery=by_recovery)
 
     @property
     def room_bytes(self) -> int:
-        """Bytes left for first waves, in the WAL and in the cache; 0 for none."""
+        """Bytes left for first waves, in the WAL, the cache and on the disk; 0 for none."""
         if self.read_only or self.low_space:
             return 0
-        wal = self._wal
-        return first_wave_room(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, self._cached)
+        wal, waits = self._wal, self.unflushed_bytes
+        room = first_wave_room(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, waits)
+        return self.disk.first_wave_room(waits, room)
 
     def append_amend(
         self,
