@@ -85,7 +85,8 @@ class LogCalls:
                 return await self._describe(await self._logs.rename(call.name, call.new_name))
             case DeleteLog():
                 info = await self._logs.delete(call.name)
-                await self._epochs.delete(info.log_id)
+                if info is not None:
+                    await self._epochs.delete(info.log_id)
                 return DoneReply()
             case AskEpochs():
                 return await self._ask_epochs(call.name)

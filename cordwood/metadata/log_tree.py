@@ -4,9 +4,13 @@ Names are paths: `/orders/eu`, and `orders` is `/orders`. A path may be a log an
 logs below it; with a slash at its end it is the directory: `/orders/` is all that lies
 below, and `/` is all there is. Numbers come from a counter and are never used twice.
 
-Entries: `logs/<name>` leads to the log's number and decides that it is there;
-`log_ids/<number>` has its name and what was set on it; `next_log_id` is the counter (see
-`log_numbers`); `directories` has what was set on directories, all in one value.
+Entries: `logs/<name>` leads to a log's number; `log_ids/<number>` has the log's one name, whether
+it was deleted, and what was set on it. A log is found by a name if both entries agree, so that the
+second one alone decides: a rename or a deletion is one write to it. A name whose log has
+another one is what a rename left that stopped half-way: nobody finds a log by it, and making the
+rename again or deleting the name frees it.
+`next_log_id` is the counter (see `log_numbers`); `directories` has what was set on directories,
+all in one value.
 Making writes counter, number, name, so that a maker that stops on the way leaves a number
 without a log. `log_changes/latest` is written after each change to a log that was there
 already: nodes watch it, and nothing else of the tree.
@@ -40,6 +44,9 @@ from cordwood.nodes import Replication
 
 NAME_BYTES_MAX = 255
 """As a file name may have, the leading slash counted."""
+
+RENAMES_MAX = 4
+"""Renames of one log between two readings of it, one behind the other; a person makes them."""
 
 CHANGES_PREFIX = "log_changes/"
 """What to watch for changes to logs that are there."""
@@ -93,6 +100,11 @@ class _Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     created_us: int
     attributes: LogAttributes
+    is_deleted: bool = False
+
+    def is_at(self, name: str) -> bool:
+        """Whether the log is to be found by this name; see the module."""
+        return self.name == name and not self.is_deleted
 
 
 class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,7 +179,7 @@ class LogTree:
         whole = self._whole(name, own, await self.directories())
         check_whole(whole)
         # Asked first, so that a name that is taken does not cost a number.
-        if await self._store.get(_name_key(name)) is not None:
+        if await self._is_taken(name, None):
             raise _exists(name)
         log_id = await self._numbers.take()
         await self._describe(log_id, _Log(name, created_us, own))
@@ -196,34 +208,37 @@ class LogTree:
         if found is None:
             return None
         log_id = LogId(_decode(found.value, _Name, f"log {name}").log_id)
-        return await self.described(log_id, name)
+        log, directories = await asyncio.gather(self._log(log_id), self.directories())
+        return self._info(log_id, log, directories) if log and log.is_at(name) else None
 
     async def by_id(self, log_id: int) -> LogInfo | None:
-        """A log by number, None if there is none. Two round trips."""
+        """A log by number, None if there is none. Three round trips."""
         if not 1 <= log_id <= LOG_ID_MAX:
             return None
-        info = await self.described(LogId(log_id))
-        if info is None:
-            return None
-        # Its maker may have stopped, another made the log, or it was deleted since.
-        found = await self._store.get(_name_key(info.name))
-        if found is None:
-            return None
-        return info if _decode(found.value, _Name, f"log {info.name}").log_id == log_id else None
+        # Again where it was renamed between the readings: the name just read has gone.
+        for _ in range(RENAMES_MAX):
+            log = await self._log(LogId(log_id))
+            # Its maker may have stopped, another made the log, or it was deleted since.
+            if log is None or log.is_deleted:
+                return None
+            found = await self._store.get(_name_key(log.name))
+            if found and _decode(found.value, _Name, f"log {log.name}").log_id == log_id:
+                return self._info(LogId(log_id), log, await self.directories())
+        return None
 
-    async def described(self, log_id: LogId, name: str = "") -> LogInfo | None:
-        """A log by number, for one who knows that it is there. One round trip.
+    async def _log(self, log_id: LogId) -> _Log | None:
+        found = await self._store.get(_id_key(log_id))
+        return _decode(found.value, _Log, f"log number {log_id}") if found else None
 
-        Args:
-            name: if it is known: a log that was renamed may still be found by it.
-        """
+    async def described(self, log_id: LogId) -> LogInfo | None:
+        """A log by number, for callers that know that it is there. One round trip."""
         found, directories = await asyncio.gather(
             self._store.get(_id_key(log_id)), self.directories()
         )
         if found is None:
             return None
         log = _decode(found.value, _Log, f"log number {log_id}")
-        return self._info(log_id, name or log.name, log, directories)
+        return self._info(log_id, log, directories)
 
     async def list(self, prefix: str = "/") -> list[LogInfo]:
         """Logs at the path `prefix` and below it, by name.
@@ -248,7 +263,8 @@ class LogTree:
             # Made between the two readings: the next one has it.
             if value is not None:
                 log = _decode(value, _Log, f"log {name}")
-                infos.append(self._info(log_id, name, log, directories))
+                if log.is_at(name):
+                    infos.append(self._info(log_id, log, directories))
         return infos
 
     # Changing.
@@ -296,6 +312,8 @@ class LogTree:
             if found is None:
                 raise _unknown(name)
             log = _decode(found, _Log, f"log {name}")
+            if not log.is_at(info.name):
+                raise _unknown(name)
             own = attributes.over(log.attributes.without(unset))
             check_whole(self._whole(name, own, directories))
             return msgspec.json.encode(msgspec.structs.replace(log, attributes=own))
@@ -318,17 +336,28 @@ class LogTree:
 
         await change_repeatably(self._store, _DIRECTORIES, decide)
 
-    async def delete(self, name: str) -> LogInfo:
+    async def delete(self, name: str) -> LogInfo | None:
         """Delete a log: its name is free again, its number is not.
 
         Returns:
-            What it was.
+            What it was; None if a rename had left the name, whose log goes on under its other one.
         Raises:
             UnknownLog: there is no such log.
         """
+        name = normalise_name(name)
         info = await self.get(name)
         if info is None:
-            raise _unknown(normalise_name(name))
+            found = await self._store.get(_name_key(name))
+            if found is None:
+                raise _unknown(name)
+            # A deletion that stopped half-way is finished; of a rename only the name is taken away.
+            left = LogId(_decode(found.value, _Name, f"log {name}").log_id)
+            log = await self._log(left)
+            await self._remove_name(name, left)
+            if log is None or not log.is_deleted:
+                return None
+            return self._info(left, log, await self.directories())
+        await self._move(info.log_id, info.name, None)
         await self._remove_name(info.name, info.log_id)
         await self.note_change()
         return info
@@ -336,8 +365,8 @@ class LogTree:
     async def rename(self, name: str, new_name: str) -> LogInfo:
         """Give a log another name; what it inherits changes with it.
 
-        The new name is there before the old one goes: one who stops in between leaves both,
-        and may rename again.
+        A rename that stopped half-way changed nothing or is done, and may be made again. Of two
+        at once one is done.
 
         Raises:
             UnknownLog: there is no such log.
@@ -347,18 +376,60 @@ class LogTree:
         name, new_name = normalise_name(name), normalise_name(new_name)
         info = await self.get(name)
         if info is None:
-            raise _unknown(name)
+            return await self._finish_rename(name, new_name)
         if new_name == name:
             return info
         await self.planned(new_name, info.own)
         await self._claim(new_name, info.log_id)
-        await self._describe(info.log_id, _Log(new_name, info.created_us, info.own), is_new=False)
-        await self._remove_name(name, info.log_id)
+        await self._move(info.log_id, name, new_name)
+        return await self._finish_rename(name, new_name)
+
+    async def _finish_rename(self, name: str, new_name: str) -> LogInfo:
+        """Take the old name away, if it leads to the log that has the new one.
+
+        Raises:
+            UnknownLog: it does not.
+        """
+        found = await self._store.get(_name_key(name))
+        if found is None:
+            raise _unknown(name)
+        log_id = LogId(_decode(found.value, _Name, f"log {name}").log_id)
+        log = await self._log(log_id)
+        if log is None or not log.is_at(new_name):
+            raise _unknown(name)
+        # Once more: somebody may have deleted the name while its log was on its way to it.
+        await self._claim(new_name, log_id)
+        await self._remove_name(name, log_id)
         await self.note_change()
         renamed = await self.get(new_name)
         if renamed is None:
             raise _unknown(new_name)
         return renamed
+
+    async def _move(self, log_id: LogId, name: str, new_name: str | None) -> None:
+        """Give a log its new name, or delete it: the one write that decides.
+
+        Raises:
+            UnknownLog: the log has gone from `name` meanwhile.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            log = _decode(found, _Log, f"log {name}") if found else None
+            if log is None:
+                raise _unknown(name)
+            # What an earlier try wrote, of which the store did not say whether it did.
+            if log.is_deleted if new_name is None else log.is_at(new_name):
+                return None
+            if not log.is_at(name):
+                raise _unknown(name)
+            changed = (
+                msgspec.structs.replace(log, is_deleted=True)
+                if new_name is None
+                else msgspec.structs.replace(log, name=new_name)
+            )
+            return msgspec.json.encode(changed)
+
+        await change_repeatably(self._store, _id_key(log_id), decide)
 
     async def _remove_name(self, name: str, log_id: LogId) -> None:
         """Take a name away from a log, if it still has it."""
@@ -390,9 +461,9 @@ class LogTree:
 
     # Entries.
 
-    def _info(self, log_id: LogId, name: str, log: _Log, directories: Directories) -> LogInfo:
-        whole = self._whole(name, log.attributes, directories)
-        return LogInfo(log_id, name, log.created_us, log.attributes, whole)
+    def _info(self, log_id: LogId, log: _Log, directories: Directories) -> LogInfo:
+        whole = self._whole(log.name, log.attributes, directories)
+        return LogInfo(log_id, log.name, log.created_us, log.attributes, whole)
 
     def _whole(self, path: str, own: LogAttributes, directories: Directories) -> LogAttributes:
         whole = self._defaults
@@ -402,28 +473,49 @@ class LogTree:
                 whole = directories[directory].over(whole)
         return own.over(whole)
 
-    async def _describe(self, log_id: LogId, log: _Log, *, is_new: bool = True) -> None:
+    async def _describe(self, log_id: LogId, log: _Log) -> None:
         value = msgspec.json.encode(log)
 
         def decide(found: bytes | None) -> bytes | None:
-            assert found in (None, value) or not is_new, "a number is taken by one maker only"
-            return value if found != value else None
+            assert found in (None, value), "a number is taken by one maker only"
+            return value if found is None else None
 
         await change_repeatably(self._store, _id_key(log_id), decide)
 
     async def _claim(self, name: str, log_id: LogId) -> None:
-        entry = msgspec.json.encode(_Name(log_id))
+        """Have a name lead to a log.
 
-        def decide(found: bytes | None) -> bytes | None:
-            # The number is this maker's alone, so an entry with it is an earlier try of ours.
-            if found is not None and found != entry:
+        Raises:
+            LogExists: it leads to another one, or is on its way to it.
+        """
+        entry = msgspec.json.encode(_Name(log_id))
+        found = await self._store.get(_name_key(name))
+        free = {None, entry, found.value if found else None}
+        if await self._is_taken(name, log_id):
+            raise _exists(name)
+
+        def decide(value: bytes | None) -> bytes | None:
+            if value not in free:
                 raise _exists(name)
-            return entry if found is None else None
+            return entry if value != entry else None
 
         try:
             await change(self._store, _name_key(name), decide)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"log {name} may have been made: {error}") from error
+
+    async def _is_taken(self, name: str, log_id: LogId | None) -> bool:
+        """Whether a name leads to another log than this that was not deleted.
+
+        That log may have another name: then a rename is on its way from there, or stopped. Nobody
+        can tell, so the name is not given away.
+        """
+        found = await self._store.get(_name_key(name))
+        other = _decode(found.value, _Name, f"log {name}").log_id if found else log_id
+        if other is None or other == log_id:
+            return False
+        log = await self._log(LogId(other))
+        return log is None or not log.is_deleted
 
 
 def _check_log(info: LogInfo, whole: LogAttributes) -> None:

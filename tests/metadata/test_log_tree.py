@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -166,6 +168,19 @@ class Stopping(MemoryMetadata):
             raise asyncio.CancelledError
         self.writes_left -= 1
         return await super().compare_and_set(key, value, expected)
+
+
+class Between(MemoryMetadata):
+    """A way to the store on which something else happens once, right after a key was written."""
+
+    then: tuple[str, Callable[[], Awaitable[None]]] | None = None
+
+    async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        version = await super().compare_and_set(key, value, expected)
+        if self.then is not None and self.then[0] == key:
+            (_, happens), self.then = self.then, None
+            await happens()
+        return version
 
 
 class TestMakersThatStop:
@@ -419,6 +434,95 @@ class TestDeletingAndRenaming:
             assert await tree.by_id(log.log_id)
             assert (await tree.rename("a", "b")).log_id == log.log_id
             assert [found.name for found in await tree.list()] == ["/b"]
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize("writes", range(5))
+    @pytest.mark.parametrize("name", ["a", "b"])
+    def test_deleting_what_a_stopped_rename_left_deletes_the_log_or_only_the_name(
+        self, writes, name
+    ):
+        """Whatever is left, no name leads to a log that was deleted."""
+
+        async def main() -> None:
+            store = Stopping(random.Random(1))
+            store.writes_left = 100
+            log = await LogTree(store).create("a")
+            store.writes_left = writes
+            with contextlib.suppress(asyncio.CancelledError):
+                await LogTree(store).rename("a", "b")
+            tree = LogTree(MemoryMetadata(random.Random(1), store.data))
+            (listed,) = await tree.list()
+            try:
+                deleted = await tree.delete(name)
+            except UnknownLog:
+                deleted = None
+            if deleted is None:
+                assert await tree.list() == [listed]
+                assert await tree.by_id(log.log_id) == listed
+                assert (await tree.get(listed.name)) == listed
+            else:
+                assert deleted.log_id == log.log_id
+                assert await tree.list() == []
+                assert await tree.by_id(log.log_id) is None
+                for each in ("a", "b"):
+                    assert await tree.get(each) is None
+                    assert (await tree.create(each)).log_id != log.log_id
+
+        run_patiently(main())
+
+    def test_an_attribute_that_is_set_while_a_log_is_renamed_stays(self):
+        async def main() -> None:
+            store = Between(random.Random(1))
+            tree = LogTree(store)
+            await tree.create("a")
+
+            async def set_it() -> None:
+                other = LogTree(MemoryMetadata(random.Random(1), store.data))
+                await other.set_attributes("a", ONE)
+
+            store.then = ("logs/b", set_it)
+            renamed = await tree.rename("a", "b")
+            assert renamed.own == ONE
+
+        run_patiently(main())
+
+    def test_of_two_renames_at_once_one_is_done(self):
+        async def main() -> None:
+            store = Between(random.Random(1))
+            tree = LogTree(store)
+            log = await tree.create("a")
+
+            async def rename_it() -> None:
+                other = LogTree(MemoryMetadata(random.Random(1), store.data))
+                await other.rename("a", "c")
+
+            store.then = ("logs/b", rename_it)
+            with pytest.raises(UnknownLog):
+                await tree.rename("a", "b")
+            assert [each.name for each in await tree.list()] == ["/c"]
+            assert (await tree.get("c")).log_id == log.log_id
+            assert await tree.delete("b") is None
+            assert (await tree.create("b")).log_id != log.log_id
+
+        run_patiently(main())
+
+    def test_a_log_that_is_deleted_while_it_is_renamed_is_gone(self):
+        async def main() -> None:
+            store = Between(random.Random(1))
+            tree = LogTree(store)
+            log = await tree.create("a")
+
+            async def delete_it() -> None:
+                other = LogTree(MemoryMetadata(random.Random(1), store.data))
+                assert await other.delete("a") is not None
+
+            store.then = ("logs/b", delete_it)
+            with pytest.raises(UnknownLog):
+                await tree.rename("a", "b")
+            assert await tree.list() == []
+            assert await tree.by_id(log.log_id) is None
+            assert (await tree.create("b")).log_id != log.log_id
 
         run_patiently(main())
 
