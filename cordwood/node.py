@@ -211,7 +211,8 @@ class Node:
         await self._open_shard()
         self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
-        self._storage = StorageRole(self._shard, self._streams, self._rights)
+        newest = self._epochs.newest_of
+        self._storage = StorageRole(self._shard, self._streams, self._rights, newest)
         self._staging = Staging(self._shard, host.clock.now_us)
         if self._shard.has_lost:
             await self._renew_seals()

@@ -181,7 +181,7 @@ class SealReply(Struct, frozen=True, tag="sealed"):
     """A node's answer to a seal.
 
     Attributes:
-        lngs: per epoch asked, the LNG it knows, (E, 0) for none.
+        lngs: of the epochs asked, the LNG of each of which it knows one.
         append_time_us: the latest append time it holds for this log, 0 for none.
         produced: per epoch asked, what producers wrote into it; see `layout.produced`.
         is_sure: it knows all that it holds. One that lost records may have held later ones.

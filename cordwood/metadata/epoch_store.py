@@ -47,6 +47,10 @@ HISTORY_CHARS_MAX = 900_000
 BEGUN_MAX = 64
 """Beginnings of epochs that are kept while those below them are not recovered."""
 
+JUMP_MAX = 4096
+"""Epochs that nobody took and that are passed over at once: the nodes' seals say that they are of
+no use, and each has to be recovered."""
+
 NODE_MAX = (1 << 32) - 1
 
 TOKEN_MAX = (1 << 63) - 1
@@ -232,6 +236,11 @@ class EpochStore:
                 newest[log_id] = epoch
         return newest
 
+    async def newest_of(self, log_id: int) -> int:
+        """The newest epoch of one log that was handed out, 0 for none."""
+        record = await self.read(log_id)
+        return 0 if record is None else record.next_epoch - 1
+
     async def create(
         self,
         log_id: int,
@@ -260,6 +269,7 @@ class EpochStore:
         log_id: int,
         *,
         owner: int = 0,
+        above: int = 0,
         nodes: Sequence[NodeId] | None = None,
         replication: Replication | None = None,
         configure: Configure | None = None,
@@ -268,6 +278,7 @@ class EpochStore:
 
         Args:
             owner: this node, for those who look.
+            above: nodes are sealed by this epoch, so none up to it is of use.
             nodes, replication: in force from this epoch on; None leaves them.
             configure: awaited while the record is read; says both in their place.
         Returns:
@@ -275,7 +286,8 @@ class EpochStore:
         Raises:
             UnknownLog: the log has no record, or was deleted.
             BadSetting: the nodes cannot be a nodeset of this replication.
-            Rejected: all epochs up to EPOCH_MAX are used up, or the log has too many nodesets.
+            Rejected: all epochs up to EPOCH_MAX are used up, or the log has too many nodesets, or
+                `above` is JUMP_MAX above the newest one.
         """
 
         found, wanted = await asyncio.gather(
@@ -283,7 +295,7 @@ class EpochStore:
         )
 
         def decide(found: bytes | None) -> bytes | None:
-            record = _known(log_id, found)
+            record = _jumped(log_id, _known(log_id, found), above)
             _check_epochs_left(log_id, record)
             return msgspec.json.encode(
                 msgspec.structs.replace(
@@ -317,7 +329,8 @@ class EpochStore:
 
         def decide(found: bytes | None) -> bytes | None:
             record = _known(log_id, found)
-            _check_epochs_left(log_id, record)
+            # A sequencer needs one above the one that this takes, or nobody rules the log.
+            _check_epochs_left(log_id, record, 2)
             if (token, holder) == (record.token, record.holder):
                 return None
             if token <= record.token:
@@ -554,10 +567,21 @@ def _with_begun(record: EpochRecord, new: Begun) -> tuple[Begun, ...]:
     return (*below[: BEGUN_MAX - 1 - len(above)], new, *above)
 
 
-def _check_epochs_left(log_id: int, record: EpochRecord) -> None:
+def _jumped(log_id: int, record: EpochRecord, above: int) -> EpochRecord:
+    """The record with all epochs up to `above` passed over; each of them will be recovered."""
+    if above - record.next_epoch > JUMP_MAX:
+        raise Rejected(
+            f"log {log_id} is sealed by epoch {above}, and the newest that was handed out is "
+            f"{record.next_epoch - 1}: bring back the metadata store that knows it, or make a "
+            "new log"
+        )
+    return msgspec.structs.replace(record, next_epoch=max(record.next_epoch, above + 1))
+
+
+def _check_epochs_left(log_id: int, record: EpochRecord, count: int = 1) -> None:
     if record.deleted:
         raise UnknownLog(f"log {log_id} was deleted")
-    if record.next_epoch > EPOCH_MAX:
+    if record.next_epoch + count - 1 > EPOCH_MAX:
         raise Rejected(f"log {log_id} has used up all {EPOCH_MAX} epochs: make a new log")
 
 

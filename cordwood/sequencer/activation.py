@@ -86,19 +86,21 @@ class Activation:
             UnknownLog: the epoch store knows no such log.
             Unreachable: the metadata store does not answer.
         """
+        above = 0
         for _ in range(TRIES_MAX):
-            epoch, record = self._taken.get(log) or await self._take(log)
+            epoch, record = self._taken.get(log) or await self._take(log, above)
             try:
                 return await self._begin(log, epoch, record, role)
             except Fenced as fenced:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
                 del self._taken[log]
+                above = fenced.epoch
         raise NoSequencer(f"log {log}: other nodes took every epoch that this one tried")
 
-    async def _take(self, log: int) -> tuple[int, EpochRecord]:
-        """Take the next epoch, and wait until the one before is finished, if that can be had."""
+    async def _take(self, log: int, above: int = 0) -> tuple[int, EpochRecord]:
+        """Take the next epoch above `above`; the one before is finished first, if it can be."""
         epoch, record = await self._recovery.epochs.take_epoch(
-            log, owner=self._node, configure=lambda: self._configure(log)
+            log, owner=self._node, above=above, configure=lambda: self._configure(log)
         )
         self._taken[log] = (epoch, record)
         old, peers = NodeId(record.owner_before), self._recovery.peers

@@ -268,6 +268,16 @@ class CachedLog:
         ]
         return [*self.produced.of(epoch), *ended]
 
+    def known_between(self, above: int, below: int) -> tuple[dict[int, int], dict[int, bytes]]:
+        """LNGs, and what producers wrote, packed, by epoch: of epochs of which any is known.
+
+        However far apart the two are, it goes over what is held here and no further.
+        """
+        lngs = {epoch: lng for epoch, lng in self.lngs.items() if above < epoch < below}
+        written = {epoch for epoch in (*self.produced.epochs, *self.ends) if above < epoch < below}
+        wrote = {epoch: pack_produced(self.wrote_in(epoch)) for epoch in sorted(written)}
+        return lngs, {epoch: packed for epoch, packed in wrote.items() if packed}
+
     def trim_to(self, lsn: int) -> None:
         """Let go of every block that ends at or below `lsn`, and take none any more."""
         if lsn <= self.trim:

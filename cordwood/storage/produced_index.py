@@ -12,7 +12,7 @@ Source: design.md §3 ("Producers").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cordwood.block import BlockHeader, Place, Produced
 from cordwood.protocol.producers import PLACES_MAX, is_query, remembered_max
@@ -65,6 +65,11 @@ class ProducedIndex:
                     by_epoch.setdefault(producer_epoch, []).append(place)
                 found += (Produced(producer, at, tuple(each)) for at, each in by_epoch.items())
         return tuple(found)
+
+    @property
+    def epochs(self) -> Collection[int]:
+        """The epochs of which anything is held."""
+        return self._epochs.keys()
 
     def all(self) -> list[tuple[int, tuple[Produced, ...]]]:
         """What is held of every epoch."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from cordwood.errors import Malformed, Retryable
+from cordwood.errors import Malformed, Rejected, Retryable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.log_questions import (
     AskExtent,
@@ -48,6 +48,10 @@ from cordwood.storage.shard import Shard
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import is_node
 
+SEAL_AHEAD_MAX = 1024
+"""Epochs that a seal may be above all that this node knows of a log before it asks whether that
+one was handed out: a node that was away for long meets this, and a faulty caller."""
+
 
 class _Session:
     """Waves of one connection that are not answered yet, in order."""
@@ -66,12 +70,18 @@ class StorageRole:
     """See the module."""
 
     def __init__(
-        self, shard: Shard, streams: ReadStreams, rights: ReadRights | None = None
+        self,
+        shard: Shard,
+        streams: ReadStreams,
+        rights: ReadRights | None = None,
+        newest: Callable[[int], Awaitable[int]] | None = None,
     ) -> None:
         """
         Args:
             rights: who may read which log; None lets everybody.
+            newest: asks for the newest epoch of a log that was handed out; None believes seals.
         """
+        self._newest = newest
         self._shard = shard
         self._rights = rights
         self._gate = ReadGate(streams, rights)
@@ -115,7 +125,22 @@ class StorageRole:
         self._gate.drop_connection(connection)
 
     async def seal(self, call: Seal) -> SealReply:
-        """See `Shard.seal`."""
+        """See `Shard.seal`.
+
+        Raises:
+            Rejected: the epoch was never handed out. A seal holds for good, so one that is too
+                high would end the log.
+            Retryable: the metadata store does not say.
+        """
+        held = self._shard.cache.get(call.log)
+        known = max(self._shard.sealed(call.log), held.released >> 32 if held else 0)
+        if self._newest is not None and call.epoch > known + SEAL_AHEAD_MAX:
+            newest = await self._newest(call.log)
+            if call.epoch > newest:
+                raise Rejected(
+                    f"log {call.log}: epoch {call.epoch} seals nothing here: the metadata store "
+                    f"has handed out none above {newest}: is it an older copy?"
+                )
         return await self._shard.seal(call.log, call.epoch, call.clean)
 
     async def clean(self, call: Clean) -> DoneReply:

@@ -30,7 +30,6 @@ from cordwood.errors import (
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.message import EpochNodes, SealReply
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
-from cordwood.layout.produced import pack_produced
 from cordwood.layout.shard_record import (
     AMEND_KIND,
     STORE_KIND,
@@ -395,9 +394,7 @@ class Shard:
                 log, pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
             )
         held = self.cache.log(log)
-        lngs = {each: held.lngs.get(each, each << 32) for each in range(clean + 1, epoch)}
-        produced = {each: pack_produced(held.wrote_in(each)) for each in lngs}
-        wrote = {each: packed for each, packed in produced.items() if packed}
+        lngs, wrote = held.known_between(clean, epoch)
         return SealReply(lngs, held.append_time_us, wrote, is_sure=not self.damage)
 
     async def clean(self, log: int, epoch: int, end: EpochEnd) -> None:
