@@ -26,26 +26,33 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from cordwood.block import Place, Produced
 
 PLACES_MAX = 5
 """Blocks remembered for each producer, and so those that it may have in flight."""
 
-USERS_MAX = 1_000
-"""Users' producers remembered by a log. Their state travels with every recovery, up to 160 bytes
-each."""
 
-QUERIES_MAX = 2_000
-"""Queries remembered by a log, 44 bytes each: a commit is an epoch of one block."""
+class Budget(NamedTuple):
+    """How many producers of a kind a log remembers, and for how long at least.
 
-USER_IDLE_US = 3_600_000_000
-"""A user's producer is remembered for an hour after its last block, whoever else writes: longer
-than clients retry, and than a task that failed waits for its next try."""
+    Attributes:
+        most: producers; one more is refused, or has the one idle longest forgotten.
+        idle_us: that one wrote so long ago, by append time.
+    """
 
-QUERY_IDLE_US = 7_200_000_000
-"""A query is remembered for two hours: a batch may be in the log for long before the publication
-says that it is done."""
+    most: int
+    idle_us: int
+
+
+USERS = Budget(1_000, 3_600_000_000)
+"""Of users' producers: for an hour, longer than clients retry, and than a task that failed waits
+for its next try. Their state travels with every recovery, up to 160 bytes each."""
+
+QUERIES = Budget(2_000, 7_200_000_000)
+"""Of queries: for two hours, because a batch may be in the log for long before the publication
+says that it is done. A commit is an epoch of one block: 44 bytes each."""
 
 QUERY_PRODUCERS = 1 << 62
 """Ids from here on are of queries that publish (`protocol.publishing`), users' are below."""
@@ -73,9 +80,9 @@ def is_query(producer: int) -> bool:
     return producer >= QUERY_PRODUCERS
 
 
-def remembered_max(producer: int) -> int:
-    """How many producers of its kind a log remembers."""
-    return QUERIES_MAX if is_query(producer) else USERS_MAX
+def budget_of(producer: int) -> Budget:
+    """The budget of a producer's kind."""
+    return QUERIES if is_query(producer) else USERS
 
 
 class ProducerTable:
@@ -104,10 +111,8 @@ class ProducerTable:
         return now_us - next(iter(kind.values())).last_us if kind else now_us
 
     def _is_full(self, producer: int, now_us: int) -> bool:
-        if len(self._kind(producer)) < remembered_max(producer):
-            return False
-        enough_us = QUERY_IDLE_US if is_query(producer) else USER_IDLE_US
-        return self.idle_us(producer, now_us) < enough_us
+        most, enough_us = budget_of(producer)
+        return len(self._kind(producer)) >= most and self.idle_us(producer, now_us) < enough_us
 
     def expected(self, producer: int, epoch: int) -> int:
         """The sequence that comes next of a producer's epoch, 0 where none of it is known."""
@@ -151,5 +156,5 @@ class ProducerTable:
             return
         kind.pop(producer, None)  # it goes to the end: the first is the one to forget
         kind[producer] = Produced(producer, epoch, (*places, place)[-PLACES_MAX:])
-        if len(kind) > remembered_max(producer):
+        if len(kind) > budget_of(producer).most:
             del kind[next(iter(kind))]

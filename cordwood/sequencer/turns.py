@@ -19,7 +19,7 @@ from cordwood.errors import (
 )
 from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import format_lsn
-from cordwood.protocol.producers import Turn, is_query, remembered_max
+from cordwood.protocol.producers import Turn, budget_of, is_query
 from cordwood.recovery.recover_log import Recovered
 from cordwood.wire.connection import Connection
 
@@ -93,7 +93,7 @@ class Turns:
 
 def _full(entry: AppendEntry, idle_us: int) -> Overloaded:
     most, kind = (
-        remembered_max(entry.producer),
+        budget_of(entry.producer).most,
         "queries" if is_query(entry.producer) else "producers",
     )
     return Overloaded(

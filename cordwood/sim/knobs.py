@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cordwood.protocol.producers import Budget
 from cordwood.storage.wal_limits import WalLimits
 
 TURN_SHARE = 0.25
@@ -101,6 +102,9 @@ KNOBS: Mapping[str, Knob] = {
         Knob("client.shared_tail", "SEAT_ITEMS_MAX", (1, 4, 20), OFTEN_SHARE),
         Knob("client.shared_tail", "RECENT_ITEMS_MAX", (0, 4)),
         Knob("client.shared_tail", "BEHIND_S", (0.0, 0.0, 0.1), OFTEN_SHARE),
+        # Longer than any append is tried for, and over before a run has settled.
+        Knob("protocol.producers", "USERS", (Budget(2, 15_000_000), Budget(5, 15_000_000))),
+        Knob("protocol.producers", "QUERIES", (Budget(1, 15_000_000), Budget(2, 15_000_000))),
     )
 }  # fmt: skip
 """Every knob by its name."""

@@ -190,7 +190,7 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("epoch-overtaken", "sequencer.activation:Activation._begin", raises=Fenced),
     Watch("records-mended", _DIGEST, lambda s: s.result.blocks),
     Watch("hole-plugged", _DIGEST, lambda s: s.result.holes),
-    Watch("empty-epoch-bridged", _DIGEST, lambda s: s.result.bridge & ESN_MAX == 1),
+    Watch("empty-epoch-bridged", _DIGEST, lambda s: (s.result.bridge or 0) & ESN_MAX == 1),
     Watch(
         "earlier-recovery-found",
         _DIGEST,

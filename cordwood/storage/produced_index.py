@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from cordwood.block import BlockHeader, Place, Produced
-from cordwood.protocol.producers import PLACES_MAX, is_query, remembered_max
+from cordwood.protocol.producers import PLACES_MAX, budget_of, is_query
 
 Places = dict[tuple[int, int], Place]
 """Of one producer, by its epoch and first LSN."""
@@ -48,7 +48,7 @@ class ProducedIndex:
         places[header.producer_epoch, place.first] = place
         if len(places) > 2 * PLACES_MAX:
             _forget_settled(places, lng)
-        most = remembered_max(producer)
+        most = budget_of(producer).most
         if len(kind) > 2 * most:
             by_age = sorted(kind, key=lambda each: max(first for _, first in kind[each]))
             for each in by_age[:-most]:

@@ -23,7 +23,7 @@ from cordwood.errors import (
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol import producers
-from cordwood.protocol.producers import QUERY_PRODUCERS
+from cordwood.protocol.producers import QUERY_PRODUCERS, Budget
 from cordwood.settings import ClientSettings
 from cordwood.testing.scenario import ScenarioRun
 
@@ -122,7 +122,7 @@ def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes_next(
 
 
 def test_queries_that_published_leave_producers_their_memory(monkeypatch):
-    monkeypatch.setattr(producers, "QUERIES_MAX", 20)
+    monkeypatch.setattr(producers, "QUERIES", Budget(20, 60_000_000))
 
     async def scenario(cluster):
         async with cluster.client(timeout_s=20) as store:
@@ -138,8 +138,7 @@ def test_queries_that_published_leave_producers_their_memory(monkeypatch):
 def test_more_producers_than_a_log_remembers_are_refused_and_those_before_keep_their_places(
     monkeypatch,
 ):
-    monkeypatch.setattr(producers, "USERS_MAX", 3)
-    monkeypatch.setattr(producers, "USER_IDLE_US", 60_000_000)
+    monkeypatch.setattr(producers, "USERS", Budget(3, 60_000_000))
 
     async def scenario(cluster):
         async with cluster.client(timeout_s=5) as store:

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from cordwood.block import Place
 from cordwood.protocol.producers import (
     PLACES_MAX,
-    QUERIES_MAX,
-    QUERY_IDLE_US,
+    QUERIES,
     QUERY_PRODUCERS,
-    USER_IDLE_US,
-    USERS_MAX,
+    USERS,
     ProducerTable,
     Turn,
 )
@@ -65,7 +63,7 @@ def test_only_the_last_few_places_are_remembered():
     assert made.look(7, 0, 1, 1) == (Turn.REPEAT, 101)
 
 
-KINDS = [(0, USERS_MAX, USER_IDLE_US), (QUERY_PRODUCERS, QUERIES_MAX, QUERY_IDLE_US)]
+KINDS = [(0, *USERS), (QUERY_PRODUCERS, *QUERIES)]
 
 
 @pytest.mark.parametrize(("base", "most", "idle_us"), KINDS)
@@ -95,7 +93,7 @@ def test_a_new_producer_is_refused_while_all_that_are_remembered_may_still_repea
 
 def test_queries_leave_users_their_memory_and_the_other_way():
     made = ProducerTable()
-    for query in range(QUERIES_MAX):
+    for query in range(QUERIES.most):
         made.note(QUERY_PRODUCERS + query, 0, Place(0, 1, 1 + query))
     assert made.look(7, 0, 0, 1) == (Turn.NEXT, 0)
     made.note(7, 0, Place(0, 1, 5_000))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
+import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
 from crc32c import crc32c
 
@@ -19,6 +20,7 @@ from cordwood.layout.body import encode_body
 from cordwood.layout.waves import store_head
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.recovery import recover_log
+from cordwood.sim.zoo import find_bug, planted
 
 LOG = 1
 HOUR_US = 3600 * 1_000_000
@@ -87,3 +89,9 @@ def test_a_record_of_a_clock_ahead_does_not_come_back_behind_an_epoch_that_did_n
             assert place.lsn > placed, "what is older stands before it"
 
     simulate(scenario, nodes=5)
+
+
+@pytest.mark.parametrize("name", ["bound-of-own-epoch", "beginnings-untold"])
+def test_a_bound_that_is_too_late_is_noticed(name):
+    with planted(find_bug(name)), pytest.raises(AssertionError):
+        test_a_record_of_a_clock_ahead_does_not_come_back_behind_an_epoch_that_did_not_see_it()

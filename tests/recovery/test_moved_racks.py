@@ -20,6 +20,7 @@ from cordwood.lsn import Lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.nodes import NodeId
 from cordwood.sequencer import log_watch
+from cordwood.sim.zoo import find_bug, planted
 from cordwood.storage.role import StorageRole
 
 LOG = 1
@@ -158,3 +159,19 @@ def test_a_reader_judges_each_epoch_by_the_racks_of_then():
             ]
 
     simulate(scenario, nodes=4, copies=2, racks=2, locations=RACKS)
+
+
+@pytest.mark.parametrize("number", range(len(MOVES)))
+def test_racks_of_today_are_noticed(number):
+    with planted(find_bug("racks-of-today")), pytest.raises(AssertionError):
+        test_a_record_outlives_that_its_holders_are_away_and_one_has_another_rack(*MOVES[number])
+
+
+def test_racks_of_today_in_a_reader_are_noticed():
+    with planted(find_bug("readers-racks-of-today")), pytest.raises(AssertionError):
+        test_a_reader_judges_each_epoch_by_the_racks_of_then()
+
+
+def test_a_move_that_takes_no_epoch_is_noticed(monkeypatch):
+    with planted(find_bug("move-unseen")), pytest.raises(TimeoutError):
+        test_a_node_in_another_rack_takes_a_new_epoch_that_records_where_it_stands(monkeypatch)

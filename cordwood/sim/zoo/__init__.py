@@ -13,6 +13,7 @@ from __future__ import annotations
 from cordwood.errors import BadSetting
 from cordwood.sim.zoo import (
     client,
+    epochs,
     operators,
     publishing,
     read_manners,
@@ -36,6 +37,7 @@ ZOO: tuple[PlantedBug, ...] = (
     *client.BUGS,
     *operators.BUGS,
     *publishing.BUGS,
+    *epochs.BUGS,
 )
 """Every bug that can be planted."""
 

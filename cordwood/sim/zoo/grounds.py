@@ -176,6 +176,15 @@ RETRIES = ground(
 and a later one stored: the one is a hole below the other, and both come again."""
 
 
+PRODUCERS_MANY = ground(
+    "torn_sequencer", "client_crash", "reset", "crash", every_s=0.8,
+    turns=(("protocol.producers.USERS", 0),),
+    idempotent=1.0, lanes=4, burst=3, lull_s=0.0, pause_s=0.1, grouped=0.2,
+)  # fmt: skip
+"""More producers than a log remembers, each of which begins anew after an error: first blocks
+are sent again all the time."""
+
+
 def _seldom_flushed(options: RunOptions) -> RunOptions:
     storage = StorageSettings(flush_age_s=60.0, disk_look_s=0.5, scrub_bytes_s=0)
     cluster = replace(options.cluster, storage=storage, attributes=LogAttributes())

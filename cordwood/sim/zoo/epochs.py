@@ -1,0 +1,84 @@
+"""Bugs that judge the past by the present, and bugs of what is remembered of producers.
+
+Source: LogDevice digest 2.6, 2.7; Kafka's idempotent producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cordwood.block import Place, Produced
+from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.protocol.producers import Turn, budget_of
+from cordwood.sim.zoo import grounds
+from cordwood.sim.zoo.bug import PlantedBug, changed, instead
+
+_TABLE = "protocol.producers:ProducerTable"
+
+
+def _racks_of_today(right: Any) -> Any:
+    def nodeset(self: Any, members: Mapping[NodeId, Member]) -> Nodeset:
+        return Nodeset(tuple(members.get(n) or Member(n, "") for n in map(NodeId, self.nodes)))
+
+    return nodeset
+
+
+def _readers_racks_of_today(right: Any) -> Any:
+    def nodeset_of(self: Any, info: Any, epoch: int) -> Any:
+        found = right(self, info, epoch)
+        if found is None:
+            return None
+        nodeset, replication = found
+        return Nodeset(tuple(self.members[node] for node in nodeset.nodes)), replication
+
+    return nodeset_of
+
+
+def _bound_of_own_epoch(right: Any) -> Any:
+    def latest_us(record: Any, unclean: int, begins: Any) -> int | None:
+        return begins.time_us if begins.is_latest else None
+
+    return latest_us
+
+
+def _newest_forgotten(right: Any) -> Any:
+    def note(self: Any, producer: int, epoch: int, place: Place) -> None:
+        kind: dict[int, Produced] = self._kind(producer)
+        if producer in kind or len(kind) < budget_of(producer).most:
+            right(self, producer, epoch, place)
+
+    return note
+
+
+def _full_is_next(right: Any) -> Any:
+    def look(self: Any, *block: int) -> Any:
+        turn, first = right(self, *block)
+        return (Turn.NEXT, 0) if turn is Turn.FULL else (turn, first)
+
+    return look
+
+
+BUGS = (
+    PlantedBug("racks-of-today", "an old epoch is judged by where its nodes stand now",
+               changed({"metadata.epoch_store:NodesetSince.nodeset": _racks_of_today}),
+               scene="tests/recovery/test_moved_racks.py"),
+    PlantedBug("readers-racks-of-today", "readers judge an old epoch by where its nodes stand now",
+               changed({"client.cluster:Cluster.nodeset_of": _readers_racks_of_today}),
+               scene="tests/recovery/test_moved_racks.py"),
+    PlantedBug("move-unseen", "a node that stands elsewhere takes no new epoch",
+               changed({"sequencer.activation:Activation.has_moved":
+                        instead(lambda *rest: False)}),
+               scene="tests/recovery/test_moved_racks.py"),
+    PlantedBug("bound-of-own-epoch", "records are kept that are younger than an epoch above them",
+               changed({"recovery.recover_log:_latest_us": _bound_of_own_epoch}),
+               scene="tests/recovery/test_append_times.py"),
+    PlantedBug("beginnings-untold", "where an epoch began is known to its own sequencer only",
+               changed({"metadata.epoch_store:_with_begun":
+                        instead(lambda record, new: record.begun)}),
+               scene="tests/recovery/test_append_times.py"),
+    PlantedBug("newest-forgotten", "a log that remembers many producers forgets the newest at once",
+               changed({f"{_TABLE}.note": _newest_forgotten}), hunt=grounds.PRODUCERS_MANY),
+    PlantedBug("full-is-next", "a producer is forgotten for a new one while it may still repeat",
+               changed({f"{_TABLE}.look": _full_is_next}), hunt=grounds.PRODUCERS_MANY),
+)  # fmt: skip
