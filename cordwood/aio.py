@@ -13,13 +13,20 @@ from cordwood.settings import ClientSettings
 __all__ = ["ClientSettings", "Store", "connect"]
 
 
-async def connect(url: str | os.PathLike[str], settings: ClientSettings | None = None) -> Store:
+async def connect(
+    url: str | os.PathLike[str],
+    settings: ClientSettings | None = None,
+    *,
+    wal_mib: int | None = None,
+) -> Store:
     """Connect to a cluster, or open a directory in this process.
 
     Args:
         url: `cordwood://host:port,…`; or the directory of a local cluster that runs
             (`cordwood up`); or the directory of an embedded store, made if it is not there.
         settings: see `settings.ClientSettings`.
+        wal_mib: how large the WAL of an embedded store is that this makes, MiB; None for 128. It
+            never changes, and a cluster's nodes have their own (`cordwood up --wal-mib`).
     Raises:
         Unreachable: no node answered; the text says how to start one.
         StoreInUse: another process has the directory open.
@@ -28,7 +35,7 @@ async def connect(url: str | os.PathLike[str], settings: ClientSettings | None =
     text = resolve(url)
     if is_cluster(text):
         return await aio.connect(text, settings)
-    return await embedded.connect(text, settings)
+    return await embedded.connect(text, settings, wal_mib=wal_mib)
 
 
 def resolve(url: str | os.PathLike[str]) -> str:

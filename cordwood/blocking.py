@@ -14,9 +14,14 @@ from cordwood.settings import ClientSettings
 __all__ = ["BlockingStore", "connect"]
 
 
-def connect(url: str | os.PathLike[str], settings: ClientSettings | None = None) -> BlockingStore:
+def connect(
+    url: str | os.PathLike[str],
+    settings: ClientSettings | None = None,
+    *,
+    wal_mib: int | None = None,
+) -> BlockingStore:
     """Connect to a cluster, or open a directory in this process; see `cordwood.aio.connect`."""
     text = resolve(url)
     if is_cluster(text):
         return blocking.connect(text, settings)
-    return embedded.connect_blocking(text, settings)
+    return embedded.connect_blocking(text, settings, wal_mib=wal_mib)

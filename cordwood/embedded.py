@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -37,6 +38,9 @@ CLUSTER_FILE = "cluster.json"
 WAL_BYTES = 128 * MIB
 """Written once when the store is made: a tenth of a second, and small beside most data."""
 
+SPARE_BYTES = 8 * MIB
+"""For metadata and the first flushes; with less the store would be full as it begins."""
+
 
 @asynccontextmanager
 async def embedded_store(
@@ -59,6 +63,7 @@ async def embedded_store(
     from cordwood.storage.rocks_logs import rocks_tables
 
     path = _check_directory(directory)
+    _check_space(path, storage.wal_bytes if storage is not None else wal_bytes)
     async with AsyncExitStack() as exit_stack:
         real = await exit_stack.enter_async_context(real_host())
         network = MemoryNetwork()
@@ -106,12 +111,41 @@ def _check_directory(directory: str) -> str:
     return path
 
 
-async def connect(directory: str, settings: ClientSettings | None = None) -> Store:
-    """Open an embedded store; see `embedded_store` for errors."""
-    return await open_store(embedded_store(directory, settings or ClientSettings()))
+def _check_space(path: str, wal_bytes: int) -> None:
+    """See that the WAL of a store that is to be made fits, before anything is made.
+
+    Raises:
+        BadSetting: it does not; the text says what would.
+    """
+    if os.path.exists(os.path.join(path, "node-1", "identity")):
+        return
+    at = path
+    while not os.path.exists(at):
+        at = os.path.dirname(at)
+    free = shutil.disk_usage(at).free
+    if free < wal_bytes + SPARE_BYTES:
+        raise BadSetting(
+            f"a WAL of {wal_bytes // MIB} MiB does not fit: {path} has {free // MIB} MiB free, and "
+            f"{SPARE_BYTES // MIB} are for the rest. Give a smaller one "
+            "(`cordwood.connect(directory, wal_mib=16)`), or a directory with more space"
+        )
 
 
-def connect_blocking(directory: str, settings: ClientSettings | None = None) -> BlockingStore:
-    """Open an embedded store for callers without a loop; see `embedded_store` for errors."""
+async def connect(
+    directory: str, settings: ClientSettings | None = None, *, wal_mib: int | None = None
+) -> Store:
+    """Open an embedded store; see `embedded_store` for errors.
+
+    Args:
+        wal_mib: of the WAL of a store that is made, MiB; None for 128.
+    """
+    wal_bytes = WAL_BYTES if wal_mib is None else wal_mib * MIB
+    return await open_store(embedded_store(directory, settings or ClientSettings(), wal_bytes))
+
+
+def connect_blocking(
+    directory: str, settings: ClientSettings | None = None, *, wal_mib: int | None = None
+) -> BlockingStore:
+    """Open an embedded store for callers without a loop; see `connect`."""
     chosen = settings or ClientSettings()
-    return open_blocking(lambda: connect(directory, chosen), chosen)
+    return open_blocking(lambda: connect(directory, chosen, wal_mib=wal_mib), chosen)

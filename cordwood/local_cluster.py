@@ -24,7 +24,9 @@ from typing import Protocol
 import msgspec
 
 from cordwood.client.address import SCHEME
+from cordwood.durable import make_directories, open_private, write_whole
 from cordwood.errors import BadSetting, Malformed, StoreInUse, Unreachable
+from cordwood.host.process_log import turn_over
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import DirLock
 from cordwood.layout.json_text import read_json
@@ -244,8 +246,7 @@ class LocalCluster:
         node.process = None
 
     def _write_address(self) -> None:
-        with open(os.path.join(self.directory, ADDRESS_FILE), "w", encoding="ascii") as file:
-            file.write(self.url + "\n")
+        write_whole(os.path.join(self.directory, ADDRESS_FILE), f"{self.url}\n".encode("ascii"))
 
     def _remove_address(self) -> None:
         address = os.path.join(self.directory, ADDRESS_FILE)
@@ -254,11 +255,11 @@ class LocalCluster:
 
     def _prepare_node(self, node: LocalNode) -> tuple[str, int]:
         """Leave a node its settings; their path, and a descriptor of its log file."""
-        os.makedirs(node.directory, mode=0o700, exist_ok=True)
         path = os.path.join(node.directory, "settings.json")
-        with open(path, "wb") as file:
-            file.write(encode_settings(self._settings(node)))
-        return path, os.open(self._log_path(node), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        write_whole(path, encode_settings(self._settings(node)))
+        log = open_private(self._log_path(node), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        turn_over(log)
+        return path, log
 
     def _settings(self, node: LocalNode) -> NodeSettings:
         return NodeSettings(
@@ -278,8 +279,9 @@ class LocalCluster:
         return os.path.join(node.directory, "log")
 
     def _last_words(self, node: LocalNode) -> str:
-        with open(self._log_path(node), encoding="utf-8", errors="replace") as file:
-            lines = file.read()[-4096:].strip().splitlines()
+        with open(self._log_path(node), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"it said nothing (see {self._log_path(node)})"
 
 
@@ -347,7 +349,7 @@ def _prepare(
 ) -> tuple[str, DirLock, ClusterShape]:
     """Lock the directory; read the shape that is there, or leave one."""
     path = os.path.abspath(directory)
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    make_directories(path)
     try:
         lock = RealDisk().lock_dir(path, f"process {os.getpid()}")
     except StoreInUse as error:
@@ -367,6 +369,11 @@ def _read_or_make_shape(path: str, shape: ClusterShape | None, port: int) -> Clu
                 found = read_json(file.read(), ClusterShape, file_path)
             except Malformed as error:
                 raise BadSetting(str(error)) from None
+        if len(found.ports) != found.nodes:
+            raise BadSetting(
+                f"{file_path} names {len(found.ports)} ports for {found.nodes} nodes: bring back "
+                "the file that `cordwood up` wrote, or give another --dir"
+            )
         if shape is not None and msgspec.structs.replace(shape, ports=found.ports) != found:
             raise BadSetting(
                 f"{path} holds a cluster of another shape ({found.nodes} nodes, "
@@ -379,11 +386,7 @@ def _read_or_make_shape(path: str, shape: ClusterShape | None, port: int) -> Clu
     chosen = shape or ClusterShape()
     chosen = msgspec.structs.replace(chosen, ports=_free_ports(chosen.nodes, port))
     _check_space(path, chosen)
-    with open(file_path + ".new", "wb") as file:
-        file.write(msgspec.json.encode(chosen))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file_path + ".new", file_path)
+    write_whole(file_path, msgspec.json.encode(chosen))
     return chosen
 
 

@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,7 @@ import uvloop
 
 from cordwood.errors import CordwoodError
 from cordwood.host.kept_memory import keep_memory
+from cordwood.host.process_log import BoundedLog, RareLines
 from cordwood.host.real import real_host
 from cordwood.host.seams import Clock
 from cordwood.host.shortcut_network import ShortcutNetwork
@@ -107,9 +109,12 @@ def main(clock_of: Callable[[NodeSettings], Clock] | None = None) -> int:
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m cordwood.node_process SETTINGS.json\n")
         return 2
+    said = BoundedLog()
+    said.addFilter(RareLines(time.monotonic))
     logging.basicConfig(
         level=os.environ.get("CORDWOOD_LOG", "INFO"),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[said],
     )
     keep_memory()
     with open(sys.argv[1], "rb") as file:

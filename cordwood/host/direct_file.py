@@ -67,6 +67,8 @@ def open_direct_fd(
     """
     base = os.O_RDWR | os.O_CLOEXEC
     is_device = stat.S_ISBLK(os.stat(path).st_mode)
+    if not is_device:
+        base |= os.O_NOFOLLOW  # a device may stand behind a link, nothing else
     if is_device and take_device:
         base |= os.O_EXCL
     if not use_direct:
@@ -86,6 +88,9 @@ def _open(path: str, flags: int) -> int:
     try:
         return os.open(path, flags)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            text = "a symbolic link stands where a file is written: remove it"
+            raise OSError(errno.ELOOP, text, path) from None
         if error.errno == errno.EBUSY and flags & os.O_EXCL:
             raise StoreInUse(f"{path} is mounted, or another process has taken it") from None
         raise

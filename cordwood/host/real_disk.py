@@ -22,9 +22,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from cordwood.durable import open_private
 from cordwood.errors import BadSetting, StoreInUse
 from cordwood.host.direct_bounds import check_create
 from cordwood.host.direct_file import RealDirectFile, open_direct_fd, write_fully
+from cordwood.host.private_directory import check_private
 from cordwood.host.seams import DirLock
 from cordwood.host.threads import BlockingPool
 
@@ -139,7 +141,8 @@ class RealDirLock:
 
     def __init__(self, path: str, owner: str) -> None:
         with _naming(path):
-            fd = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            check_private(path)
+            fd = open_private(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT)
             try:
                 _take(fd, path)
                 os.ftruncate(fd, 0)
@@ -259,7 +262,7 @@ def _fill_with_zeros(fd: int, size: int) -> None:
 
 def _read_file(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_private) as file:
             return file.read()
     except FileNotFoundError:
         return None
@@ -267,7 +270,9 @@ def _read_file(path: str) -> bytes | None:
 
 def _write_file(path: str, data: bytes) -> None:
     new_path = path + _NEW_SUFFIX
-    fd = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new_path)  # a crash left it, or somebody put a link there
+    fd = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
         file.write(data)
         file.flush()

@@ -21,13 +21,16 @@ Source: design.md §6; sqlite.org, "WAL", "PRAGMA", "Result and Error Codes".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from cordwood.durable import open_private
 from cordwood.errors import (
     BadSetting,
     Closed,
@@ -102,6 +105,31 @@ _NOT_ALLOWED = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_AUTH,
 }
+
+
+def _keep_private(path: str) -> None:
+    """Make the file, or close it to others: SQLite follows links and has modes of its own.
+
+    A file that may be open already is never opened here: closing it would let go of the locks
+    that another connection of this process holds.
+
+    Raises:
+        BadSetting: a link stands there.
+        OSError: it cannot be made.
+    """
+    if not os.path.lexists(path):
+        new = f"{path}.new-{os.getpid()}-{threading.get_ident()}"
+        os.close(open_private(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        try:
+            with contextlib.suppress(FileExistsError):  # another process made it meanwhile
+                os.link(new, path)
+        finally:
+            os.unlink(new)
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise BadSetting(f"{path} is a symbolic link: a metadata store is a file; remove the link")
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        os.chmod(path, 0o600)
 
 
 class SqliteMetadata:
@@ -304,6 +332,8 @@ class SqliteMetadata:
             raise Closed(f"the metadata store {self._path} was closed")
         if os.path.isfile(self._path) and 0 < os.path.getsize(self._path) < DATABASE_BYTES_MIN:
             raise Corrupt(f"{self._path} is no metadata store, or was cut short")
+        with contextlib.suppress(OSError):  # SQLite says in its words what cannot be made
+            _keep_private(self._path)
         try:
             db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             try:
