@@ -22,7 +22,6 @@ from cordwood.lsn import Lsn
 from cordwood.metadata import epoch_store
 from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Replication
-from cordwood.sequencer import activation
 
 LOG = 1
 
@@ -118,8 +117,7 @@ class TestNewEpochs:
 
     def test_a_log_that_has_had_all_its_nodesets_goes_on_with_the_last(self, monkeypatch):
         """Another was refused, and with it the epoch: the log took nothing any more."""
-        for module in (activation, epoch_store):
-            monkeypatch.setattr(module, "HISTORY_MAX", 2)
+        monkeypatch.setattr(epoch_store, "HISTORY_MAX", 2)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -14,6 +14,9 @@ from cordwood.sim.zoo import planted
 from cordwood.sim.zoo.write_path import NEWEST_NODESET
 from cordwood.testing.scenario import BrokenPromise, ScenarioRun
 
+SEED = 2
+"""Which node crashes when is drawn: 23 of the seeds 1 to 24 show the bug, the first does not."""
+
 OPTIONS = ClusterOptions(nodes=5, racks=1, replication=Replication(2, 1))
 
 
@@ -39,9 +42,9 @@ async def shrink_and_crash(cluster) -> None:
 
 
 def test_recovery_asks_the_nodes_of_then():
-    ScenarioRun(shrink_and_crash, options=OPTIONS).run()
+    ScenarioRun(shrink_and_crash, options=OPTIONS, seed=SEED).run()
 
 
 def test_one_that_asks_the_nodes_of_today_is_caught():
     with planted(NEWEST_NODESET), pytest.raises(BrokenPromise):
-        ScenarioRun(shrink_and_crash, options=OPTIONS).run()
+        ScenarioRun(shrink_and_crash, options=OPTIONS, seed=SEED).run()

@@ -196,8 +196,7 @@ async def _always_newest(self: Any, log: int, epoch: int) -> bool:
 
 
 def _newest_nodeset(self: Any, epoch: int) -> Any:
-    newest = self.history[-1]
-    return tuple(newest.nodes), newest.replication
+    return self.history[-1]
 
 
 BUGS = (
@@ -254,7 +253,7 @@ BUGS = (
 NEWEST_NODESET = PlantedBug(
     "newest-nodeset",
     "recovery asks the nodes of today for what those of then hold",
-    changed({"metadata.epoch_store:EpochRecord.configuration": instead(_newest_nodeset)}),
+    changed({"metadata.epoch_store:EpochRecord.entry": instead(_newest_nodeset)}),
 )
 """Needs an acknowledgement that nobody else heard of, and a nodeset that changes just then: a
 scenario of its own has both (tests/sim/test_fewer_nodes.py), one seed in hundreds does."""
