@@ -29,8 +29,7 @@ CLOCKS = frozenset({"clock_step", "clock_drift"})
 
 
 def check_trims(evidence: Evidence) -> list[Violation]:
-    """S18: a trim point never falls, is kept, and is what was asked for or retention allows; by
-    size at least `backlog_bytes` are left.
+    """S18: a trim point never falls, is kept, and is what was asked for or retention allows.
 
     By retention nothing goes that is younger than its log keeps it, nor so much that less is
     left than its log keeps.
