@@ -42,6 +42,7 @@ class BatchGatherer:
 
     Attributes:
         columns: of the batches.
+        given: the first LSN behind the batches given so far; of several logs, that of the last.
     """
 
     def __init__(self, columns: Sequence[str], keys: Set[bytes] | None = None) -> None:
@@ -50,6 +51,8 @@ class BatchGatherer:
             keys: rows with another key, or none, are left out; None wants all.
         """
         self.columns = tuple(columns)
+        self.given = 0
+        self._gathered = 0
         self._keys = None if keys is None else sorted(keys)
         # What is asked of blocks: rows are chosen by their keys, whether these are wanted or not.
         self._asked = self.columns
@@ -78,6 +81,7 @@ class BatchGatherer:
                 self._close_records()
                 self._log = (header.log, name)
             self._records += body.records(header.first, header.append_time_us, start, stop)
+            self._gathered = header.first + stop
             yield from self._grow(stop - start, round(record_bytes * (stop - start)))
             return
         step = max(1, min(ROWS_MAX, round(BATCH_BYTES / record_bytes)))
@@ -90,10 +94,12 @@ class BatchGatherer:
             if is_large or last - first >= step // 2:
                 # Large enough as it is: not copied into a larger one.
                 yield from self.finish()
+                self.given = self._gathered = header.first + last
                 yield from self._wanted([batch])
                 continue
             self._close_records()
             self._batches.append(batch)
+            self._gathered = header.first + last
             yield from self._grow(last - first, round(record_bytes * (last - first)))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -104,6 +110,7 @@ class BatchGatherer:
         batches, self._batches = self._batches, []
         self._rows = self._bytes = 0
         batches = self._wanted(batches)
+        self.given = self._gathered
         if len(batches) > 1:
             yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
         else:

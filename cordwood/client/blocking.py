@@ -203,10 +203,11 @@ class BlockingStore(BlockingPositions):
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
         record_keys: bool = True,
+        gaps: bool = True,
     ) -> BlockingReader:
         """Read `[start, until]`; see `store.Store.read`."""
         stream = self._store.read(
-            log, start, until, keys=keys, payloads=payloads, record_keys=record_keys
+            log, start, until, keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps
         )
         return BlockingReader(self._thread, self._call(stream))
 

@@ -7,16 +7,19 @@ Source: design.md §7; hotpath digest §1 (a hand-off costs 50 µs).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from cordwood.block import Gap, Record
 from cordwood.client.cluster import LogInfo
 from cordwood.client.consumer import Consumer
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
-from cordwood.client.reader import Portion, Reader
+from cordwood.client.reader import Portion, Reader, ReaderBatches
 from cordwood.client.senders import HeldBlock, SenderView
+from cordwood.client.stream_items import ARROW_BYTES
 from cordwood.host.loop_thread import LoopThread
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -31,11 +34,19 @@ RUN_BYTES = 1 << 20
 
 
 class BlockingReader:
-    """Iterates `Record` and `Gap`; also a context manager that stops the reading."""
+    """Iterates `Record` and `Gap`; also a context manager that stops the reading.
+
+    The loop fills the stream's hand, and this thread takes from it, see `client.hand`: an
+    exception in a call that waits, from a signal handler too, loses nothing, and the next call
+    goes on. So does a loop behind one that was left. For one thread at a time.
+    """
 
     def __init__(self, thread: LoopThread, stream: ReadStream) -> None:
         self._thread = thread
         self._stream = stream
+        self._hand = stream.hand
+        # A call that was broken off may still be ending when the next one comes.
+        self._filling = asyncio.Lock()
 
     @property
     def info(self) -> LogInfo:
@@ -44,17 +55,28 @@ class BlockingReader:
 
     @property
     def next_lsn(self) -> Lsn:
-        """The first LSN that was not given out yet."""
+        """The first LSN that was not dealt with; see `StreamItems.next_lsn`."""
         return Lsn(self._stream.next_lsn)
 
     def __iter__(self) -> Iterator[Record | Gap]:
-        while items := self._thread.call(self._stream.next_items()):
-            yield from items
+        return self
+
+    def __next__(self) -> Record | Gap:
+        while True:
+            for item in self._hand.items:
+                return item
+            if not self._hand.open_next() and not self._fill(1, 1):
+                raise StopIteration
 
     def blocks(self) -> Iterator[Delivery[HeldBlock] | Gap]:
         """Whole blocks and gaps, bodies not opened, for those who make columns of them."""
-        while (taken := self._thread.call(self._stream.next())) is not None:
-            yield taken
+        return _Until(self._next_block)
+
+    def _next_block(self) -> Delivery[HeldBlock] | Gap | None:
+        while (taken := self._hand.block(in_hand=True)) is None:
+            if not self._fill(1, 1):
+                return None
+        return taken
 
     def block_runs(
         self, *, bytes_max: int = RUN_BYTES, timeout_s: float | None = None
@@ -67,8 +89,14 @@ class BlockingReader:
         Raises:
             Unreachable: nothing came within `timeout_s`.
         """
-        while many := self._thread.call(self._stream.next_many(bytes_max), timeout_s=timeout_s):
-            yield many
+
+        def next_run() -> list[Delivery[HeldBlock] | Gap] | None:
+            while not (run := self._hand.run()):
+                if not self._fill(bytes_max, sys.maxsize, timeout_s):
+                    return None
+            return run
+
+        return _Until(next_run)
 
     def senders(self) -> list[SenderView]:
         """The nodes that send, as this reader sees them."""
@@ -93,7 +121,15 @@ class BlockingReader:
         self, columns: Sequence[str] | None = None, *, gaps: bool = False
     ) -> Iterator[pa.RecordBatch | Gap]:
         """Batches of columns, and gaps, in order; see `ReadStream.arrow`."""
-        yield from _each(self._thread, self._stream.arrow(columns, gaps=gaps))
+        batches = self._stream.batches(columns, gaps=gaps)
+
+        def next_batch() -> pa.RecordBatch | Gap | None:
+            while (batch := batches.next()) is None:
+                if not self._fill(ARROW_BYTES, sys.maxsize):
+                    return None
+            return batch
+
+        return _Until(next_batch)
 
     def close(self) -> None:
         """Stop reading."""
@@ -105,28 +141,60 @@ class BlockingReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _fill(self, bytes_max: int, items_max: int, timeout_s: float | None = None) -> bool:
+        return self._thread.call(self._filled(bytes_max, items_max), timeout_s=timeout_s)
+
+    async def _filled(self, bytes_max: int, items_max: int) -> bool:
+        async with self._filling:
+            return await self._stream.fill(bytes_max, items_max)
+
 
 class BlockingLogsReader:
-    """A reader of several logs; see `reader.Reader`. Iterates pairs of log and record or gap."""
+    """A reader of several logs; see `reader.Reader`. Iterates pairs of log and record or gap.
+
+    As with `BlockingReader`, a call that is broken off loses nothing.
+    """
 
     def __init__(self, thread: LoopThread, reader: Reader) -> None:
         self._thread = thread
         self._reader = reader
+        self._filling = asyncio.Lock()
 
     def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
         """The next records of one of the logs, or a gap; see `Reader.read`."""
-        return self._thread.call(self._reader.read(count, timeout_s))
+        self._thread.call(self._filled(timeout_s))
+        return self._reader.portion(count)
+
+    async def _filled(self, timeout_s: float | None) -> bool:
+        async with self._filling:
+            return await self._reader.fill(timeout_s)
 
     def __iter__(self) -> Iterator[tuple[str, Record | Gap]]:
-        while portion := self.read():
-            for item in portion:
-                yield portion.log, item
+        return self
+
+    def __next__(self) -> tuple[str, Record | Gap]:
+        while (given := self._reader.item()) is None:
+            if not self._thread.call(self._filled(None)):
+                raise StopIteration
+        return given
 
     def arrow(
         self, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.RecordBatch | Gap]]:
         """Batches of columns of one log each, and gaps; see `Reader.arrow`."""
-        yield from _each(self._thread, self._reader.arrow(columns))
+        batches = ReaderBatches(self._reader, columns)
+
+        async def filled() -> bool:
+            async with self._filling:
+                return await batches.fill()
+
+        def next_batch() -> tuple[str, pa.RecordBatch | Gap] | None:
+            while (given := batches.next()) is None:
+                if not self._thread.call(filled()):
+                    return None
+            return given
+
+        return _Until(next_batch)
 
     def deliver(self, accept: Callable[[str, Record | Gap], bool | None]) -> None:
         """Give everything to a callback until every log was read to its end; see `Reader.deliver`.
@@ -156,7 +224,7 @@ class BlockingLogsReader:
         self._thread.call(self._reader.seek(log, position))
 
     def position(self, log: str) -> Lsn:
-        """The first LSN that was not given out yet; see `Reader.position`."""
+        """The first LSN that was not dealt with; see `Reader.position`."""
         return self._reader.position(log)
 
     @property
@@ -214,6 +282,22 @@ class BlockingConsumer:
                 yield portion.log, item
 
 
+class _Until(Generic[Result]):
+    """Gives what a call gives, until that is None. What a call raises ends nothing."""
+
+    def __init__(self, call: Callable[[], Result | None]) -> None:
+        self._call = call
+
+    def __iter__(self) -> Iterator[Result]:
+        return self
+
+    def __next__(self) -> Result:
+        given = self._call()
+        if given is None:
+            raise StopIteration
+        return given
+
+
 async def _settle(reader: Reader, *, accepted: bool) -> None:
     reader.settle(accepted=accepted)
 
@@ -224,13 +308,3 @@ async def _stop(reader: Reader, log: str) -> None:
 
 async def _close(reading: ReadStream | Reader) -> None:
     reading.close()
-
-
-def _each(thread: LoopThread, items: AsyncIterator[Result]) -> Iterator[Result]:
-    """What an asynchronous iterator gives, one hop for each."""
-
-    async def following() -> Result | None:
-        return await anext(items, None)
-
-    while (item := thread.call(following())) is not None:
-        yield item

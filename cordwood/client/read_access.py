@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 
 from cordwood.client.cluster import Cluster, LogInfo
@@ -33,8 +34,13 @@ class ReadAccess:
         senders: Senders,
         cluster: Cluster,
         tokens: Sequence[str],
-        on_denied: Callable[[], None],
+        on_denied: weakref.WeakMethod[Callable[[], None]],
     ) -> None:
+        """
+        Args:
+            on_denied: told that this client may not read; weak, so that a stream that its
+                application lets go of ends at once.
+        """
         self._senders = senders
         self._cluster = cluster
         self._tokens = tokens
@@ -58,7 +64,7 @@ class ReadAccess:
             return
         token = None if info is None else read_token(info, self._tokens)
         if token is None:
-            self._on_denied()
+            call_weakly(self._on_denied)
             return
         is_new, self._senders.token = token != self._senders.token, token
         self._loop.call_later(0.0 if is_new else ASK_AGAIN_S, self._ask_refused)
@@ -67,3 +73,9 @@ class ReadAccess:
         self._is_asking = False
         if not self._closed:
             self._senders.ask_refused()
+
+
+def call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call it if its object is still there."""
+    if (found := method()) is not None:
+        found()

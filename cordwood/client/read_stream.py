@@ -11,26 +11,29 @@ Source: LogDevice digest 2.11; design.md §7; seed logdevice-read-path.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
+import weakref
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
 from typing import Protocol
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.cluster import Cluster, LogInfo
-from cordwood.client.read_access import ReadAccess
+from cordwood.client.read_access import ReadAccess, call_weakly
+from cordwood.client.read_grace import Grace
 from cordwood.client.read_health import HEALTH_S, ReadHealth
 from cordwood.client.senders import HeldBlock, Senders
 from cordwood.client.shared_tail import Seat, SharedTails
 from cordwood.client.stream_items import StreamItems
-from cordwood.errors import AccessDenied, Closed, CordwoodError, UnknownLog
+from cordwood.errors import AccessDenied, Closed, CordwoodError, Overloaded, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
 from cordwood.protocol.read_budget import ReadBudget
-from cordwood.protocol.single_copy import Doubt
 from cordwood.quorum.authority import Hearing, hear
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
@@ -52,28 +55,12 @@ milliseconds, and 2 s is well above the pauses of a busy one; what it costs when
 wrong is one window. A sequencer's first two waves fit into it.
 """
 
-GRACE_S = 5.0
-"""How long nodes that were not heard are waited for before a loss is told.
-
-LogDevice waits 100 ms. But what is released was stored on a whole copyset, or plugged: an
-f-majority without it means that one of these nodes has lost it and does not know. That is
-so rare that the wait costs nothing, a loss is told for good, and a node restarts in seconds.
-"""
-
 LOOK_S = 0.05
 """How long after a node has come past a record that is not here its absence is looked into.
 
 At the tail all nodes of a log say at once how far they have come, and one of them sends what
 there is. A reader that woke for each of them did so five times for a block, four in vain.
 """
-
-SLOW_LOOK_S = 0.05
-"""How often it is looked who is slow: a probation lasts seconds, a wait at the tail less than one
-millisecond."""
-
-GRACE_MISSES_MAX = 2
-"""Grace periods in a row that a node may miss before it gets none (LogDevice's
-`grace-counter-limit`): a range of many losses is not waited through one by one."""
 
 
 class Nudge(Protocol):
@@ -86,7 +73,8 @@ OnHealth = Callable[["ReadStream", str], None]
 
 
 class ReadStream(StreamItems):
-    """See the module. Made by the client's `read`; iterate it, then `close` it.
+    """See the module. Made by the client's `read`; one that is not read to its end is closed by
+    `close`, or once nobody has it any more.
 
     Iterating yields `Record` and `Gap` in order, which tile `[start, until]`.
 
@@ -113,6 +101,7 @@ class ReadStream(StreamItems):
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
         record_keys: bool = True,
+        gaps: bool = True,
         tails: SharedTails | None = None,
         on_closed: Callable[[ReadStream], None] | None = None,
     ) -> None:
@@ -121,7 +110,7 @@ class ReadStream(StreamItems):
             nudge: asks for the tail when nothing comes.
             budget: what all streams of the client may have sent ahead.
             seed: puts copysets in order where each reader has an order of its own.
-            keys, payloads, record_keys: what is left out, see `Store.read`.
+            keys, payloads, record_keys, gaps: what is left out, see `Store.read`.
             tails: those of the client, which it may share; None to read alone.
             on_closed: nothing that nodes say concerns it any more.
         """
@@ -135,7 +124,7 @@ class ReadStream(StreamItems):
         self._payloads = payloads
         self._nudge = nudge
         self._patience_s = NUDGE_BOUNDED_S if until < LSN_MAX else NUDGE_FIRST_S
-        super().__init__(keys, record_keys)
+        super().__init__(keys, record_keys, gaps=gaps)
         self._begin(start, until)
         is_plain = keys is None and payloads and until == LSN_MAX
         self._tails = tails if is_plain else None
@@ -146,10 +135,10 @@ class ReadStream(StreamItems):
         self._look_due: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         self._error: CordwoodError | None = None
         self._closed = False
         self._tail_seen = 0
-        self._slow_look_at = 0.0
         self._health = ReadHealth()
 
     def _begin(self, start: int, until: int) -> None:
@@ -161,11 +150,12 @@ class ReadStream(StreamItems):
             self._seed, heads_only=not self._payloads, keys=keys,
         )  # fmt: skip
         tokens = self._settings.read_tokens
-        self._access = ReadAccess(self._senders, self._cluster, tokens, self._on_denied)
+        self._access = ReadAccess(
+            self._senders, self._cluster, tokens, weakref.WeakMethod(self._on_denied)
+        )
         self._choice = self._senders.choice
         self._overdue_since: float | None = None
-        self._grace_ends: float | None = None
-        self._grace_misses: dict[NodeId, int] = {}
+        self._grace = Grace()
 
     @property
     def senders(self) -> Senders:
@@ -173,19 +163,19 @@ class ReadStream(StreamItems):
         return self._senders if self._seat is None else self._seat.lead.senders
 
     @property
-    def next_lsn(self) -> int:
-        """The first LSN that was not given out yet."""
+    def taken_lsn(self) -> int:
+        """See `StreamItems.taken_lsn`."""
         return self._buffer.next
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called or the stream failed."""
+        """Whether it was closed, failed, or came to its end."""
         return self._closed
 
     @property
     def is_done(self) -> bool:
         """Whether all up to `until` was given out."""
-        return self._buffer.is_done
+        return self._buffer.is_done and not self.hand
 
     @property
     def is_connected(self) -> bool:
@@ -212,7 +202,19 @@ class ReadStream(StreamItems):
         self._senders.open()
 
     def close(self) -> None:
-        """Stop every node's sending."""
+        """Stop every node's sending; what is here is not given out any more."""
+        self.hand.leave(self._buffer.next)
+        self._end()
+
+    def __del__(self) -> None:
+        # Its application has let go of it, in whatever thread; see `Store.read`.
+        if getattr(self, "_closed", True) or self._loop.is_closed():
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed just now
+            self._loop.call_soon_threadsafe(self._end, context=self._context)
+
+    def _end(self) -> None:
+        """Nothing more is wanted of the nodes."""
         if self._closed:
             return
         self._closed = True
@@ -274,7 +276,11 @@ class ReadStream(StreamItems):
         if self._closed or self._seat:
             return
         self._senders.on_reading(node, connection, status, version)
-        if status == ReadStatus.ACCESS:
+        if status == ReadStatus.FULL:
+            self.fail(
+                Overloaded(f"node {node} has no room for one more read stream of this client")
+            )
+        elif status == ReadStatus.ACCESS:
             self._access.on_refused(self.info)
 
     def _on_denied(self) -> None:
@@ -289,7 +295,7 @@ class ReadStream(StreamItems):
         """A node sent blocks, or only how far it has come."""
         if self._closed or not self._senders.on_blocks(node, connection, head, blocks):
             return
-        self._grace_misses.pop(node, None)
+        self._grace.on_heard(node)
         if self._buffer.is_ready or not self._choice.is_single:
             self._news.set()
         elif self._look_due is None:
@@ -317,14 +323,20 @@ class ReadStream(StreamItems):
         """
         if self._error is not None:
             raise self._error
-        if self._closed and not self._buffer.is_done:
+        hand = self.hand
+        if (hand.held or hand.opened) and (given := hand.block()) is not None:
+            return given
+        if self._closed and (hand.is_cut or not self._buffer.is_done):
             raise Closed("this read stream was closed")
         if self._seat is not None:
             return self._take_shared(self._seat)
         judge = self._judge if self._may_conclude() else None
         taken = self._buffer.take(judge, grace_over=self._is_grace_over())
+        if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
+            # At once: a period is a timer's turn at the least, and there may be many losses.
+            taken = self._buffer.take(judge, grace_over=True)
         if not self._buffer.wants_grace:
-            self._grace_ends = None
+            self._grace.end()
         if isinstance(taken, Delivery):
             self._senders.on_consumed(taken.block)
         for block in self._buffer.take_passed():
@@ -341,7 +353,10 @@ class ReadStream(StreamItems):
         # Over a bridge at once: who holds the next epoch must be known before any of it comes.
         if is_new and (isinstance(taken, Gap) or self._is_overdue()):
             self._cluster.learn_log(self.info, self._learn)
-        self._senders.move_window()
+        if self._buffer.is_done:
+            self._end()
+        else:
+            self._senders.move_window()
         return taken
 
     def _take_shared(self, seat: Seat) -> Delivery[HeldBlock] | Gap | None:
@@ -351,6 +366,8 @@ class ReadStream(StreamItems):
         taken = seat.take()
         if taken is not None:
             self._buffer.next = taken.last + 1
+            if self._buffer.is_done:
+                self._end()
         elif seat.is_over:
             self._leave_seat(seat)
         return taken
@@ -411,7 +428,7 @@ class ReadStream(StreamItems):
 
     def _look_for_doubts(self) -> None:
         """Nothing is here: whether that is a reason to ask for other copies."""
-        # What was said before the others were asked anew says nothing about their new share.
+        # What was said before others were asked anew says nothing about their new share.
         is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
         if (
             is_in_order
@@ -419,15 +436,13 @@ class ReadStream(StreamItems):
             and (self._buffer.is_passed_by(self._senders_now()))
         ):
             self._choice.on_suspicion()
-        now = self._loop.time()
-        if self._settings.reader_slow_shards_detection and now >= self._slow_look_at:
-            self._slow_look_at = now + SLOW_LOOK_S
-            self._look_for_slow(now)
+        if self._settings.reader_slow_shards_detection:
+            self._senders.look_for_slow(self.info.nodes_of(self._buffer.next >> 32))
         if self._overdue_since is None and self._is_overdue():
             self._overdue_since = self._loop.time()
             self._health.on_behind(self._overdue_since)
-        if self._grace_ends is None and self._buffer.wants_grace:
-            self._grace_ends = self._loop.time() + GRACE_S
+        if self._buffer.wants_grace:
+            self._grace.begin(self._loop.time())
         self._senders.rewind_soon()
 
     def _senders_now(self) -> list[NodeId]:
@@ -440,29 +455,14 @@ class ReadStream(StreamItems):
             self._tail_seen >= self._buffer.next and not self._buffer.is_done
         )
 
-    def _look_for_slow(self, now: float) -> None:
-        """Greylist the nodes that are far slower than the others, while that cannot hurt."""
-        nodes = self.info.nodes_of(self._buffer.next >> 32)
-        others = [n for n in nodes if self._choice.doubt(n) not in (None, Doubt.SLOW)]
-        change = self._senders.slow.decide(nodes, others, now)
-        for node in change.slow:
-            logger.info("log %d: node %d is slow, others send for it", self.info.log_id, node)
-            self._choice.on_doubt(node, Doubt.SLOW)
-        for node in change.back:
-            self._choice.on_settled(node, Doubt.SLOW)
+    def _silent(self) -> list[NodeId]:
+        """The nodes that have not said what they have at `next`."""
+        return self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
 
     def _is_grace_over(self) -> bool:
-        """Whether whoever has not spoken was waited for, or is silent too often for that."""
-        if self._grace_ends is None:
-            return False
-        silent = self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
-        if self._loop.time() < self._grace_ends:
-            return bool(silent) and all(
-                self._grace_misses.get(node, 0) > GRACE_MISSES_MAX for node in silent
-            )
-        for node in silent:
-            self._grace_misses[node] = self._grace_misses.get(node, 0) + 1
-        return True
+        """Whether those that have not spoken were waited for."""
+        grace = self._grace
+        return grace.ends is not None and grace.is_over(self._silent(), self._loop.time())
 
     async def next(self) -> Delivery[HeldBlock] | Gap | None:
         """The next block or gap, waited for; None once `until` was given out.
@@ -507,7 +507,8 @@ class ReadStream(StreamItems):
         if self._alarm is None or self._alarm.when() > due:
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._alarm = self._loop.call_at(due, self._ring)
+            # Weakly: a stream that is let go of does not stay for a timer.
+            self._alarm = self._loop.call_at(due, call_weakly, weakref.WeakMethod(self._ring))
         await self._news.wait()
 
     def _ring(self) -> None:
@@ -518,11 +519,10 @@ class ReadStream(StreamItems):
         """When there is something to do if nothing arrives, `until` at the latest."""
         if self._overdue_since is not None:
             until = min(until, self._overdue_since + STUCK_S)
-        if self._grace_ends is not None:
-            until = min(until, self._grace_ends)
-        if (due := self._health.due) is not None:
-            until = min(until, due)
-        return until
+        if self._grace.ends is not None:
+            until = min(until, self._grace.ends)
+        due = self._health.due
+        return until if due is None else min(until, due)
 
     def _on_stuck(self, now: float) -> None:
         """Count no more on those who hold everything up; if that did not help, on nobody."""

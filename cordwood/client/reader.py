@@ -10,19 +10,23 @@ Source: LogDevice digest 1 ("Reading", "Checkpoints"); design.md §7.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from operator import length_hint
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.client.hand import Batches, Hand, Taken, is_told
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
-from cordwood.client.senders import HeldBlock
 from cordwood.errors import BadSetting, Closed, CordwoodError
 from cordwood.lsn import Lsn
+from cordwood.metadata.log_tree import normalise_name
 from cordwood.protocol.gap_detection import Delivery
 
 if TYPE_CHECKING:
@@ -35,9 +39,6 @@ ARROW_BYTES = 4 << 20
 
 _LAST_GAPS = (GapKind.ACCESS, GapKind.NOT_IN_CONFIG)
 """After these nothing more comes."""
-
-ARROW_ROWS = 8192
-"""Rows of a batch of records that `read` had opened already; see `client.batches`."""
 
 REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
@@ -79,11 +80,12 @@ class _Feed:
     """One log of a reader.
 
     Attributes:
-        raw: blocks and gaps that were taken and are not opened yet.
-        items: opened and not given out; they go before what is raw.
+        log: its name as it was asked for; a log by two spellings is one, see `name`.
+        hand: what was taken of it and not given out.
         waiting: the task that waits for more.
         error: why the stream ended.
         refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
+        is_broken: its next block cannot be opened; it stays before it.
         barred_at: where it ended because the log is gone, or may not be read: a reader that
             comes back when that has changed goes on there.
     """
@@ -91,32 +93,37 @@ class _Feed:
     log: str
     stream: ReadStream
     until: Position | None
-    raw: deque[Delivery[HeldBlock] | Gap] = field(default_factory=deque)
-    items: deque[Record | Gap] = field(default_factory=deque)
+    hand: Hand
     waiting: asyncio.Task[None] | None = None
     is_over: bool = False
     error: CordwoodError | None = None
     refused: int = 0
     retry_at: float = 0.0
     barred_at: Lsn | None = None
+    is_broken: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in the log tree."""
+        return self.stream.info.name
 
     @property
     def next_lsn(self) -> Lsn:
-        if self.items:
-            first = self.items[0]
-            return first.first if isinstance(first, Gap) else first.lsn
-        if self.raw:
-            return Lsn(self.raw[0].first)
-        return Lsn(self.stream.next_lsn) if self.barred_at is None else self.barred_at
+        after = self.stream.taken_lsn if self.barred_at is None else self.barred_at
+        return Lsn(self.hand.next_lsn(after))
 
-    def take(self, taken: Delivery[HeldBlock] | Gap) -> None:
-        self.raw.append(taken)
+    def take(self, taken: Taken) -> None:
+        self.hand.held.append(taken)
         if isinstance(taken, Gap) and taken.kind in _LAST_GAPS:
             self.barred_at = taken.first
 
 
 class Reader:
     """See the module. Made by `Store.reader`; close it, or use `async with`.
+
+    Iterating gives pairs of a log's name and a record or gap. `fill` brings something into the
+    hand of a log (`client.hand`), and `portion` and `item` give of it: so a call that is
+    cancelled, or broken off in another thread, takes nothing with it.
 
     Args:
         gaps: give gaps too; without, only lost records are told, and that a log may not be
@@ -139,8 +146,13 @@ class Reader:
         self._feeds: deque[_Feed] = deque()
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         self._closed = False
         self._offered: _Feed | None = None
+        # The log whose turn it is to be given out, and an error that is to be told instead.
+        self._up: _Feed | None = None
+        self._error: CordwoodError | None = None
+        self._is_woken = False
 
     async def __aenter__(self) -> Reader:
         return self
@@ -160,16 +172,18 @@ class Reader:
         if self._closed:
             stream.close()
             raise Closed("this reader was closed")
-        self.stop(log)
+        self.stop(stream.info.name)
         if self._on_health is not None:
-            stream.on_health = partial(self._tell_health, log, self._on_health)
-        self._feeds.append(_Feed(log, stream, until))
+            stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
+        self._feeds.append(_Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
         self._news.set()
 
     def stop(self, log: str) -> None:
         """Read a log no more; one that is not read is fine."""
-        for feed in [each for each in self._feeds if each.log == log]:
+        for feed in [each for each in self._feeds if _is_of(each, log)]:
             self._feeds.remove(feed)
+            if self._up is feed:
+                self._up = None
             _end(feed)
 
     async def seek(self, log: str, position: Start) -> None:
@@ -182,7 +196,10 @@ class Reader:
         await self.start(log, position, until)
 
     def position(self, log: str) -> Lsn:
-        """The first LSN of a log that was not given out yet.
+        """The first LSN of a log that the application has not dealt with, for it to begin at again.
+
+        A record that a loop works on counts once the loop asks for the next one; what `read`
+        returned counts as a whole.
 
         Raises:
             BadSetting: it is not read.
@@ -211,9 +228,17 @@ class Reader:
     def close(self) -> None:
         """Stop reading. Safe to call twice."""
         self._closed = True
+        self._up = None
         while self._feeds:
             _end(self._feeds.pop())
         self._news.set()
+
+    def __del__(self) -> None:
+        # Its application has let go of it, in whatever thread.
+        feeds = getattr(self, "_feeds", None)
+        if feeds and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop was closed just now
+                self._loop.call_soon_threadsafe(_end_all, feeds, context=self._context)
 
     # Reading.
 
@@ -229,25 +254,90 @@ class Reader:
         Raises:
             CordwoodError: the stream of a log failed; the others can be read on.
         """
+        await self.fill(timeout_s)
+        return self.portion(count)
+
+    async def fill(self, timeout_s: float | None = None) -> bool:
+        """See that there is something to give; False after the timeout, once every log was read
+        to its `until`, or when it is woken by `wake`.
+
+        An error that a log's stream ended with is there for `portion` or `item` to tell.
+        """
+        if self._up is not None and not length_hint(self._up.hand.items):
+            self._up.hand.ask()
+            self._up = None
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
-        while True:
+        while self._up is None and self._error is None:
             self._news.clear()
-            feed = self._next_ready()
-            if feed is not None:
-                return _portion(feed, count)
+            try:
+                self._up = self._next_ready()
+            except CordwoodError as error:
+                self._error = error
+            if self._up is not None or self._error is not None:
+                break
             if self._closed:
-                raise Closed("this reader was closed")
-            if all(each.is_over for each in self._feeds):
-                return Portion()
-            if not await self._wait(deadline):
-                return Portion()
+                self._error = Closed("this reader was closed")
+            elif self._is_woken or not self._waits or not await self._wait(deadline):
+                break
+        self._is_woken = False
+        return self._up is not None or self._error is not None
 
-    async def __aiter__(self) -> AsyncIterator[tuple[str, Record | Gap]]:
-        while portion := await self.read():
-            for item in portion:
-                yield portion.log, item
+    @property
+    def _waits(self) -> bool:
+        """Whether there is a log that was not read to its `until`."""
+        return not all(each.is_over for each in self._feeds)
 
-    async def arrow(
+    def wake(self) -> None:
+        """End a `fill` that waits, or the next one that would have to."""
+        self._is_woken = True
+        self._news.set()
+
+    def portion(self, count: int) -> Portion:
+        """What `read` returns, of what is there; what a loop has in hand is dealt with.
+
+        Raises:
+            CordwoodError: as `read`.
+        """
+        self._raise_error()
+        feed = self._up
+        if feed is None:
+            return Portion()
+        records, gap = feed.hand.take_portion(count)
+        portion = Portion(feed.log, tuple(records), gap) if records or gap else Portion()
+        self._up = None
+        return portion
+
+    def item(self) -> tuple[str, Record | Gap] | None:
+        """The next item of what is there, None if nothing is.
+
+        It counts as dealt with once the next one is asked for.
+
+        Raises:
+            CordwoodError: as `read`.
+        """
+        if (feed := self._up) is not None:
+            log = feed.log
+            for item in feed.hand.items:
+                return log, item
+        self._raise_error()
+        return None
+
+    def _raise_error(self) -> None:
+        if (error := self._error) is not None:
+            if not self._closed:
+                self._error = None
+            raise error
+
+    def __aiter__(self) -> AsyncIterator[tuple[str, Record | Gap]]:
+        return self
+
+    async def __anext__(self) -> tuple[str, Record | Gap]:
+        while (given := self.item()) is None:
+            if not await self.fill() and not self._waits:
+                raise StopAsyncIteration
+        return given
+
+    def arrow(
         self, columns: Sequence[str] | None = None
     ) -> AsyncIterator[tuple[str, pa.RecordBatch | Gap]]:
         """Batches of columns of one log each, and gaps, each with its log's name.
@@ -260,46 +350,45 @@ class Reader:
             BadSetting: there is no such column.
             CordwoodError: the stream of a log failed; the others can be read on.
         """
-        from cordwood.layout.arrow import COLUMNS, batch_schema
+        return ReaderBatches(self, columns)
 
-        wanted = tuple(columns or COLUMNS)
-        batch_schema(wanted)
+    def batches_of(self, feed: _Feed, columns: Sequence[str]) -> Batches:
+        """What makes columns of one log's hand."""
+        make = partial(feed.stream.gatherer, columns)
+        return Batches(feed.hand, feed.name, make, self._wants)
+
+    def _wants(self, gap: Gap) -> bool:
+        return self._gaps or is_told(gap)
+
+    async def fill_raw(self) -> _Feed | None:
+        """The next log in turn that has something, a turn's worth of it; None once every log was
+        read to its `until`.
+
+        Raises:
+            CordwoodError: as `arrow`.
+        """
+        if self._up is not None:
+            self._up.hand.close_block()
+            self._up = None
         while True:
+            self._raise_error()
             self._news.clear()
             feed = self._next_ready(raw=True)
             if feed is not None:
-                for taken in self._batches(feed, wanted):
-                    yield feed.log, taken
-                continue
+                size = 0
+                for taken in feed.hand.held:
+                    size += _size(taken)
+                while size < ARROW_BYTES and not feed.is_over and feed.waiting is None:
+                    before = len(feed.hand.held)
+                    self._take(feed)
+                    if len(feed.hand.held) > before:
+                        size += _size(feed.hand.held[-1])
+                return feed
             if self._closed:
                 raise Closed("this reader was closed")
             if all(each.is_over for each in self._feeds):
-                return
+                return None
             await self._wait(None)
-
-    def _batches(self, feed: _Feed, columns: Sequence[str]) -> Iterator[pa.RecordBatch | Gap]:
-        """What one log has now, up to a turn's worth."""
-        from cordwood.layout.arrow import records_to_batch
-
-        info, gatherer = feed.stream.info, feed.stream.gatherer(columns)
-        while feed.items:  # what `read` opened and did not give out
-            portion = _portion(feed, ARROW_ROWS)
-            if portion.gap is not None:
-                yield portion.gap
-            else:
-                yield records_to_batch(info.log_id, info.name, portion.records, columns=columns)
-        size = 0
-        while feed.raw and size < ARROW_BYTES:
-            taken = feed.raw.popleft()
-            if isinstance(taken, Delivery):
-                size += taken.block.header.stored_bytes
-                yield from gatherer.add(info.name, taken)
-            elif self._gaps or _is_told(taken):
-                yield from gatherer.finish()
-                yield taken
-            if not feed.raw and not feed.is_over and feed.waiting is None:
-                self._take(feed)
-        yield from gatherer.finish()
 
     async def deliver(self, accept: Accept) -> None:
         """Give everything to a callback, until every log was read to its `until`.
@@ -323,13 +412,15 @@ class Reader:
         Raises:
             CordwoodError: the stream of a log failed.
         """
+        self._up = None
         while True:
+            self._raise_error()
             self._news.clear()
             feed = self._next_ready()
             if feed is not None:
                 self._offered = feed
-                return feed.log, feed.items[0]
-            waits = [each.retry_at for each in self._feeds if each.items]
+                return feed.log, feed.hand.peek()
+            waits = [each.retry_at for each in self._feeds if length_hint(each.hand.items)]
             if not waits and all(each.is_over for each in self._feeds):
                 return None
             await self._wait(min(waits, default=None))
@@ -339,7 +430,7 @@ class Reader:
         feed, self._offered = self._offered, None
         assert feed is not None, "something was offered"
         if accepted:
-            feed.items.popleft()
+            feed.hand.settle()
             feed.refused = 0
             return
         pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.refused)
@@ -348,13 +439,9 @@ class Reader:
 
     # Inside.
 
-    def _tell_health(self, log: str, on_health: OnLogHealth, _: ReadStream, why: str) -> None:
-        """Not from within the stream: what the callback does or raises is not the stream's."""
-        self._loop.call_soon(on_health, log, why)
-
     def _feed(self, log: str) -> _Feed:
         for feed in self._feeds:
-            if feed.log == log:
+            if _is_of(feed, log):
                 return feed
         raise BadSetting(f"{log} is not read by this reader: `start` it first")
 
@@ -368,20 +455,31 @@ class Reader:
         for _ in range(len(self._feeds)):
             feed = self._feeds[0]
             self._feeds.rotate(-1)
-            while not feed.items and not (raw and feed.raw):
-                if feed.raw:
-                    self._open_block(feed)
-                elif feed.is_over or feed.waiting is not None:
-                    break
-                else:
-                    self._take(feed)
-            has_some = bool(feed.items or feed.raw)
+            has_some = self._has_some(feed, raw)
             if feed.error is not None and not has_some:
                 error, feed.error = feed.error, None
                 raise error
             if has_some and feed.retry_at <= now:
                 return feed
         return None
+
+    def _has_some(self, feed: _Feed, raw: bool) -> bool:
+        """Whether a log has something to give, opened or not; else it is waited for."""
+        hand = feed.hand
+        while not feed.is_broken:
+            if raw:
+                hand.close_block()
+            try:
+                if hand.held if raw else length_hint(hand.items) or hand.open_next():
+                    return True
+            except CordwoodError as error:
+                # It stays at this block: whoever keeps positions does not pass it.
+                feed.error, feed.is_over, feed.is_broken = error, True, True
+                return False
+            if feed.is_over or feed.waiting is not None:
+                return False
+            self._take(feed)
+        return False
 
     def _take(self, feed: _Feed) -> None:
         """Take what is there, or have a task wait for it."""
@@ -392,34 +490,10 @@ class Reader:
             elif feed.stream.is_done:
                 feed.is_over = True
             else:
-                feed.waiting = self._tasks.create_task(self._await(feed))
+                # The task keeps the log's feed and not this reader, which may be let go of.
+                feed.waiting = self._tasks.create_task(_await(feed, self._news))
         except CordwoodError as error:
             feed.error, feed.is_over = error, True
-
-    async def _await(self, feed: _Feed) -> None:
-        """Wait for the next block or gap of one log."""
-        try:
-            taken = await feed.stream.next()
-            if taken is None:
-                feed.is_over = True
-            else:
-                feed.take(taken)
-        except CordwoodError as error:
-            feed.error, feed.is_over = error, True
-        finally:
-            feed.waiting = None
-            self._news.set()
-
-    def _open_block(self, feed: _Feed) -> None:
-        """Make records of the next block."""
-        try:
-            items = feed.stream.items_of(feed.raw.popleft())
-        except CordwoodError as error:
-            feed.error, feed.is_over = error, True
-            return
-        if not self._gaps:
-            items = [each for each in items if _is_told(each)]
-        feed.items.extend(items)
 
     async def _wait(self, deadline: float | None) -> bool:
         """Wait for something to come; False if nothing did by the deadline."""
@@ -431,29 +505,82 @@ class Reader:
         return True
 
 
-def _is_told(item: Record | Gap) -> bool:
-    """Whether a reader who wants no gaps gets it: records, the loss of some, and that it may
-    not see them."""
-    return isinstance(item, Record) or item.kind in (GapKind.DATA_LOSS, GapKind.ACCESS)
+class ReaderBatches:
+    """See `Reader.arrow`."""
+
+    def __init__(self, reader: Reader, columns: Sequence[str] | None) -> None:
+        from cordwood.layout.arrow import COLUMNS, batch_schema
+
+        self._columns = tuple(columns or COLUMNS)
+        batch_schema(self._columns)
+        self._reader = reader
+        self._turn: tuple[str, Batches] | None = None
+
+    def next(self) -> tuple[str, pa.RecordBatch | Gap] | None:
+        """The next batch or gap of the log whose turn it is; None once its turn is over."""
+        if (turn := self._turn) is None:
+            return None
+        batch = turn[1].next()
+        return None if batch is None else (turn[0], batch)
+
+    async def fill(self) -> bool:
+        """Have the next log's turn begin; False once every log was read to its `until`.
+
+        Raises:
+            CordwoodError: see `Reader.arrow`.
+        """
+        self._turn = None
+        feed = await self._reader.fill_raw()
+        if feed is not None:
+            self._turn = feed.log, self._reader.batches_of(feed, self._columns)
+        return feed is not None
+
+    def __aiter__(self) -> AsyncIterator[tuple[str, pa.RecordBatch | Gap]]:
+        return self
+
+    async def __anext__(self) -> tuple[str, pa.RecordBatch | Gap]:
+        while (given := self.next()) is None:
+            if not await self.fill():
+                raise StopAsyncIteration
+        return given
 
 
-def _portion(feed: _Feed, count: int) -> Portion:
-    """One gap, or the records up to the next; what a feed has came from one block."""
-    first = feed.items[0]
-    if isinstance(first, Gap):
-        feed.items.popleft()
-        return Portion(feed.log, gap=first)
-    taken: list[Record] = []
-    while feed.items and len(taken) < max(1, count):
-        item = feed.items[0]
-        if isinstance(item, Gap):
-            break
-        taken.append(item)
-        feed.items.popleft()
-    return Portion(feed.log, tuple(taken))
+def _size(taken: Taken) -> int:
+    return taken.block.header.stored_bytes if isinstance(taken, Delivery) else 0
+
+
+def _is_of(feed: _Feed, log: str) -> bool:
+    return log in (feed.log, feed.name) or normalise_name(log) == feed.name
+
+
+def _tell_health(
+    loop: asyncio.AbstractEventLoop, log: str, on_health: OnLogHealth, _: ReadStream, why: str
+) -> None:
+    """Not from within the stream: what the callback does or raises is not the stream's."""
+    loop.call_soon(on_health, log, why)
+
+
+async def _await(feed: _Feed, news: asyncio.Event) -> None:
+    """Wait for the next block or gap of one log."""
+    try:
+        taken = await feed.stream.next()
+        if taken is None:
+            feed.is_over = True
+        else:
+            feed.take(taken)
+    except CordwoodError as error:
+        feed.error, feed.is_over = error, True
+    finally:
+        feed.waiting = None
+        news.set()
 
 
 def _end(feed: _Feed) -> None:
     if feed.waiting is not None:
         feed.waiting.cancel()
     feed.stream.close()
+
+
+def _end_all(feeds: deque[_Feed]) -> None:
+    for feed in feeds:
+        _end(feed)

@@ -119,6 +119,11 @@ class HeldBlock:
         return self._is_intact
 
 
+SLOW_LOOK_S = 0.05
+"""How often it is looked who is slow: a probation lasts seconds, a wait at the tail less than one
+millisecond."""
+
+
 @dataclass(frozen=True, slots=True)
 class SenderView:
     """One node as a reader sees it, for people.
@@ -194,6 +199,8 @@ class Senders:
         self._blocks: dict[NodeId, int] = {}
         self._began = False
         self._closed = False
+        self._slow_look_at = 0.0
+        self._last_views: list[SenderView] | None = None
         self._rewind_due = False
         self._switch_at = 0
 
@@ -204,14 +211,19 @@ class Senders:
 
     def close(self) -> None:
         """Stop every node's sending."""
+        if self._closed:
+            return
         self._closed = True
+        self._last_views = self.views()
         self._window.close()
         for source in self.sources.values():
             source.connection.send(Kind.STOP, 0, (pack_stop(self._number),))
         self.sources.clear()
 
     def views(self) -> list[SenderView]:
-        """Every node as this reader sees it, in node order."""
+        """Every node as this reader sees it, in node order; once closed, as it saw it last."""
+        if self._last_views is not None:
+            return self._last_views
         heard = self.sending()
         return [
             SenderView(
@@ -397,6 +409,20 @@ class Senders:
             # It would go on to send what others are asked for, all through its probation.
             quiet=self.choice.doubt(node) is Doubt.SLOW,
         )
+
+    def look_for_slow(self, nodes: Sequence[NodeId]) -> None:
+        """Greylist those of `nodes` that are far slower than the others, while that cannot hurt."""
+        now = self._loop.time()
+        if now < self._slow_look_at:
+            return
+        self._slow_look_at = now + SLOW_LOOK_S
+        others = [n for n in nodes if self.choice.doubt(n) not in (None, Doubt.SLOW)]
+        change = self.slow.decide(nodes, others, now)
+        for node in change.slow:
+            logger.info("log %d: node %d is slow, others send for it", self._log, node)
+            self.choice.on_doubt(node, Doubt.SLOW)
+        for node in change.back:
+            self.choice.on_settled(node, Doubt.SLOW)
 
     def rewind_soon(self) -> None:
         """Ask all anew at the end of this turn, once for all that happened in it."""

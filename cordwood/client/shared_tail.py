@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from cordwood.block import Gap
 from cordwood.client.cluster import LogInfo
@@ -109,12 +111,12 @@ class Seat:
 
     __slots__ = (
         "_bytes",
+        "_member",
         "_tail",
         "_waiting",
         "is_dropped",
         "is_over",
         "lead",
-        "member",
         "trouble",
     )
 
@@ -122,11 +124,22 @@ class Seat:
         self._tail = tail
         self._waiting = deque(missed)
         self._bytes = sum(map(_size, missed))
-        self.member = member
+        # Nothing here keeps a stream that its application has let go of.
+        self._member = weakref.ref(member)
         self.lead = tail.lead
         self.is_over = False
         self.is_dropped = False
         self.trouble = ""
+
+    @property
+    def member(self) -> ReadStream | None:
+        """Who sits here; None once nobody has it any more."""
+        return self._member()
+
+    def wake(self) -> None:
+        """There is something to see to."""
+        if (member := self._member()) is not None:
+            member.on_news()
 
     @property
     def is_empty(self) -> bool:
@@ -139,12 +152,12 @@ class Seat:
         self._bytes += size
         if self._bytes > self._tail.seat_bytes or len(self._waiting) > SEAT_ITEMS_MAX:
             self._stop()
-        self.member.on_news()
+        self.wake()
 
     def end(self) -> None:
         """The lead goes on no more."""
         self._stop()
-        self.member.on_news()
+        self.wake()
 
     def _stop(self) -> None:
         self.is_over = True
@@ -181,12 +194,12 @@ class SharedTail:
     def __init__(self, lead: ReadStream, budget: ReadBudget, leftovers: Leftovers) -> None:
         self.lead = lead
         self.leftovers = leftovers
-        self.next = lead.next_lsn
+        self.next = lead.taken_lsn
         self.seat_bytes = 0
         self.followed_by: SharedTail | None = None
         self._seats: dict[Seat, None] = {}
         # Those that came past the lead, and so could not join: where and when that was.
-        self._ahead: dict[ReadStream, tuple[int, float]] = {}
+        self._ahead: WeakKeyDictionary[ReadStream, tuple[int, float]] = WeakKeyDictionary()
         self._recent: deque[Taken] = deque()
         self._recent_bytes = 0
         self._budget = budget
@@ -200,13 +213,13 @@ class SharedTail:
         missed: deque[Taken] = deque()
         at = self.next
         for item in reversed(self._recent):
-            if at <= member.next_lsn:
+            if at <= member.taken_lsn:
                 break
             missed.appendleft(item)
             at = item.first
-        if at != member.next_lsn:
-            if member.next_lsn > self.next and member not in self._ahead:
-                self._ahead[member] = member.next_lsn, asyncio.get_running_loop().time()
+        if at != member.taken_lsn:
+            if member.taken_lsn > self.next and member not in self._ahead:
+                self._ahead[member] = member.taken_lsn, asyncio.get_running_loop().time()
             return None
         seat = Seat(self, member, missed)
         self._seats[seat] = None
@@ -227,13 +240,13 @@ class SharedTail:
         """Whether so many wait further on, and `member` the furthest, that it is time for another
         lead."""
         since = asyncio.get_running_loop().time() - BEHIND_S
-        waiting = [each for each, (_, at) in self._ahead.items() if at <= since]
+        waiting = [each for each, (_, at) in list(self._ahead.items()) if at <= since]
         return len(waiting) >= MEMBERS_MIN and is_furthest(member, waiting)
 
     def follow(self, tail: SharedTail) -> None:
         """`tail` is shared from now on, further on than this one."""
         self.followed_by = tail
-        self._wake(self._ahead)
+        self._wake([*self._ahead])
 
     async def run(self) -> None:
         """Give what the lead concludes to all, until it ends or nobody is left.
@@ -248,7 +261,7 @@ class SharedTail:
                 seat.give(items, size)
                 if seat.is_over:
                     self.leave(seat)
-            self._wake([each for each, (at, _) in self._ahead.items() if at <= self.next])
+            self._wake([each for each, (at, _) in list(self._ahead.items()) if at <= self.next])
             if self.followed_by is not None and self.next >= self.followed_by.next:
                 return
             self._reserve()
@@ -264,7 +277,7 @@ class SharedTail:
         seats, self._seats = self._seats, {}
         for seat in seats:
             seat.end()
-        self._wake(self._ahead)
+        self._wake([*self._ahead])
 
     def _wake(self, members: Collection[ReadStream]) -> None:
         """Some that are ahead may try again."""
@@ -294,7 +307,7 @@ class SharedTail:
     def _on_health(self, lead: ReadStream, trouble: str) -> None:
         for seat in self._seats:
             seat.trouble = trouble
-            seat.member.on_news()
+            seat.wake()
 
 
 class SharedTails:
@@ -322,7 +335,7 @@ class SharedTails:
         self._is_closed = False
         self._by_log: dict[int, SharedTail] = {}
         # Those that wait at a tail that nobody shares yet.
-        self._alone: dict[int, dict[ReadStream, None]] = {}
+        self._alone: dict[int, WeakKeyDictionary[ReadStream, None]] = {}
 
     def join(self, stream: ReadStream) -> Seat | None:
         """A stream has nothing to give and knows of nothing to wait for: whether it can share."""
@@ -336,14 +349,14 @@ class SharedTails:
             made = self._share(stream)
             tail.follow(made)
             return made.seat(stream)
-        alone = self._alone.setdefault(log, {})
+        alone = self._alone.setdefault(log, WeakKeyDictionary())
         alone[stream] = None
         # Whoever stands further back reads on to the others; none of them waits for it.
-        if len(alone) < MEMBERS_MIN or not is_furthest(stream, alone):
+        if len(alone) < MEMBERS_MIN or not is_furthest(stream, [*alone]):
             return None
         del self._alone[log]
         made = self._share(stream)
-        for each in alone:
+        for each in list(alone):
             each.on_news()  # to join it, too
         return made.seat(stream)
 
@@ -363,7 +376,7 @@ class SharedTails:
     def _share(self, stream: ReadStream) -> SharedTail:
         """Make a lead that begins where a stream stands."""
         log = stream.info.log_id
-        lead = self._open_lead(stream.info, stream.next_lsn)
+        lead = self._open_lead(stream.info, stream.taken_lsn)
         tail = self._by_log[log] = SharedTail(lead, self._budget, self._leftovers)
         logger.debug("log %d: %d readers share one stream", log, MEMBERS_MIN)
         self._tasks.create_task(self._run(log, tail))
@@ -393,7 +406,7 @@ class SharedTails:
 
 def is_furthest(stream: ReadStream, others: Collection[ReadStream]) -> bool:
     """Whether no other one stands further on."""
-    return all(each.next_lsn <= stream.next_lsn for each in others)
+    return all(each.taken_lsn <= stream.taken_lsn for each in others)
 
 
 def _size(item: Taken) -> int:

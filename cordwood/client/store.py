@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
+from weakref import WeakValueDictionary
 
 from cordwood.block import Buffer
 from cordwood.client.address import SCHEME
@@ -42,20 +44,10 @@ from cordwood.client.senders import HeldBlock
 from cordwood.client.shared_tail import SharedTails
 from cordwood.client.stages import Stages
 from cordwood.client.staging import Stager
-from cordwood.errors import (
-    BadSetting,
-    Closed,
-    Malformed,
-    Unreachable,
-)
+from cordwood.errors import BadSetting, Closed, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
-from cordwood.layout.message import (
-    Call,
-    ListLogs,
-    LogsReply,
-    Reply,
-)
+from cordwood.layout.message import Call, ListLogs, LogsReply, Reply
 from cordwood.layout.reading import (
     read_blocks_frame,
     read_gaps,
@@ -95,8 +87,9 @@ class Store(Stages, PositionCalls, Nodes):
         self._append_calls = AppendCalls(
             self._appends, cluster, self._find_to_append, settings, host.clock.now_us
         )
-        self._streams: dict[int, ReadStream] = {}
-        self._readers: list[Reader] = []
+        # Streams and readers belong to whoever asked for them: one that is dropped ends by itself.
+        self._streams: WeakValueDictionary[int, ReadStream] = WeakValueDictionary()
+        self._readers: list[weakref.ref[Reader]] = []
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
         self._tasks = tasks
@@ -222,8 +215,12 @@ class Store(Stages, PositionCalls, Nodes):
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
         record_keys: bool = True,
+        gaps: bool = True,
     ) -> ReadStream:
         """Read `[start, until]`, both ends included; iterate what this returns.
+
+        It has ended once it gave out `until`; one that is left before is closed by `close`, or
+        once nothing refers to it.
 
         Args:
             start: the first LSN, `oldest`, `tail` for what comes after now, or a time, resolved
@@ -238,6 +235,8 @@ class Store(Stages, PositionCalls, Nodes):
             record_keys: without, records come without their keys, also where they were chosen by
                 them. They are sent all the same, beside the payloads; `arrow` gives the columns
                 that it is asked for.
+            gaps: without, items are records, and gaps only where records were lost or may not be
+                read: an epoch's end, trimmed records and the like are passed over.
         Raises:
             BadSetting: a position that is none, a time without a zone, or keys without payloads.
             UnknownLog: there is no such log.
@@ -255,7 +254,7 @@ class Store(Stages, PositionCalls, Nodes):
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, nudge,
             budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
-            record_keys=record_keys, tails=self._tails, on_closed=self._forget,
+            record_keys=record_keys, gaps=gaps, tails=self._tails, on_closed=self._forget,
         )  # fmt: skip
         self._streams[number] = stream
         stream.open()
@@ -303,7 +302,7 @@ class Store(Stages, PositionCalls, Nodes):
         """
         read = partial(self.read, keys=keys, payloads=payloads, record_keys=record_keys)
         made = Reader(read, self._tasks, gaps=gaps, on_health=on_health)
-        self._readers = [each for each in self._readers if not each.is_closed] + [made]
+        self._readers = [*filter(_is_used, self._readers), weakref.ref(made)]
         try:
             for log in logs:
                 await made.start(log, start, until)
@@ -493,8 +492,9 @@ class Store(Stages, PositionCalls, Nodes):
             writer.end(error)
         self._tails.close()
         await self._appends.close(error)
-        for reader in self._readers:
-            reader.close()
+        for known in self._readers:
+            if (reader := known()) is not None:
+                reader.close()
         for stream in list(self._streams.values()):
             stream.fail(error)
         await self._cluster.close()
@@ -567,6 +567,11 @@ class Store(Stages, PositionCalls, Nodes):
         """Something else is said of a node's data: see `Cluster.on_statuses`."""
         for stream in list(self._streams.values()):
             stream.on_statuses(is_moved=is_moved)
+
+
+def _is_used(known: weakref.ref[Reader]) -> bool:
+    reader = known()
+    return reader is not None and not reader.is_closed
 
 
 @asynccontextmanager

@@ -8,12 +8,15 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from cordwood.block import Gap, GapKind, Record
+from cordwood.block import Gap, Record
 from cordwood.client.cluster import LogInfo
 from cordwood.client.delivered import records_of, with_keys, without_keys
+from cordwood.client.hand import Batches, Hand, Taken, is_no_bridge
 from cordwood.client.senders import HeldBlock
+from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
 
 if TYPE_CHECKING:
@@ -24,25 +27,48 @@ if TYPE_CHECKING:
 ARROW_BYTES = 4 << 20
 """Bodies taken at a time for `arrow`: a batch's worth."""
 
-_BENIGN = (GapKind.BRIDGE, GapKind.HOLE, GapKind.FILTERED)
-
 
 class StreamItems(ABC):
     """A stream of blocks and gaps, taken by the item.
 
+    Iterating it gives `Record` and `Gap`. A loop that was left, by `break`, an error or a
+    cancelled `anext`, is gone on with by the next one, and by every other call: nothing that was
+    not given is passed over.
+
     Attributes:
         info: the log that is read.
+        hand: what was taken and not given out.
     """
 
     info: LogInfo
+    hand: Hand
 
-    def __init__(self, keys: Collection[bytes] | None, record_keys: bool) -> None:
+    def __init__(
+        self, keys: Collection[bytes] | None, record_keys: bool, *, gaps: bool = True
+    ) -> None:
         """
         Args:
-            keys, record_keys: what is left out, see `Store.read`.
+            keys, record_keys, gaps: what is left out, see `Store.read`.
         """
         self._keys = None if keys is None else frozenset(keys)
         self._record_keys = record_keys
+        # Not a bound method: a stream that its application drops goes without a collection.
+        opener = partial(_items_of, keys=self._keys, record_keys=record_keys)
+        self.hand = Hand(opener, gaps=gaps)
+
+    @property
+    @abstractmethod
+    def taken_lsn(self) -> int:
+        """The first LSN that was not taken off the nodes yet."""
+
+    @property
+    def next_lsn(self) -> int:
+        """The first LSN that the application has not dealt with, for it to begin at again.
+
+        An item that a loop works on counts once the loop asks for the next one; a list that a
+        call returned counts as a whole.
+        """
+        return Lsn(self.hand.next_lsn(self.taken_lsn))
 
     @abstractmethod
     def close(self) -> None:
@@ -86,7 +112,21 @@ class StreamItems(ABC):
             taken = self.take() if size < bytes_max and len(many) < items_max else None
         return many
 
-    async def arrow(
+    async def fill(self, bytes_max: int, items_max: int = sys.maxsize) -> bool:
+        """See that something is in the hand; False once all was given out.
+
+        Args:
+            bytes_max, items_max: see `next_many`.
+        Raises:
+            CordwoodError: the stream failed or was closed.
+        """
+        if not self.hand:
+            self.hand.ask()
+            many = await self.next_many(bytes_max, items_max)
+            self.hand.held.extend(many)
+        return bool(self.hand)
+
+    def arrow(
         self, columns: Sequence[str] | None = None, *, gaps: bool = False
     ) -> AsyncIterator[pa.RecordBatch | Gap]:
         """Batches of columns, and gaps, in order; records are not touched one by one.
@@ -99,24 +139,22 @@ class StreamItems(ABC):
             columns: see `layout.arrow`; None takes its default.
         Raises:
             BadSetting: there is no such column.
-            CordwoodError: the stream failed or was closed.
+            CordwoodError: the stream failed or was closed; told by the iterator.
+        """
+        return _ArrowItems(self, self.batches(columns, gaps=gaps))
+
+    def batches(self, columns: Sequence[str] | None, *, gaps: bool) -> Batches:
+        """What makes columns of what is in the hand; see `arrow`.
+
+        Raises:
+            BadSetting: there is no such column.
         """
         from cordwood.layout.arrow import COLUMNS, batch_schema
 
         wanted = tuple(columns or COLUMNS)
         batch_schema(wanted)
-        gatherer = self.gatherer(wanted)
-        while many := await self.next_many(ARROW_BYTES):
-            for taken in many:
-                if isinstance(taken, Delivery):
-                    for batch in gatherer.add(self.info.name, taken):
-                        yield batch
-                elif gaps or taken.kind not in _BENIGN:
-                    for batch in gatherer.finish():
-                        yield batch
-                    yield taken
-            for batch in gatherer.finish():
-                yield batch
+        make = partial(self.gatherer, wanted)
+        return Batches(self.hand, self.info.name, make, (lambda _: True) if gaps else is_no_bridge)
 
     def gatherer(self, columns: Sequence[str]) -> BatchGatherer:
         """What makes batches with these columns of what was taken."""
@@ -128,28 +166,57 @@ class StreamItems(ABC):
         """The next gap, or the records of the next block; empty once all was given out.
 
         Raises:
-            Corrupt: a block's body passed its stored checksum and cannot be read.
+            Corrupt: a block's body passed its stored checksum and cannot be read; the stream
+                stays before it.
         """
-        taken = await self.next()
-        return [] if taken is None else self.items_of(taken)
+        while not self.hand.open_next():
+            if not await self.fill(1, 1):
+                return []
+        return self.hand.take_rest()
 
-    def items_of(self, taken: Delivery[HeldBlock] | Gap) -> list[Record | Gap]:
+    def items_of(self, taken: Taken) -> list[Record | Gap]:
         """What was taken as records and gaps, without the records that are not wanted.
 
         Raises:
             Corrupt: see `next_items`.
         """
-        if isinstance(taken, Gap):
-            return [taken]
-        if self._keys is None:
-            return records_of(taken, record_keys=self._record_keys)
-        items = with_keys(records_of(taken), self._keys)
-        return items if self._record_keys else without_keys(items)
+        return _items_of(taken, keys=self._keys, record_keys=self._record_keys)
 
-    async def __aiter__(self) -> AsyncIterator[Record | Gap]:
-        try:
-            while items := await self.next_items():
-                for item in items:
-                    yield item
-        finally:
-            self.close()
+    def __aiter__(self) -> AsyncIterator[Record | Gap]:
+        return self
+
+    async def __anext__(self) -> Record | Gap:
+        hand = self.hand
+        while True:
+            for item in hand.items:
+                return item
+            if not hand.open_next() and not await self.fill(1, 1):
+                raise StopAsyncIteration
+
+
+class _ArrowItems:
+    """See `StreamItems.arrow`."""
+
+    def __init__(self, stream: StreamItems, batches: Batches) -> None:
+        self._stream = stream
+        self._batches = batches
+
+    def __aiter__(self) -> AsyncIterator[pa.RecordBatch | Gap]:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch | Gap:
+        while (batch := self._batches.next()) is None:
+            if not await self._stream.fill(ARROW_BYTES):
+                raise StopAsyncIteration
+        return batch
+
+
+def _items_of(
+    taken: Taken, *, keys: frozenset[bytes] | None, record_keys: bool
+) -> list[Record | Gap]:
+    if isinstance(taken, Gap):
+        return [taken]
+    if keys is None:
+        return records_of(taken, record_keys=record_keys)
+    items = with_keys(records_of(taken), keys)
+    return items if record_keys else without_keys(items)

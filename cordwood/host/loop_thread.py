@@ -36,6 +36,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
+        self._has_ended = False
         self._lock = threading.Lock()
         self._is_closing = False
         # Calls that threads wait for. What the loop never came to is cancelled as it closes.
@@ -45,7 +46,19 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._has_ended = True
+
+    @property
+    def _is_alive(self) -> bool:
+        """Whether the loop runs, in this process.
+
+        Not `Thread.is_alive`: a signal handler that raises within it has CPython 3.11 take the
+        thread for ended, and every later call would say that the client was closed.
+        """
+        return not self._has_ended and os.getpid() == self._pid
 
     def call(
         self,
@@ -96,7 +109,7 @@ class LoopThread:
             Closed: the loop was closed.
         """
         with self._lock:
-            if self._is_closing or not self._thread.is_alive():
+            if self._is_closing or not self._is_alive:
                 work.close()
                 raise Closed("this client was closed")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -111,7 +124,7 @@ class LoopThread:
             Closed: the loop was closed.
         """
         with self._lock:
-            if self._is_closing or not self._thread.is_alive():
+            if self._is_closing or not self._is_alive:
                 raise Closed("this client was closed")
             self._loop.call_soon_threadsafe(callback)
 
@@ -126,13 +139,13 @@ class LoopThread:
             return
         with self._lock:
             was_closing, self._is_closing = self._is_closing, True
-        if self._thread.is_alive() and not was_closing:
+        if not self._has_ended and not was_closing:
             asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop)
-        if self._thread.is_alive():
+        if not self._has_ended:
             self._thread.join(STOP_TIMEOUT_S + 2 * END_S)
         for future in list(self._open):
             future.cancel()
-        if not self._thread.is_alive() and not self._loop.is_closed():
+        if self._has_ended and not self._loop.is_closed():
             self._loop.close()
 
     async def _end_calls(self) -> None:

@@ -135,6 +135,8 @@ class ReadStatus(enum.IntEnum):
     ACCESS = 3
     """The log wants another read token, or one at all; no stream was started, or the one that
     was has ended."""
+    FULL = 4
+    """This connection has as many streams as a node takes; this one was not started."""
 
 
 @dataclass(frozen=True, slots=True)

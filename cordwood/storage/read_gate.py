@@ -9,6 +9,7 @@ Source: LogDevice digest 2.10 (START, STARTED), 1 (ACCESS gaps).
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from cordwood.errors import Overloaded
@@ -17,6 +18,8 @@ from cordwood.layout.reading import ReadRequest, ReadStatus, pack_reading
 from cordwood.storage.read_rights import ReadRights
 from cordwood.storage.read_streams import STREAMS_MAX, ReadStreams
 from cordwood.wire.connection import Connection
+
+logger = logging.getLogger(__name__)
 
 
 class ReadGate:
@@ -34,10 +37,21 @@ class ReadGate:
     def start(self, connection: Connection, request: ReadRequest, status: ReadStatus) -> None:
         """Start a stream, refuse it, or have it wait; one of the same number ends.
 
+        One stream too many is refused by itself. To end the connection would end all that share
+        it, and the client would come back to ask for the same again.
+        """
+        self.stop(connection, request.stream)
+        try:
+            self._start(connection, request, status)
+        except Overloaded as error:
+            logger.warning("log %d: %s", request.log, error)
+            _refuse(connection, request.stream, request.version, ReadStatus.FULL)
+
+    def _start(self, connection: Connection, request: ReadRequest, status: ReadStatus) -> None:
+        """
         Raises:
             Overloaded: too many streams on this connection.
         """
-        self.stop(connection, request.stream)
         if self._rights is None or (connection.peer is not None and connection.peer.node):
             self._streams.start(connection, request, status)
             return
@@ -91,14 +105,13 @@ class ReadGate:
                 _refuse(connection, number, version)
         for connection, waiting in list(self._waiting.items()):
             for request, status in [each for each in waiting.values() if each[0].log == log]:
-                try:
-                    self.start(connection, request, status)
-                except Overloaded as error:
-                    connection.fail(error)
+                self.start(connection, request, status)
             if not waiting:
                 del self._waiting[connection]
 
 
-def _refuse(connection: Connection, number: int, version: int) -> None:
-    answer = pack_reading(number, ReadStatus.ACCESS, 0, version)
+def _refuse(
+    connection: Connection, number: int, version: int, why: ReadStatus = ReadStatus.ACCESS
+) -> None:
+    answer = pack_reading(number, why, 0, version)
     connection.send(Kind.READING, 0, (answer,))

@@ -323,12 +323,13 @@ class RecordedStore(_Store):
         keys: Collection[bytes] | None = None,
         payloads: bool = True,
         record_keys: bool = True,
+        gaps: bool = True,
     ) -> ReadStream:
         """See `Store.read`. A read that leaves something out is not written down: records are
         known by what they hold."""
         if keys is not None or not (payloads and record_keys):
             return await self._store.read(
-                log, start, until, keys=keys, payloads=payloads, record_keys=record_keys
+                log, start, until, keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps
             )
         log_id = await self._log_id(log)
         if "tail" in (start, until):
@@ -337,7 +338,7 @@ class RecordedStore(_Store):
             until = tail if until == "tail" else until
         stream = await self._store.read(log, start, until)
         last = parse_lsn(until) if isinstance(until, str) else until
-        return RecordedStream(stream, log_id, last, self._calls, self._recording)
+        return RecordedStream(stream, log_id, last, self._calls, self._recording, gaps=gaps)
 
     async def tail(self, log: str) -> Lsn:
         """See `Store.tail`."""

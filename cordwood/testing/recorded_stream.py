@@ -12,31 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Gap, Record
 from cordwood.client.delivered import records_of
+from cordwood.client.hand import Hand, Taken
 from cordwood.client.read_stream import ReadStream
-from cordwood.client.senders import HeldBlock
+from cordwood.client.stream_items import StreamItems
 from cordwood.errors import Closed, CordwoodError
-from cordwood.protocol.gap_detection import Delivery
+from cordwood.lsn import Lsn
 from cordwood.sim.history import EndReason, RecordDelivered
 from cordwood.sim.record_id import mark_record, without_id
 
 if TYPE_CHECKING:
-    # As with RecordedStore: a ReadStream for type checkers, a proxy at run time.
+    # As with RecordedStore: a ReadStream for type checkers, a proxy at run time, which gives out
+    # by itself what it takes of the stream.
     from cordwood.client.read_stream import ReadStream as _ReadStream
     from cordwood.testing.record import ClientCalls, Recording
 else:
-    _ReadStream = object
+    _ReadStream = StreamItems
 
 AWAY_S = 1.0
 """A reader that has not asked for this long is busy elsewhere. Well below L2's bound of
 10 s, and far above the pause of a loop that takes one block after another."""
-
-Taken = Delivery[HeldBlock] | Gap
 
 
 class RecordedStream(_ReadStream):
@@ -49,12 +49,15 @@ class RecordedStream(_ReadStream):
         until: int | None,
         calls: ClientCalls,
         recording: Recording,
+        *,
+        gaps: bool = True,
     ) -> None:
         self._stream = stream
         self._log = log
         self._until = until
         self._calls = calls
         self._recording = recording
+        self.hand = Hand(self.items_of, gaps=gaps)
         self._due = stream.next_lsn
         self._is_open = self._is_over = False
         self._away: asyncio.TimerHandle | None = None
@@ -63,8 +66,20 @@ class RecordedStream(_ReadStream):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    @property
+    def next_lsn(self) -> int:
+        """See `StreamItems.next_lsn`."""
+        return Lsn(self.hand.next_lsn(self._stream.taken_lsn))
+
+    @property
+    def taken_lsn(self) -> int:
+        """See `StreamItems.taken_lsn`."""
+        return self._stream.taken_lsn
+
     def take(self) -> Taken | None:
         """See `ReadStream.take`."""
+        if (given := self.hand.block()) is not None:
+            return given
         with self._asking():
             taken = self._stream.take()
             if taken is not None:
@@ -73,8 +88,15 @@ class RecordedStream(_ReadStream):
 
     async def next(self) -> Taken | None:
         """See `ReadStream.next`."""
-        taken, _ = await self._next()
-        return taken
+        if (given := self.hand.block()) is not None:
+            return given
+        with self._asking():
+            taken = await self._stream.next()
+            if taken is None:
+                self._over(EndReason.UNTIL)
+            else:
+                self._note(taken)
+            return taken
 
     async def next_many(self, bytes_max: int, items_max: int = sys.maxsize) -> list[Taken]:
         """See `ReadStream.next_many`."""
@@ -83,57 +105,38 @@ class RecordedStream(_ReadStream):
             for taken in many:
                 self._note(taken)
             if not many:
-                self._end(EndReason.UNTIL)
+                self._over(EndReason.UNTIL)
             return many
 
-    async def next_items(self) -> list[Record | Gap]:
-        """See `ReadStream.next_items`."""
-        _, items = await self._next()
-        return items
-
-    async def __aiter__(self) -> AsyncIterator[Record | Gap]:
-        try:
-            while items := await self.next_items():
-                for item in items:
-                    yield item
-        finally:
-            self.close()
+    def items_of(self, taken: Taken) -> list[Record | Gap]:
+        """See `StreamItems.items_of`; the ids that records were given stay out."""
+        items = self._stream.items_of(taken)
+        return [_as_appended(each) if isinstance(each, Record) else each for each in items]
 
     def close(self) -> None:
         """See `ReadStream.close`."""
-        self._end(EndReason.STOPPED)
+        self._over(EndReason.STOPPED)
         self._stream.close()
 
     def interrupt(self) -> None:
         """The reader's process was killed or stopped: it asks no more, for now."""
         self._pause()
 
-    async def _next(self) -> tuple[Taken | None, list[Record | Gap]]:
-        with self._asking():
-            taken = await self._stream.next()
-            if taken is None:
-                self._end(EndReason.UNTIL)
-                return None, []
-            return taken, self._note(taken)
-
-    def _note(self, taken: Taken) -> list[Record | Gap]:
-        """Write down what was given; the items as the application gets them."""
+    def _note(self, taken: Taken) -> None:
+        """Write down what was given."""
         if not self._is_open:
             self._start()  # its process was stopped while it waited
         history = self._recording.history
         if isinstance(taken, Gap):
             history.gap_delivered(self._reader, taken.first, taken.last, taken.kind)
             self._due = taken.last + 1
-            return [taken]
-        items: list[Record | Gap] = []
+            return
         for record in records_of(taken):
             assert isinstance(record, Record), "a block has records only"
             mark = mark_record(record.value, record.headers)
             now_us = self._recording.now_us()
             history.add(RecordDelivered(now_us, self._reader, int(record.lsn), mark))
-            items.append(_as_appended(record))
         self._due = taken.last + 1
-        return items
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -146,10 +149,10 @@ class RecordedStream(_ReadStream):
         try:
             yield
         except Closed:
-            self._end(EndReason.STOPPED)
+            self._over(EndReason.STOPPED)
             raise
         except CordwoodError as error:
-            self._end(EndReason.ERROR, error)
+            self._over(EndReason.ERROR, error)
             raise
         finally:
             if self._is_open:
@@ -164,7 +167,7 @@ class RecordedStream(_ReadStream):
             self._is_open = False
             self._recording.history.read_ended(self._reader, EndReason.STOPPED)
 
-    def _end(self, reason: EndReason, error: CordwoodError | None = None) -> None:
+    def _over(self, reason: EndReason, error: CordwoodError | None = None) -> None:
         """The stream is over, and its reader's name is free again."""
         if self._is_over:
             return

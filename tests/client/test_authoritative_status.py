@@ -8,7 +8,8 @@ import pytest
 from cluster_at_hand import ClusterAtHand, say_of_dead, simulate, until
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.read_stream import GRACE_S, ReadStream
+from cordwood.client.read_grace import GRACE_S
+from cordwood.client.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Rejected
 from cordwood.lsn import make_lsn

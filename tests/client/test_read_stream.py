@@ -10,7 +10,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.read_stream import GRACE_S
+from cordwood.client.read_grace import GRACE_S
 from cordwood.client.store import Store
 from cordwood.errors import AccessDenied, BadSetting, Closed, Retryable, UnknownLog
 from cordwood.layout.waves import StoredBlock

@@ -280,7 +280,7 @@ def test_one_that_is_cut_off_is_told_in_time_whoever_comes_meanwhile() -> None:
             for each in takers:
                 each.stream.on_health = lambda stream, trouble: told.append(loop.time() - killed_at)
             await asyncio.sleep(HEALTH_S - 1)
-            await join(takers[0].stream.next_lsn)
+            await join(takers[0].stream.taken_lsn)
             await asyncio.sleep(3)
             assert len(told) == MEMBERS - 1
             assert max(told) < HEALTH_S + 0.5
@@ -294,7 +294,7 @@ def test_one_from_far_back_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None
         real = SharedTail.__init__
 
         def told(self: SharedTail, lead: ReadStream, *rest: Any) -> None:
-            leads.append(lead.next_lsn)
+            leads.append(lead.taken_lsn)
             real(self, lead, *rest)
 
         monkeypatch.setattr(SharedTail, "__init__", told)
@@ -475,7 +475,7 @@ class Lead:
     """A stream that gives what it is told to."""
 
     def __init__(self, next_lsn: int) -> None:
-        self.next_lsn = next_lsn
+        self.taken_lsn = next_lsn
         self.info: Any = SimpleNamespace(log_id=1)
         self.on_health: Any = None
         self.trouble = ""
@@ -484,7 +484,7 @@ class Lead:
         self._given: asyncio.Queue[list[Any]] = asyncio.Queue()
 
     def give(self, items: list[Any]) -> None:
-        self.next_lsn = items[-1].last + 1
+        self.taken_lsn = items[-1].last + 1
         self._given.put_nowait(items)
 
     async def next_many(self, bytes_max: int, items_max: int) -> list[Any]:
@@ -545,7 +545,7 @@ def test_those_who_wait_further_on_take_a_lead_of_their_own(
             join(short)
             assert len(leads) == 1
             join(further[0])
-            assert [lead.next_lsn for lead in leads] == [20, 1000]
+            assert [lead.taken_lsn for lead in leads] == [20, 1000]
             for member in further[1:]:
                 assert member.told == 1
                 join(member)
@@ -560,7 +560,7 @@ def test_those_who_wait_further_on_take_a_lead_of_their_own(
             for member in back:
                 while member.seat is not None:
                     member.take()
-                assert member.next_lsn == 1010
+                assert member.taken_lsn == 1010
                 join(member)
                 assert member.seat is not None
                 assert member.seat.lead is leads[1]
@@ -582,7 +582,7 @@ class Member:
     """As much of a read stream as a seat needs, and what it took."""
 
     def __init__(self, next_lsn: int) -> None:
-        self.next_lsn = next_lsn
+        self.taken_lsn = next_lsn
         self.info = SimpleNamespace(log_id=1)
         self.seat: Seat | None = None
         self.told = 0
@@ -595,8 +595,8 @@ class Member:
         assert self.seat is not None
         taken = self.seat.take()
         if taken is not None:
-            assert taken.first == self.next_lsn, "what it is given tiles"
-            self.next_lsn = taken.last + 1
+            assert taken.first == self.taken_lsn, "what it is given tiles"
+            self.taken_lsn = taken.last + 1
         elif self.seat.is_over:
             self.seat = None
 
@@ -627,7 +627,7 @@ def test_what_members_take_tiles_and_is_bounded(
     what all of them hold is in the budget, each block once."""
 
     async def main() -> None:
-        lead: Any = SimpleNamespace(next_lsn=1, on_health=None, batch=None, is_closed=False)
+        lead: Any = SimpleNamespace(taken_lsn=1, on_health=None, batch=None, is_closed=False)
         lead.close = lambda: setattr(lead, "is_closed", True)
 
         async def next_many(bytes_max: int, items_max: int) -> list[Any]:

@@ -258,7 +258,9 @@ class TestProxies:
     """A new method of a store must be recorded or pass through on purpose."""
 
     THROUGH = frozenset(
-        {"cluster_id", "close", "create_log", "epoch_end", "is_closed", "log", "logs", "members",
+        {"batches", "fill", "next_items", "hand",
+         "cluster_id", "close", "create_log", "epoch_end", "is_closed", "log", "logs",
+         "members", "taken_lsn",
          "on_node_down", "on_node_frame", "on_node_up", "run_by", "status", "wait_closed",
          "bridge", "fail", "info", "is_done", "next_lsn", "number", "on_blocks", "on_reading",
          "open", "arrow", "gatherer", "buffered_writer", "consumer", "streams", "reader",
