@@ -102,9 +102,10 @@ KNOBS: Mapping[str, Knob] = {
         Knob("client.shared_tail", "SEAT_ITEMS_MAX", (1, 4, 20), OFTEN_SHARE),
         Knob("client.shared_tail", "RECENT_ITEMS_MAX", (0, 4)),
         Knob("client.shared_tail", "BEHIND_S", (0.0, 0.0, 0.1), OFTEN_SHARE),
-        # Longer than any append is tried for, and over before a run has settled.
-        Knob("protocol.producers", "USERS", (Budget(2, 15_000_000), Budget(5, 15_000_000))),
-        Knob("protocol.producers", "QUERIES", (Budget(1, 15_000_000), Budget(2, 15_000_000))),
+        # Idle for longer than any append is tried for. A new producer is refused until then, so
+        # a run with one of these owes no promise that appends succeed (`sim.run`).
+        Knob("protocol.producers", "USERS", (Budget(2, 15_000_000), Budget(5, 15_000_000)), 0.1),
+        Knob("protocol.producers", "QUERIES", (Budget(1, 15_000_000), Budget(2, 15_000_000)), 0.1),
     )
 }  # fmt: skip
 """Every knob by its name."""

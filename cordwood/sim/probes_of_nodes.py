@@ -92,6 +92,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "a later wave sent an envelope alone",
         "wire.store_channel:StoreChannel.send_amend",
     ),
+    row("producers-full", "a log refused a producer for want of memory", "sequencer.turns:_full"),
     row("nodesets-told", "a node was told a log's nodesets", "storage.shard:Shard.tell_nodesets"),
     row("nodesets-asked", "a node was asked for a log's nodesets", "storage.shard:Shard.nodesets"),
     row(

@@ -202,6 +202,9 @@ def waived_promises(options: RunOptions) -> frozenset[str]:
     if options.faults.damage is not Damage.NONE:
         waived |= {"S15"}  # nothing rebuilds copies yet
         waived |= {"S27"}  # what a WAL lost of nodesets, the next sequencer tells again
+        waived |= {"S31"}  # what may have been acknowledged is kept, however young
+    if any(name.startswith("protocol.producers.") for name, _ in options.turns):
+        waived |= {"L1"}  # a log that remembers few producers refuses more of them for a while
     if options.faults.damage is Damage.BEYOND or options.fills:
         waived |= {"L1", "L2", "L3"}  # recovery may not guess; a full WAL takes nothing
     return frozenset(waived)

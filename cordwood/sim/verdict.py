@@ -67,7 +67,7 @@ EVIDENCE: Mapping[str, Evidence] = {
         ("S1", "S2", "S12", "S13", "E1"),
     ),
     "reads": Evidence(
-        (ReadStarted,), ("S2", "S4", "S5", "S6", "S7", "S28", "L2"), ("S1", "S3", "S8", "E1")
+        (ReadStarted,), ("S2", "S4", "S5", "S6", "S7", "S28", "S31", "L2"), ("S1", "S3", "S8", "E1")
     ),
     "answers about the tail": Evidence((TailAnswered, ReleasedTold), ("S26",)),
     "events of the epoch store": Evidence(

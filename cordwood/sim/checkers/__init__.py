@@ -56,7 +56,7 @@ from cordwood.sim.checkers.sessions import (
     check_session_order,
     check_tail,
 )
-from cordwood.sim.checkers.times import check_positions
+from cordwood.sim.checkers.times import check_append_times, check_positions
 from cordwood.sim.checkers.told_errors import check_told_errors
 from cordwood.sim.checkers.trims import check_trims
 from cordwood.sim.checkers.validity import Validity, run_is_valid
@@ -103,6 +103,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S27": check_configuration,
         "S28": check_read_rights,
         "S29": check_published,
+        "S31": check_append_times,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,

@@ -1,9 +1,10 @@
 """S20: find_time tells where a time lies among the append times that readers saw; find_key likewise
-where a key lies, see `found_keys`."""
+where a key lies, see `found_keys`. S31: these times never fall along a log."""
 
 from __future__ import annotations
 
 import bisect
+import itertools
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
@@ -41,6 +42,28 @@ def check_find_time(evidence: Evidence) -> list[Violation]:
         early = next((r for r in records[split:stop] if r.append_us < event.wanted_us), None)
         if event.is_exact and early is not None:
             found.append(_wrong(event, early, "is older and does not lie below"))
+    return found
+
+
+def check_append_times(evidence: Evidence) -> list[Violation]:
+    """S31: append time never falls along a log, in what all its readers got together.
+
+    A run that lost data owes it not: what nodes that forgot something may have acknowledged
+    is kept, however young (`recovery.recover_log.Begins`).
+    """
+    if evidence.run.beyond_tolerance or evidence.lost_at is not None:
+        return []
+    found: list[Violation] = []
+    for log in evidence.logs:
+        _, records = _records(evidence, log)
+        for before, after in itertools.pairwise(records):
+            if after.append_us < before.append_us:
+                text = (
+                    f"append time {after.append_us} stands behind {before.append_us} "
+                    f"of {format_lsn(before.lsn)}"
+                )
+                found.append(Violation("S31", text, log, after.lsn, (before, after)))
+                break
     return found
 
 
