@@ -43,7 +43,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.layout.append_group import GroupPart
-from cordwood.layout.message import Call, DoneReply, Reply
+from cordwood.layout.message import Call, DoneReply, ListLogs, LogsReply, Reply
 from cordwood.layout.message_staging import (
     STAGES_MAX,
     AskPublication,
@@ -75,6 +75,10 @@ READS_AT_ONCE = 8
 
 RETRY_S = 0.1
 """Pause before staged bodies are read again that no node gave."""
+
+LOOK_UPS_MAX = 16
+"""Logs of a batch that are looked up one by one before it is committed; of more, all logs are
+listed once."""
 
 QUERY_CHARS_MAX = 255
 
@@ -137,6 +141,7 @@ class Publisher:
             _check_shares(shares, known.group_bytes_max)
             attempt, tries = known.attempt, tries + 1
             await self._pin(query, attempt, shares)
+            await self._check_there(shares)
             try:
                 with _unknown_from_here(query, batch):
                     known = await self._call(CommitPublish(query, batch, attempt, shares))
@@ -164,6 +169,42 @@ class Publisher:
         reply = await self._ask(call)
         assert isinstance(reply, PublicationReply), "publishing calls are answered with the query"
         return reply
+
+    async def _check_there(self, shares: Sequence[Share]) -> None:
+        """Look for the logs by number, past what the client remembers of their names.
+
+        Blocks are staged for a number. A log that was deleted, and perhaps made again under its
+        name, would take none of them after the commit, and the batch would count as published.
+
+        Raises:
+            UnknownLog: a log is gone; nothing is published.
+        """
+        timeout_s, gone = self._settings.timeout_s, list(shares)
+        if len(shares) <= LOOK_UPS_MAX:
+            gone = []
+            for share in shares:
+                try:
+                    info = await self._cluster.find_log(
+                        share.name, create=False, timeout_s=timeout_s, fresh=True
+                    )
+                except UnknownLog:
+                    gone.append(share)
+                else:
+                    gone += [share] if info.log_id != share.log else []
+        if not gone:
+            return
+        # A log that was renamed has its number still.
+        reply = await self._cluster.call_any(ListLogs("/"), timeout_s=timeout_s)
+        assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        there = {each.log for each in reply.logs}
+        for share in gone:
+            if share.log not in there:
+                self._cluster.forget_log(share.name)
+                raise UnknownLog(
+                    f"{share.name} was deleted since these records were staged for it (it was log "
+                    f"number {share.log}): nothing is published. Stage them again, for a log that "
+                    "is there"
+                )
 
     async def _pin(self, query: str, attempt: int, shares: Sequence[Share]) -> None:
         """Keep every copy of every block until the attempt is over.

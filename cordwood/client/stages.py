@@ -21,6 +21,10 @@ from cordwood.lsn import Lsn
 
 HOLDER_CHARS_MAX = 255
 
+LOOK_EVERY_S = 1.0
+"""How old a log's number may be when records are staged for it: one small question a second, and a
+log that was made again under its name is staged for a second later."""
+
 
 def _check_token(token: int, least: int) -> None:
     if not least <= token < 1 << 63:
@@ -35,10 +39,24 @@ class Stages:
     _cluster: Cluster
     _stager: Stager
     _publisher: Publisher
+    _stage_looks: dict[str, float]
+    """When a log was looked up to stage for it, by name, on the loop's clock."""
 
     async def _find_to_append(self, log: str) -> LogInfo:
         """A log that this client may append to."""
         raise NotImplementedError
+
+    async def _find_to_stage(self, log: str) -> LogInfo:
+        """A log that this client may stage for, looked at anew now and then.
+
+        An append to a number that is gone is refused and looks anew by itself. What is staged
+        goes to storage nodes, which keep it for any number.
+        """
+        now = self._appends.loop.time()
+        if now - self._stage_looks.get(log, -LOOK_EVERY_S) >= LOOK_EVERY_S:
+            self._cluster.forget_log(log)
+            self._stage_looks[log] = now
+        return await self._find_to_append(log)
 
     @property
     def log_tree(self) -> LogTree:
@@ -69,7 +87,7 @@ class Stages:
             BadSetting, RecordTooLarge, UnknownLog, AccessDenied: as `append_many`.
         """
         columns = self._append_calls.columns(values, keys, timestamps, headers)
-        return await self._stager.stage(await self._find_to_append(log), columns, ttl_s)
+        return await self._stager.stage(await self._find_to_stage(log), columns, ttl_s)
 
     async def publish(
         self, query: str, batch: int, refs: Sequence[StagedRef | Mapping[str, Any]]
@@ -88,6 +106,7 @@ class Stages:
         Raises:
             StageExpired: something staged is gone; nothing is published: stage it again.
             RecordTooLarge: a log's share is over what one group holds; nothing is published.
+            UnknownLog: a log was deleted since its records were staged; nothing is published.
             Fenced: another publisher of this query has overtaken this one.
             Retryable, OutcomeUnknown: it is not known to be done; call again.
         """

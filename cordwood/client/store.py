@@ -87,6 +87,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._append_calls = AppendCalls(
             self._appends, cluster, self._find_to_append, settings, host.clock.now_us
         )
+        self._stage_looks = {}
         # Streams and readers belong to whoever asked for them: one that is dropped ends by itself.
         self._streams: WeakValueDictionary[int, ReadStream] = WeakValueDictionary()
         self._readers: list[weakref.ref[Reader]] = []

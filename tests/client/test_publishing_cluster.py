@@ -21,6 +21,7 @@ from cordwood.errors import (
     RecordTooLarge,
     Retryable,
     StageExpired,
+    UnknownLog,
 )
 from cordwood.layout.message_staging import BeginPublish, CommitPublish, PublicationReply
 from cordwood.settings import MIB, SequencerSettings
@@ -35,6 +36,38 @@ def records(batch: int, count: int = 20) -> list[bytes]:
 def staged_blocks(cluster: ClusterAtHand) -> dict[int, int]:
     """By node that runs: staged blocks."""
     return {n: len(node.shard.staged.blocks) for n, node in sorted(cluster.running.items())}
+
+
+def test_nothing_is_published_into_a_log_that_was_deleted_and_made_again() -> None:
+    """Each batch counted as published, and none of its records was anywhere."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as task, cluster.client() as driver:
+            await driver.publish(Q, 0, [await task.stage("a", records(0))])
+            staged = await task.stage("a", records(1))
+            await driver.log_tree.delete("a")
+            await driver.create_log("a")
+            for _ in range(2):
+                with pytest.raises(UnknownLog, match=r"nothing is published\. Stage them again"):
+                    await driver.publish(Q, 1, [staged])
+            await asyncio.sleep(1.5)
+            published = await driver.publish(Q, 1, [await task.stage("a", records(1))])
+            assert published.spans.keys() == {"/a"}
+            assert await values(driver, "a") == records(1)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("logs", [1, 20])
+def test_what_was_staged_for_a_log_that_is_renamed_is_published(logs) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as task, cluster.client() as driver:
+            staged = [await task.stage(f"a{number}", records(number)) for number in range(logs)]
+            await driver.log_tree.rename("a0", "b")
+            await driver.publish(Q, 0, staged)
+            assert await values(driver, "b") == records(0)
+
+    simulate(scenario)
 
 
 def test_batches_of_several_tasks_and_logs_are_published_in_order() -> None:
