@@ -8,6 +8,8 @@ BIN := .venv/bin
 MINUTES ?= 5
 # Files for `make demo`, in place of the flights: INPUT="a.log b.log", or INPUT=- for stdin.
 INPUT ?=
+# What `make test-newest` runs.
+NEWEST_TESTS ?= not slow
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test demo test test-newest prove lint format bench figures peers lock clean
@@ -46,7 +48,7 @@ test-newest:
 	@newest=$$(sh tools/newest_python.sh) || \
 		{ echo "cordwood: no Python from 3.12 to 3.14 with its venv module here" >&2; exit 1; }; \
 	$$newest tools/setup.py --venv .venv-newest --with-jre && \
-	.venv-newest/bin/python -m pytest -q -m "not slow" -n 2
+	.venv-newest/bin/python -m pytest -q -m "$(NEWEST_TESTS)" -n 2
 
 prove: setup-test
 	$(BIN)/python tools/prove.py --minutes $(MINUTES)
