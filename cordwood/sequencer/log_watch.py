@@ -34,6 +34,9 @@ WATCH_S = 60.0
 """A watch is begun anew after this, and everything looked at: what set an attribute may
 have stopped before it could tell."""
 
+MOVED_S = 5.0
+"""It is looked so often whether a node stands elsewhere: into what this node knows by itself."""
+
 AGAIN_S = 1.0
 """Pause after the metadata store did not answer."""
 
@@ -65,10 +68,16 @@ class LogWatch:
         """Watch until cancelled."""
         mark: int | None = None
         count: int | None = None
+        looked_s = -WATCH_S
+        loop = asyncio.get_running_loop()
         while True:
-            patience_s = DRAIN_S if self._draining else WATCH_S
+            patience_s = DRAIN_S if self._draining else min(MOVED_S, WATCH_S)
             try:
                 seen, mark = mark, await self._metadata.changed(CHANGES_PREFIX, mark, patience_s)
+                is_due = loop.time() - looked_s >= WATCH_S or bool(self._draining)
+                if mark == seen and not is_due and not self._has_moved():
+                    continue
+                looked_s = loop.time()
                 was, count = count, await self._logs.changes()
                 self._end_late()
                 if count != was or mark == seen:
@@ -78,6 +87,11 @@ class LogWatch:
                 logger.warning("the log tree could not be read: %s", error)
                 count = None
                 await asyncio.sleep(AGAIN_S)
+
+    def _has_moved(self) -> bool:
+        """Whether a node stands elsewhere than an epoch that is sequenced here recorded."""
+        appenders = self._sequencer.sequencing().values()
+        return any(self._activation.has_moved(each.nodeset) for each in appenders)
 
     async def _look(self) -> None:
         """Bring every log that is sequenced here up to its attributes."""

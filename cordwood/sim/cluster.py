@@ -21,8 +21,9 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.log_tree import root_attributes
 from cordwood.node import Node, running_node
-from cordwood.nodes import NodeId, Replication
+from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow
+from cordwood.quorum.copyset import can_replicate
 from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSettings
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.buggy_host import buggy_host
@@ -102,6 +103,7 @@ class SimCluster:
     Attributes:
         metadata: shared by all nodes; it outlives them.
         running: the nodes that run now.
+        moved: where nodes stand that were started elsewhere than the options say.
         exits: starts and lives that ended with an error that a node may end with.
     """
 
@@ -116,6 +118,7 @@ class SimCluster:
         self.numbers = tuple(NodeId(n) for n in range(1, options.nodes + 1))
         self.metadata = RecordedMetadata(stream(simulation.seed, "metadata"), recorder)
         self.running: dict[NodeId, Node] = {}
+        self.moved: dict[NodeId, str] = {}
         self.exits = 0
         self._buggify = buggify or Buggify(simulation.seed, is_on=False)
         self._ran_once: set[NodeId] = set()
@@ -135,6 +138,24 @@ class SimCluster:
     def address(self, number: NodeId) -> str:
         """What a node listens on."""
         return f"{self.machine(number).name}:{PORT}"
+
+    def location(self, number: NodeId) -> str:
+        """Where a node stands, from its next start on."""
+        return self.moved.get(number) or self.options.location(number)
+
+    def may_move_to(self, number: NodeId) -> list[str]:
+        """Other nodes' locations at which this one leaves the cluster spread widely enough, also
+        when any one node is away."""
+        here = {n: self.location(n) for n in self.numbers}
+        found: list[str] = []
+        for place in sorted({*here.values()} - {here[number]}):
+            nodeset = Nodeset.recorded(
+                self.numbers, [place if n == number else here[n] for n in self.numbers], {}
+            )
+            every = frozenset(self.numbers)
+            if all(can_replicate(every - {n}, nodeset, self.options.replication) for n in every):
+                found.append(place)
+        return found
 
     def machine(self, number: NodeId) -> SimMachine:
         """A node's machine."""
@@ -242,7 +263,7 @@ class SimCluster:
         self.running[number] = node
         self._ran_once.add(number)
         weight = self.options.weights.get(number, 1.0)
-        self._recorder.node_started(number, rack=self.options.location(number), weight=weight)
+        self._recorder.node_started(number, rack=self.location(number), weight=weight)
         self._started.set()
 
     def _settings(self, number: NodeId) -> NodeSettings:
@@ -251,7 +272,7 @@ class SimCluster:
             directory="/node",
             metadata="",
             listen=self.address(number),
-            location=self.options.location(number),
+            location=self.location(number),
             weight=self.options.weights.get(number, 1.0),
             default_replication=self.options.replication,
             create_logs=True,
@@ -268,7 +289,7 @@ class SimCluster:
                 continue
             for log in sorted(node.shard.cache.logs):
                 slots = [_dumped(block) for block in await held_blocks(node.shard, log)]
-                trim, rack = node.shard.cache.log(log).trim, self.options.location(number)
+                trim, rack = node.shard.cache.log(log).trim, self.location(number)
                 self._recorder.node_dumped(number, rack, log, slots, trim)
             rotten = await rotten_ranges(node.shard)
             for log in sorted(node.shard.cache.logs):

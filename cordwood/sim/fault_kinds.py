@@ -408,6 +408,25 @@ def _misdirected_write(stage: Stage, nodes: Sequence[NodeId], chance: random.Ran
     return lambda: _crash(stage, nodes, chance)()
 
 
+def _moved_rack(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """Nodes start in another rack, as after a move or with a wrong line in their settings."""
+    cluster = stage.cluster
+    for node in nodes:
+        places = cluster.may_move_to(node)
+        if places:
+            cluster.moved[node] = chance.choice(places)
+        cluster.kill(node)
+    _start_down(stage, nodes)
+
+    def back() -> None:
+        for node in nodes:
+            cluster.moved.pop(node, None)
+            cluster.kill(node)
+        _start_down(stage, nodes)
+
+    return back
+
+
 # ---- the metadata store, the log tree, the clock ----
 
 
@@ -501,6 +520,7 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "slow_links": FaultKind("nodes far away", _changed_links(SLOW)),
     "narrow_links": FaultKind("nodes behind a thin line", _changed_links(NARROW)),
     "corrupting_links": FaultKind("bits flip on the way", _corrupting_links),
+    "moved_rack": FaultKind("a node started with another location, then with its own", _moved_rack),
     "stranger": FaultKind("noise, half greetings and wrong frames on a port", _stranger),
     "slow_disk": FaultKind("a disk 200 times slower", _slow_disk),
     "disk_stall": FaultKind("a disk that does nothing for seconds", _disk_stall, for_s=(0.0, 0.0)),

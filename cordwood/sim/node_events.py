@@ -12,11 +12,13 @@ Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class EpochsNodes(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """From epoch `since` on a log lies on `nodes`, of which `copies` hold a record."""
+    """From epoch `since` on a log lies on `nodes`, of which `copies` hold a record; these stood
+    in `racks` then, by full names, if that is known."""
 
     since: EpochValue
     nodes: tuple[int, ...]
     copies: int
+    racks: tuple[str, ...] = ()
 
 
 class NodesetsKnown(HistoryEvent, frozen=True, gc=False, tag="nodesets"):

@@ -497,7 +497,9 @@ def _noting_nodesets(original: Any, recorder: HistoryRecorder) -> Any:
 
 
 def _note_nodesets(recorder: HistoryRecorder, log: int, epoch: int, history: Any) -> None:
-    entries = tuple(EpochsNodes(e.since, tuple(e.nodes), e.copies) for e in history)
+    entries = tuple(
+        EpochsNodes(e.since, tuple(e.nodes), e.copies, tuple(e.locations)) for e in history
+    )
     recorder.add(NodesetsKnown(recorder.now_us, current_node(), log, epoch, entries))
 
 

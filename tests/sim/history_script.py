@@ -460,8 +460,10 @@ def _span(place: str) -> tuple[int, int]:
 
 
 def _entry(word: str) -> EpochsNodes:
-    since, _, nodes = word.partition(":")
-    return EpochsNodes(int(since[1:]), tuple(map(int, nodes.split(","))), 2)
+    since, _, named = word.partition(":")
+    nodes, _, racks = named.partition("@")
+    places = tuple(racks.split(",")) if racks else ()
+    return EpochsNodes(int(since[1:]), tuple(map(int, nodes.split(","))), 2, places)
 
 
 def _slots(word: str) -> DumpedSlots:

@@ -1,5 +1,7 @@
 """S27: what nodes know of a log's nodesets is one history, and none goes back in it.
 
+It says where the nodes stood, too: somewhere where they did stand.
+
 The version of it is the epoch up to which it is complete. Attributes of logs and the list of
 members have none: whoever reads them late has an older one, and is fenced or refused where
 that would do harm.
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import NodeStarted
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 
 Entries = dict[int, tuple[EpochsNodes, NodesetsKnown]]
@@ -41,7 +44,22 @@ def check_configuration(evidence: Evidence) -> list[Violation]:
                 found.append(Violation("S27", text, event.log, 0, (witness, event)))
     for event in known:
         found.extend(_left_out(event, logs[event.log]))
+    for log, entries in sorted(logs.items()):
+        found.extend(_misplaced(evidence, log, entries))
     return found
+
+
+def _misplaced(evidence: Evidence, log: int, entries: Entries) -> Iterator[Violation]:
+    """A node in a rack where it never stood."""
+    stood: dict[int, set[str]] = {}
+    for _, event in evidence.of(NodeStarted):
+        assert isinstance(event, NodeStarted)
+        stood.setdefault(event.node, set()).add(event.rack)
+    for since, (entry, witness) in sorted(entries.items()):
+        for node, rack in zip(entry.nodes, entry.racks, strict=False):
+            if rack not in stood.get(node, {rack}):
+                text = f"from epoch {since} on node {node} is said to be in {rack}, and never was"
+                yield Violation("S27", text, log, 0, (witness,))
 
 
 def _left_out(event: NodesetsKnown, entries: Entries) -> Iterator[Violation]:

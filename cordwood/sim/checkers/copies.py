@@ -7,7 +7,7 @@ trimmed is owed no copies any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cordwood.block import GapKind
 from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
@@ -41,7 +41,7 @@ def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
     for lsn, is_record in sorted(_places(evidence, log, disk).items()):
         if lsn <= trim:
             continue
-        now = _lack(evidence, disk.at(lsn), is_record)
+        now = _lack(evidence, disk.at(lsn), is_record, evidence.racks_then(log, lsn >> 32))
         if run and now != reason:
             yield _lacks(evidence, log, run, reason)
             run = []
@@ -97,8 +97,12 @@ def _plugs(disk: Disk, gap: GapDelivered) -> Iterator[int]:
                 yield piece.last + 1
 
 
-def _lack(evidence: Evidence, piece: DiskRange | None, is_record: bool) -> str:
+def _lack(
+    evidence: Evidence, piece: DiskRange | None, is_record: bool, racks: Mapping[int, str]
+) -> str:
     """What is missing at a place, in words; empty if nothing is.
+
+    The racks that count are those of the record's own epoch: nobody moves copies after a node.
 
     Where a plug is on disk and a record was delivered, S1 and S7 say so.
     """
@@ -108,4 +112,5 @@ def _lack(evidence: Evidence, piece: DiskRange | None, is_record: bool) -> str:
             return ""
         copies = [copy for copy in piece.copies if copy.is_data == is_record]
     nodes = {copy.dump.node for copy in copies}
-    return lacking(evidence.run, nodes, {copy.dump.rack for copy in copies})
+    spread = {racks.get(copy.dump.node, copy.dump.rack) for copy in copies}
+    return lacking(evidence.run, nodes, spread)

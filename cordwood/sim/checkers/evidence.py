@@ -40,6 +40,7 @@ from cordwood.sim.history import (
     RunStarted,
     TailAnswered,
 )
+from cordwood.sim.node_events import NodesetsKnown
 from cordwood.sim.position_events import RetentionTrims, TrimAsked
 
 AppendEnd: TypeAlias = AppendOk | AppendFailed | AppendUnknown
@@ -260,6 +261,7 @@ class Evidence:
         self.lost_at: int | None = None
         self._lost: list[tuple[int, tuple[int, ...]]] = []
         self.end_us = events[-1].time_us if events else 0
+        self._racks: dict[int, dict[int, dict[int, str]]] | None = None
         self._by_op: dict[int, Append] = {}
         self._open: dict[str, Read] = {}
         self._dumps: dict[int, list[NodeDumped]] = defaultdict(list)
@@ -302,6 +304,19 @@ class Evidence:
             return False
         gone = {node for since, nodes in self._lost if since < at for node in nodes}
         return len(gone) >= self.run.copies
+
+    def racks_then(self, log: int, epoch: int) -> Mapping[int, str]:
+        """Where nodes stood for an epoch: as its nodeset tells, where nodes know of that."""
+        if self._racks is None:
+            self._racks = defaultdict(dict)
+            for _, event in self.of(NodesetsKnown):
+                assert isinstance(event, NodesetsKnown)
+                for entry in event.history:
+                    racks = dict(zip(entry.nodes, entry.racks, strict=False))
+                    self._racks[event.log].setdefault(entry.since, racks)
+        known = self._racks.get(log, {})
+        since = max((each for each in known if each <= epoch), default=0)
+        return known.get(since, {})
 
     def trim_asked(self, log: int, at: int) -> int:
         """The highest LSN of a log that anybody asked to trim before `at`, 0 if nobody did."""

@@ -80,7 +80,8 @@ def _short(
     run = evidence.run
     while first <= last:
         nodes = stored.nodes.get(first, set())
-        lacks = lacking(run, nodes, {racks.get(node, "") for node in nodes})
+        then = evidence.racks_then(event.log, first >> 32)
+        lacks = lacking(run, nodes, {then.get(node, racks.get(node, "")) for node in nodes})
         if lacks:
             what = "released" if isinstance(event, Released) else "recovered"
             text = f"{what} up to {format_lsn(last)} with {lacks} here; {asked_for(run)}"

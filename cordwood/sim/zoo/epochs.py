@@ -62,7 +62,7 @@ def _full_is_next(right: Any) -> Any:
 BUGS = (
     PlantedBug("racks-of-today", "an old epoch is judged by where its nodes stand now",
                changed({"metadata.epoch_store:NodesetSince.nodeset": _racks_of_today}),
-               scene="tests/recovery/test_moved_racks.py"),
+               hunt=grounds.MOVED),
     PlantedBug("readers-racks-of-today", "readers judge an old epoch by where its nodes stand now",
                changed({"client.cluster:Cluster.nodeset_of": _readers_racks_of_today}),
                scene="tests/recovery/test_moved_racks.py"),

@@ -185,6 +185,42 @@ PRODUCERS_MANY = ground(
 are sent again all the time."""
 
 
+def two_racks(options: RunOptions) -> RunOptions:
+    """Six nodes in two racks, and two copies over both of them."""
+    replication = Replication(2, 2)
+    cluster = replace(options.cluster, nodes=6, racks=2, regions=0, replication=replication)
+    nodes = map(NodeId, range(1, 7))
+    places = Nodeset(tuple(Member(n, "", cluster.location(n)) for n in nodes))
+    faults = replace(options.faults, nodeset=places, replication=replication)
+    return replace(options, cluster=cluster, faults=faults)
+
+
+PAIRS = ((1, 2), (2, 3), (3, 6), (4, 5), (5, 4), (6, 1))
+"""A node that moves into the rack of the other."""
+
+MOVED = ground(
+    "moved_rack",
+    shape=both(
+        two_racks,
+        planned(
+            *(
+                fault
+                for turn, (moved, other) in enumerate(PAIRS)
+                for fault in (
+                    Fault("moved_rack", (moved,), 2.5 + 5.0 * turn, 4.5),
+                    Fault("pause", (moved, other), 3.9 + 5.0 * turn, 2.5),
+                    Fault("crash", (SEQUENCER,), 3.95 + 5.0 * turn, 0.3),
+                )
+            )
+        ),
+    ),
+    length_s=33.0,
+    turns=(*LATE_RELEASES, ("sequencer.appender.STICKY_BYTES", 0)),
+)  # fmt: skip
+"""A node of one rack is started in the other; then it is away with a node of there, which shares
+copysets with it, and the sequencer dies."""
+
+
 def _seldom_flushed(options: RunOptions) -> RunOptions:
     storage = StorageSettings(flush_age_s=60.0, disk_look_s=0.5, scrub_bytes_s=0)
     cluster = replace(options.cluster, storage=storage, attributes=LogAttributes())
