@@ -9,6 +9,11 @@ Errors of its own: `UnknownProducer` (the log does not remember it, and this is 
 block), `ProducerFenced` (a higher epoch of it has begun), `OutOfSequence` (records before these
 are missing, or these were stored too long ago to say where: its `kind` and `expected` say which).
 
+A place is an id, an epoch, a sequence and a number of records; content is not compared. Other
+records sent under a place that the log remembers are taken for a repeat: they are acknowledged
+with the old records' LSNs and not stored. So a producer that does not know for sure where it
+stopped begins a higher epoch.
+
 An append with `expected_tail` is stored only if the log's last record stands there, which an
 append or `tail` has answered; else it ends with `TailMoved`.
 
