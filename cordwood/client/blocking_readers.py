@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cordwood.block import Gap, Record
 from cordwood.client.cluster import LogInfo
@@ -33,6 +33,28 @@ RUN_BYTES = 1 << 20
 """What one hop brings over; at 50 µs a hop a megabyte hides it, more only takes memory."""
 
 
+class _Filling:
+    """Runs one call that fills a hand at a time."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run it, once one that was broken off has ended."""
+        if self._task is not None:
+            self._task.cancel()
+        try:
+            async with self._lock:
+                self._task = asyncio.current_task()
+                try:
+                    return await work
+                finally:
+                    self._task = None
+        finally:
+            work.close()  # nothing, where it ran
+
+
 class BlockingReader:
     """Iterates `Record` and `Gap`; also a context manager that stops the reading.
 
@@ -45,8 +67,7 @@ class BlockingReader:
         self._thread = thread
         self._stream = stream
         self._hand = stream.hand
-        # A call that was broken off may still be ending when the next one comes.
-        self._filling = asyncio.Lock()
+        self._filling = _Filling()
 
     @property
     def info(self) -> LogInfo:
@@ -145,8 +166,7 @@ class BlockingReader:
         return self._thread.call(self._filled(bytes_max, items_max), timeout_s=timeout_s)
 
     async def _filled(self, bytes_max: int, items_max: int) -> bool:
-        async with self._filling:
-            return await self._stream.fill(bytes_max, items_max)
+        return await self._filling.run(self._stream.fill(bytes_max, items_max))
 
 
 class BlockingLogsReader:
@@ -158,7 +178,7 @@ class BlockingLogsReader:
     def __init__(self, thread: LoopThread, reader: Reader) -> None:
         self._thread = thread
         self._reader = reader
-        self._filling = asyncio.Lock()
+        self._filling = _Filling()
 
     def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
         """The next records of one of the logs, or a gap; see `Reader.read`."""
@@ -166,8 +186,7 @@ class BlockingLogsReader:
         return self._reader.portion(count)
 
     async def _filled(self, timeout_s: float | None) -> bool:
-        async with self._filling:
-            return await self._reader.fill(timeout_s)
+        return await self._filling.run(self._reader.fill(timeout_s))
 
     def __iter__(self) -> Iterator[tuple[str, Record | Gap]]:
         return self
@@ -185,8 +204,7 @@ class BlockingLogsReader:
         batches = ReaderBatches(self._reader, columns)
 
         async def filled() -> bool:
-            async with self._filling:
-                return await batches.fill()
+            return await self._filling.run(batches.fill())
 
         def next_batch() -> tuple[str, pa.RecordBatch | Gap] | None:
             while (given := batches.next()) is None:
@@ -244,11 +262,15 @@ class BlockingLogsReader:
 
 
 class BlockingConsumer:
-    """A consumer; see `consumer.Consumer`. Enter it to join, leave it to save and go."""
+    """A consumer; see `consumer.Consumer`. Enter it to join, leave it to save and go.
+
+    As with `BlockingReader`, a call that is broken off loses nothing.
+    """
 
     def __init__(self, thread: LoopThread, consumer: Consumer) -> None:
         self._thread = thread
         self._consumer = consumer
+        self._filling = _Filling()
 
     def __enter__(self) -> BlockingConsumer:
         self._thread.call(self._consumer.start())
@@ -269,17 +291,23 @@ class BlockingConsumer:
 
     def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
         """The next records of one of the logs, or a gap; see `Consumer.read`."""
-        return self._thread.call(self._consumer.read(count, timeout_s))
+        self._thread.call(self._filled(timeout_s))
+        return self._consumer.portion(count)
+
+    async def _filled(self, timeout_s: float | None) -> bool:
+        return await self._filling.run(self._consumer.fill(timeout_s))
 
     def save(self) -> dict[str, Lsn]:
-        """Save how far every log was given out; see `Consumer.save`."""
+        """Save what was dealt with; see `Consumer.save`."""
         return self._thread.call(self._consumer.save())
 
     def __iter__(self) -> Iterator[tuple[str, Record | Gap]]:
-        while True:
-            portion = self.read()
-            for item in portion:
-                yield portion.log, item
+        return self
+
+    def __next__(self) -> tuple[str, Record | Gap]:
+        while (given := self._consumer.item()) is None:
+            self._thread.call(self._filled(None))
+        return given
 
 
 class _Until(Generic[Result]):

@@ -1,11 +1,14 @@
 """A consumer: a reader whose positions are kept in the metadata store, shared by its members.
 
 It reads each log on from its saved position, and saves what its application has dealt with:
-what was given out before the last call of `read`. So a record may be given out again after
-a crash, and none is passed over.
+what `read` returned before it was called again, or before `save`; of a loop, what it has asked on
+from. So a record may be given out again after a crash, or where a loop was left, and none is
+passed over.
 
-As a member it reads the logs that fall to it, and gives up those that fall to another; a
-member that was replaced without knowing cannot save any more (`protocol.consumer_group`).
+As a member it reads the logs that fall to it. One that is to go to another member it saves and
+lets go of at the next turn, and the other one begins then: a record is given to both only where
+this one did not come to it in time. A member that was replaced without knowing cannot save any
+more (`protocol.consumer_group`).
 
 Source: design.md §6, §7.
 """
@@ -13,14 +16,15 @@ Source: design.md §6, §7.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.block import Gap, Record
 from cordwood.client.cursors import Ask
 from cordwood.client.position_calls import Start
 from cordwood.client.reader import Portion, Reader
-from cordwood.errors import CordwoodError, Fenced, Retryable
+from cordwood.errors import CordwoodError, Fenced, Rejected, Retryable
 from cordwood.layout.message import (
     BeatGroup,
     GroupReply,
@@ -38,6 +42,9 @@ of the metadata store and than most pauses, shorter than a person's patience."""
 
 BEATS = 3
 """Beats in that time, so that one may get lost."""
+
+HANDOVER_BEAT_S = 1.0
+"""Between two beats while a log goes from one member to another: the other one waits for it."""
 
 
 class Consumer:
@@ -76,6 +83,9 @@ class Consumer:
         self._beating: asyncio.Task[None] | None = None
         self._group: GroupReply | None = None
         self._error: CordwoodError | None = None
+        self._news = asyncio.Event()
+        # By log, the generation since which it is this member's, as it was when it was begun.
+        self._begun: dict[str, int] = {}
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -97,7 +107,10 @@ class Consumer:
             reply = await self._ask(SaveCursors(self.name, "", 0, {}, {}, False))
         assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
         self._group = reply
-        await self._follow()
+        try:
+            await self._follow()
+        except Retryable as error:
+            logger.info("%s could not let go of a log yet: %s", self.name, error)
         if self.member:
             self._beating = self._tasks.create_task(self._beat())
 
@@ -120,8 +133,15 @@ class Consumer:
             logger.info("%s: %s", self.name, error)
         finally:
             self._reader.close()
-            if self.member:
-                await self._ask(LeaveGroup(self.name, self.member))
+            await self._leave()
+
+    async def _leave(self) -> None:
+        if not self.member or self._group is None:
+            return
+        try:
+            await self._ask(LeaveGroup(self.name, self.member, self._group.generation))
+        except Retryable as error:
+            logger.info("%s leaves in %g s: %s", self.member, MEMBER_TTL_S, error)
 
     # Reading.
 
@@ -142,54 +162,125 @@ class Consumer:
             Fenced: this member was replaced.
             CordwoodError: as `Reader.read`; or saving failed for a reason that lasts.
         """
-        await self._on_turn()
-        portion = Portion()
-        deadline = None if timeout_s is None else self._loop.time() + timeout_s
-        while not portion:
-            left = None if deadline is None else deadline - self._loop.time()
-            if left is not None and left <= 0:
-                break
-            # In short turns, so that a change of the members is followed while nothing comes.
-            wait_s = MEMBER_TTL_S / BEATS if left is None else min(left, MEMBER_TTL_S / BEATS)
-            portion = await self._reader.read(count, wait_s) if self.logs else Portion()
-            if not portion and not self.logs:
-                await asyncio.sleep(wait_s)
-            if not portion:
-                await self._on_turn()
-        return portion
+        await self.fill(timeout_s)
+        return self._reader.portion(count)
 
-    async def __aiter__(self) -> AsyncIterator[tuple[str, Record | Gap]]:
+    async def fill(self, timeout_s: float | None = None) -> bool:
+        """See that there is something to give; see `Reader.fill`.
+
+        Raises:
+            CordwoodError: as `read`.
+        """
+        self._reader.ask()
+        await self._on_turn()
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while True:
-            for item in (portion := await self.read()):
-                yield portion.log, item
+            # In short turns, so that a change of the members is followed while nothing comes.
+            turn_ends = self._loop.time() + MEMBER_TTL_S / BEATS
+            until = turn_ends if deadline is None else min(deadline, turn_ends)
+            if self.logs and await self._reader.fill(max(0.0, until - self._loop.time())):
+                return True
+            if not self.logs or self._reader.is_over:
+                # Nothing is read here now, or every log is gone.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(until):
+                        await self._news.wait()
+            if deadline is not None and self._loop.time() >= deadline:
+                return False
+            await self._on_turn()
+
+    def item(self) -> tuple[str, Record | Gap] | None:
+        """See `Reader.item`."""
+        return self._reader.item()
+
+    def portion(self, count: int) -> Portion:
+        """See `Reader.portion`."""
+        return self._reader.portion(count)
+
+    def __aiter__(self) -> AsyncIterator[tuple[str, Record | Gap]]:
+        return self
+
+    async def __anext__(self) -> tuple[str, Record | Gap]:
+        while (given := self._reader.item()) is None:
+            await self.fill()
+        return given
 
     async def save(self) -> dict[str, Lsn]:
-        """Save how far every log was given out; all of that counts as dealt with.
+        """Save what was dealt with: all that `read` returned, and of a loop all that it has asked
+        on from, so not what it works on.
 
         Returns:
             By log, the first LSN not dealt with.
         Raises:
-            Fenced: a log that was read here has another reader by now.
+            Fenced: a log that was read here has another reader by now, or another consumer of
+                this name has saved a later position. The other logs are saved.
             Retryable: the cluster did not answer; what was saved before stands.
         """
-        positions = {log: self._reader.position(log) for log in self.logs}
+        positions = self._positions(self.logs)
         new = {log: int(lsn) for log, lsn in positions.items() if self._saved.get(log) != lsn}
         self._saved_at = self._loop.time()
-        if new:
-            call = SaveCursors(self.name, self.member, self.generation, new, {}, False)
-            await self._ask(call)
-            self._saved.update(new)
+        if not new:
+            return positions
+        try:
+            await self._save(new)
+        except Fenced:
+            if len(new) == 1:
+                raise
+            for log, lsn in sorted(new.items()):
+                try:
+                    await self._save({log: lsn})
+                except Fenced as error:
+                    refused = error
+            raise refused from None
         return positions
 
     # Inside.
 
+    def _positions(self, logs: Iterable[str]) -> dict[str, Lsn]:
+        return {log: self._reader.position(log) for log in logs}
+
+    async def _save(self, new: Mapping[str, int], let_go: Sequence[str] = ()) -> None:
+        """
+        Raises:
+            Fenced: as `save`.
+            Retryable: the cluster did not answer.
+        """
+        # By what this member goes by, not by what it was told: a log that went to another member
+        # and back meanwhile is a new reading of it.
+        generation = self.generation
+        if let_go and self._group is not None:
+            generation = self._group.generation
+        call = SaveCursors(self.name, self.member, generation, dict(new), {}, False, list(let_go))
+        try:
+            reply = await self._ask(call)
+        except Rejected as error:
+            if type(error) is not Rejected:
+                raise
+            raise Fenced(f"another consumer {self.name} is further: {error}") from error
+        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        self._learn(reply)
+        self._saved.update(new)
+
+    def _learn(self, reply: GroupReply) -> None:
+        """What the group is; an answer that was overtaken says nothing new."""
+        known = self._group
+        if self.member and (known is None or reply.generation >= known.generation):
+            self._group = reply
+            if reply.generation != self.generation:
+                self._news.set()
+                self._reader.wake()
+
     async def _on_turn(self) -> None:
         """Between two portions: save if it is time, and follow the members."""
+        self._news.clear()
         if self._error is not None:
             raise self._error
         if self._group is not None and self._group.generation != self.generation:
             await self._save_quietly()
-            await self._follow()
+            try:
+                await self._follow()
+            except Retryable as error:
+                logger.info("%s could not let go of a log yet: %s", self.name, error)
         every_s = self._save_every_s
         if every_s is not None and self._loop.time() >= self._saved_at + every_s:
             await self._save_quietly()
@@ -203,29 +294,63 @@ class Consumer:
             logger.info("%s could not save: %s", self.name, error)
 
     async def _follow(self) -> None:
-        """Read the logs that are this member's by what was told last, from their positions."""
+        """Read the logs that are this member's by what was told last, from their positions.
+
+        Raises:
+            Retryable: it could not let go of a log; it reads on meanwhile.
+        """
         group = self._group
         assert group is not None, "it was asked before"
-        if self.member:
-            mine = {log for log in self._logs if group.owners.get(log) == self.member}
-        else:
-            mine = set(self._logs)
-        for log in self.logs:
-            if log not in mine:
-                self._reader.stop(log)
-                self._saved.pop(log, None)
-        for log in sorted(mine - set(self.logs)):
-            at = group.positions.get(log)
-            if at:
-                self._saved[log] = at
-            await self._reader.start(log, at or self._start)
-        self.generation = group.generation
+        while group.generation != self.generation or not self._begun:
+            mine = self._mine(group)
+            for log in self.logs:
+                # One that went to another member and back is begun anew: where that one saved.
+                if log not in mine or self._begun.get(log) != group.since.get(log, 0):
+                    self._stop(log)
+            leaving = sorted(mine & group.heirs.keys())
+            if leaving:
+                await self._let_go(leaving)
+            for log in sorted(mine - {*self.logs, *leaving}):
+                at = group.positions.get(log)
+                if at:
+                    self._saved[log] = at
+                await self._reader.start(log, at or self._start)
+                self._begun[log] = group.since.get(log, 0)
+            self.generation = group.generation
+            if self._group is None or self._group is group or not leaving:
+                break
+            group = self._group
+
+    def _mine(self, group: GroupReply) -> set[str]:
+        if not self.member:
+            return {*self._logs}
+        return {log for log in self._logs if group.owners.get(log) == self.member}
+
+    def _stop(self, log: str) -> None:
+        self._reader.stop(log)
+        self._saved.pop(log, None)
+        self._begun.pop(log, None)
+
+    async def _let_go(self, leaving: Sequence[str]) -> None:
+        """Save what was dealt with of logs that another member waits for, and give no more."""
+        read = [log for log in leaving if log in self.logs]
+        new = {
+            log: int(lsn)
+            for log, lsn in self._positions(read).items()
+            if self._saved.get(log) != lsn
+        }
+        try:
+            await self._save(new, leaving)
+        except Fenced as error:
+            logger.info("%s: %s", self.name, error)
+        for log in leaving:
+            self._stop(log)
 
     async def _beat(self) -> None:
         """Say that this member is there, and learn who reads what."""
         ttl_ms = round(MEMBER_TTL_S * 1000)
         while True:
-            await asyncio.sleep(MEMBER_TTL_S / BEATS)
+            await asyncio.sleep(self._beat_s)
             try:
                 known = self._group.generation if self._group is not None else self.generation
                 reply = await self._ask(BeatGroup(self.name, self.member, known, ttl_ms))
@@ -234,6 +359,15 @@ class Consumer:
                 continue
             except CordwoodError as error:
                 self._error = error
+                self._news.set()
+                self._reader.wake()
                 return
             assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
-            self._group = reply
+            self._learn(reply)
+
+    @property
+    def _beat_s(self) -> float:
+        group = self._group
+        if group is not None and self.member in group.heirs.values():
+            return HANDOVER_BEAT_S
+        return MEMBER_TTL_S / BEATS

@@ -263,9 +263,7 @@ class Reader:
 
         An error that a log's stream ended with is there for `portion` or `item` to tell.
         """
-        if self._up is not None and not length_hint(self._up.hand.items):
-            self._up.hand.ask()
-            self._up = None
+        self.ask()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while self._up is None and self._error is None:
             self._news.clear()
@@ -277,15 +275,21 @@ class Reader:
                 break
             if self._closed:
                 self._error = Closed("this reader was closed")
-            elif self._is_woken or not self._waits or not await self._wait(deadline):
+            elif self._is_woken or self.is_over or not await self._wait(deadline):
                 break
         self._is_woken = False
         return self._up is not None or self._error is not None
 
     @property
-    def _waits(self) -> bool:
-        """Whether there is a log that was not read to its `until`."""
-        return not all(each.is_over for each in self._feeds)
+    def is_over(self) -> bool:
+        """Whether every log was read to its `until`, as far as the nodes go."""
+        return all(each.is_over for each in self._feeds)
+
+    def ask(self) -> None:
+        """The application asks for more: what a loop was given last is dealt with."""
+        if self._up is not None and not length_hint(self._up.hand.items):
+            self._up.hand.ask()
+            self._up = None
 
     def wake(self) -> None:
         """End a `fill` that waits, or the next one that would have to."""
@@ -333,7 +337,7 @@ class Reader:
 
     async def __anext__(self) -> tuple[str, Record | Gap]:
         while (given := self.item()) is None:
-            if not await self.fill() and not self._waits:
+            if not await self.fill() and self.is_over:
                 raise StopAsyncIteration
         return given
 

@@ -396,6 +396,8 @@ class GroupReply(Struct, frozen=True, tag="group"):
         members: by name, the logs that each is willing to read.
         owners: by log, the member that reads it.
         positions: by log, the first LSN not dealt with.
+        since: by log, the generation since which its owner reads it.
+        heirs: by log, the member that waits for its owner to let go of it.
     """
 
     consumer: Name
@@ -403,6 +405,8 @@ class GroupReply(Struct, frozen=True, tag="group"):
     members: dict[Name, list[Name]]
     owners: dict[Name, Name]
     positions: dict[Name, AnyLsn]
+    since: dict[Name, int] = {}
+    heirs: dict[Name, Name] = {}
 
 
 class GroupsReply(Struct, frozen=True, tag="groups"):
@@ -467,14 +471,15 @@ class BeatGroup(Struct, frozen=True, tag="beat_group"):
 
 
 class LeaveGroup(Struct, frozen=True, tag="leave_group"):
-    """A member reads no more."""
+    """A member reads no more, and knows of this generation."""
 
     consumer: Name
     member: Name
+    generation: int
 
 
 class SaveCursors(Struct, frozen=True, tag="save_cursors"):
-    """Move a consumer's positions; see `protocol.consumer_group.save`."""
+    """Move a consumer's positions, and let go of logs; see `protocol.consumer_group`."""
 
     consumer: Name
     member: Name
@@ -482,6 +487,7 @@ class SaveCursors(Struct, frozen=True, tag="save_cursors"):
     positions: dict[Name, AnyLsn]
     expected: dict[Name, AnyLsn]
     reset: bool
+    let_go: list[Name] = []
 
 
 GroupCall = AskGroups | JoinGroup | BeatGroup | LeaveGroup | SaveCursors

@@ -20,7 +20,7 @@ from cordwood.layout.message import (
     SaveCursors,
 )
 from cordwood.metadata.consumers import Consumers, check_consumer_name
-from cordwood.protocol.consumer_group import Group, beat, join, leave, save
+from cordwood.protocol.consumer_group import Group, beat, join, leave, let_go, save
 
 
 class ConsumerCalls:
@@ -59,9 +59,9 @@ class ConsumerCalls:
             ttl_us = call.ttl_ms * 1000
             return beat(group, call.member, call.generation, self._now_us(), ttl_us)
         if isinstance(call, LeaveGroup):
-            return leave(group, call.member)
+            return leave(group, call.member, call.generation, self._now_us())
         if isinstance(call, SaveCursors):
-            return save(
+            saved = save(
                 group,
                 call.positions,
                 member=call.member,
@@ -69,6 +69,7 @@ class ConsumerCalls:
                 expected=call.expected,
                 reset=call.reset,
             )
+            return let_go(saved, call.member, call.let_go, call.generation)
         assert_never(call)
 
 
@@ -77,6 +78,8 @@ def _reply(name: str, group: Group) -> GroupReply:
         name,
         group.generation,
         {member: list(value.logs) for member, value in sorted(group.members.items())},
-        {log: own.member for log, own in sorted(group.owners.items())},
+        {log: own.member for log, own in sorted(group.owners.items()) if own.member},
         dict(sorted(group.positions.items())),
+        {log: own.since for log, own in sorted(group.owners.items()) if own.member},
+        {log: own.heir for log, own in sorted(group.owners.items()) if own.heir},
     )

@@ -43,6 +43,8 @@ class _Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     member: str
     since: _Count
+    heir: str = ""
+    due_us: _Count = 0
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +102,8 @@ class Consumers:
         def decide_entry(found: bytes | None) -> bytes | None:
             group = read_group(name, found)
             wanted = decide(group)
-            if len(wanted.members) > MEMBERS_MAX or len(wanted.positions) > LOGS_MAX:
+            logs = max(len(wanted.positions), len(wanted.owners))
+            if len(wanted.members) > MEMBERS_MAX or logs > LOGS_MAX:
                 raise BadSetting(f"{name} may have {MEMBERS_MAX} members and {LOGS_MAX} logs")
             return None if wanted == group else _encode(wanted)
 
@@ -116,7 +119,10 @@ def _encode(group: Group) -> bytes:
         _Entry(
             group.generation,
             {m: _Member(v.logs, v.expires_us, v.joined) for m, v in group.members.items()},
-            {log: _Owner(own.member, own.since) for log, own in group.owners.items()},
+            {
+                log: _Owner(own.member, own.since, own.heir, own.due_us)
+                for log, own in group.owners.items()
+            },
             {log: int(lsn) for log, lsn in group.positions.items()},
         )
     )
@@ -134,6 +140,9 @@ def read_group(name: str, value: bytes | None) -> Group:
     return Group(
         entry.generation,
         {m: GroupMember(v.logs, v.expires_us, v.joined) for m, v in entry.members.items()},
-        {log: Owner(own.member, own.since) for log, own in entry.owners.items()},
+        {
+            log: Owner(own.member, own.since, own.heir, own.due_us)
+            for log, own in entry.owners.items()
+        },
         entry.positions,
     )

@@ -4,8 +4,13 @@ A *consumer* is a name with a position in each log: the first LSN that it has no
 with yet. Members that join it share its logs: each log belongs to one of them. Every
 change of that is a new *generation*. A member that was replaced at a log may go on for a
 while without knowing; what it saves then is refused, because the log has had another owner
-since. Clocks decide only when an absent member's logs are given away, never whose save
-counts.
+since; that is remembered where nobody reads the log any more, too. Clocks decide only when an
+absent member's logs are given away, never whose save counts.
+
+A log goes from a member that is there to another one in two steps, as in Kafka's cooperative
+rebalancing: it gets an *heir*, and its owner saves and lets go of it. Until then the owner reads
+on and its saves count, and the heir waits; so nothing is read twice. An owner that does not let go
+within the time that it had to live by then loses it all the same.
 
 Positions go back only when somebody says so in as many words.
 
@@ -38,10 +43,17 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who reads a log, and since which generation."""
+    """Who reads a log, and since which generation.
+
+    Attributes:
+        member: "" where nobody does any more.
+        heir: who gets it once the owner lets go of it, at `due_us` at the latest; "" for nobody.
+    """
 
     member: str
     since: int
+    heir: str = ""
+    due_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class Group:
     Attributes:
         generation: grows with each change of who reads what; 0 where nobody ever joined.
         members: by name.
-        owners: by log; a log that nobody will read has none.
+        owners: by log; of a log that nobody will read any more, since when that is so.
         positions: by log, the first LSN not dealt with.
     """
 
@@ -69,23 +81,36 @@ def join(group: Group, member: str, logs: Sequence[str], now_us: int, ttl_us: in
     """`member` starts to read; one of that name that was there is replaced.
 
     Its logs get a new owner, itself included: what its earlier life still saves is refused.
+    Logs that others read go over to it once they let go of them.
     """
     members = _alive(group.members, now_us)
     joined = group.generation + 1
     members[member] = GroupMember(tuple(sorted(set(logs))), now_us + ttl_us, joined)
-    kept = {log: own for log, own in group.owners.items() if own.member != member}
-    return _assign(replace(group, members=members, owners=kept))
+    owners = dict(group.owners)
+    for log, own in group.owners.items():
+        if own.member == member:
+            owners[log] = Owner("", joined, own.heir)
+        elif own.heir == member:
+            owners[log] = replace(own, heir="", due_us=0)
+    return _assign(replace(group, members=members, owners=owners), now_us)
 
 
-def leave(group: Group, member: str) -> Group:
-    """`member` reads no more; its logs go to the others at once."""
-    if member not in group.members:
+def leave(group: Group, member: str, generation: int, now_us: int) -> Group:
+    """`member` reads no more; its logs go to the others at once.
+
+    Args:
+        generation: that it was told of last. A late word of an earlier life ends no later one.
+    """
+    known = group.members.get(member)
+    if known is None or generation < known.joined:
         return group
-    return _assign(replace(group, members={m: v for m, v in group.members.items() if m != member}))
+    members = {name: value for name, value in group.members.items() if name != member}
+    return _assign(replace(group, members=members), now_us)
 
 
 def beat(group: Group, member: str, generation: int, now_us: int, ttl_us: int) -> Group:
-    """`member` is there; members that were not heard of lose their logs.
+    """`member` is there; members that were not heard of lose their logs, and so do those that
+    were to let go of some and have not in time.
 
     Args:
         generation: in which it joined, or a later one that it was told of.
@@ -96,9 +121,27 @@ def beat(group: Group, member: str, generation: int, now_us: int, ttl_us: int) -
     if known is None or generation < known.joined:
         raise Fenced(f"{member} is no member any more: join again", group.generation)
     members = {**_alive(group.members, now_us), member: replace(known, expires_us=now_us + ttl_us)}
-    if members.keys() == group.members.keys():
+    is_due = any(own.heir and own.due_us <= now_us for own in group.owners.values())
+    if members.keys() == group.members.keys() and not is_due:
         return replace(group, members=members)
-    return _assign(replace(group, members=members))
+    return _assign(replace(group, members=members), now_us)
+
+
+def let_go(group: Group, member: str, logs: Iterable[str], generation: int) -> Group:
+    """`member` gives none of `logs` out any more: those that have an heir are its from now on.
+
+    Args:
+        generation: that `member` was told of last; where it was replaced since, nothing changes.
+    """
+    now = group.generation + 1
+    owners = dict(group.owners)
+    for log in logs:
+        own = group.owners.get(log)
+        if own is not None and own.member == member and own.since <= generation and own.heir:
+            owners[log] = Owner(own.heir, now)
+    if owners == group.owners:
+        return group
+    return replace(group, owners=owners, generation=now)
 
 
 def save(
@@ -129,10 +172,9 @@ def save(
             raise Fenced(f"{log} stands at {now}, not at {was}: somebody saved in between")
     for log, lsn in positions.items():
         own = group.owners.get(log)
-        if own is not None and not reset and (own.member != member or own.since > generation):
-            raise Fenced(
-                f"{log} is read by {own.member} since generation {own.since}", group.generation
-            )
+        if own is not None and not reset and not _may_save(own, member, generation):
+            reads = f"by {own.member}" if own.member else "by nobody"
+            raise Fenced(f"{log} is read {reads} since generation {own.since}", group.generation)
         if lsn < group.positions.get(log, 0) and not reset:
             raise Rejected(
                 f"{log} stands at {group.positions[log]}; going back to {lsn} takes a reset"
@@ -144,25 +186,56 @@ def _alive(members: Mapping[str, GroupMember], now_us: int) -> dict[str, GroupMe
     return {name: value for name, value in members.items() if value.expires_us > now_us}
 
 
-def _assign(group: Group) -> Group:
+def _may_save(own: Owner, member: str, generation: int) -> bool:
+    """A log that nobody reads any more is open to a consumer without members, and not to one
+    that was its member once."""
+    return own.member == member and (not member or own.since <= generation)
+
+
+def _assign(group: Group, now_us: int) -> Group:
     """Share the logs out anew: evenly, and moving as few as that allows."""
     generation = group.generation + 1
     share: dict[str, list[str]] = {name: [] for name in sorted(group.members)}
     logs = sorted({log for value in group.members.values() for log in value.logs})
     takers = {log: [name for name in share if log in group.members[name].logs] for log in logs}
-    owners: dict[str, Owner] = {}
+    # Who is to read each log in the end.
+    target: dict[str, str] = {}
     for log in logs:
         own = group.owners.get(log)
-        if own is not None and own.member in takers[log]:
-            owners[log] = own
-            share[own.member].append(log)
+        for name in () if own is None else (own.heir, own.member):
+            if name in takers[log]:
+                target[log] = name
+                share[name].append(log)
+                break
     for log in logs:
-        if log not in owners:
-            name = _least(share, takers[log])
-            owners[log] = Owner(name, generation)
+        if log not in target:
+            target[log] = name = _least(share, takers[log])
             share[name].append(log)
-    _even_out(share, takers, owners, generation)
+    _even_out(share, takers, target)
+    owners: dict[str, Owner] = {}
+    for log in sorted({*logs, *group.owners}):
+        own = group.owners.get(log, Owner("", 0))
+        stays = group.members[own.member] if own.member in takers.get(log, ()) else None
+        owners[log] = _next_owner(own, target.get(log, ""), stays, generation, now_us)
     return replace(group, generation=generation, owners=owners)
+
+
+def _next_owner(
+    own: Owner, target: str, stays: GroupMember | None, generation: int, now_us: int
+) -> Owner:
+    """Who reads a log from now on, and who after that.
+
+    Args:
+        stays: its owner, where that is there and willing to read it.
+    """
+    if own.member == target:
+        return replace(own, heir="", due_us=0)
+    if stays is None:
+        return Owner(target, generation)
+    due_us = own.due_us if own.heir == target else stays.expires_us
+    if due_us <= now_us:
+        return Owner(target, generation)
+    return replace(own, heir=target, due_us=due_us)
 
 
 def _least(share: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:
@@ -170,10 +243,7 @@ def _least(share: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:
 
 
 def _even_out(
-    share: dict[str, list[str]],
-    takers: Mapping[str, Sequence[str]],
-    owners: dict[str, Owner],
-    generation: int,
+    share: dict[str, list[str]], takers: Mapping[str, Sequence[str]], target: dict[str, str]
 ) -> None:
     """Move logs from members that have two more than another one that would take them."""
     moved = True
@@ -185,7 +255,7 @@ def _even_out(
                 if len(share[name]) >= len(share[taker]) + 2:
                     share[name].remove(log)
                     share[taker].append(log)
-                    owners[log] = Owner(taker, generation)
+                    target[log] = taker
                     moved = True
                     break
             if moved:

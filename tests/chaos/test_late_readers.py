@@ -34,7 +34,7 @@ async def _asked(directory: str) -> list[str]:
         url = await own.serve()
         addresses = tuple(url.removeprefix(SCHEME).split(","))
         async with connected(addresses, host, ClientSettings()) as store:
-            stream = await store.read("/late")
+            stream = await store.read("/late", until=None)
             while stream.next_lsn <= last:
                 await stream.next_items()
             late = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
@@ -11,6 +12,7 @@ from cordwood.client.consumer import MEMBER_TTL_S, Consumer
 from cordwood.client.cursors import Lag
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Fenced, Rejected, UnknownLog
+from cordwood.layout.message import JoinGroup, LeaveGroup
 from cordwood.lsn import make_lsn
 
 
@@ -119,8 +121,10 @@ class TestMembers:
                 assert seen == {f"/{log}": [1, 2, 3] for log in logs}
                 second = await two.consumer("group", *logs, member="m2")
                 await second.start()
-                assert len(second.logs) == 2
+                assert second.logs == (), "the other one has not let go of any"
+                seen_twice = asyncio.create_task(drained(second, MEMBER_TTL_S))
                 await drained(first, MEMBER_TTL_S)
+                assert await seen_twice == {}
                 assert {*first.logs, *second.logs} == {f"/{log}" for log in logs}
                 assert len(first.logs) == 2
                 for log in logs:
@@ -159,6 +163,161 @@ class TestMembers:
                 await second.close()
 
         simulate(scenario)
+
+    def test_a_join_gives_nothing_out_twice(self) -> None:
+        """One reads and saves nothing by itself; another joins, one leaves, one comes back."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            logs = ["a", "b", "c"]
+            found: dict[str, list[int]] = {}
+            async with cluster.client() as store:
+
+                async def take_part(member: str, from_s: float, until_s: float) -> None:
+                    loop = asyncio.get_running_loop()
+                    await asyncio.sleep(from_s)
+                    consumer = await store.consumer(
+                        "group", *logs, member=member, save_every_s=None
+                    )
+                    async with consumer:
+                        while loop.time() < until_s:
+                            portion = await consumer.read(timeout_s=0.3)
+                            if portion:
+                                found.setdefault(portion.log, []).extend(
+                                    int(each.value) for each in portion.records
+                                )
+
+                async def append() -> None:
+                    for number in range(1, 121):
+                        for log in logs:
+                            await store.append(log, b"%d" % number)
+                        await asyncio.sleep(0.5)
+
+                now = asyncio.get_running_loop().time()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(append())
+                    tasks.create_task(take_part("m1", 0, now + 90))
+                    tasks.create_task(take_part("m2", 1, now + 30))
+                    tasks.create_task(take_part("m3", 12, now + 50))
+                    tasks.create_task(take_part("m2", 40, now + 90))
+                assert found == {f"/{log}": [*range(1, 121)] for log in logs}
+
+        simulate(scenario)
+
+    def test_a_log_that_came_back_is_begun_anew(self) -> None:
+        """It went to another member and back between two beats of this one."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as one, cluster.client() as two:
+                await fill(one, "log", 9)
+                first = await one.consumer("group", "log", member="m1", save_every_s=None)
+                await first.start()
+                assert [int(e.value) for e in (await first.read()).records] == [1]
+                first._beating.cancel()  # it stands still for a while
+                await asyncio.sleep(MEMBER_TTL_S + 1)
+                async with await two.consumer("group", "log", member="m2") as second:
+                    for _ in range(5):
+                        await second.read()
+                reply = await one._ask(JoinGroup("group", "m3", ["/log"], 1000))
+                await one._ask(LeaveGroup("group", "m3", reply.generation))
+                again = await one._ask(JoinGroup("group", "m1", ["/log"], 15000))
+                first._learn(again)
+                assert await drained(first) == {"/log": [6, 7, 8, 9]}
+                assert await first.save() == {"/log": make_lsn(1, 10)}
+                await first.close()
+
+        simulate(scenario)
+
+    def test_two_consumers_of_one_name_without_members(self) -> None:
+        """The slower one is fenced where the other one is further, and saves its other logs."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 5)
+                await fill(store, "b", 5)
+                slow = await store.consumer("c", "a", "b", save_every_s=0)
+                quick = await store.consumer("c", "a", save_every_s=None)
+                async with slow, quick:
+                    await drained(quick)
+                    await quick.save()
+                    for _ in range(4):
+                        await slow.read(timeout_s=1)
+                    with pytest.raises(Fenced, match="another consumer c is further"):
+                        await slow.save()
+                    (group,) = await store.cursors.list("c")
+                    assert group.positions["/a"] == make_lsn(1, 6)
+                    assert make_lsn(1, 1) < group.positions["/b"] < make_lsn(1, 6)
+                    await slow.read(timeout_s=1)
+
+        simulate(scenario)
+
+
+class TestDealtWith:
+    """What an application has asked on from is dealt with, and nothing else."""
+
+    def run(self, how) -> list[int]:
+        """What the next run is given, of 100 records in one block, after `how` with the first."""
+        found: list[int] = []
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append_many("log", [b"%d" % n for n in range(1, 101)])
+                await how(store)
+                async with await store.consumer("c", "log") as consumer:
+                    found.extend((await drained(consumer)).get("/log", ()))
+
+        simulate(scenario)
+        return found
+
+    def test_leaving_the_loop(self) -> None:
+        async def how(store: Store) -> None:
+            async with await store.consumer("c", "log") as consumer:
+                async for _, item in consumer:
+                    if int(item.value) == 5:
+                        break
+
+        assert self.run(how) == [*range(5, 101)]
+
+    def test_saving_in_the_loop_and_a_kill(self) -> None:
+        async def how(store: Store) -> None:
+            consumer = await store.consumer("c", "log", save_every_s=None)
+            await consumer.start()
+            async for _, item in consumer:
+                await consumer.save()
+                if int(item.value) == 5:
+                    return  # it is killed here
+
+        assert self.run(how) == [*range(5, 101)]
+
+    def test_an_exception_in_the_loop(self) -> None:
+        async def how(store: Store) -> None:
+            with contextlib.suppress(ZeroDivisionError):
+                async with await store.consumer("c", "log", save_every_s=0) as consumer:
+                    async for _, item in consumer:
+                        if int(item.value) == 50:
+                            raise ZeroDivisionError
+
+        assert self.run(how) == [*range(1, 101)], "the position as it was saved last"
+
+    def test_portions(self) -> None:
+        async def how(store: Store) -> None:
+            async with await store.consumer("c", "log") as consumer:
+                await consumer.read(30)
+                await consumer.read(30)
+
+        assert self.run(how) == [*range(61, 101)]
+
+    def test_a_loop_behind_a_loop(self) -> None:
+        async def how(store: Store) -> None:
+            async with await store.consumer("c", "log") as consumer:
+                async for _, item in consumer:
+                    if int(item.value) == 5:
+                        break
+                async for _, item in consumer:
+                    if int(item.value) == 8:
+                        break
+                assert [int(e.value) for e in (await consumer.read(2)).records] == [9, 10]
+
+        assert self.run(how) == [*range(11, 101)]
 
 
 class TestLag:

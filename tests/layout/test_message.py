@@ -124,7 +124,10 @@ MEMBER = MemberInfo(3, "127.0.0.1:4442", "rack1", 7, 1.0)
 LOG = LogReply(
     9, "/orders/eu", 3, 2, 1_700_000_000_000_000, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]
 )
-GROUP = GroupReply("billing", 3, {"m1": ["/orders"]}, {"/orders": "m1"}, {"/orders": lsn(4, 17)})
+GROUP = GroupReply(
+    "billing", 3, {"m1": ["/orders"]}, {"/orders": "m1"}, {"/orders": lsn(4, 17)},
+    {"/orders": 2}, {"/orders": "m2"},
+)  # fmt: skip
 STAGE = bytes(range(16))
 SHARE = Share(9, "/orders", [BlockPlace(STAGE, [1, 2, 3], 2, 4)])
 CALLS: list[Call] = [
@@ -137,8 +140,10 @@ CALLS: list[Call] = [
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
     AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskGroups("billing"),
     JoinGroup("billing", "m1", ["/orders"], 15_000), BeatGroup("billing", "m1", 3, 15_000),
-    LeaveGroup("billing", "m1"),
-    SaveCursors("billing", "m1", 3, {"/orders": lsn(4, 17)}, {"/orders": lsn(4, 16)}, True),
+    LeaveGroup("billing", "m1", 3),
+    SaveCursors(
+        "billing", "m1", 3, {"/orders": lsn(4, 17)}, {"/orders": lsn(4, 16)}, True, ["/orders"]
+    ),
     AskDirectory("/"), AskEpochs("/orders"), DeleteLog("/orders"),
     RenameLog("/orders", "/o"), RaiseToken("/orders", 5, "worker"),
     SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),

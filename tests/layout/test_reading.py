@@ -234,7 +234,7 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_read, GOLDEN_READ, 16, "<Q", LSN_MAX + 1),
         (read_read, GOLDEN_READ, 24, "<Q", LSN_MAX + 1),
         (read_read, GOLDEN_READ, 32, "<Q", LSN_MAX + 1),
-        (read_reading, GOLDEN_READING, 4, "<I", 4),  # status
+        (read_reading, GOLDEN_READING, 4, "<I", 5),  # status
         (read_reading, GOLDEN_READING, 8, "<Q", LSN_MAX + 1),
         (read_window, GOLDEN_WINDOW, 4, "<I", 1),  # reserved
         (read_window, GOLDEN_WINDOW, 8, "<Q", LSN_MAX + 1),

@@ -7,15 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.errors import Fenced, Rejected
-from cordwood.protocol.consumer_group import Group, beat, join, leave, save
+from cordwood.protocol.consumer_group import Group, Owner, beat, join, leave, let_go, save
 
 S = 1_000_000
 TTL = 10 * S
 
 
 def joined(group: Group, *members: str, logs: str = "abcd", now: int = 0) -> Group:
+    """Members that come one by one, and those that are there let go of what they are to."""
     for member in members:
-        group = join(group, member, logs, now, TTL)
+        group = all_let_go(join(group, member, logs, now, TTL))
+    return group
+
+
+def all_let_go(group: Group) -> Group:
+    for member in group.members:
+        leaving = [log for log, own in group.owners.items() if own.heir and own.member == member]
+        group = let_go(group, member, leaving, group.generation)
     return group
 
 
@@ -34,14 +42,14 @@ class TestSharing:
         assert sorted(map(len, shares(three).values())) == [1, 1, 2]
         kept = [log for log in "abcd" if three.owners[log].member == two.owners[log].member]
         assert len(kept) == 3
-        assert (one.generation, two.generation, three.generation) == (1, 2, 3)
+        assert (one.generation, two.generation, three.generation) == (1, 3, 5)
 
     def test_a_member_reads_only_what_it_is_willing_to(self) -> None:
         group = joined(joined(Group(), "m1", logs="ab"), "m2", logs="bcd")
         assert shares(group)["m1"] in ("a", "ab")
         assert set(shares(group)["m1"] + shares(group)["m2"]) == set("abcd")
         assert "a" not in shares(group)["m2"]
-        assert shares(leave(group, "m1")) == {"m2": "bcd"}
+        assert shares(leave(group, "m1", group.generation, 0)) == {"m2": "bcd"}
 
     def test_who_is_not_heard_of_loses_its_logs(self) -> None:
         group = joined(Group(), "m1", "m2")
@@ -55,9 +63,57 @@ class TestSharing:
 
     def test_leaving_is_at_once_and_twice_is_fine(self) -> None:
         group = joined(Group(), "m1", "m2")
-        assert shares(leave(group, "m1")) == {"m2": "abcd"}
-        assert leave(leave(group, "m1"), "m1") == leave(group, "m1")
-        assert leave(leave(group, "m1"), "m2").owners == {}
+        now = group.generation
+        left = leave(group, "m1", now, 0)
+        assert shares(left) == {"m2": "abcd"}
+        assert leave(left, "m1", now, 0) == left
+        nobody = leave(left, "m2", now, 0)
+        assert {own.member for own in nobody.owners.values()} == {""}
+
+    def test_an_earlier_life_that_leaves_late_ends_no_later_one(self) -> None:
+        first = joined(Group(), "c")
+        second = joined(first, "c")
+        assert leave(second, "c", first.generation, 0) == second
+        assert leave(second, "c", second.generation, 0).members == {}
+
+
+class TestHandingOver:
+    def test_the_heir_waits_until_the_owner_lets_go(self) -> None:
+        one = joined(Group(), "m1")
+        two = join(one, "m2", "abcd", S, TTL)
+        leaving = [log for log, own in two.owners.items() if own.heir == "m2"]
+        assert len(leaving) == 2
+        assert shares(two) == {"m1": "abcd", "m2": ""}
+        saved = save(two, {leaving[0]: 7}, member="m1", generation=one.generation)
+        gone = let_go(saved, "m1", leaving[:1], saved.generation)
+        assert gone.owners[leaving[0]] == Owner("m2", gone.generation)
+        assert gone.generation == saved.generation + 1
+        with pytest.raises(Fenced, match="is read by m2"):
+            save(gone, {leaving[0]: 9}, member="m1", generation=gone.generation)
+        assert save(gone, {leaving[1]: 9}, member="m1", generation=1).positions[leaving[1]] == 9
+        assert let_go(gone, "m1", leaving[:1], gone.generation) == gone, "once"
+
+    def test_an_owner_that_does_not_let_go_loses_it_in_the_end(self) -> None:
+        group = join(joined(Group(), "m1"), "m2", "abcd", S, TTL)
+        for now in range(2, 10):
+            for member in ("m1", "m2"):
+                group = beat(group, member, group.generation, now * S, TTL)
+        assert shares(group)["m2"] == ""
+        group = beat(group, "m1", group.generation, 10 * S, TTL)
+        assert sorted(map(len, shares(group).values())) == [2, 2]
+        assert not any(own.heir for own in group.owners.values())
+
+    def test_an_heir_that_goes_gets_nothing(self) -> None:
+        one = joined(Group(), "m1")
+        two = join(one, "m2", "abcd", S, TTL)
+        left = leave(two, "m2", two.generation, S)
+        assert shares(left) == {"m1": "abcd"}
+        assert all(own == one.owners[log] for log, own in left.owners.items()), "as it was"
+
+    def test_an_owner_that_dies_leaves_it_to_its_heir(self) -> None:
+        two = join(joined(Group(), "m1"), "m2", "abcd", 5 * S, TTL)
+        alone = beat(two, "m2", two.generation, 11 * S, TTL)
+        assert shares(alone) == {"m2": "abcd"}
 
 
 class TestSaving:
@@ -65,6 +121,7 @@ class TestSaving:
         group = joined(Group(), "m1")
         group = save(group, {"a": 5, "d": 5}, member="m1", generation=1)
         later = joined(group, "m2")
+        assert later.generation == 3
         (moved, *_), kept = shares(later)["m2"], shares(later)["m1"][0]
         with pytest.raises(Fenced, match=f"{moved} is read by m2"):
             save(later, {moved: 9}, member="m1", generation=1)
@@ -90,6 +147,18 @@ class TestSaving:
         assert save(group, {"z": 1}).positions == {"z": 1}
         assert save(Group(), {"a": 1}).positions == {"a": 1}
 
+    def test_a_zombie_does_not_save_where_nobody_reads_any_more(self) -> None:
+        """Its successor has saved and left; who joins next would skip what lies between."""
+        group = joined(Group(), "a", logs="l")
+        group = joined(beat(group, "a", 1, 0, TTL), "b", logs="l", now=11 * S)
+        assert group.owners["l"].member == "b"
+        group = save(group, {"l": 100}, member="b", generation=group.generation)
+        group = leave(group, "b", group.generation, 12 * S)
+        for member, generation in (("a", 1), ("b", group.generation), ("b", 1)):
+            with pytest.raises(Fenced, match="is read by nobody"):
+                save(group, {"l": 1_000_000}, member=member, generation=generation)
+        assert save(group, {"l": 101}).positions == {"l": 101}, "a consumer without members may"
+
     def test_positions_go_back_only_on_a_reset(self) -> None:
         group = save(Group(), {"a": 5, "b": 5})
         with pytest.raises(Rejected, match="takes a reset"):
@@ -112,7 +181,7 @@ class TestSaving:
                 save(group, {"a": wanted}, expected={"a": expected})
 
 
-@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "beat", "wait"]),
+@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "beat", "wait", "go"]),
                           st.sampled_from(["m1", "m2", "m3"]),
                           st.sampled_from(["ab", "bcd", "abcd", ""])), max_size=25))  # fmt: skip
 def test_each_log_has_one_owner_who_wants_it_and_shares_are_even(events) -> None:
@@ -122,18 +191,29 @@ def test_each_log_has_one_owner_who_wants_it_and_shares_are_even(events) -> None
         if word == "join":
             group = join(group, member, logs, now, TTL)
         elif word == "leave":
-            group = leave(group, member)
+            group = leave(group, member, group.generation, now)
+        elif word == "go":
+            leaving = [log for log, own in group.owners.items() if own.member == member]
+            group = let_go(group, member, leaving, group.generation)
         elif word == "wait":
             now += 6 * S
         elif member in group.members:
             group = beat(group, member, group.generation, now, TTL)
         assert group.generation >= before.generation
         wanted = {log for value in group.members.values() for log in value.logs}
-        assert set(group.owners) == wanted
+        assert {log for log, own in group.owners.items() if own.member} == wanted
         for log, own in group.owners.items():
-            assert log in group.members[own.member].logs
-            if before.owners.get(log) != own:
+            was = before.owners.get(log)
+            if own.member:
+                assert log in group.members[own.member].logs
+            assert own.since <= group.generation
+            if was is None or was.member != own.member:
                 assert own.since == group.generation > before.generation
+            if own.heir:
+                assert own.heir != own.member
+                assert log in group.members[own.heir].logs
+                assert own.due_us <= now + TTL
         if all(set(value.logs) == wanted for value in group.members.values()) and group.members:
-            sizes = [len(group.logs_of(each)) for each in group.members]
+            ends = [own.heir or own.member for own in group.owners.values() if own.member]
+            sizes = [ends.count(each) for each in group.members]
             assert max(sizes) - min(sizes) <= 1
