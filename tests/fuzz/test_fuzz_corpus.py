@@ -60,6 +60,7 @@ NOT_FUZZED = {
     ("quorum/sequencer_placement.py", "_score"): "a hash as a number",
     ("spark/idempotent.py", "producer_id"): "a hash as a number",
     ("spark/jobs/audit.py", "_noted"): "needs a table of findings: tests/spark",
+    ("spark/jobs/delta_table.py", "_is_whole"): "opens a file; tests/spark/jobs has torn commits",
     ("spark/jobs/json_columns.py", "_object"): "a record's own JSON in the user's job: tests/spark",
     ("spark/jobs/notes.py", "_read_json"): "opens a file; tests/spark/jobs/test_notes.py has it",
     ("spark/jobs/notes.py", "offset_in"): "as _read_json, of a table's own log",

@@ -23,7 +23,7 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import ESN_MAX
 from cordwood.wire.connection import Connection
 
-CLUSTER = bytes(16)
+CLUSTER = bytes(range(16))
 
 
 class SlowTransport:
