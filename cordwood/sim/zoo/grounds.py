@@ -123,7 +123,7 @@ def _damaged(options: RunOptions) -> RunOptions:
     return replace(shaped, faults=replace(shaped.faults, damage=Damage.WITHIN))
 
 
-def _kept_by_time(options: RunOptions) -> RunOptions:
+def kept_by_time(options: RunOptions) -> RunOptions:
     """Everything is kept, in partitions so short that most times lie near an edge."""
     storage = StorageSettings(
         flush_age_s=0.5,
@@ -141,7 +141,7 @@ def _kept_by_time(options: RunOptions) -> RunOptions:
 
 def _kept_by_size(options: RunOptions) -> RunOptions:
     """Logs keep as many bytes as come in a few seconds, in partitions that last one."""
-    shaped = cluster_of(5, 3)(_kept_by_time(options))
+    shaped = cluster_of(5, 3)(kept_by_time(options))
     attributes = LogAttributes(backlog_bytes=60_000)
     return replace(shaped, cluster=replace(shaped.cluster, attributes=attributes))
 
@@ -287,7 +287,7 @@ FULL_WALS = ground(
 TRIMS = ground("crash", every_s=1.0, shape=_seldom_flushed, trim_s=0.7, restart_s=3.0)
 """Trim points are in the WAL alone when nodes die."""
 
-TIMES = ground("crash", every_s=8.0, shape=_kept_by_time, ask_s=0.05, restart_s=4.0)
+TIMES = ground("crash", every_s=8.0, shape=kept_by_time, ask_s=0.05, restart_s=4.0)
 
 SIZES = ground("pause", every_s=6.0, shape=_kept_by_size, length_s=14.0)
 """Logs keep so many bytes, and copysets lie on three nodes of five at a time."""
@@ -539,48 +539,6 @@ READERS = ground(
     "crash", "slow_links", "link_cut", "pause", scenes=("behind_readers",),
     restart_s=2.0, readers=3,
 )  # fmt: skip
-
-SPREAD = ground(
-    "crash", "link_cut", shape=cluster_of(5, 2), restart_s=2.0, readers=3,
-    turns=(("sequencer.appender.STICKY_BYTES", 0),),
-)  # fmt: skip
-"""Each block has a copyset of its own, and readers who start over."""
-
-COLD = ground(
-    "pause", "slow_disk", every_s=3.0, shape=_kept_by_time, readers=4, restart_s=1.0,
-    turns=(
-        ("storage.read_streams.AHEAD_AFTER_BYTES", 0), ("client.senders.WINDOW_LSNS_MAX", 0),
-        ("client.senders.WINDOW_LSNS_MIN", 0),
-    ),
-)  # fmt: skip
-"""Readers who start over, far behind, with windows so small that they wait for each."""
-
-CROWDED = ground(
-    "crash", "client_pause", every_s=3.0, crowds=1,
-    turns=(
-        ("client.shared_tail.MEMBERS_MIN", 1), ("client.shared_tail.SEAT_ITEMS_MAX", 1),
-        ("client.shared_tail.RECENT_ITEMS_MAX", 1),
-    ),
-)  # fmt: skip
-"""Several readers of one client, who share a tail that few blocks make one too slow for."""
-
-SEATED = ground(
-    "crash", every_s=3.0, readers=3, restart_s=40.0,
-    turns=(("client.shared_tail.MEMBERS_MIN", 0), ("client.shared_tail.SEAT_ITEMS_MAX", 0)),
-)  # fmt: skip
-"""Every reader at the tail shares one, alone, and two blocks are too many for it."""
-
-
-def _little_memory(options: RunOptions) -> RunOptions:
-    client = replace(options.workload.client, read_memory_bytes=64 << 10)
-    return replace(options, workload=replace(options.workload, client=client))
-
-
-CRAMPED = ground(
-    "crash", "client_pause", every_s=3.0, shape=_little_memory, crowds=1,
-    turns=(("client.shared_tail.MEMBERS_MIN", 1), ("client.shared_tail.SEAT_ITEMS_MAX", 0)),
-)  # fmt: skip
-"""The same, and no room to keep what slow ones have not taken."""
 
 MANNERS = ground(
     "crash", keyed=1.0, manners=0.9, browsers=1, restart_s=1.0, burst=20, ask_s=0.2

@@ -18,7 +18,7 @@ from cordwood.layout.reading import NodeGap
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Authority
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.sim.zoo import grounds
+from cordwood.sim.zoo import grounds, reading_grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _CHOICE = "protocol.single_copy:SenderChoice"
@@ -210,17 +210,17 @@ BUGS = (
     PlantedBug("stale-copyset", "a node goes by the copyset of the block before; nobody asks all",
                changed({"storage.read_share:Share.part": _copyset_before,
                         f"{_CHOICE}.on_suspicion": instead(lambda self: None)}),
-               hunt=grounds.SPREAD),
+               hunt=reading_grounds.SPREAD),
     PlantedBug("ahead-unreleased", "a node reads ahead past what is released",
-               changed({f"{_STREAMS}._readable": _past_the_released}), hunt=grounds.COLD),
+               changed({f"{_STREAMS}._readable": _past_the_released}), hunt=reading_grounds.COLD),
     PlantedBug("missed-forgotten", "who joins a shared tail is not given what it came too late for",
-               changed({f"{_TAIL}.seat": _nothing_missed}), hunt=grounds.CROWDED),
+               changed({f"{_TAIL}.seat": _nothing_missed}), hunt=reading_grounds.CROWDED),
     PlantedBug("slow-skip", "who is too slow for a shared tail goes on where it left it",
-               changed({"client.shared_tail:Seat.take": _slow_skip}), hunt=grounds.CROWDED),
+               changed({"client.shared_tail:Seat.take": _slow_skip}), hunt=reading_grounds.CROWDED),
     PlantedBug("slow-untold", "who is too slow for a shared tail is given nothing more, and waits",
-               changed({"client.shared_tail:Seat.give": _slow_untold}), hunt=grounds.SEATED),
+               changed({"client.shared_tail:Seat.give": _slow_untold}), hunt=reading_grounds.SEATED),
     PlantedBug("dropped-skip", "who is too slow goes on after what there was no room to keep",
-               changed({"client.shared_tail:Seat._stop": _dropped_skip}), hunt=grounds.CRAMPED),
+               changed({"client.shared_tail:Seat._stop": _dropped_skip}), hunt=reading_grounds.CRAMPED),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
                changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
     PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
