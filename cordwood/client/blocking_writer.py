@@ -21,6 +21,7 @@ from cordwood.client.record_check import Headers, Timestamp, as_bytes
 from cordwood.errors import Closed, CordwoodError, Overloaded
 from cordwood.host.byte_gate import ByteGate
 from cordwood.host.loop_thread import LoopThread
+from cordwood.host.waits import ThreadFuture
 from cordwood.lsn import Lsn
 
 
@@ -60,7 +61,7 @@ class BlockingBufferedWriter:
             Closed: the client was closed.
         """
         size = len(value) + len(key or b"")
-        told: Future[Lsn] = Future()
+        told: Future[Lsn] = ThreadFuture()
         if not self._memory.take(size, self._timeout_s):
             text = f"{self._memory.bytes} bytes are gathered or in flight: wait for some"
             raise Overloaded(text)

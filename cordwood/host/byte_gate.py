@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from cordwood.host.waits import Condition
 
 
 class ByteGate:
@@ -15,7 +15,7 @@ class ByteGate:
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     def take(self, size: int, timeout_s: float) -> bool:
         """Take `size` bytes as soon as fewer than the bound are taken; False if none were in time.

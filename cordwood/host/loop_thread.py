@@ -5,16 +5,20 @@ Source: design.md §7 (`connect` blocks); style.md §8 (threads only in this roo
 
 from __future__ import annotations
 
+import _thread
 import asyncio
-import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
 
 import uvloop
 
 from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Unreachable
+from cordwood.host.waits import FOREVER, ThreadFuture
 
 Result = TypeVar("Result")
 
@@ -30,6 +34,86 @@ END_S = 5.0
 long again to be cancelled: what they wait for has failed by then, so a few turns are enough."""
 
 
+class _Call(Generic[Result]):
+    """A coroutine that the loop runs for a thread, and its outcome.
+
+    The thread waits on a lock in C: see `waits` for what a signal does to anything else.
+
+    Attributes:
+        is_done: the outcome is there; it is set last.
+        error: what was raised, if anything was.
+    """
+
+    __slots__ = ("_ended", "_is_given_up", "_result", "_task", "_work", "error", "is_done")
+
+    def __init__(self, work: Coroutine[Any, Any, Result]) -> None:
+        self._work = work
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+        self._task: asyncio.Task[Result] | None = None
+        self._result: Result | None = None
+        self._is_given_up = False
+        self.error: BaseException | None = None
+        self.is_done = False
+
+    # On the loop's thread.
+
+    def begin(self, on_end: Callable[[_Call[Any]], object]) -> None:
+        if self._is_given_up:
+            self._work.close()
+            on_end(self)
+            return
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(partial(self._end, on_end))
+
+    def _end(self, on_end: Callable[[_Call[Any]], object], task: asyncio.Task[Result]) -> None:
+        if task.cancelled():
+            self.error = asyncio.CancelledError()
+        else:
+            self.error = task.exception()
+            if self.error is None:
+                self._result = task.result()
+        self.is_done = True
+        on_end(self)
+        self.wake()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # On any thread.
+
+    def refuse(self) -> None:
+        """Close the coroutine, which will not begin."""
+        self._work.close()
+
+    def give_up(self) -> None:
+        """Have the loop not begin it any more."""
+        self._is_given_up = True
+
+    def wake(self) -> None:
+        """End the wait of the thread, whether there is an outcome or not."""
+        # Released twice when the loop and `close` both come to it; the lock says so by an error.
+        with suppress(RuntimeError):
+            self._ended.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within `timeout_s`, which `waits.FOREVER` does not bound."""
+        bound = FOREVER if timeout_s < 0 else min(timeout_s, threading.TIMEOUT_MAX)
+        return self._ended.acquire(True, bound)
+
+    def outcome(self) -> Result:
+        """What the coroutine returned; raises what it raised. To be asked for once."""
+        # Not kept here: the error's traceback names this call, and both would outlive it.
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        return cast(Result, self._result)
+
+
 class LoopThread:
     """Runs coroutines for blocking callers."""
 
@@ -37,10 +121,12 @@ class LoopThread:
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
         self._has_ended = False
+        # A lock of C: a signal handler that raises leaves it released, or not taken at all.
         self._lock = threading.Lock()
         self._is_closing = False
-        # Calls that threads wait for. What the loop never came to is cancelled as it closes.
-        self._open: set[concurrent.futures.Future[Any]] = set()
+        # Calls that threads wait for, which `close` wakes if the loop never came to them.
+        self._open: set[_Call[Any]] = set()
+        self._futures: set[ThreadFuture[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -81,41 +167,70 @@ class LoopThread:
             Unreachable: nothing came within `timeout_s`.
             OutcomeUnknown: either of these, of a call that changes something.
         """
-        future = self.start(work)
+        call = _Call(work)
         try:
-            try:
-                return future.result(timeout_s)
-            except concurrent.futures.TimeoutError:
-                if future.done():
-                    raise
-                return future.result(LATE_S)
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise _unanswered(f"no answer within {timeout_s:g} s", Unreachable, changes) from None
-        except concurrent.futures.CancelledError:
-            # Nobody but `close` cancels what this thread waits for.
-            raise _unanswered("this client was closed meanwhile", Closed, changes) from None
+            self._begin(call)
+            if timeout_s is None:
+                call.wait(FOREVER)
+            elif not (call.wait(max(timeout_s, 0.0)) or call.wait(LATE_S)):
+                raise _unanswered(f"no answer within {timeout_s:g} s", Unreachable, changes)
         except BaseException:
-            # Also what the coroutine itself raised: then there is nothing to cancel.
-            future.cancel()
+            self._cancel(call)
             raise
+        if not call.is_done or isinstance(call.error, asyncio.CancelledError):
+            # Nobody but `close` cancels what this thread waits for.
+            raise _unanswered("this client was closed meanwhile", Closed, changes)
+        return call.outcome()
 
-    def start(self, work: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+    def _begin(self, call: _Call[Any]) -> None:
+        with self._lock:
+            if self._is_closing or not self._is_alive:
+                call.refuse()
+                raise Closed("this client was closed")
+            self._open.add(call)
+            self._loop.call_soon_threadsafe(call.begin, self._open.discard)
+
+    def _cancel(self, call: _Call[Any]) -> None:
+        call.give_up()
+        with self._lock:
+            if not call.is_done and not self._is_closing and self._is_alive:
+                self._loop.call_soon_threadsafe(call.cancel)
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine on the loop; its outcome comes by the future.
 
         Raises:
             Closed: the loop was closed.
         """
+        future: ThreadFuture[Result] = ThreadFuture()
         with self._lock:
             if self._is_closing or not self._is_alive:
                 work.close()
                 raise Closed("this client was closed")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-            self._open.add(future)
-        future.add_done_callback(self._open.discard)
+            self._futures.add(future)
+            self._loop.call_soon_threadsafe(self._begin_future, work, future)
         return future
+
+    def _begin_future(
+        self, work: Coroutine[Any, Any, Result], future: ThreadFuture[Result]
+    ) -> None:
+        if future.cancelled():
+            self._futures.discard(future)
+            work.close()
+            return
+        task = self._loop.create_task(work)
+
+        def cancel(done: Future[Result]) -> None:
+            # The caller cancelled it, in its own thread.
+            if done.cancelled() and not self._is_closing and self._is_alive:
+                self._loop.call_soon_threadsafe(task.cancel)
+
+        def tell(_: asyncio.Task[Result]) -> None:
+            self._futures.discard(future)
+            _tell(future, task)
+
+        future.add_done_callback(cancel)
+        task.add_done_callback(tell)
 
     def soon(self, callback: Callable[[], object]) -> None:
         """Have `callback` called on the loop.
@@ -143,7 +258,9 @@ class LoopThread:
             asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop)
         if not self._has_ended:
             self._thread.join(STOP_TIMEOUT_S + 2 * END_S)
-        for future in list(self._open):
+        for call in list(self._open):
+            call.wake()
+        for future in list(self._futures):
             future.cancel()
         if self._has_ended and not self._loop.is_closed():
             self._loop.close()
@@ -160,6 +277,18 @@ class LoopThread:
                     await asyncio.wait(late, timeout=END_S)
         finally:
             self._loop.stop()
+
+
+def _tell(future: Future[Result], task: asyncio.Task[Result]) -> None:
+    if task.cancelled():
+        future.cancel()
+    if not future.set_running_or_notify_cancel():
+        return
+    error = task.exception()
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
 
 
 def _unanswered(why: str, kind: type[CordwoodError], changes: bool) -> CordwoodError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import signal
 import threading
 import time
 
@@ -127,7 +129,53 @@ class TestBuffers:
         simulate(scenario)
 
 
+class Soft(Exception):
+    """A time limit that a signal handler raises."""
+
+
+async def seven() -> int:
+    return 7
+
+
 class TestLoopThread:
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    @pytest.mark.parametrize("way", ["call", "start"])
+    def test_a_signal_at_any_moment_of_a_call_leaves_the_loop_free(self, way):
+        """A handler that raised within the library's Condition left the loop waiting for ever."""
+        thread = LoopThread("test")
+
+        def take() -> int:
+            return thread.call(seven()) if way == "call" else thread.start(seven()).result(5)
+
+        def raise_it(*_: object) -> None:
+            raise Soft
+
+        before = signal.signal(signal.SIGALRM, raise_it)
+        broken = 0
+        until = time.monotonic() + 3
+        try:
+            for tick in itertools.count():
+                if time.monotonic() > until:
+                    break
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.00002 + tick % 41 * 0.000005)
+                    # Bounded: an alarm within a finalizer is told to nobody.
+                    for _ in range(100):
+                        assert take() == 7
+                except (Soft, RuntimeError):
+                    broken += 1
+                if tick % 100 == 0:
+                    assert thread.call(seven(), timeout_s=10) == 7
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert broken > 100
+            assert thread.call(seven(), timeout_s=10) == 7
+            assert thread.start(seven()).result(10) == 7
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            thread.close()
+
     def test_what_comes_late_is_still_the_answer(self, monkeypatch):
         """As after a pause of the whole process: the waiting thread wakes before the loop."""
         thread = LoopThread("test")

@@ -1,0 +1,71 @@
+"""Waits of one thread for another that a signal handler's error cannot leave locked.
+
+A signal handler runs between two bytecodes of the main thread, and what it raises comes out there.
+The library's `threading.Condition.__enter__` is a Python function: an error that is raised as it
+returns leaves the lock held, with nobody to release it, and the thread that has something to tell
+waits for it for ever. `concurrent.futures.Future` is made of it. Locks in C have no such moment:
+they are taken, or their error is raised before they are.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+FOREVER = -1.0
+"""What a lock takes for "without a limit"."""
+
+
+class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
+    """A condition variable whose lock is taken and released in C. It may not be nested."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_thread.LockType] = deque()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until `notify_all`, for `timeout` seconds at most; whether it came."""
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
+        self._waiting.append(waiter)
+        try:
+            self.release()
+            return waiter.acquire(True, _bounded(timeout))
+        finally:
+            # A signal handler may have raised before the release.
+            if not self._is_owned():  # type: ignore[attr-defined]
+                self.acquire()
+
+    def wait_for(self, holds: Callable[[], bool], timeout: float) -> bool:
+        """Wait until `holds`, for `timeout` seconds at most; whether it does."""
+        end = time.monotonic() + timeout
+        while not holds():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self.wait(left)
+        return True
+
+    def notify_all(self) -> None:
+        """Wake all that wait. Only the holder may call it."""
+        while self._waiting:
+            self._waiting.popleft().release()
+
+
+def _bounded(timeout: float | None) -> float:
+    return FOREVER if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+
+
+class ThreadFuture(Future[Result]):
+    """A future for a caller's thread, which the loop's thread can always resolve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The library's own methods use nothing of it but the lock, `wait` and `notify_all`.
+        self._condition: Any = Condition()
