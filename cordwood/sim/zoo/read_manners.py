@@ -6,6 +6,7 @@ Source: reliability digest §6; LogDevice digest 2.10.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,13 +47,19 @@ def _keyless_pass(right: Any) -> Any:
 
 
 def _rest_dropped(right: Any) -> Any:
-    def portion(feed: Any, count: int) -> Any:
-        taken = right(feed, count)
-        while taken.records and feed.items and isinstance(feed.items[0], Record):
-            feed.items.popleft()
+    def take_portion(self: Any, count: int) -> Any:
+        taken = right(self, count)
+        if taken[0]:
+            rest = self.rest()
+            dropped = sum(1 for _ in itertools.takewhile(_is_record, rest))
+            self._keep(rest[dropped:])
         return taken
 
-    return portion
+    return take_portion
+
+
+def _is_record(item: Any) -> bool:
+    return isinstance(item, Record)
 
 
 def _whole_block(right: Any) -> Any:
@@ -194,7 +201,7 @@ BUGS = (
     PlantedBug("keyless-pass", "a reader of some keys is given the records without any",
                changed({"client.stream_items:with_keys": _keyless_pass}), hunt=grounds.MANNERS),
     PlantedBug("rest-dropped", "what of a block does not fit into a portion is dropped",
-               changed({"client.reader:_portion": _rest_dropped}), hunt=grounds.MANNERS),
+               changed({"client.hand:Hand.take_portion": _rest_dropped}), hunt=grounds.MANNERS),
     PlantedBug("arrow-not-clipped", "batches of a read that begins inside a block have all of it",
                changed({"client.batches:BatchGatherer.add": _whole_block}), hunt=grounds.MANNERS),
     PlantedBug("numbered-is-released", "who polls is told of what is not acknowledged yet",
