@@ -32,7 +32,7 @@ from cordwood.errors import Corrupt, Unreachable
 from cordwood.host.memory_network import MemoryNetwork
 from cordwood.host.real import real_host
 from cordwood.host.seams import Host
-from cordwood.lsn import OLDEST
+from cordwood.lsn import OLDEST, Lsn
 from cordwood.metadata.sqlite import SqliteMetadata
 from cordwood.node import Node, running_node
 from cordwood.nodes import NodeId, Replication
@@ -150,16 +150,23 @@ async def _read(profile: OnceProfile, host: Host, nodes: list[Node], *, is_singl
         )
         sent, read = _sent(nodes), disk_bytes()
         records = 0
-        stream = await store.read(LOG, OLDEST, last)
-        while (taken := await stream.next()) is not None:
+        # Without an end: a stream that was read to its end is closed at the nodes, and the
+        # slower copies would not be sent whole.
+        stream = await store.read(LOG, OLDEST, None)
+        next_lsn = OLDEST
+        while next_lsn <= last:
+            taken = await stream.next()
+            assert taken is not None, "a stream without an end ended"
+            next_lsn = Lsn(taken.last + 1)
             if isinstance(taken, Delivery):
                 records += taken.last - taken.first + 1
-        # Who sends what is known already goes on to the end as well: all of it counts.
+        # Nodes whose copies are known already send on to the same place: all of it counts.
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             while any(  # noqa: ASYNC110 - what it looks at has no event
                 stream._buffer.marker(node) <= last for node in stream.senders.sources
             ):
                 await asyncio.sleep(LOOK_S)
+        stream.close()
         read, sent = disk_bytes() - read, _sent(nodes) - sent
     if records != profile.blocks * profile.batch:
         raise Corrupt(f"{records} records were read of {profile.blocks * profile.batch}")
