@@ -146,10 +146,15 @@ class BlockingStore(BlockingPositions):
         )
 
     def publish(
-        self, query: str, batch: int, refs: Sequence[StagedRef | Mapping[str, Any]]
+        self,
+        query: str,
+        batch: int,
+        refs: Sequence[StagedRef | Mapping[str, Any]],
+        fingerprint: str = "",
     ) -> Published:
         """Put what was staged into its logs, once; see `store.Store.publish`."""
-        return self._thread.call(self._store.publish(query, batch, refs), changes=True)
+        work = self._store.publish(query, batch, refs, fingerprint)
+        return self._thread.call(work, changes=True)
 
     def fence(self, log: str, token: int, *, holder: str = "") -> int:
         """Take a log under a fencing token; see `store.Store.fence`."""

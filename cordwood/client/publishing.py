@@ -59,7 +59,7 @@ from cordwood.layout.message_staging import (
 )
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
-from cordwood.protocol.publishing import StagedBlock
+from cordwood.protocol.publishing import StagedBlock, check_repeat
 from cordwood.settings import ClientSettings
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,11 @@ class Publisher:
         return None if known.batch < 0 or not known.is_done else _told(query, known)
 
     async def publish(
-        self, query: str, batch: int, refs: Sequence[StagedRef | Mapping[str, Any]]
+        self,
+        query: str,
+        batch: int,
+        refs: Sequence[StagedRef | Mapping[str, Any]],
+        fingerprint: str = "",
     ) -> Published:
         """See `Store.publish`."""
         _query(query)
@@ -131,6 +135,7 @@ class Publisher:
         shares = _shares(refs)
         known = await self._call(AskPublication(query))
         if batch <= known.batch:
+            check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
             return await self._finish(query, batch, known, is_repeat=True)
         known = await self._roll_forward(query, known)
         tries = 0
@@ -144,13 +149,17 @@ class Publisher:
             await self._check_there(shares)
             try:
                 with _unknown_from_here(query, batch):
-                    known = await self._call(CommitPublish(query, batch, attempt, shares))
+                    known = await self._call(
+                        CommitPublish(query, batch, attempt, shares, fingerprint)
+                    )
             except Fenced:
                 # By another publisher; or by this one, whose question came a second time.
                 if tries >= ATTEMPTS_MAX:
                     raise
             else:
                 return await self._finish(query, batch, known, is_repeat=False)
+        # Another publisher of the query was first.
+        check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
         return await self._finish(query, batch, known, is_repeat=True)
 
     async def _finish(

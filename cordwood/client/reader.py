@@ -25,8 +25,8 @@ from cordwood.client.hand import Batches, Hand, Taken, is_told
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
 from cordwood.errors import BadSetting, Closed, CordwoodError
+from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
-from cordwood.metadata.log_tree import normalise_name
 from cordwood.protocol.gap_detection import Delivery
 
 if TYPE_CHECKING:

@@ -90,7 +90,11 @@ class Stages:
         return await self._stager.stage(await self._find_to_stage(log), columns, ttl_s)
 
     async def publish(
-        self, query: str, batch: int, refs: Sequence[StagedRef | Mapping[str, Any]]
+        self,
+        query: str,
+        batch: int,
+        refs: Sequence[StagedRef | Mapping[str, Any]],
+        fingerprint: str = "",
     ) -> Published:
         """Put what was staged into its logs: once, whole and in this order, or not at all.
 
@@ -103,7 +107,12 @@ class Stages:
             query: who publishes, up to 255 characters; one publisher at a time.
             batch: its number, 0 and up.
             refs: what `stage` returned, or their `to_json`; none is a batch too.
+            fingerprint: which records the batch holds, in up to 64 characters, as a digest of
+                the plan that it comes from. With one, a batch whose number was published is
+                taken for a repeat only if the fingerprints are alike.
         Raises:
+            Rejected: a batch of this number was published with another fingerprint, or a later
+                one was.
             StageExpired: something staged is gone; nothing is published: stage it again.
             RecordTooLarge: a log's share is over what one group holds; nothing is published.
             UnknownLog: a log was deleted since its records were staged; nothing is published.
@@ -111,7 +120,7 @@ class Stages:
             Retryable, OutcomeUnknown: it is not known to be done; call again.
         """
         self._cluster.check_open()
-        return await self._publisher.publish(query, batch, refs)
+        return await self._publisher.publish(query, batch, refs, fingerprint)
 
     async def published(self, query: str) -> Published | None:
         """The last batch of a query that is in its logs; None if there is none, or while one is

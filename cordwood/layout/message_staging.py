@@ -92,6 +92,10 @@ class Share(Struct, frozen=True):
     blocks: Annotated[list[BlockPlace], Meta(min_length=1, max_length=STAGES_MAX)]
 
 
+_Fingerprint = Annotated[str, Meta(max_length=64)]
+"""Which records a batch holds, by its publisher's word: a digest as text, or nothing."""
+
+
 class AskPublication(Struct, frozen=True, tag="ask_publication"):
     """How far has a query come?"""
 
@@ -112,6 +116,7 @@ class CommitPublish(Struct, frozen=True, tag="commit_publish"):
     batch: _Batch
     attempt: _Attempt
     shares: Annotated[list[Share], Meta(max_length=STAGES_MAX)]
+    fingerprint: _Fingerprint = ""
 
 
 class FinishPublish(Struct, frozen=True, tag="finish_publish"):
@@ -139,6 +144,7 @@ class PublicationReply(Struct, frozen=True, tag="publication"):
     shares: list[Share]
     spans: dict[str, tuple[int, int]]
     group_bytes_max: int
+    fingerprint: _Fingerprint = ""
 
 
 StagingCall = StageBlock | PinStaged | Unstage | AskStaged

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from cordwood.errors import Rejected, TooFewNodes, UnknownLog
 from cordwood.host.seams import Clock
+from cordwood.layout.log_names import normalise_directory
 from cordwood.layout.message import (
     AskDirectory,
     AskEpochs,
@@ -30,7 +31,7 @@ from cordwood.layout.message import (
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.metadata.log_replies import epoch_nodes, log_reply, member_infos
-from cordwood.metadata.log_tree import LogInfo, LogTree, normalise_directory
+from cordwood.metadata.log_tree import LogInfo, LogTree
 from cordwood.nodes import Member, NodeId, Replication
 from cordwood.quorum.nodeset_selection import choose_nodeset
 

@@ -21,7 +21,6 @@ Source: design.md §6, §11; LogDevice digest 1 ("LogsConfig").
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -35,6 +34,7 @@ from cordwood.errors import (
     UnknownLog,
 )
 from cordwood.layout.json_text import read_json
+from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
 from cordwood.lsn import LogId
 from cordwood.metadata.change import change, change_repeatably
@@ -42,18 +42,12 @@ from cordwood.metadata.log_numbers import LOG_ID_MAX, LogNumbers
 from cordwood.metadata.store import MetadataStore, Versioned
 from cordwood.nodes import Replication
 
-NAME_BYTES_MAX = 255
-"""As a file name may have, the leading slash counted."""
-
 RENAMES_MAX = 4
 """Renames of one log between two readings of it, one behind the other; a person makes them."""
 
 CHANGES_PREFIX = "log_changes/"
 """What to watch for changes to logs that are there."""
 
-_PATH = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
-_NAME = re.compile(rf"/?({_PATH})")
-_DIRECTORY = re.compile(rf"/?(?:({_PATH})/)?")
 _CHANGES = "log_changes/latest"
 _DIRECTORIES = "directories"
 
@@ -111,33 +105,6 @@ class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`log_changes/latest`."""
 
     count: int = 0
-
-
-def normalise_name(text: str) -> str:
-    """A log's name as it is kept, with its leading slash.
-
-    Raises:
-        BadSetting: it is no path of letters, digits, `_`, `.` and `-`, or is too long.
-    """
-    match = _NAME.fullmatch(text)
-    if match is None or len(match[1]) + 1 > NAME_BYTES_MAX:
-        raise BadSetting(
-            f"{text[:64]!r} is no log name: write a path such as /orders/eu, of letters, digits, "
-            f"_ . and -, no part beginning with . or -, {NAME_BYTES_MAX} bytes at most"
-        )
-    return f"/{match[1]}"
-
-
-def normalise_directory(text: str) -> str:
-    """A directory's path as it is kept, with a slash at both ends; the root is `/`.
-
-    Raises:
-        BadSetting: it does not end with a slash, or is no path.
-    """
-    match = _DIRECTORY.fullmatch(text)
-    if match is None or not text.endswith("/") or len(match[1] or "") + 1 > NAME_BYTES_MAX:
-        raise BadSetting(f"{text[:64]!r} is no directory: write a path such as /orders/, or /")
-    return f"/{match[1]}/" if match[1] else "/"
 
 
 def is_below(name: str, path: str) -> bool:

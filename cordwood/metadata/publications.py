@@ -55,6 +55,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_done: bool
     shares: list[Share]
     spans: dict[str, tuple[int, int]]
+    fingerprint: str = ""
 
 
 class Publications:
@@ -103,7 +104,7 @@ class Publications:
             return lambda known: begin(known, call.batch, producer)
         if isinstance(call, CommitPublish):
             shares = _shares(call.shares)
-            return lambda known: commit(known, call.batch, call.attempt, shares)
+            return lambda known: commit(known, call.batch, call.attempt, shares, call.fingerprint)
         if isinstance(call, FinishPublish):
             return lambda known: finish(known, call.commits, call.spans)
         assert_never(call)
@@ -129,6 +130,7 @@ class Publications:
             _packed(known.shares),
             dict(known.spans),
             self._group_bytes_max(),
+            known.fingerprint,
         )
 
 
@@ -180,6 +182,7 @@ def _encode(query: str, known: Publication) -> bytes:
             known.is_done,
             _packed(known.shares),
             dict(known.spans),
+            known.fingerprint,
         )
     )
 
@@ -199,4 +202,5 @@ def _decode(query: str, value: bytes | None) -> Publication:
         entry.is_done,
         _shares(entry.shares),
         entry.spans,
+        entry.fingerprint,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cordwood.errors import BadSetting, Fenced, Retryable
+from cordwood.errors import BadSetting, Fenced, Rejected, Retryable
 
 COMMITS_MAX = (1 << 32) - 1
 """A producer's epoch has 32 bits: a batch a second for 136 years."""
@@ -61,6 +61,7 @@ class Publication:
         is_done: whether it is in the logs.
         shares: what it is made of; empty once it is done.
         spans: by the log's name, first and last LSN, once it is done.
+        fingerprint: which records the last batch holds, by its publisher's word; "" for none.
     """
 
     producer: int = 0
@@ -71,6 +72,36 @@ class Publication:
     is_done: bool = True
     shares: tuple[LogShare, ...] = ()
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    fingerprint: str = ""
+
+
+def check_repeat(query: str, known: tuple[int, str], given: tuple[int, str]) -> None:
+    """Check that a batch whose number was published is the batch that was published.
+
+    A number says nothing about records: a source that lost its last plan makes another batch of
+    the same number, and to take that for a repeat would lose what it has beyond the first one.
+
+    Args:
+        known: the last batch committed, and its fingerprint.
+        given: the batch to be published, and its fingerprint; without one nothing is checked.
+    Raises:
+        Rejected: the batches differ, or nothing is remembered of the given one.
+    """
+    (last, noted), (batch, fingerprint) = known, given
+    if not fingerprint or batch > last or (batch == last and noted in ("", fingerprint)):
+        return
+    why = (
+        f"batch {batch} of {query!r} was published with other records than it has now"
+        if batch == last
+        else f"batch {batch} of {query!r} comes after batch {last} was published, and nothing is "
+        "remembered of what the earlier one held"
+    )
+    raise Rejected(
+        f"{why}: nothing is published, because taking it for a repeat would lose records. The "
+        "checkpoint of the query is an older copy, lost its newest files, or is a new one under "
+        "an old name. Put the newest checkpoint back; or start the query with a new checkpoint "
+        "and a new name (txnAppId), from the place up to which its records are in the log"
+    )
 
 
 def begin(known: Publication, batch: int, producer: int) -> Publication:
@@ -91,7 +122,11 @@ def begin(known: Publication, batch: int, producer: int) -> Publication:
 
 
 def commit(
-    known: Publication, batch: int, attempt: int, shares: tuple[LogShare, ...]
+    known: Publication,
+    batch: int,
+    attempt: int,
+    shares: tuple[LogShare, ...],
+    fingerprint: str = "",
 ) -> Publication:
     """Commit a batch, once; the same again changes nothing.
 
@@ -116,6 +151,7 @@ def commit(
         is_done=not shares,
         shares=shares,
         spans={},
+        fingerprint=fingerprint,
     )
 
 

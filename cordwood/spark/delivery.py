@@ -123,10 +123,12 @@ def publish(
     batch: int,
     refs: Sequence[StagedRef],
     timeout_s: float = PUBLISH_TIMEOUT_S,
+    fingerprint: str = "",
 ) -> Published:
     """Publish a batch; asked again for as long as the outcome is not known.
 
     Raises:
+        Rejected: a batch of this number was published, with another `fingerprint`.
         StageExpired: what was staged is gone; nothing of the batch is published.
         RecordTooLarge: it is more than one group holds; likewise.
         Fenced: another run of this query publishes.
@@ -136,7 +138,7 @@ def publish(
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return store.publish(query, batch, refs)
+            return store.publish(query, batch, refs, fingerprint)
         except (Retryable, OutcomeUnknown) as error:
             if time.monotonic() + PUBLISH_PAUSE_S >= deadline:
                 raise

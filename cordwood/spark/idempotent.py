@@ -2,10 +2,13 @@
 
 The producer is named by the query and the partition, and a batch is its epoch. A portion is one
 atomic group, which the log numbers once: sent again with the same sequence and count it is
-answered with its place, and one from longer ago than the log remembers with `OutOfSequence`.
-Portions are looked at in order, and all before this one are stored; so it was stored too. But a
-client whose producer met that error refuses everything behind it, unsent, with the same
-error: the log's own word is what a new `Producer`, with this portion alone, is answered.
+answered with its place. One from longer ago than the log remembers, or one that was cut in another
+way, is answered with `OutOfSequence`, which says the sequence up to which all is stored: the
+portion's rows above it are sent, and no others. Where the log says that rows before the portion
+are missing, the task fails: nothing may be passed over.
+
+A client whose producer met that error refuses everything behind it, unsent: the log's own word
+is what a new `Producer`, with this portion alone, is answered.
 
 Source: research digest on PySpark 4.3, §8; `protocol.producers`.
 """
@@ -21,9 +24,9 @@ from dataclasses import dataclass
 
 from cordwood.client.blocking import BlockingStore
 from cordwood.client.producer import PRODUCER_MAX, Producer
-from cordwood.errors import OutcomeUnknown, OutOfSequence
+from cordwood.errors import BadSetting, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.lsn import Lsn
-from cordwood.protocol.producers import PLACES_MAX
+from cordwood.protocol.producers import PLACES_MAX, USERS
 from cordwood.spark.sink_rows import Portion
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,16 @@ class OnceAppender:
     """Appends the portions of one task."""
 
     def __init__(self, store: BlockingStore, query: str, batch: int, partition: int) -> None:
+        """
+        Raises:
+            BadSetting: there are more partitions than a log remembers producers.
+        """
+        if partition >= USERS.most:
+            raise BadSetting(
+                f"deliveryMode=idempotent takes up to {USERS.most} partitions, which a log can "
+                f"tell apart, and this is number {partition + 1}: write fewer with coalesce, or "
+                "use deliveryMode=exactlyOnce"
+            )
         self._store = store
         self._identity = (producer_id(query, partition), batch)
         self._producer = Producer(*self._identity)
@@ -94,12 +107,31 @@ class OnceAppender:
         self._settle_alone(sent)
 
     def _settle_alone(self, sent: _Sent) -> None:
-        number = self._store.log(sent.portion.log).log_id
-        alone = Producer(*self._identity, {number: sent.sequence})
-        try:
-            self._ask(sent.portion, alone).result()
-        except OutOfSequence as error:
-            logger.info("a portion of %s was stored before: %s", sent.portion.log, error)
+        """Send what of a portion the log does not have.
+
+        Raises:
+            OutOfSequence: rows before it are missing, or the log cannot say.
+        """
+        portion, sequence = sent.portion, sent.sequence
+        number = self._store.log(portion.log).log_id
+        while True:
+            alone = Producer(*self._identity, {number: sequence})
+            try:
+                self._ask(portion, alone).result()
+            except OutOfSequence as error:
+                if error.kind is not Misplaced.STORED or error.expected is None:
+                    raise
+                stored = error.expected - sequence
+                # Sequences only grow: each turn sends less, and an answer that would not let it
+                # is an error of the node.
+                if stored <= 0:
+                    raise
+                logger.info("%d rows of %s were stored before: %s", stored, portion.log, error)
+                if stored >= len(portion.values):
+                    return
+                portion, sequence = portion.after(stored), error.expected
+            else:
+                return
 
     def _begin_anew(self) -> None:
         """Nothing is in flight: go on with a producer that met no error."""

@@ -27,7 +27,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from cordwood.errors import BadSetting, RecordTooLarge, StageExpired
+from cordwood.errors import BadSetting, RecordTooLarge, StageExpired, UnknownLog
+from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from cordwood.spark.sink_rows import Portion, portions
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cordwood.client.blocking import BlockingStore
+    from cordwood.client.publishing import Published
     from cordwood.client.staging import StagedRef
 
 QUERY_PROPERTY = "sql.streaming.queryId"
@@ -52,6 +54,7 @@ class Written(WriterCommitMessage):
         partition: its place among the tasks.
         refs: what it staged, in order; empty where it appended.
         records, bytes: values that it handed over.
+        logs: of rows that it passed over, because their version was written before.
     """
 
     query: str
@@ -60,6 +63,7 @@ class Written(WriterCommitMessage):
     refs: tuple[StagedRef, ...]
     records: int
     bytes: int
+    logs: frozenset[str] = frozenset()
 
 
 class _Writer:
@@ -132,23 +136,27 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         self._options = options
         self._query = options.app or f"write-{uuid4().hex}"
         self._batch = options.version or 0
-        self._is_done = bool(options.app) and self._was_published()
+        self._done = self._published() if options.app else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage or append what comes; return once all of it is durable."""
-        if self._is_done:
-            for _ in iterator:
-                pass
-            iterator = iter(())
+        if self._done is not None:
+            logs = frozenset(each.log for each in portions(iterator, self._options.log))
+            return Written(self._query, self._batch, 0, (), 0, 0, logs)
         return self._write(iterator, self._query, self._batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what tasks staged."""
-        if self._options.delivery != EXACTLY_ONCE or self._is_done:
+        if self._options.delivery != EXACTLY_ONCE:
+            return
+        if self._done is not None:
+            self._check_logs(self._done, messages)
             return
         refs = _refs(messages)
         if self._options.app:
-            _publish(self._store(), self._query, self._batch, refs)
+            name = self._name(self._store())
+            if name is not None:
+                _publish(self._store(), name, self._batch, refs)
         elif refs:
             from cordwood.spark.delivery import publish_in_parts
 
@@ -158,12 +166,42 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         """Give back what tasks staged; what was appended stays."""
         self._abort(messages)
 
-    def _was_published(self) -> bool:
-        """Whether this version, or a later one, of the application is in the store already."""
+    def _name(self, store: BlockingStore) -> str | None:
+        """The application's name for its log, whose versions are numbered by themselves.
+
+        As in Delta, where a version is a table's. It has the log's number: one that was deleted
+        and made again holds nothing of what was written before. None where the log is not there.
+        """
+        if not self._options.log:
+            return self._query
+        try:
+            return f"{self._query} into log {store.log(self._options.log).log_id}"
+        except UnknownLog:
+            return None
+
+    def _published(self) -> Published | None:
+        """This version, or a later one, of the application, if it is in the store already."""
         if self._options.delivery != EXACTLY_ONCE:
-            return False
-        last = self._store().published(self._query)
-        return last is not None and last.batch >= self._batch
+            return None
+        store = self._store()
+        name = self._name(store)
+        last = store.published(name) if name is not None else None
+        return last if last is not None and last.batch >= self._batch else None
+
+    def _check_logs(self, done: Published, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Refuse a version whose rows are for logs that it was not written into.
+
+        Raises:
+            BadSetting: nothing was written.
+        """
+        logs = {log for each in messages if isinstance(each, Written) for log in each.logs}
+        others = sorted(logs - set(done.spans)) if done.batch == self._batch else []
+        if others:
+            raise BadSetting(
+                f"version {self._batch} of {self._options.app!r} was written into "
+                f"{', '.join(sorted(done.spans)) or 'no log'}, and these rows are for "
+                f"{', '.join(others[:5])}: give each set of logs a txnAppId of its own"
+            )
 
 
 class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -188,7 +226,20 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
             return
         query = min(named)[0]
         assert named == {(query, batchId)}, f"tasks of batch {batchId} worked for {sorted(named)}"
-        _publish(self._store(), query, batchId, _refs(messages))
+        _publish(self._store(), query, batchId, _refs(messages), self._fingerprint(batchId))
+
+    def _fingerprint(self, batch: int) -> str:
+        """Which records a batch has, by its checkpoint, which is on stable storage from here on.
+
+        Spark syncs nothing of it: a power cut that took the newest plan and left the publication
+        would have another batch of the same number taken for a repeat.
+        """
+        checkpoint = Checkpoint.at(self._options.checkpoint)
+        if checkpoint is None:
+            return ""
+        found = checkpoint.fingerprint(batch)
+        checkpoint.make_durable(batch)
+        return found
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Give back what tasks staged; what was published or appended stays."""
@@ -219,12 +270,18 @@ def _refs(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRef]:
     return [ref for each in sorted(written, key=lambda each: each.partition) for ref in each.refs]
 
 
-def _publish(store: BlockingStore, query: str, batch: int, refs: Sequence[StagedRef]) -> None:
+def _publish(
+    store: BlockingStore,
+    query: str,
+    batch: int,
+    refs: Sequence[StagedRef],
+    fingerprint: str = "",
+) -> None:
     """As `delivery.publish`, with words for whoever runs the query."""
     from cordwood.spark.delivery import publish
 
     try:
-        publish(store, query, batch, refs)
+        publish(store, query, batch, refs, fingerprint=fingerprint)
     except RecordTooLarge as error:
         raise RecordTooLarge(
             f"batch {batch} is more than can be published in one step: {error}. Make batches "

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
+from cordwood.layout.log_names import normalise_name
 from cordwood.spark.given import Given, refuse_unknown
 from cordwood.spark.options import (
     REQUEST_TIMEOUT_MS,
@@ -70,6 +71,7 @@ class SinkOptions:
         app, version: `txnAppId` and `txnVersion`; "" and None where they were not given.
         stage_ttl_s: of what is staged.
         write_tokens: for logs that ask for one; shown to nobody.
+        checkpoint: where Spark says that the stream's checkpoint is; "" for a batch.
     """
 
     servers: str
@@ -81,6 +83,7 @@ class SinkOptions:
     version: int | None = None
     stage_ttl_s: float = STAGE_TTL_S
     write_tokens: tuple[str, ...] = field(default=(), repr=False)
+    checkpoint: str = ""
 
     def check_batch(self) -> None:
         """Check what a batch needs.
@@ -118,7 +121,7 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     log = options.text("log") or ""
     return SinkOptions(
         servers=parse_servers(options),
-        log=log if not log or log.startswith("/") else f"/{log}",
+        log=normalise_name(log) if log else "",
         request_timeout_s=options.count(TIMEOUT, REQUEST_TIMEOUT_MS) / 1000,
         codec=options.choice("codec", ("none", "lz4", "zstd"), "none"),
         delivery=options.choice(
@@ -128,6 +131,9 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
         version=_version(options),
         stage_ttl_s=options.duration_s("stageTtl", STAGE_TTL_S),
         write_tokens=parse_tokens(options, WRITE_TOKENS),
+        checkpoint=next(
+            (text for name, text in given.items() if name.lower() == "checkpointlocation"), ""
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cordwood.errors import BadSetting
+from cordwood.layout.log_names import normalise_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +49,18 @@ class Portion:
         """Whether it is worth a call."""
         return self.bytes >= PORTION_BYTES or len(self.values) >= PORTION_RECORDS
 
+    def after(self, count: int) -> Portion:
+        """The records behind the first `count`."""
+        values = self.values[count:]
+        return Portion(
+            self.log,
+            values,
+            None if self.keys is None else self.keys[count:],
+            None if self.timestamps is None else self.timestamps[count:],
+            None if self.headers is None else self.headers[count:],
+            sum(map(len, values)),
+        )
+
     def add(self, rows: pa.RecordBatch) -> None:
         """Put rows behind those that are there.
 
@@ -74,8 +87,8 @@ class Portion:
 def portions(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[Portion]:
     """Gather rows to portions; those of one log come in the order of its rows.
 
-    How rows are cut follows from the rows and their batches alone, so that a task that runs
-    again with the same input cuts it the same.
+    Order is kept within a log, whatever way its name is spelled in. Where a log's rows are cut
+    may differ when a task runs again: Spark may hand the same rows over in other batches.
 
     Raises:
         BadSetting: a value is null, or a row has no log.
@@ -111,6 +124,7 @@ def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _by_log(batch: pa.RecordBatch, default_log: str) -> Iterator[tuple[str, pa.RecordBatch]]:
     """The rows of each log, in their order."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     if not batch.num_rows:
@@ -119,19 +133,17 @@ def _by_log(batch: pa.RecordBatch, default_log: str) -> Iterator[tuple[str, pa.R
         yield default_log, batch
         return
     logs = batch.column("log")
+    # A log may be spelled in two ways, /orders and orders, and its rows are one sequence.
+    spelled: dict[str, list[str | None]] = {}
     for log in pc.unique(logs).to_pylist():
-        name = log or default_log
-        if not name:
+        if not log and not default_log:
             raise BadSetting("a row's log is null, and there is no option log for such rows")
-        rows = pc.is_null(logs) if log is None else pc.equal(logs, log)
-        yield name, batch if logs.null_count == 0 and _all_equal(batch, log) else batch.filter(rows)
-
-
-def _all_equal(batch: pa.RecordBatch, log: str) -> bool:
-    import pyarrow.compute as pc
-
-    ends = pc.min_max(batch.column("log")).as_py()
-    return bool(ends["min"] == ends["max"] == log)
+        spelled.setdefault(normalise_name(log or default_log), []).append(log)
+    if len(spelled) == 1:
+        yield next(iter(spelled)), batch
+        return
+    for name, spellings in spelled.items():
+        yield name, batch.filter(pc.is_in(logs, value_set=pa.array(spellings, logs.type)))
 
 
 def _has(rows: pa.RecordBatch, column: str) -> bool:

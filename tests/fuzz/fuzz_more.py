@@ -34,8 +34,8 @@ from cordwood.layout.nodesets import pack_nodesets, read_nodesets
 from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
 from cordwood.local_cluster import ClusterShape
 from cordwood.metadata import lease, log_numbers, publications
+from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.java import parse_java_version
-from cordwood.spark.jobs.checkpoint import Checkpoint
 from cordwood.spark.sink_options import parse_sink_options
 from cordwood.storage.data_directory import Incarnations
 from cordwood.storage.identity import Identity, check_identity

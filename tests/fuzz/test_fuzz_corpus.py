@@ -17,7 +17,7 @@ from cordwood.errors import BadSetting, CordwoodError, Malformed
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.metadata.epoch_store import _decode
 from cordwood.sim.history import from_jsonl
-from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.options import parse_options
 from cordwood.spark.places import parse_times
 

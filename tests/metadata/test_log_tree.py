@@ -22,15 +22,13 @@ from cordwood.errors import (
     UnknownLog,
     Unreachable,
 )
+from cordwood.layout.log_names import NAME_BYTES_MAX, normalise_directory, normalise_name
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.metadata.log_numbers import LOG_ID_MAX
 from cordwood.metadata.log_tree import (
     CHANGES_PREFIX,
-    NAME_BYTES_MAX,
     LogInfo,
     LogTree,
-    normalise_directory,
-    normalise_name,
 )
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.metadata.store import check_key

@@ -22,13 +22,13 @@ from cordwood.block import Record
 from cordwood.client.aio import open_store
 from cordwood.client.blocking import BlockingStore, open_blocking
 from cordwood.embedded import embedded_store
-from cordwood.errors import BadSetting, RecordTooLarge, Rejected, Unreachable
+from cordwood.errors import BadSetting, OutOfSequence, RecordTooLarge, Rejected, Unreachable
 from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import MIB, ClientSettings
 from cordwood.spark.delivery import publish, publish_in_parts, stage_all
 from cordwood.spark.idempotent import OnceAppender, producer_id
 from cordwood.spark.options import SERVERS
-from cordwood.spark.sink import CordwoodWriter, write_portions
+from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written, write_portions
 from cordwood.spark.sink_options import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
@@ -190,6 +190,43 @@ class TestOnce:
         OnceAppender(store, "q", 1, 1).append(portions(iter(numbered(0, 10)), "/a"))
         assert values(store, "/a")[-10:] == list(range(10))
 
+    @pytest.mark.parametrize("done", [1, 2, 3])
+    def test_a_try_whose_rows_come_in_other_batches_stores_each_once(self, store, done):
+        """Arrow's batches may be cut in another way, and so are portions."""
+
+        def cut(size: int) -> list[pa.RecordBatch]:
+            every = [b"%d" % n for n in range(40_000)]
+            return [batch(value=pa.array(every[at : at + size])) for at in range(0, 40_000, size)]
+
+        first = list(portions(iter(cut(10_000)), "/a"))
+        OnceAppender(store, "q", 0, 1).append(first[:done])
+        for size in (8_192, 10_000, 40_000):
+            OnceAppender(store, "q", 0, 1).append(portions(iter(cut(size)), "/a"))
+        assert values(store, "/a") == list(range(40_000))
+
+    def test_a_log_spelled_in_two_ways_is_one_sequence(self, store):
+        rows = batch(
+            value=pa.array([b"%d" % n for n in range(200)]),
+            log=pa.array([("four", "/four", None)[n % 3] for n in range(200)]),
+        )
+        for _ in range(2):
+            OnceAppender(store, "q", 0, 1).append(portions(iter([rows, rows]), "/four"))
+        assert values(store, "/four") == [*range(200)] * 2
+
+    def test_rows_before_which_some_are_missing_are_not_taken_for_stored(self, store):
+        (portion,) = portions(iter(numbered(0, 10)), "/a")
+        OnceAppender(store, "q", 0, 1).append([portion])
+        ahead = OnceAppender(store, "q", 0, 1)
+        ahead._next["/a"] = 50
+        ahead._begin_anew()
+        with pytest.raises(OutOfSequence):
+            ahead.append([portion])
+        assert values(store, "/a") == list(range(10))
+
+    def test_more_partitions_than_a_log_tells_apart_are_refused(self, store):
+        with pytest.raises(BadSetting, match=r"up to 1000 partitions.*coalesce"):
+            OnceAppender(store, "q", 0, 1000)
+
     def test_each_partition_and_query_is_a_producer_of_its_own(self):
         found = {producer_id(query, part) for query in ("a", "b") for part in range(100)}
         assert len(found) == 200
@@ -203,17 +240,17 @@ class TestOnce:
         ]
         whole = BlockingStore.publish
 
-        def narrow(self, query, batch, refs):
+        def narrow(self, query, batch, refs, *more):
             if len(refs) > 3:
                 raise RecordTooLarge("4 blocks; it has at most 3")
-            return whole(self, query, batch, refs)
+            return whole(self, query, batch, refs, *more)
 
         monkeypatch.setattr(BlockingStore, "publish", narrow)
         publish_in_parts(store, "w", refs)
         assert values(store, "/a") == list(range(1000))
 
     def test_a_batch_that_is_too_large_says_what_to_do(self, store, monkeypatch):
-        def narrow(self, query, batch, refs):
+        def narrow(self, query, batch, refs, *more):
             raise RecordTooLarge("the group limit is 64 MiB")
 
         monkeypatch.setattr(BlockingStore, "publish", narrow)
@@ -230,6 +267,65 @@ class TestOnce:
             writer = CordwoodWriter(parse_sink_options(asked))
             writer.commit([writer.write(iter(numbered(*rows)))])
         assert values(store, "/a") == list(range(7))
+
+    def test_a_version_is_each_logs_own(self, store, monkeypatch):
+        """As in Delta's foreachBatch, which writes one version into two tables."""
+        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        for log in ("good", "bad", "/good"):
+            asked = {**LEAST, "log": log, "txnAppId": "app", "txnVersion": "7"}
+            writer = CordwoodWriter(parse_sink_options(asked))
+            writer.commit([writer.write(iter(numbered(0, 10)))])
+        assert values(store, "/good") == values(store, "/bad") == list(range(10))
+
+    def test_a_version_is_not_skipped_for_other_logs_of_the_column(self, store, monkeypatch):
+        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        asked = {SERVERS: "h:1", "txnAppId": "app", "txnVersion": "7"}
+
+        def write(log: str) -> None:
+            rows = batch(value=pa.array([b"1"]), log=pa.array([log]))
+            writer = CordwoodWriter(parse_sink_options(asked))
+            writer.commit([writer.write(iter([rows]))])
+
+        write("one")
+        write("/one")
+        with pytest.raises(BadSetting, match=r"written into /one.*for /two.*txnAppId of its own"):
+            write("/two")
+        assert values(store, "/one") == [1]
+
+    def test_a_version_goes_into_a_log_that_was_made_again(self, store, monkeypatch):
+        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        for _ in range(2):
+            store.create_log("/a")
+            writer = CordwoodWriter(
+                parse_sink_options({**LEAST, "txnAppId": "app", "txnVersion": "7"})
+            )
+            writer.commit([writer.write(iter(numbered(0, 10)))])
+            assert values(store, "/a") == list(range(10))
+            store.log_tree.delete("/a")
+
+    def test_a_batch_that_was_planned_anew_is_no_repeat(self, store, monkeypatch, tmp_path):
+        """A power cut took offsets/1: Spark plans batch 1 anew, with a later end."""
+        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        offsets = tmp_path / "checkpoint" / "offsets"
+        offsets.mkdir(parents=True)
+        asked = {**LEAST, "checkpointLocation": offsets.parent.as_uri()}
+        writer = CordwoodStreamWriter(parse_sink_options(asked))
+
+        def commit(number: int, first: int, stop: int, planned_at: int) -> None:
+            plan = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{{"logs":{{"1":{stop}}}}}'
+            (offsets / str(number)).write_text(plan)
+            refs, *_ = stage_all(store, portions(iter(numbered(first, stop)), "/a"), 60.0)
+            writer.commit([Written("q", number, 0, tuple(refs), 0, 0)], number)
+
+        commit(0, 0, 10, 1)
+        commit(1, 10, 20, 2)
+        commit(1, 10, 20, 3)
+        with pytest.raises(Rejected, match=r"batch 1 .* other records.*checkpoint"):
+            commit(1, 10, 30, 4)
+        with pytest.raises(Rejected, match=r"batch 0 .* nothing is remembered.*checkpoint"):
+            commit(0, 0, 10, 1)
+        commit(2, 20, 30, 5)
+        assert values(store, "/a") == list(range(30))
 
     def test_what_was_aborted_is_not_there_and_what_was_published_stays(self, store, monkeypatch):
         monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)

@@ -31,7 +31,7 @@ from uuid import uuid4
 from cordwood.durable import remove, sync_directory, sync_tree, write_whole
 from cordwood.errors import BadSetting
 from cordwood.layout.batch_columns import COLUMNS, COLUMNS_ON_REQUEST
-from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.jobs.decode import (
     ERROR,
     decode_json,

@@ -15,7 +15,7 @@ from cordwood.durable import write_whole
 from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, initial_places, stream_stops
-from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.jobs.notes import damaged, read_note
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.partitions import check_partition_columns

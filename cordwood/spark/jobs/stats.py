@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cordwood.block import GapKind
 from cordwood.lsn import OLDEST
-from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.jobs.stats_steps import (
     HOUR_S,
     STEP_BYTES,

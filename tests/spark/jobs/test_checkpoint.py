@@ -8,7 +8,7 @@ import pytest
 
 from cordwood import durable
 from cordwood.errors import BadSetting
-from cordwood.spark.jobs.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint
 
 
 def end(batch: int) -> dict:

@@ -9,10 +9,12 @@ Source: research digest on PySpark 4.3, §8 ("key by query id"); Spark's OffsetS
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from cordwood.durable import sync_files
 from cordwood.errors import BadSetting
@@ -23,6 +25,34 @@ class Checkpoint:
     """A checkpoint in a directory of this machine, which may not be there yet."""
 
     directory: Path
+
+    @classmethod
+    def at(cls, location: str) -> Checkpoint | None:
+        """The checkpoint at what Spark calls its location, None if it is not on this machine."""
+        parts = urlsplit(location)
+        if parts.scheme not in ("", "file") or parts.netloc:
+            return None
+        found = cls(Path(unquote(parts.path) if parts.scheme else location))
+        # A path without a scheme may belong to another default file system.
+        return found if location and (found.directory / "offsets").is_dir() else None
+
+    def fingerprint(self, batch: int) -> str:
+        """Which records a batch holds, as far as offsets say; two plans of one number differ.
+
+        The line between version and offsets has the time of planning, and no part in it.
+
+        Raises:
+            BadSetting: the batch is not there.
+        """
+        path = self.directory / "offsets" / str(batch)
+        try:
+            version, _, *offsets = path.read_text().splitlines()
+        except (OSError, ValueError) as error:
+            raise BadSetting(
+                f"the checkpoint {self.directory} does not say what batch {batch} reads ({error})"
+            ) from error
+        text = "\n".join((version, *offsets))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
     def is_new(self) -> bool:

@@ -1,0 +1,41 @@
+"""Names of logs as they are kept: a log may be written /orders or orders, and is one log."""
+
+from __future__ import annotations
+
+import re
+
+from cordwood.errors import BadSetting
+
+NAME_BYTES_MAX = 255
+"""As a file name may have, the leading slash counted."""
+
+_PATH = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
+_NAME = re.compile(rf"/?({_PATH})")
+_DIRECTORY = re.compile(rf"/?(?:({_PATH})/)?")
+
+
+def normalise_name(text: str) -> str:
+    """A log's name as it is kept, with its leading slash.
+
+    Raises:
+        BadSetting: it is no path of letters, digits, `_`, `.` and `-`, or is too long.
+    """
+    match = _NAME.fullmatch(text)
+    if match is None or len(match[1]) + 1 > NAME_BYTES_MAX:
+        raise BadSetting(
+            f"{text[:64]!r} is no log name: write a path such as /orders/eu, of letters, digits, "
+            f"_ . and -, no part beginning with . or -, {NAME_BYTES_MAX} bytes at most"
+        )
+    return f"/{match[1]}"
+
+
+def normalise_directory(text: str) -> str:
+    """A directory's path as it is kept, with a slash at both ends; the root is `/`.
+
+    Raises:
+        BadSetting: it does not end with a slash, or is no path.
+    """
+    match = _DIRECTORY.fullmatch(text)
+    if match is None or not text.endswith("/") or len(match[1] or "") + 1 > NAME_BYTES_MAX:
+        raise BadSetting(f"{text[:64]!r} is no directory: write a path such as /orders/, or /")
+    return f"/{match[1]}/" if match[1] else "/"
