@@ -164,15 +164,19 @@ class TestLostWrites:
                 await asyncio.sleep(0.02 + 0.013 * (turn % 5))
                 proxy.loses_answers = turn % 2 == 0
                 proxy.loses_requests = turn % 3 == 0
-                await asyncio.sleep(0.01)
-                proxy.cut()
-                proxy.heal()
+                try:
+                    await asyncio.sleep(0.01)
+                finally:
+                    # Cancelled here too: a proxy that goes on losing answers nobody.
+                    proxy.cut()
+                    proxy.heal()
 
         async def act(store: MetadataStore) -> None:
             cutting = asyncio.ensure_future(cut_on())
             for _ in range(50):
                 await change(store, "a", decide)
             cutting.cancel()
+            await asyncio.wait([cutting])
             found = await store.get("a")
             assert found
             assert found.value == b"50"
