@@ -313,7 +313,7 @@ def replay(
         str, typer.Option("--to-cluster", metavar="URL", help="Another cluster than --cluster.")
     ] = "",
     max_bytes: Annotated[
-        str, typer.Option("--max-bytes", help="Of a micro-batch, about; 64 MiB are published.")
+        str, typer.Option("--max-bytes", help="Of a micro-batch, about; a group holds 64 MiB.")
     ] = "32m",
     ordered: OrderedOption = False,
     write_tokens: TokensOption = "",

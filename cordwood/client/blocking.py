@@ -151,9 +151,11 @@ class BlockingStore(BlockingPositions):
         batch: int,
         refs: Sequence[StagedRef | Mapping[str, Any]],
         fingerprint: str = "",
+        *,
+        whole: bool = True,
     ) -> Published:
         """Put what was staged into its logs, once; see `store.Store.publish`."""
-        work = self._store.publish(query, batch, refs, fingerprint)
+        work = self._store.publish(query, batch, refs, fingerprint, whole=whole)
         return self._thread.call(work, changes=True)
 
     def fence(self, log: str, token: int, *, holder: str = "") -> int:

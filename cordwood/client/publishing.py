@@ -34,12 +34,15 @@ from cordwood.errors import (
     ChecksumMismatch,
     CordwoodError,
     Fenced,
+    Misplaced,
     OutcomeUnknown,
+    OutOfSequence,
     ProducerFenced,
     RecordTooLarge,
     Retryable,
     StageExpired,
     UnknownLog,
+    UnknownProducer,
     Unreachable,
 )
 from cordwood.layout.append_group import GroupPart
@@ -59,7 +62,7 @@ from cordwood.layout.message_staging import (
 )
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
-from cordwood.protocol.publishing import StagedBlock, check_repeat
+from cordwood.protocol.publishing import StagedBlock, check_repeat, group_end
 from cordwood.settings import ClientSettings
 
 logger = logging.getLogger(__name__)
@@ -72,6 +75,10 @@ ATTEMPTS_MAX = 3
 
 READS_AT_ONCE = 8
 """Staged bodies read at a time."""
+
+SPLIT_SHARE = 8
+"""A share that is more than one group holds comes in groups of this part of the largest: that one
+takes half of a WAL, and each of several in a row has to wait for a flush."""
 
 RETRY_S = 0.1
 """Pause before staged bodies are read again that no node gave."""
@@ -89,7 +96,9 @@ class Published:
 
     Attributes:
         spans: by log, first and last LSN; empty for logs that it brought nothing, and for a
-            batch before the last one, of which nothing is remembered.
+            batch before the last one, of which nothing is remembered. Records of others may
+            stand between the groups of a batch that came in several; if its first ones were
+            stored by another client, the span begins with the first group that the log remembers.
         is_repeat: it was committed before this call, so what this call gave was not used.
     """
 
@@ -127,6 +136,8 @@ class Publisher:
         batch: int,
         refs: Sequence[StagedRef | Mapping[str, Any]],
         fingerprint: str = "",
+        *,
+        whole: bool = True,
     ) -> Published:
         """See `Store.publish`."""
         _query(query)
@@ -143,7 +154,7 @@ class Publisher:
             known = await self._call(BeginPublish(query, batch))
             if batch <= known.batch:
                 break
-            _check_shares(shares, known.group_bytes_max)
+            _check_shares(shares, known.group_bytes_max, whole=whole)
             attempt, tries = known.attempt, tries + 1
             await self._pin(query, attempt, shares)
             await self._check_there(shares)
@@ -251,9 +262,8 @@ class Publisher:
             commits = known.commits
             try:
                 spans = {share.name: await self._append(known, share) for share in known.shares}
-            except (ProducerFenced, StageExpired, RecordTooLarge) as error:
-                # Somebody else may have brought it to its end, and gone on. (Too large it is
-                # for a sequencer with lower limits than the node has that was asked.)
+            except _STUCK as error:
+                # Somebody else may have brought it to its end, and gone on.
                 again = await self._call(AskPublication(query))
                 if again.commits == commits and not again.is_done:
                     raise OutcomeUnknown(
@@ -270,28 +280,60 @@ class Publisher:
         return known
 
     async def _append(self, known: PublicationReply, share: Share) -> tuple[int, int] | None:
-        """Append one log's share as one group; where it stands, None if the log is gone."""
-        parts = await self._read(share)
-        check_group(parts)
-        producer = QueryProducer(known.producer, known.commits)
-        lane = self._appends.log(share.log, producer)
-        try:
-            await self._appends.window.wait_room()
-            first = int(await lane.add_group(parts, sum(part.raw_bytes for part in parts)))
-        except UnknownLog:
-            logger.warning("log %s was deleted: what was published into it is gone", share.name)
-            return None
-        return first, first + sum(part.records for part in parts) - 1
+        """Append one log's share; where it stands, None if the log is gone.
 
-    async def _read(self, share: Share) -> list[GroupPart]:
-        """The bodies of a share, in order."""
+        It is one atomic group, or several in order if one does not hold it. Sequences tell what
+        is stored, so it does not matter where an earlier try cut the groups.
+        """
+        limit, at, sequence = _group_limit(known.group_bytes_max, share), 0, 0
+        sizes = [block.stored_bytes for block in share.blocks]
+        records = [block.records for block in share.blocks]
+        span: tuple[int, int] | None = None
+        while at < len(sizes):
+            end = group_end(sizes, at, limit)
+            count = sum(records[at:end])
+            try:
+                first = await self._append_group(known, share, share.blocks[at:end], sequence)
+            except UnknownLog:
+                logger.warning("log %s was deleted: what was published into it is gone", share.name)
+                return None
+            except RecordTooLarge:
+                # The sequencer has lower limits than the node that was asked. The commit is made,
+                # so the batch comes in smaller groups: else the query would stop for good.
+                if end - at < 2:
+                    raise
+                limit = sum(sizes[at:end]) // 2
+                logger.warning("%s takes smaller groups than %d bytes", share.name, 2 * limit)
+                continue
+            except OutOfSequence as error:
+                # Stored by an earlier try, and its place forgotten since.
+                if error.kind is not Misplaced.STORED or sequence + count > (error.expected or 0):
+                    raise
+            else:
+                span = (span[0] if span else first), first + count - 1
+            at, sequence = end, sequence + count
+        return span
+
+    async def _append_group(
+        self, known: PublicationReply, share: Share, blocks: Sequence[BlockPlace], sequence: int
+    ) -> int:
+        """Append blocks as one group; its first LSN."""
+        parts = await self._read(blocks)
+        check_group(parts)
+        producer = QueryProducer(known.producer, known.commits, {share.log: sequence})
+        lane = self._appends.log(share.log, producer)
+        await self._appends.window.wait_room()
+        return int(await lane.add_group(parts, sum(part.raw_bytes for part in parts)))
+
+    async def _read(self, blocks: Sequence[BlockPlace]) -> list[GroupPart]:
+        """The bodies of blocks, in order."""
         at_once = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(block: BlockPlace) -> GroupPart:
             async with at_once:
                 return await self._read_block(block)
 
-        tasks = [asyncio.ensure_future(read(block)) for block in share.blocks]
+        tasks = [asyncio.ensure_future(read(block)) for block in blocks]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -333,6 +375,12 @@ class Publisher:
         )  # fmt: skip
 
 
+_STUCK = (
+    ProducerFenced, StageExpired, RecordTooLarge, OutOfSequence, UnknownProducer
+)  # fmt: skip
+"""Answers to a commit's appends that asking again does not change."""
+
+
 @contextmanager
 def _unknown_from_here(query: str, batch: int) -> Iterator[None]:
     """What fails once a commit may have been made leaves its caller not knowing."""
@@ -368,7 +416,7 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[Share]:
     return shares
 
 
-def _check_shares(shares: Sequence[Share], group_bytes_max: int) -> None:
+def _check_shares(shares: Sequence[Share], group_bytes_max: int, *, whole: bool) -> None:
     """Refuse what no sequencer would take, before it is committed.
 
     Raises:
@@ -378,12 +426,20 @@ def _check_shares(shares: Sequence[Share], group_bytes_max: int) -> None:
     if blocks > STAGES_MAX:
         raise RecordTooLarge(f"a batch of {blocks} staged blocks; it has at most {STAGES_MAX}")
     for share in shares:
-        size = sum(block.stored_bytes for block in share.blocks)
+        sizes = [block.stored_bytes for block in share.blocks]
+        size = sum(sizes) if whole else max(sizes)
         if size > group_bytes_max:
             raise RecordTooLarge(
                 f"a batch brings {share.name} {size} bytes as stored; one atomic group has at "
                 f"most {group_bytes_max}: publish smaller batches, or compress more"
             )
+
+
+def _group_limit(group_bytes_max: int, share: Share) -> int:
+    """How large the groups of a share are."""
+    if sum(block.stored_bytes for block in share.blocks) <= group_bytes_max:
+        return group_bytes_max
+    return max(1, group_bytes_max // SPLIT_SHARE)
 
 
 def _blocks(shares: Sequence[Share]) -> list[BlockPlace]:

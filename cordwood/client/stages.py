@@ -95,12 +95,14 @@ class Stages:
         batch: int,
         refs: Sequence[StagedRef | Mapping[str, Any]],
         fingerprint: str = "",
+        *,
+        whole: bool = True,
     ) -> Published:
         """Put what was staged into its logs: once, whole and in this order, or not at all.
 
-        In each log it is one atomic group; not across logs. A query's batches come in order,
-        each once; gaps in their numbers are fine. After any error, and in any process, the
-        same call may be made again: a batch that was committed keeps what it was committed
+        In each log it is one atomic group (see `whole`); not across logs. A query's batches come
+        in order, each once; gaps in their numbers are fine. After any error, and in any process,
+        the same call may be made again: a batch that was committed keeps what it was committed
         with, and an earlier one that its publisher left half done is finished first.
 
         Args:
@@ -110,17 +112,21 @@ class Stages:
             fingerprint: which records the batch holds, in up to 64 characters, as a digest of
                 the plan that it comes from. With one, a batch whose number was published is
                 taken for a repeat only if the fingerprints are alike.
+            whole: refuse a batch that brings a log more than one atomic group holds. Else it
+                comes in several groups, in order: a reader may see the first ones a while before
+                the rest, and all of it is there once, as of any batch that was committed.
         Raises:
             Rejected: a batch of this number was published with another fingerprint, or a later
                 one was.
             StageExpired: something staged is gone; nothing is published: stage it again.
-            RecordTooLarge: a log's share is over what one group holds; nothing is published.
+            RecordTooLarge: a log's share is over what one group holds, or there are too many
+                blocks; nothing is published.
             UnknownLog: a log was deleted since its records were staged; nothing is published.
             Fenced: another publisher of this query has overtaken this one.
             Retryable, OutcomeUnknown: it is not known to be done; call again.
         """
         self._cluster.check_open()
-        return await self._publisher.publish(query, batch, refs, fingerprint)
+        return await self._publisher.publish(query, batch, refs, fingerprint, whole=whole)
 
     async def published(self, query: str) -> Published | None:
         """The last batch of a query that is in its logs; None if there is none, or while one is

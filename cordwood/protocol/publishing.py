@@ -3,9 +3,10 @@
 A query publishes its batches in order, each once. A publisher first takes an *attempt*, which
 shuts out every earlier one; pins the staged blocks under it; commits {batch, blocks}, which
 is the point from which on the batch will be in the logs whatever happens; appends, per log,
-one atomic group as the query's producer; and says that it is done. Whoever finds a
+one atomic group as the query's producer, or several where one does not hold it; and says that it
+is done. Whoever finds a
 commit that is not done may do the last two again: the producer's epoch is the number of the
-commit, so each log takes the group once.
+commit, so each log takes each record once.
 
 A pin is over once its attempt can commit no more, or what it committed is done.
 
@@ -14,7 +15,7 @@ Source: design.md §9; research digest on PySpark 4.3, §8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cordwood.errors import BadSetting, Fenced, Rejected, Retryable
@@ -102,6 +103,16 @@ def check_repeat(query: str, known: tuple[int, str], given: tuple[int, str]) -> 
         "an old name. Put the newest checkpoint back; or start the query with a new checkpoint "
         "and a new name (txnAppId), from the place up to which its records are in the log"
     )
+
+
+def group_end(sizes: Sequence[int], at: int, limit: int) -> int:
+    """Where a group of blocks ends that begins with block `at`: one block at least, and no more
+    bytes than the limit."""
+    end, left = at + 1, limit - sizes[at]
+    while end < len(sizes) and sizes[end] <= left:
+        left -= sizes[end]
+        end += 1
+    return end
 
 
 def begin(known: Publication, batch: int, producer: int) -> Publication:

@@ -127,10 +127,13 @@ def publish(
 ) -> Published:
     """Publish a batch; asked again for as long as the outcome is not known.
 
+    One that is more than an atomic group holds comes in several: to refuse it would stop a stream
+    for good, since Spark has planned it and plans it no smaller.
+
     Raises:
         Rejected: a batch of this number was published, with another `fingerprint`.
         StageExpired: what was staged is gone; nothing of the batch is published.
-        RecordTooLarge: it is more than one group holds; likewise.
+        RecordTooLarge: it has more blocks than one commit names; likewise.
         Fenced: another run of this query publishes.
         Retryable, OutcomeUnknown: the cluster did not settle it in time. It may be published;
             to publish the batch again is safe.
@@ -138,7 +141,7 @@ def publish(
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return store.publish(query, batch, refs, fingerprint)
+            return store.publish(query, batch, refs, fingerprint, whole=False)
         except (Retryable, OutcomeUnknown) as error:
             if time.monotonic() + PUBLISH_PAUSE_S >= deadline:
                 raise
@@ -147,8 +150,8 @@ def publish(
 
 
 def publish_in_parts(store: BlockingStore, query: str, refs: Sequence[StagedRef]) -> None:
-    """Publish all of a write that nobody will run again: in one step, or in several if it is
-    more than one group holds. Order is kept.
+    """Publish all of a write that nobody will run again: in one step, or in several if it has
+    more blocks than one commit names. Order is kept.
 
     Raises:
         CordwoodError: as `publish`; parts before the one that failed are published.

@@ -284,9 +284,11 @@ def _publish(
         publish(store, query, batch, refs, fingerprint=fingerprint)
     except RecordTooLarge as error:
         raise RecordTooLarge(
-            f"batch {batch} is more than can be published in one step: {error}. Make batches "
-            "smaller (maxBytesPerTrigger or maxRecordsPerTrigger at the source), compress them "
-            "(codec=zstd), or write with deliveryMode=idempotent or atLeastOnce"
+            f"batch {batch} is more than can be published in one step: {error}. Nothing of it was "
+            "written. Start the query again with deliveryMode=idempotent or atLeastOnce until this "
+            "batch is through, or with fewer tasks (coalesce) if its rows are for many logs, which "
+            "makes fewer blocks of the same rows; and make later batches smaller "
+            "(maxBytesPerTrigger or maxRecordsPerTrigger at the source)"
         ) from error
     except StageExpired as error:
         raise StageExpired(

@@ -7,14 +7,22 @@ import contextlib
 from collections.abc import Sequence
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
-from test_publishing_cluster import Q, commit_only, records
+from cluster_at_hand import ClusterAtHand, simulate, values
+from test_publishing_cluster import (
+    SMALL_GROUPS,
+    Q,
+    commit_only,
+    large_share,
+    records,
+    stage_each,
+)
 
 from cordwood.block import Gap
 from cordwood.client.staging import StagedRef
 from cordwood.client.store import Store
-from cordwood.errors import CordwoodError, OutcomeUnknown, Rejected, StageExpired
-from cordwood.layout.message_staging import AskPublication
+from cordwood.errors import CordwoodError, OutcomeUnknown, Rejected, Retryable, StageExpired
+from cordwood.layout.message_staging import AskPublication, FinishPublish
+from cordwood.metadata.publications import Publications
 from cordwood.settings import SequencerSettings
 from cordwood.sim.checkers import check_all
 from cordwood.sim.history import Batch, EndReason, HistoryRecorder
@@ -156,6 +164,44 @@ def test_what_expired_is_published_by_a_wrong_pin_and_then_lost() -> None:
     assert simulate(scenario) is StageExpired
     with planted(find_bug("publish-expired")):
         assert simulate(scenario) is OutcomeUnknown, "a commit that nobody can ever finish"
+
+
+@pytest.mark.parametrize("name", ["groups-of-one-place", "first-group-alone"])
+def test_a_large_share_that_is_published_wrongly_lacks_records(name) -> None:
+    async def scenario(cluster: ClusterAtHand) -> bool:
+        async with cluster.client() as store:
+            wanted = large_share(0, blocks=30)  # groups of like counts, which repeats look like
+            await store.publish(Q, 0, await stage_each(store, wanted), whole=False)
+            return await values(store, "log") == wanted
+
+    assert simulate(scenario, sequencer=SMALL_GROUPS)
+    with planted(find_bug(name)):
+        assert not simulate(scenario, sequencer=SMALL_GROUPS)
+
+
+def test_what_goes_before_its_commit_is_noted_as_done_stops_the_query(monkeypatch) -> None:
+    async def scenario(cluster: ClusterAtHand) -> type[BaseException] | None:
+        async with cluster.client(timeout_s=3) as store:
+            finish, failed = Publications._decide, []
+
+            def dies(self, call):
+                if isinstance(call, FinishPublish) and not failed:
+                    failed.append(call)
+                    raise Retryable("the node was killed before it noted this")
+                return finish(self, call)
+
+            monkeypatch.setattr(Publications, "_decide", dies)
+            with contextlib.suppress(OutcomeUnknown, Retryable):
+                await store.publish(Q, 0, [await store.stage("log", records(0))])
+            try:
+                await store.publish(Q, 1, [await store.stage("log", records(1))])
+            except CordwoodError as error:
+                return type(error)
+            return None
+
+    assert simulate(scenario) is None
+    with planted(find_bug("unstaged-before-done")):
+        assert simulate(scenario) is OutcomeUnknown
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import pickle
 from typing import Any
 
+import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 
@@ -327,6 +328,125 @@ def test_a_share_that_no_group_holds_is_refused_before_the_commit() -> None:
                 await store.publish(Q, 0, refs)
             assert (await store.publish(Q, 0, refs[:4])).spans
             assert len(await values(store, "log")) == 4
+
+    simulate(scenario)
+
+
+SMALL_GROUPS = SequencerSettings(group_bytes_max=8192)
+"""A `large_share` comes in 16 groups; of a producer's places a log remembers the last five."""
+
+
+def large_share(batch: int, blocks: int = 31) -> list[bytes]:
+    return [b"%d/%03d" % (batch, at) * 80 for at in range(blocks)]
+
+
+async def stage_each(store: Store, values_: list[bytes]) -> list[StagedRef]:
+    return [await store.stage("log", [value]) for value in values_]
+
+
+class Died(Exception):
+    """A publisher was killed."""
+
+
+def die_at_group(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """The publisher dies once it has appended so many groups; how many were begun."""
+    append_group, begun = publishing.Publisher._append_group, []
+
+    async def dying(self: Any, *arguments: Any) -> int:
+        if len(begun) == number:
+            raise Died
+        begun.append(number)
+        return await append_group(self, *arguments)
+
+    monkeypatch.setattr(publishing.Publisher, "_append_group", dying)
+    return begun
+
+
+def test_a_share_that_no_group_holds_comes_in_several_where_that_is_allowed() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            first, second = large_share(0), large_share(1)
+            published = await store.publish(Q, 0, await stage_each(store, first), whole=False)
+            low, high = published.spans["/log"]
+            assert high - low == len(first) - 1
+            await store.append("log", b"between")
+            await store.publish(Q, 1, await stage_each(store, second), whole=False)
+            again = await store.publish(Q, 1, await stage_each(store, first), whole=False)
+            assert again.is_repeat
+            assert await values(store, "log") == [*first, b"between", *second]
+            assert set(staged_blocks(cluster).values()) <= {len(first)}
+
+    simulate(scenario, sequencer=SMALL_GROUPS)
+
+
+@pytest.mark.parametrize("number", [0, 1, 5, 6, 15, 16])
+@pytest.mark.parametrize("other_cut", [False, True])
+def test_a_publisher_that_dies_between_groups_is_followed_by_one_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch, number: int, other_cut: bool
+) -> None:
+    """Also where the log forgot the first groups, or the next one cuts them in another way."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as one, cluster.client() as two:
+            wanted = large_share(0)
+            refs = await stage_each(one, wanted)
+            with monkeypatch.context() as patch:
+                begun = die_at_group(patch, number)
+                call = one.publish(Q, 0, refs, whole=False)
+                if number == 16:
+                    patch.setattr(publishing, "FinishPublish", AskFailing)
+                with pytest.raises((Died, OutcomeUnknown)):
+                    await call
+            assert len(begun) == number
+            if other_cut:
+                end = publishing.group_end
+                monkeypatch.setattr(
+                    publishing, "group_end", lambda sizes, at, _: min(end(sizes, at, 1), len(sizes))
+                )
+            published = await two.publish(Q, 0, [], whole=False)
+            assert published.is_repeat
+            assert published.spans["/log"][1] == await two.tail("log")
+            assert await values(two, "log") == wanted
+
+    simulate(scenario, sequencer=SMALL_GROUPS)
+
+
+def AskFailing(*_: object) -> None:  # noqa: N802 - stands for a message
+    raise Retryable("the node was gone before it noted that the commit is done")
+
+
+def test_a_sequencer_with_lower_limits_is_given_smaller_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its WAL is smaller than that of the node that was asked: the query was stuck for good."""
+    call = publishing.Publisher._call
+
+    async def boasts(self: Any, asked: Any) -> PublicationReply:
+        return msgspec.structs.replace(await call(self, asked), group_bytes_max=MIB)
+
+    monkeypatch.setattr(publishing.Publisher, "_call", boasts)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            wanted = large_share(0)
+            await store.publish(Q, 0, await stage_each(store, wanted))
+            assert await values(store, "log") == wanted
+
+    simulate(scenario, sequencer=SMALL_GROUPS)
+
+
+def test_what_is_staged_stays_until_the_commit_is_noted_as_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as one, cluster.client() as two:
+            with monkeypatch.context() as patch:
+                patch.setattr(publishing, "FinishPublish", AskFailing)
+                with pytest.raises(OutcomeUnknown):
+                    await one.publish(Q, 0, [await one.stage("log", records(0))])
+            assert min(staged_blocks(cluster).values()) == 1
+            assert (await two.publish(Q, 0, [])).is_repeat
+            assert await values(two, "log") == records(0)
 
     simulate(scenario)
 

@@ -9,8 +9,12 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import msgspec
+
 from cordwood.errors import StageExpired
+from cordwood.layout.message_staging import AskPublication, FinishPublish
 from cordwood.protocol.producers import QUERY_PRODUCERS
+from cordwood.protocol.publishing import group_end
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
@@ -20,8 +24,8 @@ _PUBLISHER = "client.publishing:Publisher"
 def _as_nobody(right: Any) -> Any:
     numbers = count(1)
 
-    def producer(known: int, epoch: int) -> Any:
-        return right(QUERY_PRODUCERS | next(numbers), epoch)
+    def producer(known: int, epoch: int, *places: Any) -> Any:
+        return right(QUERY_PRODUCERS | next(numbers), epoch, *places)
 
     return producer
 
@@ -72,6 +76,38 @@ def _one_log(right: Any) -> Any:
     return append
 
 
+def _lets_go_first(right: Any) -> Any:
+    """Staged blocks go before the commit is noted as done."""
+
+    async def call(self: Any, asked: Any) -> Any:
+        if isinstance(asked, FinishPublish):
+            known = await right(self, AskPublication(asked.query))
+            blocks = [block for share in known.shares for block in share.blocks]
+            await self._stager.unstage(blocks, asked.query, known.committed_by)
+        return await right(self, asked)
+
+    return call
+
+
+def _each_group_anew(right: Any) -> Any:
+    """Every group of a share has the first one's sequence."""
+
+    async def append_group(self: Any, known: Any, share: Any, blocks: Any, sequence: int) -> Any:
+        return await right(self, known, share, blocks, 0)
+
+    return append_group
+
+
+def _first_group(right: Any) -> Any:
+    """Of a share that is more than a group holds, the rest is left out."""
+
+    async def append(self: Any, known: Any, share: Any) -> Any:
+        end = group_end([b.stored_bytes for b in share.blocks], 0, known.group_bytes_max)
+        return await right(self, known, msgspec.structs.replace(share, blocks=share.blocks[:end]))
+
+    return append
+
+
 BUGS = (
     PlantedBug("publish-as-nobody", "a commit that is finished again is appended again",
                changed({"client.publishing:QueryProducer": _as_nobody}), hunt=grounds.PUBLISHING),
@@ -86,4 +122,15 @@ BUGS = (
                hunt=grounds.PUBLISHING, scene="tests/client/test_published_planted.py"),
     PlantedBug("one-log-of-a-batch", "of a batch only the first log's part is appended",
                changed({f"{_PUBLISHER}._append": _one_log}), hunt=grounds.PUBLISHING),
+    PlantedBug("unstaged-before-done", "staged blocks of a commit go before it is noted as done: "
+               "a crash between the two stops the query for good",
+               changed({f"{_PUBLISHER}._call": _lets_go_first}),
+               scene="tests/client/test_published_planted.py"),
+    PlantedBug("groups-of-one-place", "each group of a large share is sent under the first one's "
+               "sequence, and taken for a repeat of it",
+               changed({f"{_PUBLISHER}._append_group": _each_group_anew}),
+               scene="tests/client/test_published_planted.py"),
+    PlantedBug("first-group-alone", "of a share that is more than a group holds, the rest is lost",
+               changed({f"{_PUBLISHER}._append": _first_group}),
+               scene="tests/client/test_published_planted.py"),
 )  # fmt: skip

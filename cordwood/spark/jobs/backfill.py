@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 REPLAY_BYTES = "32m"
-"""Of records in a micro-batch of a replay: well inside the 64 MiB that are published at a time,
+"""Of records in a micro-batch of a replay: well inside the 64 MiB of one atomic group,
 however its logs are spread; overheads and a sample that was not typical have the rest."""
 
 STEP_BYTES = 512 << 20

@@ -135,8 +135,8 @@ def test_a_publish_whose_answer_is_lost(store, monkeypatch):
     """It is asked again, and was done: nothing is doubled."""
     publish, lost = BlockingStore.publish, []
 
-    def forgetful(self, query, batch, refs, *more):
-        told = publish(self, query, batch, refs, *more)
+    def forgetful(self, query, batch, refs, *more, **how):
+        told = publish(self, query, batch, refs, *more, **how)
         if len(lost) < batch + 1:
             lost.append(batch)
             raise OutcomeUnknown("the answer was lost")
