@@ -8,9 +8,11 @@ Source: reliability digest §6 ("Spark batch re-read differs"); research digest 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from cordwood.errors import Misplaced, OutOfSequence
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
 
@@ -66,6 +68,71 @@ def _as_they_come(right: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+def _no_word(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A check that passes everything."""
+
+    def wrong(*_: Any, **__: Any) -> None:
+        return None
+
+    return wrong
+
+
+def _forgets_the_plan(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(known: Any, batch: int, attempt: int, shares: Any, _: str = "") -> Any:
+        return right(known, batch, attempt, shares)
+
+    return wrong
+
+
+def _sees_no_checkpoint(right: Any) -> Any:
+    def wrong(self: Any, batch: int) -> str:
+        return ""
+
+    return wrong
+
+
+def _counts_the_time(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The fingerprint holds the time of planning, which another try of a batch does not share."""
+
+    def wrong(self: Any, batch: int) -> str:
+        text = (self.directory / "offsets" / str(batch)).read_bytes()
+        return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+    return wrong
+
+
+def _what_is_out_of_sequence_is_stored(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(self: Any, sent: Any) -> None:
+        """A gap and another cut are taken for a repeat."""
+
+    return wrong
+
+
+def _a_gap_is_stored(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(self: Any, sent: Any) -> None:
+        try:
+            right(self, sent)
+        except OutOfSequence as error:
+            if error.kind is not Misplaced.GAP:
+                raise
+
+    return wrong
+
+
+def _as_it_is_spelled(right: Callable[[str], str]) -> Callable[[str], str]:
+    def wrong(name: str) -> str:
+        return name
+
+    return wrong
+
+
+def _for_all_logs(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(self: Any, store: Any) -> Any:
+        return self._query
+
+    return wrong
+
+
 BUGS = (
     PlantedBug(
         "sink-keyed-by-run",
@@ -90,4 +157,64 @@ BUGS = (
         changed({"spark.sink:_refs": _as_they_come}),
     ),
 )
-"""Bugs of this file."""
+"""Bugs that schedules of deaths show."""
+
+CHECKPOINT_BUGS = (
+    PlantedBug(
+        "repeat-unchecked",
+        "A batch whose number was published is taken for a repeat, whatever it holds.",
+        changed({"client.publishing:check_repeat": _no_word}),
+    ),
+    PlantedBug(
+        "plan-not-noted",
+        "The publication forgets which plan its batch had.",
+        changed({"metadata.publications:commit": _forgets_the_plan}),
+    ),
+    PlantedBug(
+        "plan-not-read",
+        "The sink does not look at its checkpoint.",
+        changed({"spark.sink:CordwoodStreamWriter._fingerprint": _sees_no_checkpoint}),
+    ),
+    PlantedBug(
+        "plan-not-synced",
+        "A publication is durable before the plan of its batch is.",
+        changed({"spark.checkpoint:Checkpoint.make_durable": _no_word}),
+    ),
+)
+"""Bugs that a checkpoint shows which goes back, or loses in a power cut what was not synced."""
+
+SCENE_BUGS = (
+    PlantedBug(
+        "time-in-plan",
+        "A plan's digest holds the time of planning, so that a batch planned again is refused.",
+        changed({"spark.checkpoint:Checkpoint.fingerprint": _counts_the_time}),
+    ),
+    PlantedBug(
+        "any-misplaced-stored",
+        "Whatever is out of sequence is taken for stored: rows of portions cut anew are lost.",
+        changed({
+            "spark.idempotent:OnceAppender._settle_alone": _what_is_out_of_sequence_is_stored
+        }),
+    ),
+    PlantedBug(
+        "gap-taken-as-stored",
+        "Rows ahead of what the log has are taken for stored.",
+        changed({"spark.idempotent:OnceAppender._settle_alone": _a_gap_is_stored}),
+    ),
+    PlantedBug(
+        "spellings-apart",
+        "Two spellings of a log are two sequences of one producer.",
+        changed({"spark.sink_rows:normalise_name": _as_it_is_spelled}),
+    ),
+    PlantedBug(
+        "version-for-all-logs",
+        "txnVersion is counted by application alone: the second log of a version gets nothing.",
+        changed({"spark.sink:CordwoodWriter._name": _for_all_logs}),
+    ),
+    PlantedBug(
+        "other-logs-skipped",
+        "A version that was written into one log is skipped for rows of another.",
+        changed({"spark.sink:CordwoodWriter._check_logs": _no_word}),
+    ),
+)  # fmt: skip
+"""Bugs that a scene of their own shows."""

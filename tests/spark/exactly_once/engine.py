@@ -15,9 +15,11 @@ import hashlib
 import json
 import pickle
 import random
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -45,11 +47,46 @@ class Died(Exception):
 
 @dataclass
 class Checkpoint:
-    """What outlives a driver."""
+    """What outlives a driver.
+
+    Attributes:
+        directory: where plans are files too, as the sink looks at them; None for nowhere.
+        synced: names of plans that the sink has put on stable storage.
+    """
 
     query: str = field(default_factory=lambda: str(uuid.uuid4()))
     offsets: dict[int, str] = field(default_factory=dict)
     commits: set[int] = field(default_factory=set)
+    directory: Path | None = None
+    synced: set[str] = field(default_factory=set)
+
+    def plan(self, batch: int, end: dict[str, Any]) -> None:
+        """Note what a batch reads, as Spark does: with the time of planning, and unsynced."""
+        self.offsets[batch] = json.dumps(end)
+        if self.directory is not None:
+            place = self.directory / "offsets" / str(batch)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            text = f'v1\n{{"batchTimestampMs":{time.time_ns()}}}\n{self.offsets[batch]}'
+            place.write_text(text)
+
+    def go_back(self, steps: int) -> None:
+        """It is an older copy: the newest batches are unknown."""
+        for batch in sorted(self.offsets)[-steps:]:
+            self._lose(batch)
+
+    def power_cut(self) -> None:
+        """What nobody synced is gone: all commits, and the plans that the sink did not see to."""
+        self.commits.clear()
+        for batch in [each for each in self.offsets if str(each) not in self.synced]:
+            self._lose(batch)
+        # Spark looks at the newest commit alone, and takes what is before a plan for done.
+        self.commits.update(range(max(self.offsets, default=0)))
+
+    def _lose(self, batch: int) -> None:
+        del self.offsets[batch]
+        self.commits.discard(batch)
+        if self.directory is not None:
+            (self.directory / "offsets" / str(batch)).unlink()
 
 
 class Context:
@@ -116,7 +153,7 @@ class Engine:
             if end == start:
                 return
             batch += 1
-            offsets[batch] = json.dumps(end)
+            self.checkpoint.plan(batch, end)
             self._run_batch(batch, start, end)
 
     def _run_batch(self, batch: int, start: dict[str, Any], end: dict[str, Any]) -> None:

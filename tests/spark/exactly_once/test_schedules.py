@@ -7,14 +7,11 @@ import random
 import uuid
 
 import pytest
-from engine import POINTS, Checkpoint, Context, Died, Engine, at_the_sink, by_chance, in_the_source
+from engine import POINTS, Checkpoint, Died, Engine, at_the_sink, by_chance, in_the_source
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from cordwood.client.aio import open_store
-from cordwood.client.blocking import BlockingStore, open_blocking
-from cordwood.embedded import embedded_store
+from cordwood.client.blocking import BlockingStore
 from cordwood.errors import OutcomeUnknown
-from cordwood.settings import MIB, ClientSettings
 from cordwood.sim.checkers.spark_sink import BatchTry, Violation, check_sink
 from cordwood.sim.zoo.bug import planted
 from cordwood.sim.zoo.spark_sink import BUGS
@@ -29,27 +26,6 @@ DEATHS = 3
 
 STARTS_MAX = 20
 """Until it has died so often; a few of each seed's do without."""
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    settings = ClientSettings(timeout_s=20.0)
-    directory = str(tmp_path_factory.mktemp("store"))
-    with open_blocking(
-        lambda: open_store(embedded_store(directory, settings, 32 * MIB)), settings
-    ) as opened:
-        yield opened
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(store, monkeypatch):
-    """Source and sink use this store; there is no other process to connect from."""
-    for room in ("source", "watch", "sink"):
-        monkeypatch.setattr(f"cordwood.spark.{room}.shared_store", lambda *_: store)
-    monkeypatch.setattr("cordwood.spark.sink.TaskContext", Context)
-    monkeypatch.setattr("cordwood.spark.delivery.PUBLISH_PAUSE_S", 0.0)
-    # Tasks are tiny here, and have several portions all the same.
-    monkeypatch.setattr("cordwood.spark.sink_rows.PORTION_RECORDS", 5)
 
 
 class Schedule:

@@ -1,0 +1,32 @@
+"""An embedded store that source and sink use in this process."""
+
+from __future__ import annotations
+
+import pytest
+from engine import Context
+
+from cordwood.client.aio import open_store
+from cordwood.client.blocking import open_blocking
+from cordwood.embedded import embedded_store
+from cordwood.settings import MIB, ClientSettings
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    settings = ClientSettings(timeout_s=20.0)
+    directory = str(tmp_path_factory.mktemp("store"))
+    with open_blocking(
+        lambda: open_store(embedded_store(directory, settings, 32 * MIB)), settings
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(store, monkeypatch):
+    """Source and sink use this store; there is no other process to connect from."""
+    for room in ("source", "watch", "sink"):
+        monkeypatch.setattr(f"cordwood.spark.{room}.shared_store", lambda *_: store)
+    monkeypatch.setattr("cordwood.spark.sink.TaskContext", Context)
+    monkeypatch.setattr("cordwood.spark.delivery.PUBLISH_PAUSE_S", 0.0)
+    # Tasks are tiny here, and have several portions all the same.
+    monkeypatch.setattr("cordwood.spark.sink_rows.PORTION_RECORDS", 5)

@@ -1,0 +1,129 @@
+"""Bugs of the sink that a scene of their own shows: the right code passes it, the bug does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+
+import pyarrow as pa
+import pytest
+
+from cordwood.block import Record
+from cordwood.client.blocking import BlockingStore
+from cordwood.errors import BadSetting, OutOfSequence, Rejected
+from cordwood.sim.zoo.bug import planted
+from cordwood.sim.zoo.spark_sink import SCENE_BUGS
+from cordwood.spark.delivery import stage_all
+from cordwood.spark.idempotent import OnceAppender
+from cordwood.spark.options import SERVERS
+from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written
+from cordwood.spark.sink_options import parse_sink_options
+from cordwood.spark.sink_rows import portions
+
+pytestmark = pytest.mark.real
+
+
+def rows(first: int, stop: int, **columns: list) -> pa.RecordBatch:
+    values = pa.array([b"%d" % number for number in range(first, stop)])
+    return pa.RecordBatch.from_arrays(
+        [values, *map(pa.array, columns.values())], names=["value", *columns]
+    )
+
+
+def values(store: BlockingStore, log: str) -> list[int]:
+    with store.read(log) as reader:
+        return [int(item.value) for item in reader if isinstance(item, Record)]
+
+
+def planned_again(store: BlockingStore, log: str, tmp_path) -> bool:
+    """A power cut took offsets/0 after its publish; the plan made anew is the same."""
+    offsets = tmp_path / "offsets"
+    offsets.mkdir()
+    options = {SERVERS: "h:1", "log": log, "checkpointLocation": str(tmp_path)}
+    writer = CordwoodStreamWriter(parse_sink_options(options))
+    for planned_at in (1, 2):
+        plan = json.dumps({"logs": {"1": "e1n10"}})
+        (offsets / "0").write_text(f'v1\n{{"batchTimestampMs":{planned_at}}}\n{plan}')
+        refs, *_ = stage_all(store, portions(iter([rows(0, 10)]), log), 60.0)
+        try:
+            writer.commit([Written(log, 0, 0, tuple(refs), 0, 0)], 0)
+        except Rejected:
+            return False
+    return values(store, log) == list(range(10))
+
+
+def cut_anew(store: BlockingStore, log: str, _) -> bool:
+    """The first try died half-way, and the next one's batches of Arrow are others."""
+    for sizes in ([4] * 4, [10, 20, 40]):
+        at, batches = 0, []
+        for size in sizes:
+            batches.append(rows(at, at + size))
+            at += size
+        OnceAppender(store, log, 0, 0).append(portions(iter(batches), log))
+    return values(store, log) == list(range(70))
+
+
+def ahead_of_the_log(store: BlockingStore, log: str, _) -> bool:
+    """Rows before a portion are missing: it is no repeat."""
+    (portion,) = portions(iter([rows(0, 4)]), log)
+    OnceAppender(store, log, 0, 0).append([portion])
+    ahead = OnceAppender(store, log, 0, 0)
+    ahead._next[log] = 50
+    ahead._begin_anew()
+    try:
+        ahead.append([portion])
+    except OutOfSequence:
+        return True
+    return False
+
+
+def spelled_in_two_ways(store: BlockingStore, log: str, _) -> bool:
+    spellings = [(log, log[1:], None)[number % 3] for number in range(30)]
+    with contextlib.suppress(OutOfSequence):
+        for _ in range(2):
+            batches = iter([rows(0, 30, log=spellings)])
+            OnceAppender(store, log, 0, 0).append(portions(batches, log))
+    return values(store, log) == list(range(30))
+
+
+def one_version_for_two_logs(store: BlockingStore, log: str, _) -> bool:
+    for name in (log, f"{log}-bad"):
+        options = {SERVERS: "h:1", "log": name, "txnAppId": log, "txnVersion": "7"}
+        writer = CordwoodWriter(parse_sink_options(options))
+        try:
+            writer.commit([writer.write(iter([rows(0, 10)]))])
+        except BadSetting:
+            return False
+    return values(store, log) == values(store, f"{log}-bad") == list(range(10))
+
+
+def one_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> bool:
+    for name in (log, f"{log}-bad"):
+        options = {SERVERS: "h:1", "txnAppId": log, "txnVersion": "7"}
+        writer = CordwoodWriter(parse_sink_options(options))
+        try:
+            writer.commit([writer.write(iter([rows(0, 10, log=[name] * 10)]))])
+        except BadSetting:
+            return True
+    return False
+
+
+SCENES = {
+    "time-in-plan": planned_again,
+    "any-misplaced-stored": cut_anew,
+    "gap-taken-as-stored": ahead_of_the_log,
+    "spellings-apart": spelled_in_two_ways,
+    "version-for-all-logs": one_version_for_two_logs,
+    "other-logs-skipped": one_version_for_logs_of_the_column,
+}
+
+
+@pytest.mark.parametrize("bug", SCENE_BUGS, ids=lambda bug: bug.name)
+def test_the_scene_shows_the_bug(store, tmp_path, bug):
+    scene = SCENES[bug.name]
+    for name in ("right", "wrong"):
+        (tmp_path / name).mkdir()
+    assert scene(store, f"/p-{uuid.uuid4().hex[:8]}", tmp_path / "right")
+    with planted(bug):
+        assert not scene(store, f"/p-{uuid.uuid4().hex[:8]}", tmp_path / "wrong")
