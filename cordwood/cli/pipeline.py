@@ -30,9 +30,9 @@ def validate(file: FileArgument = "pipeline.yaml") -> None:
 @app.command()
 def show(file: FileArgument = "pipeline.yaml", as_json: JsonOption = False) -> None:
     """Draw what flows where."""
+    pipeline = _load(file)
     from cordwood.spark.pipeline.show import draw
 
-    pipeline = _load(file)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(pipeline)))
         return
@@ -49,9 +49,9 @@ def run(
     master: MasterOption = "local[*]",
 ) -> None:
     """Run it: once, or until stopped, as its trigger says; it goes on where it was."""
+    pipeline = _load(file)
     from cordwood.spark.pipeline.run import run as run_pipeline
 
-    pipeline = _load(file)
     records = run_pipeline(
         session("pipeline", master),
         pipeline,

@@ -105,12 +105,14 @@ def session(name: str, master: str) -> SparkSession:
     try:
         from pyspark.sql import SparkSession as _  # noqa: F401
 
-        from cordwood.spark.session import open_session
+        from cordwood.spark.session import open_session, take_interrupts
     except ImportError as error:
         raise BadSetting(f"Spark is not installed: pip install 'cordwood[spark]' ({error})") \
             from error  # fmt: skip
     typer.echo(f"starting Spark on {master}", err=True)
-    return open_session(f"cordwood {name}", master)
+    opened = open_session(f"cordwood {name}", master)
+    take_interrupts()
+    return opened
 
 
 @app.command()

@@ -15,10 +15,19 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("cordwood")` known to a session; doing it twice is fine."""
+    """Make `format("cordwood")` known to a session; doing it twice is fine.
+
+    Raises:
+        BadSetting: the session's workers are of this machine, and their Python lacks this package.
+    """
     from pyspark.errors import AnalysisException
 
+    from cordwood.spark.session import check_worker_python
     from cordwood.spark.source import CordwoodSource
+
+    # A session of Spark Connect has no context here, and its workers are elsewhere.
+    if hasattr(spark, "sparkContext") and str(spark.sparkContext.master).startswith("local"):
+        check_worker_python(str(spark.sparkContext.pythonExec))
 
     try:
         spark.dataSource.register(CordwoodSource)

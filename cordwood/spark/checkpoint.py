@@ -106,6 +106,11 @@ class Checkpoint:
                 "copy, or lost its newest files"
             )
         told = self.end_of(planned)
+        if planned == published and end is None:
+            raise self._refused(
+                f"nothing notes where batch {published} of the table ends, as in a table that an "
+                "earlier version of Cordwood landed"
+            )
         if planned == published and told != end:
             raise self._refused(
                 f"its batch {planned} ends elsewhere than the one in the table: it was planned anew"

@@ -13,7 +13,8 @@ For the demo, the tests and a first try. What it sets, and why:
   instead of 4.7 s + 2.3 s (two cores). A job of many minutes wants C2: `quick_start=False`.
 - An archive of Spark's classes, where somebody made one (`class_archive.py`).
 - Workers take PySpark from where it is installed and compiled, and not out of Spark's zip
-  (`worker_python.sh`), unless PYSPARK_PYTHON says what they are.
+  (`worker_python.sh`), unless PYSPARK_PYTHON says what they are. Such a Python is asked for this
+  package before Spark starts: without it every query fails, some with no word on why.
 
 Any other Spark master works too: build that session as you always do;
 `format("cordwood")` needs nothing from here.
@@ -24,8 +25,12 @@ Source: research digest on PySpark 4.3, §1.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +61,9 @@ LOCAL_SETTINGS = {
 
 WORKER_PYTHON = Path(__file__).with_name("worker_python.sh")
 
+PROBE_TIMEOUT_S = 60.0
+"""A Python imports this package in half a second; a cold disk on a busy machine takes many."""
+
 _LOOPBACK = ("spark.driver.bindAddress", "spark.driver.host")
 
 
@@ -77,7 +85,7 @@ def local_session(
         options: Spark settings that go over the ones above.
     Raises:
         JavaMissing: no Java 17 or newer; the text says how to get one.
-        BadSetting: `cores` is below 1.
+        BadSetting: `cores` is below 1, or PYSPARK_PYTHON does not have this package.
     """
     if cores < 1:
         raise BadSetting(f"cores is {cores}; a Spark session needs at least 1")
@@ -101,6 +109,7 @@ def open_session(
         options: Spark settings that go over ours.
     Raises:
         JavaMissing: no Java 17 or newer, and the master needs one here.
+        BadSetting: workers are of this machine, and PYSPARK_PYTHON does not have this package.
     """
     if master.startswith("sc://"):
         from pyspark.sql import SparkSession
@@ -133,13 +142,66 @@ def local_settings(
     return settings | dict(options or {})
 
 
+def check_worker_python(python: str) -> None:
+    """Check that the Python of workers on this machine finds this package.
+
+    Raises:
+        BadSetting: it does not, or does not run, with the way out.
+    """
+    if python in (sys.executable, str(WORKER_PYTHON)):
+        return
+    try:
+        done = subprocess.run(
+            [python, "-c", "import cordwood.spark, pyspark"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    else:
+        if done.returncode == 0:
+            return
+        why = (done.stderr.strip().splitlines() or [f"it ends with {done.returncode}"])[-1]
+    raise BadSetting(
+        f"Spark's workers run on {python}, and format('cordwood') does not work there: {why}. Set "
+        f"PYSPARK_PYTHON={sys.executable} before Spark starts, or install cordwood[spark] there"
+    )
+
+
+def take_interrupts() -> None:
+    """Let Ctrl-C end this program as it ends any other, without Spark's tracebacks.
+
+    PySpark's own handler asks the JVM to cancel all jobs, through the connection on which the
+    interrupted call waits: that fails with two tracebacks before KeyboardInterrupt comes.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Py4J logs the interrupt of a call, with a traceback, and raises it as well.
+        for name in ("", "py4j.clientserver", "py4j.java_gateway"):
+            logging.getLogger(name).addFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is None
+
+
 def _prepare_environment(*, is_local: bool) -> None:
     """Set what Spark's launcher reads from the environment, before the JVM starts.
 
     Args:
         is_local: workers are processes of this machine.
+    Raises:
+        BadSetting: workers are, and PYSPARK_PYTHON names a Python that does not have this package.
     """
     ensure_java()
+    if is_local and (given := os.environ.get("PYSPARK_PYTHON")):
+        check_worker_python(given)
     # The workers must be this interpreter: `python3` on PATH may be another, without us.
     if is_local and os.access(WORKER_PYTHON, os.X_OK) and _has_pyspark():
         os.environ.setdefault("PYSPARK_PYTHON", str(WORKER_PYTHON))

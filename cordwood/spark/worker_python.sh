@@ -15,4 +15,7 @@ for each in $PYTHONPATH; do
 done
 PYTHONPATH=$path
 export PYTHONPATH
+# Ctrl-C reaches every process of the terminal. It is the driver's to say what ends: a worker that it
+# ends fails its task, of which the JVM tells in 60 lines.
+trap '' INT
 exec "$CORDWOOD_SPARK_PYTHON" "$@"

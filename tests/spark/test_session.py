@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 
 import pytest
 
+from cordwood.errors import BadSetting
 from cordwood.spark import session
 from cordwood.spark.session import WORKER_PYTHON
 
@@ -36,6 +38,31 @@ def test_a_worker_has_all_of_the_path_but_sparks_zips(given, left):
     assert started(given) == left
 
 
+def test_workers_do_not_end_by_ctrl_c():
+    text = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    done = subprocess.run(
+        [str(WORKER_PYTHON), "-c", text], capture_output=True, text=True, check=True,
+        env={**os.environ, "CORDWOOD_SPARK_PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "is_told"),
+    [
+        (KeyboardInterrupt, BrokenPipeError, False),
+        (BrokenPipeError, KeyboardInterrupt, False),
+        (OSError, BrokenPipeError, True),
+    ],
+)
+def test_an_interrupt_is_no_error_to_log(first, then, is_told):
+    error = then()
+    error.__context__ = first()
+    told = (type(error), error, None)
+    record = logging.LogRecord("py4j", logging.ERROR, "", 0, "", (), told)
+    assert session._is_no_interrupt(record) == is_told
+
+
 class TestEnvironment:
     @pytest.fixture(autouse=True)
     def clean(self, monkeypatch):
@@ -56,10 +83,33 @@ class TestEnvironment:
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
     def test_what_the_user_says_stands(self, monkeypatch):
+        monkeypatch.setattr(session, "check_worker_python", lambda _: None)
         monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3.11")
         for is_local in (True, False):
             session._prepare_environment(is_local=is_local)
             assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3.11"
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'cordwood'\" >&2; exit 1",
+             "No module named 'cordwood'"),
+            ("#!/bin/sh\nexit 3", "it ends with 3"),
+            ("", "No such file"),
+        ],
+    )  # fmt: skip
+    def test_a_python_without_this_package_is_told_before_spark_starts(
+        self, monkeypatch, tmp_path, text, why
+    ):
+        """Each query failed, and where the source is looked up nothing said why."""
+        python = tmp_path / "python"
+        if text:
+            python.write_text(text)
+            python.chmod(0o755)
+        monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+        with pytest.raises(BadSetting, match=f"{why}.*PYSPARK_PYTHON={sys.executable}"):
+            session._prepare_environment(is_local=True)
+        session._prepare_environment(is_local=False)  # it is a path of other machines
 
     def test_where_pyspark_is_no_installed_package_the_zip_is_left(self, monkeypatch):
         monkeypatch.setattr(session, "_has_pyspark", lambda: False)

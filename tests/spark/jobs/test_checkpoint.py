@@ -45,7 +45,7 @@ def test_a_start_that_failed_before_its_first_batch_has_begun_nothing(tmp_path):
         (0, end(0), "batch 1 is done, and the last one in the table is 0"),
         (3, end(3), "it is an older copy, or lost its newest files"),
         (2, end(1), "its batch 2 ends elsewhere"),
-        (2, None, "its batch 2 ends elsewhere"),
+        (2, None, "nothing notes where batch 2 of the table ends"),
     ],
 )
 def test_one_of_another_time_is_told(checkpoint, published, noted, told):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pyarrow.dataset as ds
 import pytest
 
@@ -38,6 +40,18 @@ def mistakes(text: str) -> list[str]:
     with pytest.raises(BadSetting) as raised:
         parse_pipeline(text, "p.yaml")
     return str(raised.value).splitlines()
+
+
+@pytest.mark.parametrize("verb", ["validate", "show", "run"])
+def test_without_yaml_the_verbs_say_what_to_install(monkeypatch, capfd, verb):
+    rooms = "cordwood.spark.pipeline."
+    for name in [each for each in sys.modules if each.startswith((rooms, "yaml"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert run(["pipeline", verb, "p.yaml"]) == 1
+    told = capfd.readouterr().err
+    assert "a pipeline needs `pip install 'cordwood[spark]'`" in told
+    assert "Traceback" not in told
 
 
 class TestReading:
