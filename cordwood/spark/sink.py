@@ -205,10 +205,35 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
 
 
 class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """A stream."""
+    """A stream.
+
+    Spark makes one on the driver for each micro-batch, before it sends it to the tasks.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
+        """
+        Raises:
+            Rejected: with deliveryMode=idempotent, what the batch reads is not what was written
+                under its number.
+        """
         self._options = options
+        if options.delivery == IDEMPOTENT:
+            self._note_plan()
+
+    def _note_plan(self) -> None:
+        """Note what the batch that is planned reads, before a task appends any of it.
+
+        A task's rows are counted within (query, batch, partition). Another plan of that number
+        gives a task other rows: some would be taken for those that were written, and be lost.
+        """
+        checkpoint = Checkpoint.at(self._options.checkpoint)
+        if checkpoint is None or (batch := checkpoint.newest("offsets")) < 0:
+            return
+        query = self._options.app or checkpoint.query()
+        found = checkpoint.fingerprint(batch)
+        checkpoint.make_durable(batch)
+        # Another name than exactlyOnce has: a query may change its mode, and nothing is published.
+        _publish(self._store(), f"{query} appends", batch, (), found)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage or append what comes; return once all of it is durable."""

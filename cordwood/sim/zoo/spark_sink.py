@@ -176,6 +176,11 @@ CHECKPOINT_BUGS = (
         changed({"spark.sink:CordwoodStreamWriter._fingerprint": _sees_no_checkpoint}),
     ),
     PlantedBug(
+        "appends-not-noted",
+        "deliveryMode=idempotent counts rows within (batch, partition), whatever the batch reads.",
+        changed({"spark.sink:CordwoodStreamWriter._note_plan": _no_word}),
+    ),
+    PlantedBug(
         "plan-not-synced",
         "A publication is durable before the plan of its batch is.",
         changed({"spark.checkpoint:Checkpoint.make_durable": _no_word}),

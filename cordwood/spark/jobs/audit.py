@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from cordwood.client.blocking import BlockingStore
 from cordwood.client.replica_scan import Copy
-from cordwood.durable import write_whole
-from cordwood.errors import BadSetting, CordwoodError
+from cordwood.durable import sync_directory, sync_tree, write_whole
+from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.lsn import OLDEST
 from cordwood.spark.jobs.replica_rule import Finding, judge_block
 from cordwood.spark.jobs.table import OURS, check_path, only_writer
@@ -108,7 +108,11 @@ def audit_into(
             step = plan_[done : done + STEP_TASKS]
             found = _findings(spark, options, step)
             # A directory of its own: a step that is done again replaces what it left.
-            found.write.mode("overwrite").parquet(str(path / f"step={done:08}"))
+            place = path / f"step={done:08}"
+            found.write.mode("overwrite").parquet(str(place))
+            # Noted as done and lost in a power cut, findings would be missing for good.
+            sync_tree(place)
+            sync_directory(path)
             done += len(step)
             _note(note, plan_, done)
             say(f"{done:,} of {len(plan_):,} ranges")
@@ -171,13 +175,17 @@ def scan_slice(store: BlockingStore, read: Slice) -> Scanned:
 
     A block that begins before the range belongs to the range that it begins in.
     """
-    info = store.log(read.name)
+    name = _name_now(store, read)
+    if name is None:
+        text = "the log was deleted after the audit began"
+        return Scanned(0, 0, [Finding(read.start, read.stop - 1, 0, "gone", text)])
+    info = store.log(name)
     blocks: dict[tuple[int, int, int], dict[int, Copy]] = {}
     asked: list[int] = []
     findings: list[Finding] = []
     for node in info.all_nodes:
         try:
-            told = store.scan_copies(read.name, node, read.start, read.stop)
+            told = store.scan_copies(name, node, read.start, read.stop)
         except CordwoodError as error:
             findings.append(Finding(read.start, read.stop - 1, node, "unasked", str(error)))
             continue
@@ -191,6 +199,17 @@ def scan_slice(store: BlockingStore, read: Slice) -> Scanned:
     for _, copies in sorted(blocks.items()):
         findings += judge_block(copies, asked)
     return Scanned(len(blocks), sum(map(len, blocks.values())), findings)
+
+
+def _name_now(store: BlockingStore, read: Slice) -> str | None:
+    """What a log is called now, which had another name perhaps when the audit began; None if it
+    was deleted. Another log may have its name by now."""
+    try:
+        if store.log(read.name).log_id == read.log_id:
+            return read.name
+    except UnknownLog:
+        pass
+    return store.log_names_soon().result().get(read.log_id)
 
 
 def _rows(read: Slice, scanned: Scanned) -> list[dict[str, object]]:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from cordwood.client.replica_scan import Copy
 
-FINDINGS = ("missing", "corrupt", "differs", "copyset", "extra", "unasked")
-"""Worst first but for the last two: an extra copy harms nobody, an unasked node may hold all."""
+FINDINGS = ("missing", "corrupt", "differs", "copyset", "extra", "unasked", "gone")
+"""Worst first but for the last three: an extra copy harms nobody, an unasked node may hold all, and
+a log that is gone has no copies."""
 
-HARMLESS = frozenset({"extra", "unasked"})
+HARMLESS = frozenset({"extra", "unasked", "gone"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class Checkpoint:
         if self.directory is not None:
             place = self.directory / "offsets" / str(batch)
             place.parent.mkdir(parents=True, exist_ok=True)
+            (self.directory / "metadata").write_text(json.dumps({"id": self.query}))
             text = f'v1\n{{"batchTimestampMs":{time.time_ns()}}}\n{self.offsets[batch]}'
             place.write_text(text)
 
@@ -138,7 +139,6 @@ class Engine:
         self._reader = made.streamReader(schema=made.schema())
         # What Spark sends to tasks is another instance than the one that plans.
         self._sent = pickle.dumps(made.streamReader(schema=made.schema()))
-        self._writer = CordwoodSource(dict(self.sink)).streamWriter(VALUE, False)
         initial = stored(self._reader.initialOffset())
         self.begun()
         self._reader.prepareForTriggerAvailableNow()
@@ -159,6 +159,8 @@ class Engine:
     def _run_batch(self, batch: int, start: dict[str, Any], end: dict[str, Any]) -> None:
         planned = self._reader.partitions(start, end)
         ranges = planned_ranges(start, end)
+        # One for each batch, on the driver, as Spark makes it.
+        self._writer = CordwoodSource(dict(self.sink)).streamWriter(VALUE, False)
         try:
             self.dies("planned", batch)
             reader = pickle.loads(self._sent)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
+from cordwood import durable
 from cordwood.cli.app import run
+from cordwood.client.blocking import connect
 from cordwood.client.replica_scan import Copy, scan_copies
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.lsn import OLDEST
@@ -16,7 +19,7 @@ from cordwood.nodes import NodeId
 from cordwood.spark.jobs import audit
 from cordwood.spark.jobs.audit import scan_slice
 from cordwood.spark.jobs.replica_rule import FINDINGS, judge_block
-from cordwood.spark.options import SERVERS
+from cordwood.spark.options import SERVERS, parse_options
 from cordwood.spark.splitting import Slice
 
 GOOD = Copy(10, 19, 0, 100, 7, True, (1, 2, 3), False, 0, 1)
@@ -111,6 +114,42 @@ def test_a_healthy_log_has_no_findings_and_a_dead_node_is_told(cluster, store, l
     finally:
         cluster.start(victim)
     assert found == {(victim, "unasked")}
+
+
+@pytest.mark.real
+def test_a_log_of_the_plan_that_is_renamed_deleted_or_made_again(cluster, store, log):
+    """An audit that was stopped goes on days later: it ended each time at the first such log."""
+    logs = [f"{log}-{what}" for what in ("renamed", "deleted", "again")]
+    for each in logs:
+        store.append_many(each, [bytes(100)] * 20)
+    source = {SERVERS: cluster.url, "subscribe": ",".join(logs)}
+    slices = audit.audit_slices(parse_options(source))
+    store.log_tree.rename(logs[0], f"{log}-other")
+    for each in logs[1:]:
+        store.log_tree.delete(each)
+    store.append_many(logs[2], [bytes(100)] * 20)
+    # Another process, which remembers no names.
+    with connect(cluster.url) as fresh:
+        found = {each.name: scan_slice(fresh, each) for each in slices if each.stop > each.start}
+    assert found[logs[0]].blocks
+    assert not found[logs[0]].findings
+    for each in logs[1:]:
+        assert [one.kind for one in found[each].findings] == ["gone"]
+
+
+@pytest.mark.real
+@pytest.mark.spark
+def test_findings_are_durable_before_their_step_is_noted(
+    spark, cluster, store, log, tmp_path, monkeypatch
+):
+    store.append_many(log, [bytes(100)] * 20)
+    steps: list[str] = []
+    sync_file, rename = durable.sync_file, durable.rename
+    monkeypatch.setattr(durable, "sync_file", lambda p: (steps.append(Path(p).name), sync_file(p)))
+    monkeypatch.setattr(durable, "rename", lambda a, b: (steps.append(Path(b).name), rename(a, b)))
+    audit.audit_into(spark, {SERVERS: cluster.url, "subscribe": log}, str(tmp_path / "f"))
+    notes = [at for at, step in enumerate(steps) if step == "audit.json"]
+    assert any(step.endswith(".parquet") for step in steps[notes[0] : notes[1]])
 
 
 @pytest.mark.real
