@@ -32,6 +32,7 @@ class Order:
 
     Attributes:
         point: one of POINTS, in the batch of this number.
+        step: die before this durable step, counted from 1 over the whole run; 0 for never.
         workers_die: kill a Python worker of the executor once, in the middle of a task.
     """
 
@@ -41,6 +42,8 @@ class Order:
     decode: str = ""
     point: str = "never"
     batch: int = 0
+    step: int = 0
+    compact: bool = False
     master: str = "local[2]"
     workers_die: bool = False
     options: dict[str, str] = field(default_factory=dict)
@@ -94,9 +97,40 @@ def plant(order: Order) -> None:
         return done
 
     Lander.on_batch, Lander._write = dying_on_batch, dying_write
+    if order.step:
+        die_at_step(order.step)
     if order.point == "in-publish":
         for module in (parquet_table, delta_table, iceberg_table):
             _die_in_move(module, order.batch)
+
+
+def die_at_step(step: int) -> None:
+    """Count every step by which a job makes something durable, and every commit of a table; die
+    before the one of this number."""
+    import deltalake
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    from cordwood import durable
+
+    left = [step]
+
+    def dying(right):
+        def wrong(*arguments, **named):
+            left[0] -= 1
+            if not left[0]:
+                die()
+            return right(*arguments, **named)
+
+        return wrong
+
+    places = [(durable, name) for name in STEPS]
+    places += [(deltalake.DeltaTable, "create_write_transaction"), (SqlCatalog, "commit_table")]
+    for owner, name in places:
+        setattr(owner, name, dying(getattr(owner, name)))
+
+
+STEPS = ("write_new", "sync_file", "sync_directory", "rename", "unlink", "make_directory")
+"""Of `cordwood.durable`: all that it does to the disk."""
 
 
 def _die_in_move(module, batch: int) -> None:
@@ -157,7 +191,10 @@ def main() -> None:
     if order.workers_die:
         kill_a_worker_soon()
     by = () if order.format == "parquet" else ("event_date",)
-    land(spark, Landing(order.source, order.table, order.format, by, order.decode))
+    landing = Landing(
+        order.source, order.table, order.format, by, order.decode, compact=order.compact
+    )
+    land(spark, landing)
     os._exit(0)  # stopping Spark takes a second, and nothing is left to be done
 
 

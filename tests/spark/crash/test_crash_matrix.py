@@ -121,6 +121,25 @@ def test_a_schedule(cluster, store, tmp_path, seed):
     case.check()
 
 
+STEPS_MAX = 90
+"""About the durable steps of three batches; a seed that draws more dies nowhere, and compares."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+def test_a_driver_that_dies_between_any_two_steps(cluster, store, tmp_path, seed):
+    """Twice: before any rename, sync or commit of all that a landing does to the disk."""
+    chance = random.Random(1000 + seed)
+    format_ = FORMATS[seed % len(FORMATS)]
+    case = Case(cluster, store, tmp_path / "table", format_)
+    compact = format_ != "iceberg" and chance.random() < 0.5
+    for _ in range(2):
+        case.run("never", step=chance.randint(1, STEPS_MAX), compact=compact)
+        case.append(chance.randint(0, 60))
+    assert case.run("never", parts=chance.randint(1, 4), compact=compact) == 0
+    case.check()
+
+
 @pytest.mark.slow
 def test_a_worker_is_killed_and_its_task_tried_again(cluster, store, tmp_path):
     case = Case(cluster, store, tmp_path / "table", "parquet")
