@@ -100,8 +100,9 @@ def check_repeat(query: str, known: tuple[int, str], given: tuple[int, str]) -> 
     raise Rejected(
         f"{why}: nothing is published, because taking it for a repeat would lose records. The "
         "checkpoint of the query is an older copy, lost its newest files, or is a new one under "
-        "an old name. Put the newest checkpoint back; or start the query with a new checkpoint "
-        "and a new name (txnAppId), from the place up to which its records are in the log"
+        "an old name, or another query has this name. Put the newest checkpoint back; or start the "
+        "query with a new checkpoint and a new name (txnAppId), from the place up to which its "
+        "records are in the log"
     )
 
 

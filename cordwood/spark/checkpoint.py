@@ -39,7 +39,9 @@ class Checkpoint:
     def fingerprint(self, batch: int) -> str:
         """Which records a batch holds, as far as offsets say; two plans of one number differ.
 
-        The line between version and offsets has the time of planning, and no part in it.
+        The query's id is part of it: of two queries over one source the plans are alike, and what
+        they make of the records is not. The line between version and offsets has the time of
+        planning, and no part in it.
 
         Raises:
             BadSetting: the batch is not there.
@@ -51,7 +53,7 @@ class Checkpoint:
             raise BadSetting(
                 f"the checkpoint {self.directory} does not say what batch {batch} reads ({error})"
             ) from error
-        text = "\n".join((version, *offsets))
+        text = "\n".join((self.query(), version, *offsets))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property

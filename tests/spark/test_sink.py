@@ -308,6 +308,7 @@ class TestOnce:
         monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
         offsets = tmp_path / "checkpoint" / "offsets"
         offsets.mkdir(parents=True)
+        (offsets.parent / "metadata").write_text('{"id": "q"}')
         asked = {**LEAST, "checkpointLocation": offsets.parent.as_uri()}
         writer = CordwoodStreamWriter(parse_sink_options(asked))
 

@@ -101,6 +101,13 @@ def _counts_the_time(right: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+def _nobodys(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(self: Any) -> str:
+        return ""
+
+    return wrong
+
+
 def _what_is_out_of_sequence_is_stored(right: Callable[..., Any]) -> Callable[..., Any]:
     def wrong(self: Any, sent: Any) -> None:
         """A gap and another cut are taken for a repeat."""
@@ -193,6 +200,11 @@ SCENE_BUGS = (
         "time-in-plan",
         "A plan's digest holds the time of planning, so that a batch planned again is refused.",
         changed({"spark.checkpoint:Checkpoint.fingerprint": _counts_the_time}),
+    ),
+    PlantedBug(
+        "plans-of-all-queries",
+        "A plan's digest holds no query: of two with one txnAppId and source, one is skipped.",
+        changed({"spark.checkpoint:Checkpoint.query": _nobodys}),
     ),
     PlantedBug(
         "any-misplaced-stored",

@@ -54,9 +54,11 @@ from cordwood.spark.jobs.table import (
     only_writer,
     staged_files,
 )
+from cordwood.spark.options import parse_options
+from cordwood.spark.watch import Watch
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
 SAMPLE_RECORDS = 1000
 """Records of a batch in which new JSON fields are looked for: a tenth of a second."""
@@ -203,9 +205,17 @@ class Lander:
         last = self._table.last_offset() if self._checkpoint.is_new else None
         if last is not None:
             given = {name: value for name, value in given.items() if name.lower() not in _STARTS}
-            given["startingOffsets"] = json.dumps(last["logs"])
+            given["startingOffsets"] = json.dumps(self._still_there(given, last["logs"]))
             self._say("the checkpoint is gone: going on where the table ends")
         return given
+
+    def _still_there(self, source: dict[str, str], ends: dict[str, str]) -> dict[str, str]:
+        """Of the places where the table ends, those of logs that are there; keys are numbers."""
+        selected = Watch(parse_options(source)).selected()
+        gone = sorted(log for log in ends if int(log) not in selected)
+        if gone:
+            self._say(f"logs of the table that are not there any more: number {', '.join(gone)}")
+        return {log: end for log, end in ends.items() if log not in gone}
 
     def on_batch(self, frame: DataFrame, batch: int) -> None:
         """Stage and publish one batch; Spark calls this, again if a run died in it."""
@@ -221,8 +231,9 @@ class Lander:
         shaped = self._shaped(frame)
         # A name of this try alone: the JVM of a driver that was killed may still be writing.
         staging = self._path / OURS / "staging" / f"{query[:8]}-{batch}-{uuid4().hex[:8]}"
-        good, bad = self._write(shaped, staging / "good")
-        self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", bad)
+        good, apart = self._write(shaped, staging / "good")
+        bad = apart.rows
+        self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", apart)
         end = self._checkpoint.end_of(batch)
         staged = StagedBatch(query, batch, end, good, _arrow_schema(shaped))
         self._checkpoint.make_durable(batch)
@@ -288,15 +299,15 @@ class Lander:
                 frame = frame.withColumn(name, f.nullif(f.col(quoted(name)), f.lit("")))
         return frame
 
-    def _write(self, shaped: DataFrame, staging: Path) -> tuple[list[StagedFile], int]:
-        """Write the records that can be in the table; the files, and how many cannot."""
+    def _write(self, shaped: DataFrame, staging: Path) -> tuple[list[StagedFile], _Apart]:
+        """Write the records that can be in the table; the files, and which cannot."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
         seen = Observation()
         if self._may_set_apart:
             # Counted on the way, so that the source is read once where all can be landed.
-            shaped = shaped.observe(seen, f.count(ERROR).alias("bad"))
+            shaped = _observed(shaped, seen)
         good = shaped.filter(f.col(ERROR).isNull()).drop(ERROR)
         by = list(self._landing.partition_by)
         prefix = PARTITION_PREFIX if self._table.partition_in_files else ""
@@ -306,26 +317,38 @@ class Lander:
         if by:
             writer = writer.partitionBy(*(prefix + name for name in by))
         writer.parquet(str(staging))
-        bad = int(seen.get["bad"]) if self._may_set_apart else 0
-        return staged_files(staging, prefix), bad
+        apart = _Apart.of(seen) if self._may_set_apart else _Apart()
+        return staged_files(staging, prefix), apart
 
-    def _set_apart(self, shaped: DataFrame, staging: Path, name: str, bad: int) -> None:
+    def _set_apart(self, shaped: DataFrame, staging: Path, name: str, bad: _Apart) -> None:
         """Write the records that cannot be in the table beside it, raw.
 
         Into a directory that is the batch's own: if the batch runs again, it is replaced, or
         removed where all of its records can be landed now.
+
+        Raises:
+            BadSetting: decoding, which runs a second time here, sets other records apart now.
         """
+        from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
         place = Path(f"{self._path}.quarantine") / name
-        if not bad:
+        if not bad.rows:
             if place.exists():
                 shutil.rmtree(place)
                 sync_directory(place.parent)
             return
         raw = [name for name in shaped.columns if name in (*COLUMNS, *COLUMNS_ON_REQUEST, ERROR)]
-        apart = shaped.filter(f.col(ERROR).isNotNull()).select(*raw)
+        seen = Observation()
+        apart = _observed(shaped, seen).filter(f.col(ERROR).isNotNull()).select(*raw)
         apart.withColumnRenamed(ERROR, "error").write.parquet(str(staging))
+        if (now := _Apart.of(seen)) != bad:
+            # A record that only the second run takes would be in neither place.
+            raise BadSetting(
+                f"decoding set {bad.rows} records of this batch apart, and other ones ({now.rows}) "
+                "when it ran again: nothing is landed, since some would be lost and some be there "
+                "twice. A decode function says the same of the same record each time"
+            )
         sync_tree(staging)
         place.parent.mkdir(exist_ok=True)
         sync_directory(place.parent.parent)
@@ -367,6 +390,30 @@ class Lander:
         landed.quarantined += bad
         apart = f", {bad:,} set apart" if bad else ""
         self._say(f"batch {staged.batch}: {records:,} records in {len(staged.files)} files{apart}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """Records of a batch that are set apart: how many, and which, by a digest of their places."""
+
+    rows: int = 0
+    which: int = 0
+
+    @classmethod
+    def of(cls, seen: Observation) -> _Apart:
+        """What `_observed` saw."""
+        found = seen.get
+        return cls(int(found["rows"]), int(found["which"] or 0))
+
+
+def _observed(shaped: DataFrame, seen: Observation) -> DataFrame:
+    """The batch, of which `seen` tells what is set apart once it was written."""
+    from pyspark.sql import functions as f
+
+    # A function of the user's may have dropped the columns that name a record.
+    named = [name for name in ("log_id", "lsn") if name in shaped.columns]
+    place = f.when(f.col(ERROR).isNotNull(), f.xxhash64(f.lit(0), *named))
+    return shaped.observe(seen, f.count(ERROR).alias("rows"), f.bit_xor(place).alias("which"))
 
 
 _STARTS = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp")

@@ -40,6 +40,7 @@ def planned_again(store: BlockingStore, log: str, tmp_path) -> bool:
     """A power cut took offsets/0 after its publish; the plan made anew is the same."""
     offsets = tmp_path / "offsets"
     offsets.mkdir()
+    (tmp_path / "metadata").write_text(json.dumps({"id": log}))
     options = {SERVERS: "h:1", "log": log, "checkpointLocation": str(tmp_path)}
     writer = CordwoodStreamWriter(parse_sink_options(options))
     for planned_at in (1, 2):
@@ -51,6 +52,23 @@ def planned_again(store: BlockingStore, log: str, tmp_path) -> bool:
         except Rejected:
             return False
     return values(store, log) == list(range(10))
+
+
+def two_queries_of_one_name(store: BlockingStore, log: str, tmp_path) -> bool:
+    """Two streams over one source share a txnAppId; each goes into a log of its own."""
+    for name in (log, f"{log}-bad"):
+        checkpoint = tmp_path / name.replace("/", "")
+        (checkpoint / "offsets").mkdir(parents=True)
+        (checkpoint / "metadata").write_text(json.dumps({"id": name}))
+        (checkpoint / "offsets" / "0").write_text('v1\n{}\n{"logs":{"1":"e1n10"}}')
+        options = {SERVERS: "h:1", "log": name, "checkpointLocation": str(checkpoint)}
+        writer = CordwoodStreamWriter(parse_sink_options({**options, "txnAppId": log}))
+        refs, *_ = stage_all(store, portions(iter([rows(0, 10)]), name), 60.0)
+        try:
+            writer.commit([Written(log, 0, 0, tuple(refs), 0, 0)], 0)
+        except Rejected as error:
+            return "another query has this name" in str(error)
+    return False
 
 
 def cut_anew(store: BlockingStore, log: str, _) -> bool:
@@ -111,6 +129,7 @@ def one_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> boo
 
 SCENES = {
     "time-in-plan": planned_again,
+    "plans-of-all-queries": two_queries_of_one_name,
     "any-misplaced-stored": cut_anew,
     "gap-taken-as-stored": ahead_of_the_log,
     "spellings-apart": spelled_in_two_ways,

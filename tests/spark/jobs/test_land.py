@@ -207,6 +207,43 @@ class TestRestart:
         assert lands(compact=True).records == 10
         assert values(tmp_path / "table", "parquet") == appended(store, log)
 
+    def test_a_lost_checkpoint_and_logs_that_went_and_came(
+        self, spark, cluster, store, log, tmp_path
+    ):
+        """The places of a log that was deleted stopped the landing for good."""
+        names = [f"{log}/{name}" for name in ("stays", "renamed", "deleted")]
+        wanted = [b"%s %d" % (name.encode(), n) for name in names for n in range(10)]
+        for at, name in enumerate(names):
+            store.append_many(name, wanted[at * 10 : at * 10 + 10])
+        asked = {SERVERS: cluster.url, "subscribePattern": f"{log}/.*"}
+        said: list[str] = []
+
+        def lands() -> int:
+            landing = Landing(asked, str(tmp_path / "t"), partition_by=())
+            return land(spark, landing, said.append).records
+
+        assert lands() == 30
+        gone = store.log(names[2]).log_id
+        store.log_tree.rename(names[1], f"{log}/other")
+        store.log_tree.delete(names[2])
+        wanted += [b"more %d" % n for n in range(30)]
+        for at, name in enumerate((f"{log}/stays", f"{log}/other", f"{log}/new")):
+            store.append_many(name, wanted[30 + at * 10 : 40 + at * 10])
+        shutil.rmtree(tmp_path / "t" / OURS / "checkpoint")
+        assert lands() == 30
+        assert sorted(row["value"] for row in rows(tmp_path / "t", "parquet")) == sorted(wanted)
+        assert f"logs of the table that are not there any more: number {gone}" in said
+
+    def test_decoding_that_sets_other_records_apart_each_time_lands_nothing(
+        self, lands, store, log, tmp_path
+    ):
+        """One that asks a service which fails at times: records were in neither place."""
+        store.append_many(log, [b"%d" % n for n in range(50)])
+        asked = {"decode": "unsteady_decode:unsteady", "partition_by": ()}
+        with pytest.raises(StreamingQueryException, match="says the same of the same record"):
+            lands(**asked)
+        assert list((tmp_path / "table").glob("*.parquet")) == []
+
 
 class TestDryRun:
     def test_tells_what_is_new_and_writes_nothing(self, lands, cluster, store, log, tmp_path):
