@@ -1,7 +1,7 @@
 """What of a proof runs Spark: killed queries, other masters, and the oldest PySpark.
 
 `tools/prove.py` calls this. Sessions take seconds to start, and a schedule of the crash matrix
-is two or three of them: all of it takes half an hour of two cores. So only a proof of
+is two or three of them: all of it takes an hour of two cores. So only a proof of
 SPARK_MINUTES_MIN or more has it.
 """
 

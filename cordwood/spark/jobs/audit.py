@@ -114,7 +114,7 @@ def audit_into(
             sync_tree(place)
             sync_directory(path)
             done += len(step)
-            _note(note, plan_, done)
+            _note(note, plan_, done, options)
             say(f"{done:,} of {len(plan_):,} ranges")
     if not plan_:
         return spark.createDataFrame([], COLUMNS)
@@ -122,25 +122,41 @@ def audit_into(
 
 
 def _noted(note: Path, path: Path, options: SourceOptions) -> tuple[list[Slice], int]:
-    """The plan of the audit in a table, made now if it is new; how much of it is done."""
+    """The plan of the audit in a table, made now if it is new; how much of it is done.
+
+    Raises:
+        BadSetting: the table is of an audit of other logs, or of none.
+    """
     if note.exists():
         try:
             noted = json.loads(note.read_bytes())
-            return [Slice(*each) for each in noted["plan"]], int(noted["done"])
+            plan_, done = [Slice(*each) for each in noted["plan"]], int(noted["done"])
+            of = str(noted["of"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise BadSetting(
                 f"{note} is not what an audit noted ({error}): give another directory"
             ) from None
+        if of != _of(options):
+            raise BadSetting(
+                f"{path} is an audit of {of}, and this one is of {_of(options)}: its findings say "
+                "nothing of these logs. Give another directory"
+            )
+        return plan_, done
     if any(path.glob("*.parquet")) or any(path.glob("*=*")):
         raise BadSetting(f"{path} holds a table that no audit made: give another directory")
     slices = audit_slices(options)
-    _note(note, slices, 0)
+    _note(note, slices, 0, options)
     return slices, 0
 
 
-def _note(note: Path, slices: Sequence[Slice], done: int) -> None:
+def _of(options: SourceOptions) -> str:
+    """Which logs an audit is of, as it was said."""
+    return ", ".join(sorted(options.selection.logs)) or f"pattern {options.selection.pattern}"
+
+
+def _note(note: Path, slices: Sequence[Slice], done: int, options: SourceOptions) -> None:
     plan_ = [astuple(each) for each in slices]
-    write_whole(note, json.dumps({"plan": plan_, "done": done}).encode())
+    write_whole(note, json.dumps({"of": _of(options), "plan": plan_, "done": done}).encode())
 
 
 def _findings(spark: SparkSession, options: SourceOptions, slices: Sequence[Slice]) -> DataFrame:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cordwood.durable import write_whole
+from cordwood.durable import make_directories, write_whole
 from cordwood.errors import BadSetting
 from cordwood.spark.given import Given
-from cordwood.spark.jobs.notes import damaged, read_note
+from cordwood.spark.jobs.notes import damaged, read_note, text_of
 from cordwood.spark.jobs.table import check_path, only_writer
 from cordwood.spark.jobs.table_files import steps, table_files
 from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN
@@ -42,6 +42,9 @@ STEP_BYTES = 512 << 20
 
 NOTE = "done.json"
 """In a backfill's directory for progress."""
+
+REPLAY_NOTE = "cordwood-replay.json"
+"""In a replay's checkpoint, beside what Spark keeps there."""
 
 PROGRESS_S = 5
 """How often a replay's progress is asked for: far fewer than a hundred micro-batches go by."""
@@ -87,10 +90,11 @@ def replay(
         checkpoint: a directory; with it a later run goes on.
         ordered: one task writes each micro-batch, so that a log's order is kept.
     Raises:
-        BadSetting: an option is wrong.
+        BadSetting: an option is wrong, or the checkpoint is of a replay into another log.
         StreamingQueryException: the query failed; started again, it goes on.
     """
     began = time.monotonic()
+    _note_replay(check_path(checkpoint), Given(sink).text("log") or "")
     limits = {"startingOffsets": "earliest", "maxBytesPerTrigger": REPLAY_BYTES}
     options = {**limits, "includeHeaders": "true", **source}
     frame = spark.readStream.format("cordwood").options(**options).load()
@@ -109,6 +113,27 @@ def replay(
     finally:
         query.stop()
     return Copied(sum(counts), len(counts), 0, time.monotonic() - began)
+
+
+def _note_replay(checkpoint: Path, log: str) -> None:
+    """Note where a checkpoint's records go.
+
+    Spark takes it for any sink, and what was copied to one log is then never copied to another.
+
+    Raises:
+        BadSetting: they go to another log.
+    """
+    note = checkpoint / REPLAY_NOTE
+    found = read_note(note)
+    if found is None:
+        make_directories(checkpoint, 0o777)  # as Spark makes it, whose executors may be others
+        write_whole(note, json.dumps({"log": _named(log)}).encode())
+    elif (before := text_of(note, found, "log")) != _named(log):
+        raise BadSetting(
+            f"{checkpoint} is the checkpoint of a replay into {before or 'logs of the same name'}, "
+            f"and this one goes to {_named(log) or 'logs of the same name'}: give another "
+            f"--checkpoint. If that log was renamed, remove {note} and start again"
+        )
 
 
 def _until_done(query: StreamingQuery, say: Say) -> list[int]:

@@ -16,7 +16,7 @@ from cordwood.spark.options import SERVERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.real, pytest.mark.slow]
 
-SEEDS = 4
+SEEDS = 2
 
 FILES = 3
 

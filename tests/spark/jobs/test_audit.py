@@ -182,6 +182,10 @@ def test_an_audit_that_is_stopped_goes_on(spark, cluster, store, log, tmp_path, 
     assert steps == [f"{done} of {ranges} ranges" for done in range(2, ranges + 1)]
     assert run([*verb, "--table", table]) == 0
     assert "ranges" not in capfd.readouterr().err
+    # Its findings were told for logs that nobody had looked at.
+    store.append(f"{log}-other", b"1")
+    assert run(["spark", "audit", f"{log}-other", *verb[3:], "--table", table]) == 1
+    assert f"is an audit of {log}, and this one is of {log}-other" in capfd.readouterr().err
     (tmp_path / "of-another.parquet").touch()
     with pytest.raises(BadSetting, match="no audit made"):
         audit.audit_into(spark, source, str(tmp_path))

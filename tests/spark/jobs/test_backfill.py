@@ -123,6 +123,17 @@ def test_the_verbs_say_what_they_would_do(cluster, store, log, capfd):
         assert "which logs? name them, or give --pattern" in capfd.readouterr().err
 
 
+def test_a_checkpoint_of_a_replay_into_another_log_is_refused(spark, cluster, store, log, tmp_path):
+    """What was copied to the first log was not copied to the second, with exit code 0."""
+    store.append_many(log, [b"%d" % n for n in range(20)])
+    source, checkpoint = {SERVERS: cluster.url, "subscribe": log}, str(tmp_path / "checkpoint")
+    for name, told in (("one", 20), ("/one", 0)):
+        sink = {SERVERS: cluster.url, "log": f"{log}-{name}".replace("-/", "-")}
+        assert replay(spark, source, sink, checkpoint).records == told
+    with pytest.raises(BadSetting, match=f"a replay into {log}-one.* goes to {log}-two.*another"):
+        replay(spark, source, {SERVERS: cluster.url, "log": f"{log}-two"}, checkpoint)
+
+
 def test_a_replay_counts_and_tells_every_batch(spark, cluster, store, log, tmp_path):
     """Of each, and not of the last one alone."""
     store.append_many(log, [b"%d" % n for n in range(50)])
