@@ -45,6 +45,9 @@ from cordwood.nodes import Replication
 RENAMES_MAX = 4
 """Renames of one log between two readings of it, one behind the other; a person makes them."""
 
+READ_AGAIN = 32
+"""Logs that a listing reads again at once, by number, where names and numbers disagree."""
+
 CHANGES_PREFIX = "log_changes/"
 """What to watch for changes to logs that are there."""
 
@@ -110,6 +113,11 @@ class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def is_below(name: str, path: str) -> bool:
     """Whether what is set on `path`, a log or a directory, may concern the log `name`."""
     return name.startswith(path) if path.endswith("/") else name == path
+
+
+def _is_at_or_below(name: str, path: str) -> bool:
+    """Whether a listing of `path`, which is empty for all, shows the log `name`."""
+    return name == path or name.startswith(f"{path}/")
 
 
 class LogTree:
@@ -219,20 +227,31 @@ class LogTree:
             self._store.list("log_ids/"),
             self.directories(),
         )
-        described = {key: found.value for key, found in logs}
-        infos: list[LogInfo] = []
-        for key, found in names:
-            name = key.removeprefix("logs")
-            if name != path and not name.startswith(f"{path}/"):
-                continue
-            log_id = LogId(_decode(found.value, _Name, f"log {name}").log_id)
-            value = described.get(_id_key(log_id))
-            # Made between the two readings: the next one has it.
-            if value is not None:
-                log = _decode(value, _Log, f"log {name}")
-                if log.is_at(name):
-                    infos.append(self._info(log_id, log, directories))
-        return infos
+        infos: dict[str, LogInfo] = {}
+        leads = {
+            name: LogId(_decode(found.value, _Name, f"log {name}").log_id)
+            for name, found in ((key.removeprefix("logs"), found) for key, found in names)
+            if _is_at_or_below(name, path)
+        }
+        # Names and numbers are read apart: a log that was made or renamed between the two
+        # readings, or while one went on, is at no name that leads to it.
+        torn = set(leads.values())
+        for key, found in logs:
+            log = _decode(found.value, _Log, key)
+            log_id = LogId(int(key.removeprefix("log_ids/")))
+            if log.is_deleted or leads.get(log.name) == log_id:
+                torn.discard(log_id)
+                if not log.is_deleted:
+                    infos[log.name] = self._info(log_id, log, directories)
+            elif _is_at_or_below(log.name, path):
+                torn.add(log_id)
+        again = sorted(torn)
+        for start in range(0, len(again), READ_AGAIN):
+            some = again[start : start + READ_AGAIN]
+            for info in await asyncio.gather(*map(self.by_id, some)):
+                if info is not None and _is_at_or_below(info.name, path):
+                    infos[info.name] = info
+        return [infos[name] for name in sorted(infos)]
 
     # Changing.
 

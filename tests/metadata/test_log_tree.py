@@ -419,6 +419,39 @@ class TestDeletingAndRenaming:
 
         play(act)
 
+    @pytest.mark.parametrize("first", ["logs/", "log_ids/"])
+    def test_a_listing_shows_a_log_that_is_renamed_or_made_while_it_reads(self, first):
+        """Names and numbers are two readings: whichever comes first, no log is left out."""
+
+        async def main() -> None:
+            near = MemoryMetadata(random.Random(1))
+            tree = LogTree(near)
+            log, replaced = await tree.create("a"), await tree.create("c")
+            await tree.create("gone")
+            has_read = asyncio.Event()
+
+            class Between(MemoryMetadata):
+                async def list(self, prefix):
+                    if prefix != first:
+                        await has_read.wait()
+                        await tree.rename("a", "b")
+                        await tree.delete("c")
+                        await tree.create("c")
+                        await tree.delete("gone")
+                        return await super().list(prefix)
+                    found = await super().list(prefix)
+                    has_read.set()
+                    return found
+
+            listed = await LogTree(Between(random.Random(1), near.data)).list()
+            numbers = {info.name: info.log_id for info in listed if info.name != "/gone"}
+            assert numbers["/b"] == log.log_id
+            assert numbers["/c"] > replaced.log_id
+            assert numbers.keys() == {"/b", "/c"}
+            assert await tree.list() == [info for info in listed if info.name != "/gone"]
+
+        run_patiently(main())
+
     @pytest.mark.parametrize("writes", [0, 1, 2])
     def test_one_who_stops_half_way_may_be_followed_by_another(self, writes):
         async def main() -> None:
