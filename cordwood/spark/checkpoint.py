@@ -29,12 +29,26 @@ class Checkpoint:
     @classmethod
     def at(cls, location: str) -> Checkpoint | None:
         """The checkpoint at what Spark calls its location, None if it is not on this machine."""
-        parts = urlsplit(location)
-        if parts.scheme not in ("", "file") or parts.netloc:
-            return None
-        found = cls(Path(unquote(parts.path) if parts.scheme else location))
+        directory = _local(location)
         # A path without a scheme may belong to another default file system.
-        return found if location and (found.directory / "offsets").is_dir() else None
+        is_there = directory is not None and (directory / "offsets").is_dir()
+        return cls(directory) if directory is not None and is_there else None
+
+    @classmethod
+    def of_query(cls, location: str, query: str) -> Checkpoint | None:
+        """A query's checkpoint in a directory of many, None if it is not on this machine.
+
+        `spark.sql.streaming.checkpointLocation` is one for all queries of a session, each of which
+        has a directory in it, by its name or by chance.
+        """
+        directory = _local(location)
+        for path in sorted(directory.glob("*/metadata")) if directory is not None else ():
+            try:
+                if json.loads(path.read_bytes())["id"] == query:
+                    return cls.at(str(path.parent))
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue  # another query's, which is just being made
+        return None
 
     def fingerprint(self, batch: int) -> str:
         """Which records a batch holds, as far as offsets say; two plans of one number differ.
@@ -163,3 +177,11 @@ class Checkpoint:
         """Where the newest batch ends, finished or not; None before the first."""
         newest = self.newest("offsets")
         return self.end_of(newest) if newest >= 0 else None
+
+
+def _local(location: str) -> Path | None:
+    """A directory of this machine by what Spark calls it."""
+    parts = urlsplit(location)
+    if not location or parts.scheme not in ("", "file") or parts.netloc:
+        return None
+    return Path(unquote(parts.path) if parts.scheme else location)

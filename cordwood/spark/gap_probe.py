@@ -39,6 +39,9 @@ def unreadable(read: Slice, gap: Gap) -> CordwoodError:
             "cordwood.read.tokens and start the query again. failOnDataLoss=false does not pass "
             "over records that are there"
         )
+    if gap.kind is GapKind.NOT_IN_CONFIG:
+        # It was deleted while it was read; readers go by its number, so no rename looks like that.
+        return data_loss(read.log_id, read.name, gap.first, None, "LOG_GONE")
     return data_loss(read.log_id, read.name, gap.first, gap.last + 1, gap.kind.name)
 
 

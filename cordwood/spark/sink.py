@@ -16,7 +16,7 @@ Source: research digest on PySpark 4.3, §2 (traps 9, 10, 12), §8.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
+CHECKPOINTS_PROPERTY = "spark.sql.streaming.checkpointLocation"
 """What Spark's engine calls them, in 4.2 and 4.3; without them a stream into a log is refused."""
 
 
@@ -55,6 +56,8 @@ class Written(WriterCommitMessage):
         refs: what it staged, in order; empty where it appended.
         records, bytes: values that it handed over.
         logs: of rows that it passed over, because their version was written before.
+        query_id: of a stream, by Spark.
+        checkpoints: where the session's streams have theirs, "" where it does not say.
     """
 
     query: str
@@ -64,6 +67,8 @@ class Written(WriterCommitMessage):
     records: int
     bytes: int
     logs: frozenset[str] = frozenset()
+    query_id: str = ""
+    checkpoints: str = ""
 
 
 class _Writer:
@@ -240,26 +245,36 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query, batch = "", 0
         if self._options.delivery != AT_LEAST_ONCE:
             query, batch = _query_and_batch()
-        return self._write(iterator, self._options.app or query, batch)
+        written = self._write(iterator, self._options.app or query, batch)
+        context = TaskContext.get()
+        found = context.getLocalProperty(CHECKPOINTS_PROPERTY) if context is not None else None
+        return replace(written, query_id=query, checkpoints=found or "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish what tasks staged, unless this batch was published before."""
         if self._options.delivery != EXACTLY_ONCE:
             return
-        named = {(each.query, each.batch) for each in messages if isinstance(each, Written)}
+        written = [each for each in messages if isinstance(each, Written)]
+        named = {(each.query, each.batch) for each in written}
         if not named:
             return
         query = min(named)[0]
         assert named == {(query, batchId)}, f"tasks of batch {batchId} worked for {sorted(named)}"
-        _publish(self._store(), query, batchId, _refs(messages), self._fingerprint(batchId))
+        found = self._fingerprint(batchId, written[0])
+        _publish(self._store(), query, batchId, _refs(messages), found)
 
-    def _fingerprint(self, batch: int) -> str:
+    def _fingerprint(self, batch: int, written: Written) -> str:
         """Which records a batch has, by its checkpoint, which is on stable storage from here on.
 
         Spark syncs nothing of it: a power cut that took the newest plan and left the publication
         would have another batch of the same number taken for a repeat.
         """
-        checkpoint = Checkpoint.at(self._options.checkpoint)
+        # Spark hands the sink an option of the query, and not what the session says.
+        checkpoint = (
+            Checkpoint.at(self._options.checkpoint)
+            if self._options.checkpoint
+            else Checkpoint.of_query(written.checkpoints, written.query_id)
+        )
         if checkpoint is None:
             return ""
         found = checkpoint.fingerprint(batch)

@@ -13,8 +13,12 @@ from cordwood.spark.options import SERVERS
 pytestmark = pytest.mark.spark
 
 
-def run(spark, cluster, checkpoint: Path) -> None:
-    """Copy what is there, and stop."""
+def run(spark, cluster, checkpoint: Path, log: str = "back/into", name: str = "") -> None:
+    """Copy what is there, and stop.
+
+    Args:
+        name: of the query, which then has its checkpoint where the session says.
+    """
     source = (
         spark.readStream.format("cordwood")
         .option(SERVERS, cluster.url)
@@ -23,20 +27,17 @@ def run(spark, cluster, checkpoint: Path) -> None:
         .load()
         .select("value")
     )
-    query = (
-        source.writeStream.format("cordwood")
-        .option(SERVERS, cluster.url)
-        .option("log", "back/into")
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
+    writer = source.writeStream.format("cordwood").option(SERVERS, cluster.url).option("log", log)
+    writer = (
+        writer.queryName(name) if name else writer.option("checkpointLocation", str(checkpoint))
     )
+    query = writer.trigger(availableNow=True).start()
     query.awaitTermination(120)
     query.stop()
 
 
-def values(store) -> list[bytes]:
-    with store.read("/back/into") as reader:
+def values(store, log: str = "/back/into") -> list[bytes]:
+    with store.read(log) as reader:
         return [item.value for item in reader if isinstance(item, Record)]
 
 
@@ -59,3 +60,25 @@ def test_a_checkpoint_that_lost_its_newest_plan_is_refused(spark, cluster, store
     with pytest.raises(StreamingQueryException, match="was published with other records"):
         run(spark, cluster, checkpoint)
     assert values(store) == rows[:200]
+
+
+def test_a_checkpoint_that_the_session_names_is_looked_at_too(spark, cluster, store, tmp_path):
+    """Spark hands the sink an option of the query, and nothing of the session's settings."""
+    setting = "spark.sql.streaming.checkpointLocation"
+    spark.conf.set(setting, str(tmp_path))
+    checkpoint = tmp_path / "named"
+    try:
+        for at in (0, 10):
+            store.append_many("/back/from", [b"%d" % n for n in range(at, at + 10)])
+            run(spark, cluster, checkpoint, "back/named", "named")
+        before = values(store, "/back/named")
+        batch = newest(checkpoint / "offsets")
+        for log in ("offsets", "commits"):
+            (checkpoint / log / str(batch)).unlink()
+            (checkpoint / log / f".{batch}.crc").unlink()
+        store.append_many("/back/from", [b"more"])
+        with pytest.raises(StreamingQueryException, match="was published with other records"):
+            run(spark, cluster, checkpoint, "back/named", "named")
+        assert values(store, "/back/named") == before
+    finally:
+        spark.conf.unset(setting)

@@ -167,6 +167,13 @@ class TestContinuity:
             self.walk(taken)
         assert self.walk(taken, fail=False) == [OLDEST + 5]
 
+    def test_a_log_that_is_deleted_while_it_is_read_has_nowhere_to_go_on(self):
+        gap = Gap(Lsn(OLDEST + 5), Lsn(OLDEST + 19), GapKind.NOT_IN_CONFIG)
+        said = "CORDWOOD_DATA_LOSS log=17 requested=e1n6 oldest=none type=LOG_GONE"
+        with pytest.raises(DataLoss, match=said):
+            self.walk([block(OLDEST, 5), gap])
+        assert self.walk([block(OLDEST, 5), gap], fail=False) == [OLDEST]
+
     @pytest.mark.parametrize("fail", [True, False])
     def test_what_may_not_be_read_is_never_passed_over(self, fail):
         gap = Gap(Lsn(OLDEST + 5), Lsn(OLDEST + 19), GapKind.ACCESS)

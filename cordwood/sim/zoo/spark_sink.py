@@ -85,7 +85,7 @@ def _forgets_the_plan(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sees_no_checkpoint(right: Any) -> Any:
-    def wrong(self: Any, batch: int) -> str:
+    def wrong(self: Any, batch: int, written: Any) -> str:
         return ""
 
     return wrong
