@@ -58,6 +58,7 @@ NOT_FUZZED = {
     ("metadata/log_numbers.py", "decide"): "a call; `records_of_metadata` has what it reads",
     ("node_process.py", "main"): "only says which encoding a log line has",
     ("quorum/sequencer_placement.py", "_score"): "a hash as a number",
+    ("spark/checkpoint.py", "of_query"): "opens files; below, one that nests too deep",
     ("spark/idempotent.py", "producer_id"): "a hash as a number",
     ("spark/jobs/audit.py", "_noted"): "needs a table of findings: tests/spark",
     ("spark/jobs/delta_table.py", "_is_whole"): "opens a file; tests/spark/jobs has torn commits",
@@ -105,6 +106,7 @@ def test_a_checkpoint_that_nests_too_deep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "offsets" / "0").write_text("[" * 5000)
     with pytest.raises(BadSetting, match="which query"):
         Checkpoint(tmp_path).query()
+    assert Checkpoint.of_query(str(tmp_path.parent), "q") is None
     with pytest.raises(BadSetting, match="what batch 0 reads"):
         Checkpoint(tmp_path).end_of(0)
 
