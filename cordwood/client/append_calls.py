@@ -14,6 +14,7 @@ from cordwood.block import Buffer, Codec
 from cordwood.client.appends import Appends
 from cordwood.client.blocks import Columns, check_group, cut_blocks
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.line import Line
 from cordwood.client.log_appends import LogAppends
 from cordwood.client.producer import Producer
 from cordwood.client.record_check import (
@@ -100,7 +101,7 @@ class AppendCalls:
         runs: list[tuple[asyncio.Future[Lsn], int]] = []
         ended: list[CordwoodError] = []
         is_late = False
-        async with _in_turn(appends, deadline):
+        async with _in_turn(appends, deadline, is_long=len(values) > step):
             for at in range(0, len(values), step):
                 part = slice(at, at + step)
                 times = times_us
@@ -225,23 +226,31 @@ class AppendCalls:
             raise OutcomeUnknown(f"{why}: read the log to know whether it is stored") from None
 
 
-def _in_turn(lane: LogAppends, deadline: float) -> AbstractAsyncContextManager[None]:
-    """Keeps a producer's calls in the order in which they were made.
+def _in_turn(
+    lane: LogAppends, deadline: float, *, is_long: bool = False
+) -> AbstractAsyncContextManager[None]:
+    """Keeps the calls to a log in the order in which they were made.
 
-    One of several blocks waits for room between them, and the next call's would pass; without
-    a producer nobody promised an order.
+    A call of several blocks waits for room between them, and the next call's would pass. Short
+    calls without a producer need no place behind one another: the window lets them in by turns.
     """
-    return nullcontext() if lane.turn is None else _turn(lane.turn, deadline)
+    if lane.line.is_empty and not (is_long or lane.has_producer):
+        return nullcontext()
+    # A producer's call keeps its place until it has added, for `Appends` to keep its lane.
+    return _turn(lane.line, deadline, holds=is_long or lane.has_producer)
 
 
 @asynccontextmanager
-async def _turn(turn: asyncio.Lock, deadline: float) -> AsyncIterator[None]:
+async def _turn(line: Line, deadline: float, *, holds: bool) -> AsyncIterator[None]:
+    place = line.join(holds=holds)
     try:
-        async with asyncio.timeout_at(deadline):
-            await turn.acquire()
-    except TimeoutError:
-        raise Overloaded("the producer's calls before this one still wait for room") from None
-    try:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await line.turn(place)
+        except TimeoutError:
+            raise Overloaded("calls to this log before this one still wait for room") from None
+        if not holds:
+            line.leave(place)
         yield
     finally:
-        turn.release()
+        line.leave(place)

@@ -10,9 +10,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol
 
+from cordwood.client.line import Line
 from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, UnknownLog, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame
@@ -97,14 +97,6 @@ class LogInfo:
 OnLearnt = Callable[[LogInfo], None]
 
 
-def _follow(ahead: asyncio.Future[None] | None, mine: asyncio.Future[None]) -> None:
-    """Let the next call in line go, once the one before this went: this may have been cancelled."""
-    if ahead is None or ahead.done():
-        mine.set_result(None)
-    else:
-        ahead.add_done_callback(lambda _: mine.set_result(None))
-
-
 def log_info(reply: LogReply) -> LogInfo:
     """A log from the wire."""
     scopes = {**reply.wider, "node": reply.copies, "rack": reply.racks}
@@ -141,8 +133,8 @@ class Cluster:
         self._listeners: list[NodeListener] = []
         self._logs: dict[str, LogInfo] = {}
         self._asking: dict[tuple[str, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
-        # The last call that waits for a log by name; done once it, and all before it, went on.
-        self._in_line: dict[str, asyncio.Future[None]] = {}
+        # Calls that wait for a log, by its name as they gave it.
+        self._lines: dict[str, Line] = {}
         self._learning: dict[int, asyncio.Task[None]] = {}
         self._learners: dict[int, dict[OnLearnt, LogInfo]] = {}
         self._closed = False
@@ -294,38 +286,42 @@ class Cluster:
         """
         if fresh:
             return await self._ask_log(name, create, timeout_s)
-        known, ahead = self._logs.get(name), self._in_line.get(name)
-        if known is not None and ahead is None:
+        known, line = self._logs.get(name), self._lines.get(name)
+        if known is not None and line is None:
             return known
         # A call that finds the answer in memory must not pass those that still wait to be woken
         # with it: appends to a log go on in the order in which they were made.
-        mine = self._in_line[name] = asyncio.get_running_loop().create_future()
+        if line is None:
+            line = self._lines[name] = Line(asyncio.get_running_loop())
+        place = line.join(is_ready=known is not None)
         try:
             if known is None:
-                known = await self._share_question(name, create, timeout_s)
-            if ahead is not None:
-                await asyncio.shield(ahead)
-            return known
+                # Ready by a callback: were each call ready only once its task is woken, calls
+                # with the same answer would be let go one by one.
+                asking = self._share_question(name, create, timeout_s)
+                asking.add_done_callback(lambda _: line.ready(place))
+            await line.turn(place)
+            if known is not None:
+                return known
+            answer = Closed("this client was closed") if asking.cancelled() else asking.result()
+            if isinstance(answer, CordwoodError):
+                raise answer
+            return answer
         finally:
-            _follow(ahead, mine)
-            if self._in_line.get(name) is mine:
-                mine.add_done_callback(partial(self._leave_line, name))
+            line.leave(place)
+            if line.is_empty and self._lines.get(name) is line:
+                del self._lines[name]
 
-    def _leave_line(self, name: str, mine: asyncio.Future[None]) -> None:
-        if self._in_line.get(name) is mine:
-            del self._in_line[name]
-
-    async def _share_question(self, name: str, create: bool, timeout_s: float) -> LogInfo:
+    def _share_question(
+        self, name: str, create: bool, timeout_s: float
+    ) -> asyncio.Task[LogInfo | CordwoodError]:
         """One question for all callers that want the same."""
         asking = self._asking.get((name, create))
         if asking is None:
             asking = self._tasks.create_task(self._ask_log_once(name, create, timeout_s))
             self._asking[name, create] = asking
             asking.add_done_callback(lambda _: self._asking.pop((name, create), None))
-        answer = await asyncio.shield(asking)
-        if isinstance(answer, CordwoodError):
-            raise answer
-        return answer
+        return asking
 
     async def _ask_log_once(
         self, name: str, create: bool, timeout_s: float

@@ -30,6 +30,7 @@ from cordwood.client.append_limits import (
 )  # fmt: skip
 from cordwood.client.batch import Batch, unknown
 from cordwood.client.cluster import Cluster
+from cordwood.client.line import Line
 from cordwood.client.outbox import Outbox
 from cordwood.client.producer import Producer
 from cordwood.client.record_check import Headers
@@ -92,7 +93,8 @@ class LogAppends:
     """Appends of one client to one log; see the module.
 
     Attributes:
-        turn: held by the call that adds, so that a producer's stay in order; None without one.
+        line: calls that wait before they add; see `append_calls`.
+        has_producer: whether its blocks are a producer's.
     """
 
     def __init__(
@@ -105,7 +107,8 @@ class LogAppends:
         owner: Owner,
     ) -> None:
         self.log = log
-        self.turn = None if producer is None else asyncio.Lock()
+        self.line = Line(owner.loop)
+        self.has_producer = producer is not None
         self._producer = producer
         self._broken: CordwoodError | None = None
         self._cluster = cluster
@@ -129,8 +132,7 @@ class LogAppends:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is about to be added, pending, queued or sent."""
-        is_adding = self.turn is not None and self.turn.locked()
-        return not (is_adding or self._sent or self._queue or self._batch)
+        return not (self._sent or self._queue or self._batch) and self.line.is_empty
 
     # Submitting.
 

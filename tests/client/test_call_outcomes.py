@@ -71,6 +71,26 @@ class TestOrder:
 
         simulate(scenario)
 
+    def test_calls_behind_one_of_many_blocks_wait_for_it(self):
+        """It waits for room between its blocks, and later calls went in between."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(block_records=5, window_records=10) as store:
+                await store.append("log", b"first")
+                long = [b"a%d" % number for number in range(100)]
+                calls = [
+                    store.append_many("log", long),
+                    store.append("log", b"b"),
+                    store.append_many("log", [b"c", b"d"]),
+                    store.append_many("log", [b"e%d" % number for number in range(30)]),
+                    store.append("log", b"f"),
+                ]
+                await asyncio.gather(*map(asyncio.create_task, calls))
+                after = [b"b", b"c", b"d", *(b"e%d" % number for number in range(30)), b"f"]
+                assert await values(store, "log") == [b"first", *long, *after]
+
+        simulate(scenario)
+
 
 class TestBuffers:
     def test_a_buffer_that_is_filled_anew_changes_no_record(self):
