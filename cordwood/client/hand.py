@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from operator import length_hint
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.senders import HeldBlock
@@ -41,6 +42,9 @@ def is_told(item: Record | Gap) -> bool:
     """Whether a reader who wants no gaps gets it: records, the loss of some, and that it may
     not see them."""
     return isinstance(item, Record) or item.kind in (GapKind.DATA_LOSS, GapKind.ACCESS)
+
+
+Given = TypeVar("Given")
 
 
 class Hand:
@@ -164,20 +168,22 @@ class Hand:
         self._keep(left)
         return given
 
-    def take_portion(self, count: int) -> tuple[list[Record], Gap | None]:
-        """Give a gap, or up to `count` records that stand before the next one."""
+    def take_portion(
+        self, count: int, make: Callable[[tuple[Record, ...], Gap | None], Given]
+    ) -> Given:
+        """Give what `make` makes of a gap, or of up to `count` records before the next one."""
         rest = self.rest()
         first = rest[0] if rest else None
         if isinstance(first, Gap):
-            self._keep(rest[1:])
-            return [], first
-        records: list[Record] = []
-        for item in rest[: max(1, count)]:
-            if isinstance(item, Gap):
-                break
-            records.append(item)
-        self._keep(rest[len(records) :])
-        return records, None
+            left, given = rest[1:], make((), first)
+        else:
+            until_gap = takewhile(lambda item: isinstance(item, Record), rest[: max(1, count)])
+            records = tuple(item for item in until_gap if isinstance(item, Record))
+            left, given = rest[len(records) :], make(records, None)
+        # Made before the hand lets go: a signal handler may raise as any call ends, and what it
+        # breaks off would be in neither place.
+        self._keep(left)
+        return given
 
     def _keep(self, left: Sequence[Record | Gap]) -> None:
         """`left` of the opened block is what was not given."""

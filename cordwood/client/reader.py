@@ -75,6 +75,10 @@ class Portion:
         return iter(self.records if self.gap is None else (self.gap,))
 
 
+def _portion(log: str, records: tuple[Record, ...], gap: Gap | None) -> Portion:
+    return Portion(log, records, gap) if records or gap else Portion()
+
+
 @dataclass(slots=True, eq=False)
 class _Feed:
     """One log of a reader.
@@ -306,8 +310,7 @@ class Reader:
         feed = self._up
         if feed is None:
             return Portion()
-        records, gap = feed.hand.take_portion(count)
-        portion = Portion(feed.log, tuple(records), gap) if records or gap else Portion()
+        portion = feed.hand.take_portion(count, partial(_portion, feed.log))
         self._up = None
         return portion
 

@@ -47,9 +47,9 @@ def _keyless_pass(right: Any) -> Any:
 
 
 def _rest_dropped(right: Any) -> Any:
-    def take_portion(self: Any, count: int) -> Any:
-        taken = right(self, count)
-        if taken[0]:
+    def take_portion(self: Any, count: int, make: Any) -> Any:
+        taken = right(self, count, make)
+        if taken.records:
             rest = self.rest()
             dropped = sum(1 for _ in itertools.takewhile(_is_record, rest))
             self._keep(rest[dropped:])
