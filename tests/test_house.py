@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import cordwood
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "cordwood"
 
@@ -91,7 +93,11 @@ class TestImports:
         loaded = python("import sys, cordwood; print(*sorted(sys.modules))").split()
         assert [name for name in LAZY if name in loaded] == []
 
-    @pytest.mark.parametrize("name", ["Record", "Gap", "GapKind", "Lsn", "parse_lsn", "connect"])
+    def test_every_public_name_has_a_home_and_is_shown(self):
+        homes = {*cordwood._HOMES, *cordwood._MODULES, "__version__"}
+        assert sorted(homes) == sorted(cordwood.__all__) == dir(cordwood)
+
+    @pytest.mark.parametrize("name", sorted(cordwood.__all__))
     def test_every_public_name_is_found_and_loads_neither_spark_nor_rocks(self, name):
         loaded = python(
             f"import sys, cordwood; cordwood.{name}; print(*sorted(sys.modules))"
