@@ -99,7 +99,7 @@ class BlockingStore(Facade[Store]):
         stream = self._inner.read(
             log, start, until, keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps
         )
-        return BlockingReader(self._thread, self._call(stream))
+        return BlockingReader(self._thread, self._call(stream.opened()))
 
     def buffered_writer(self, options: WriterOptions | None = None) -> BlockingBufferedWriter:
         """A writer that gathers records into large blocks; see `client.buffered_writer`."""
@@ -139,7 +139,7 @@ class BlockingStore(Facade[Store]):
                 record_keys=record_keys,
                 gaps=gaps,
                 on_health=on_health,
-            )
+            ).opened()
         )
         return BlockingLogsReader(self._thread, made)
 
@@ -174,7 +174,7 @@ class BlockingStore(Facade[Store]):
                 start=start,
                 save_every_s=save_every_s,
                 on_health=on_health,
-            )
+            ).opened()
         )
         return BlockingConsumer(self._thread, made)
 
@@ -248,7 +248,7 @@ class BlockingLogTree(Facade[LogTree]):
 def connect(url: str, settings: ClientSettings | None = None) -> BlockingStore:
     """Connect to a cluster and return once it answered; see `aio.connect`."""
     chosen = settings or ClientSettings()
-    return open_blocking(lambda: aio.connect(url, chosen), chosen)
+    return open_blocking(lambda: aio.connect(url, chosen).opened(), chosen)
 
 
 def open_blocking(
