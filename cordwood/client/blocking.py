@@ -7,6 +7,9 @@ Source: design.md §7.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import weakref
 from collections.abc import (
     Callable,
     Collection,
@@ -15,6 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -32,11 +36,19 @@ from cordwood.client.position_calls import Position, Start
 from cordwood.client.producer import Producer
 from cordwood.client.publishing import Published
 from cordwood.client.reader import OnLogHealth
-from cordwood.client.record_check import Headers, Timestamp
+from cordwood.client.record_check import (
+    Headers,
+    Timestamp,
+    own_header_lists,
+    own_keys,
+    own_times,
+    own_values,
+)
 from cordwood.client.replica_scan import NodeCopies, scan_copies
 from cordwood.client.staging import TTL_DEFAULT_S, StagedRef
 from cordwood.client.store import Store
-from cordwood.errors import Closed, CordwoodError
+from cordwood.errors import Closed, CordwoodError, Unreachable
+from cordwood.host.at_end import at_end
 from cordwood.host.loop_thread import LoopThread
 from cordwood.layout.message import (
     DirectoryReply,
@@ -50,10 +62,16 @@ from cordwood.lsn import Lsn
 from cordwood.nodes import Authority, NodeId
 from cordwood.settings import ClientSettings
 
+logger = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
 
 MARGIN_S = 30.0
 """Waited beyond the client's own deadlines before its thread is given up on."""
+
+EXIT_S = 10.0
+"""How long the end of the interpreter waits for what was submitted to a client that nobody closed:
+an answer takes milliseconds while the cluster is there."""
 
 
 class BlockingStore(BlockingPositions):
@@ -63,6 +81,9 @@ class BlockingStore(BlockingPositions):
         self._thread = thread
         self._store = store
         self._timeout_s = timeout_s + MARGIN_S
+        self._writers: weakref.WeakSet[BlockingBufferedWriter] = weakref.WeakSet()
+        # A client that is not closed lives as long as its thread: this keeps nothing else alive.
+        self._stay = at_end(self._leave)
 
     def append(
         self,
@@ -138,10 +159,21 @@ class BlockingStore(BlockingPositions):
         headers: Sequence[Headers] | None = None,
         ttl_s: float = TTL_DEFAULT_S,
     ) -> Future[StagedRef]:
-        """As `stage`, without waiting; the caller keeps count of what is in flight."""
+        """As `stage`, without waiting; the caller keeps count of what is in flight.
+
+        Raises:
+            BadSetting: a value, a key or a header is no bytes.
+            Closed: the client was closed.
+        """
+        # The loop begins it later, and the caller may fill its list or buffer again by then.
         return self._thread.start(
             self._store.stage(
-                log, values, keys=keys, timestamps=timestamps, headers=headers, ttl_s=ttl_s
+                log,
+                own_values(values),
+                keys=own_keys(keys),
+                timestamps=own_times(timestamps),
+                headers=own_header_lists(headers),
+                ttl_s=ttl_s,
             )
         )
 
@@ -187,15 +219,20 @@ class BlockingStore(BlockingPositions):
     ) -> Future[list[Lsn]]:
         """As `append_many`, without waiting: calls for one log are appended in their order.
 
-        The caller keeps count of what is in flight; each call has the client's own deadline.
+        The caller keeps count of what is in flight; each call has the client's own deadline. Its
+        lists and buffers may be filled again at once.
+
+        Raises:
+            BadSetting: a value, a key or a header is no bytes.
+            Closed: the client was closed.
         """
         return self._thread.start(
             self._store.append_many(
                 log,
-                values,
-                keys=keys,
-                timestamps=timestamps,
-                headers=headers,
+                own_values(values),
+                keys=own_keys(keys),
+                timestamps=own_times(timestamps),
+                headers=own_header_lists(headers),
                 producer=producer,
                 atomic=atomic,
             )
@@ -228,7 +265,9 @@ class BlockingStore(BlockingPositions):
             writer = self._store.buffered_writer(roomy)
             return BlockingBufferedWriter(self._thread, writer, chosen, self._timeout_s)
 
-        return self._call(make())
+        made = self._call(make())
+        self._writers.add(made)
+        return made
 
     def reader(
         self,
@@ -402,6 +441,7 @@ class BlockingStore(BlockingPositions):
 
     def close(self) -> None:
         """Close everything. Safe to call twice."""
+        self._stay()
         try:
             self._call(self._store.close())
         except Closed:
@@ -419,6 +459,28 @@ class BlockingStore(BlockingPositions):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _leave(self) -> None:
+        """The interpreter ends: have what was submitted stored, or say that it was not."""
+        if self._thread.is_of_other_process:
+            return
+        writers = list(self._writers)
+        failed = sum(writer.failed for writer in writers)
+
+        async def flush() -> None:
+            await asyncio.gather(*(writer.flush_here() for writer in writers))
+
+        if any(writer.waiting for writer in writers):
+            with suppress(Unreachable, Closed):
+                self._thread.call(flush(), timeout_s=EXIT_S)
+        records = sum(writer.waiting + writer.failed for writer in writers) - failed
+        calls = self._thread.finish(EXIT_S)
+        if records or calls:
+            logger.warning(
+                "the program ended with %d records of buffered writers not known to be stored, and "
+                "%d calls not answered: close the client, or its writers, before that",
+                records, calls,
+            )  # fmt: skip
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._thread.call(work, timeout_s=self._timeout_s)
