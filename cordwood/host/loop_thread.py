@@ -226,7 +226,7 @@ class LoopThread:
                 self._futures.add(future)
                 self._loop.call_soon_threadsafe(self._begin_future, work, future)
         except BaseException:
-            # A signal handler raised: nobody will have the future, and `finish` does not wait for it.
+            # A signal handler raised: nobody has the future, and `finish` does not wait for it.
             self._futures.discard(future)
             future.cancel()
             raise
