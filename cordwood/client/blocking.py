@@ -7,29 +7,46 @@ Source: design.md §7.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import weakref
 from collections.abc import (
     Callable,
     Collection,
     Coroutine,
     Mapping,
+    Sequence,
 )
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from cordwood.block import Buffer
 from cordwood.client import aio
 from cordwood.client.blocking_readers import BlockingConsumer, BlockingLogsReader, BlockingReader
 from cordwood.client.blocking_writer import BlockingBufferedWriter
 from cordwood.client.buffered_writer import WriterOptions
 from cordwood.client.cursors import Lag
-from cordwood.client.facade import Facade, blocking, soon
+from cordwood.client.facade import Facade, blocking
 from cordwood.client.log_tree import LogTree
 from cordwood.client.position_calls import Position, Start
+from cordwood.client.producer import Producer
 from cordwood.client.reader import OnLogHealth
+from cordwood.client.record_check import (
+    Headers,
+    Timestamp,
+    own_header_lists,
+    own_keys,
+    own_times,
+    own_values,
+)
 from cordwood.client.replica_scan import NodeCopies, scan_copies
+from cordwood.client.staging import TTL_DEFAULT_S, StagedRef
 from cordwood.client.store import Store
-from cordwood.errors import Closed, CordwoodError
+from cordwood.errors import Closed, CordwoodError, Unreachable
+from cordwood.host.at_end import at_end
 from cordwood.host.loop_thread import LoopThread
 from cordwood.layout.message import (
     GroupReply,
@@ -38,19 +55,29 @@ from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 
+logger = logging.getLogger(__name__)
+
 MARGIN_S = 30.0
 """Waited beyond the client's own deadlines before its thread is given up on."""
+
+EXIT_S = 10.0
+"""How long the end of the interpreter waits for what was submitted to a client that nobody closed:
+an answer takes milliseconds while the cluster is there."""
 
 
 class BlockingStore(Facade[Store]):
     """A connected client; see `store.Store` for what each call does and raises."""
 
+    def __init__(self, thread: LoopThread, inner: Store, timeout_s: float) -> None:
+        super().__init__(thread, inner, timeout_s)
+        self._writers: weakref.WeakSet[BlockingBufferedWriter] = weakref.WeakSet()
+        # A client that is not closed lives as long as its thread: this keeps nothing else alive.
+        self._stay = at_end(self._leave)
+
     append = blocking(Store.append, changes=True)
     append_many = blocking(Store.append_many, changes=True, timed=False)
-    append_many_soon = soon(Store.append_many)
 
     stage = blocking(Store.stage, changes=True, timed=False)
-    stage_soon = soon(Store.stage)
     publish = blocking(Store.publish, changes=True, timed=False)
     published = blocking(Store.published, timed=False)
     unstage = blocking(Store.unstage, changes=True, timed=False)
@@ -84,6 +111,66 @@ class BlockingStore(Facade[Store]):
     set_storage = blocking(Store.set_storage, changes=True)
     serve = blocking(Store.serve)
 
+    def append_many_soon(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+        producer: Producer | None = None,
+        atomic: bool = False,
+    ) -> Future[list[Lsn]]:
+        """As `append_many`, without waiting: calls for one log are appended in their order.
+
+        The caller keeps count of what is in flight; each call has the client's own deadline. Its
+        lists and buffers may be filled again at once.
+
+        Raises:
+            BadSetting: a value, a key or a header is no bytes.
+            Closed: the client was closed.
+        """
+        return self._thread.start(
+            self._inner.append_many(
+                log,
+                own_values(values),
+                keys=own_keys(keys),
+                timestamps=own_times(timestamps),
+                headers=own_header_lists(headers),
+                producer=producer,
+                atomic=atomic,
+            )
+        )
+
+    def stage_soon(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+        ttl_s: float = TTL_DEFAULT_S,
+    ) -> Future[StagedRef]:
+        """As `stage`, without waiting; the caller keeps count of what is in flight.
+
+        Raises:
+            BadSetting: a value, a key or a header is no bytes.
+            Closed: the client was closed.
+        """
+        # The loop begins it later, and the caller may fill its list or buffer again by then.
+        return self._thread.start(
+            self._inner.stage(
+                log,
+                own_values(values),
+                keys=own_keys(keys),
+                timestamps=own_times(timestamps),
+                headers=own_header_lists(headers),
+                ttl_s=ttl_s,
+            )
+        )
+
     def read(
         self,
         log: str,
@@ -111,7 +198,9 @@ class BlockingStore(Facade[Store]):
             writer = self._inner.buffered_writer(roomy)
             return BlockingBufferedWriter(self._thread, writer, chosen, self._timeout_s)
 
-        return self._call(make())
+        made = self._call(make())
+        self._writers.add(made)
+        return made
 
     def reader(
         self,
@@ -216,6 +305,7 @@ class BlockingStore(Facade[Store]):
 
     def close(self) -> None:
         """Close everything. Safe to call twice."""
+        self._stay()
         try:
             self._call(self._inner.close())
         except Closed:
@@ -233,6 +323,28 @@ class BlockingStore(Facade[Store]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _leave(self) -> None:
+        """The interpreter ends: have what was submitted stored, or say that it was not."""
+        if self._thread.is_of_other_process:
+            return
+        writers = list(self._writers)
+        failed = sum(writer.failed for writer in writers)
+
+        async def flush() -> None:
+            await asyncio.gather(*(writer.flush_here() for writer in writers))
+
+        if any(writer.waiting for writer in writers):
+            with suppress(Unreachable, Closed):
+                self._thread.call(flush(), timeout_s=EXIT_S)
+        records = sum(writer.waiting + writer.failed for writer in writers) - failed
+        calls = self._thread.finish(EXIT_S)
+        if records or calls:
+            logger.warning(
+                "the program ended with %d records of buffered writers not known to be stored, and "
+                "%d calls not answered: close the client, or its writers, before that",
+                records, calls,
+            )  # fmt: skip
 
 
 class BlockingLogTree(Facade[LogTree]):

@@ -9,7 +9,6 @@ Source: design.md §7.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -61,23 +60,5 @@ def blocking(
         work: Coroutine[Any, Any, Result] = getattr(self._inner, name)(*args, **kwargs)
         timeout_s = self._timeout_s if timed else None
         return self._thread.call(work, timeout_s=timeout_s, changes=changes)
-
-    return call
-
-
-def soon(
-    method: Callable[Concatenate[Inner, Params], Coroutine[Any, Any, Result]],
-) -> Callable[Concatenate[Facade[Inner], Params], Future[Result]]:
-    """Make a twin that does not wait: its future has the outcome.
-
-    Calls of one thread for one log keep their order. The caller counts what is in flight.
-    """
-
-    name = method.__name__  # looked up at the object: a subclass or a recorder may have its own
-
-    @wraps(method)
-    def call(self: Facade[Inner], /, *args: Params.args, **kwargs: Params.kwargs) -> Future[Result]:
-        work: Coroutine[Any, Any, Result] = getattr(self._inner, name)(*args, **kwargs)
-        return self._thread.start(work)
 
     return call
