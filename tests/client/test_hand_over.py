@@ -160,6 +160,28 @@ class TestBrokenOff:
                 found += take()
             assert found == [*range(1, 9)]
 
+    @pytest.mark.parametrize("error", [Soft, KeyboardInterrupt])
+    def test_a_call_that_is_broken_off_has_ended(self, error: type[BaseException]) -> None:
+        """What it still did on the loop met what its thread had taken and worked on by then."""
+        thread = loop_thread.LoopThread("broken off")
+        ended = threading.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.05)  # some turns of the loop
+                ended.set()
+
+        with pytest.raises(error), alarm_after(0.05, error):
+            thread.call(work())
+        assert ended.is_set()
+        ended.clear()
+        with pytest.raises(Unreachable):
+            thread.call(work(), timeout_s=0.01)
+        assert ended.is_set()
+        thread.close()
+
     # An alarm may hit a weak reference's callback, or a coroutine before it is under way.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.usefixtures("collected")
