@@ -86,20 +86,6 @@ class OldVersion(World):
         return super().say(event)  # type: ignore[arg-type]
 
 
-class DropsTheStale(World):
-    """A node that hears of a later envelope without it drops its copy, and asks nobody else."""
-
-    def compare(self, node: WorldNode, block: int) -> bool:
-        copy = node.copies[block]
-        others = [self.nodes[n].copies.get(block) for n in copy.copyset]
-        is_full = super().compare(node, block)
-        for other in others:
-            if other is not None and other.wave > copy.wave and node.number not in other.copyset:
-                del node.copies[block]
-                return False
-        return is_full
-
-
 class GoesOnBlindly(World):
     """A donor goes on with what it noted, whoever of the new copyset was lost meanwhile."""
 
@@ -130,7 +116,7 @@ class TakesForTheLost(World):
 @pytest.mark.parametrize(
     "bug",
     [
-        EnvelopesFirst, ToldEarly, OldVersion, DropsTheStale, SameWave, GoesOnBlindly,
+        EnvelopesFirst, ToldEarly, OldVersion, SameWave, GoesOnBlindly,
         TakesForTheLost,
     ],
 )  # fmt: skip
