@@ -72,6 +72,7 @@ from cordwood.sequencer.appender import AppenderTools
 from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
+from cordwood.storage.claims import Claims
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.flusher import Flusher
 from cordwood.storage.identity import ACCEPTED
@@ -164,6 +165,7 @@ class Node:
         self._scrub: Scrub
         self._streams: ReadStreams
         self._rights: ReadRights
+        self._claims: Claims
         self._storage: StorageRole
         self._staging: Staging
         self._sequencer: SequencerRole
@@ -211,8 +213,11 @@ class Node:
         await self._open_shard()
         self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
-        newest = self._epochs.newest_of
-        self._storage = StorageRole(self._shard, self._streams, self._rights, newest)
+        self._claims = Claims(
+            self._shard, self._epochs.newest_of, lambda ask: self._sequencer.released(ask),
+            lambda: self._peers,
+        )  # fmt: skip
+        self._storage = StorageRole(self._shard, self._streams, self._rights, self._claims)
         self._staging = Staging(self._shard, host.clock.now_us)
         if self._shard.has_lost:
             await self._renew_seals()
@@ -236,6 +241,7 @@ class Node:
             self._gossip.run(),
             self._streams.run(),
             self._rights.run(),
+            self._claims.run(),
             self._log_watch.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
@@ -509,10 +515,8 @@ class Node:
         match call:
             case Ping():
                 raise AssertionError("a ping is the server's to answer")
-            case Seal():
-                return await self._storage.seal(call)
-            case Clean():
-                return await self._storage.clean(call)
+            case Seal() | Clean() | Trim() | TellNodesets():
+                return await self._storage.mark(connection, call)
             case AskMembers():
                 dead: list[int] = sorted(self._gossip.dead)
                 return MembersReply(self._cluster, member_infos(self._members), dead)
@@ -527,15 +531,10 @@ class Node:
             case Yield():
                 await self._sequencer.give_up(call.log, call.epoch, NodeId(call.node))
                 return DoneReply()
-            case TellNodesets():
-                await self._shard.tell_nodesets(call.log, call.epoch, call.history)
-                return DoneReply()
             case AskNodesets():
                 return NodesetsReply(*self._shard.nodesets(call.log), member_infos(self._members))
             case AskEpoch():
                 return self._storage.epoch_end(call)
-            case Trim():
-                return await self._storage.trim(call)
             case AskTime() | AskExtent() | AskSize() | AskKept():
                 return await self._storage.look(call)
             case AskTail():

@@ -88,7 +88,7 @@ def asyncio_door(
 ) -> Iterator[tuple[asyncio.Runner, Store]]:
     with asyncio.Runner() as runner:
         place = str(tmp_path_factory.mktemp("asyncio") / "data")
-        store = runner.run(cordwood.aio.connect(place, wal_mib=16))
+        store = runner.run(cordwood.aio.connect(place, wal_mib=16).opened())
         yield runner, store
         runner.run(store.close())
 

@@ -22,6 +22,7 @@ from cordwood.client.record_check import (
     Timestamp,
     as_bytes,
     check_columns,
+    own_header_lists,
     own_headers,
     own_keys,
     own_values,
@@ -70,6 +71,8 @@ class AppendCalls:
         size = self._appends.check_record(value, key, time_us, headers)
         # Before anything is waited for: the caller may fill its buffer again meanwhile.
         value = as_bytes(value)
+        key = None if key is None else as_bytes(key)
+        headers = None if headers is None else own_headers(headers)
         deadline = self._deadline()
         info = await self._find(log)
         lane = self._appends.log(info.log_id, producer)
@@ -92,8 +95,7 @@ class AppendCalls:
         times_us = times_of(len(values), timestamps)
         sizes = self._sizes(values, keys, headers)
         values, keys = own_values(values), own_keys(keys)
-        if headers is not None:
-            headers = list(map(own_headers, headers))
+        headers = own_header_lists(headers)
         deadline = self._deadline()
         info = await self._find(log)
         appends = self._appends.log(info.log_id, producer)
@@ -153,7 +155,7 @@ class AppendCalls:
         check_columns(len(values), keys, headers)
         times_us = times_of(len(values), timestamps)
         sizes = self._sizes(values, keys, headers)
-        owned = None if headers is None else list(map(own_headers, headers))
+        owned = own_header_lists(headers)
         return Columns(own_values(values), own_keys(keys), times_us, owned, sizes)
 
     async def append_group(

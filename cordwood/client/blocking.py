@@ -7,6 +7,9 @@ Source: design.md §7.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import weakref
 from collections.abc import (
     Callable,
     Collection,
@@ -15,164 +18,98 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from cordwood.block import Buffer
 from cordwood.client import aio
-from cordwood.client.blocking_positions import BlockingPositions
 from cordwood.client.blocking_readers import BlockingConsumer, BlockingLogsReader, BlockingReader
 from cordwood.client.blocking_writer import BlockingBufferedWriter
 from cordwood.client.buffered_writer import WriterOptions
-from cordwood.client.cluster import LogInfo
 from cordwood.client.cursors import Lag
+from cordwood.client.facade import Facade, blocking
 from cordwood.client.log_tree import LogTree
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.producer import Producer
-from cordwood.client.publishing import Published
 from cordwood.client.reader import OnLogHealth
-from cordwood.client.record_check import Headers, Timestamp
+from cordwood.client.record_check import (
+    Headers,
+    Timestamp,
+    own_header_lists,
+    own_keys,
+    own_times,
+    own_values,
+)
 from cordwood.client.replica_scan import NodeCopies, scan_copies
 from cordwood.client.staging import TTL_DEFAULT_S, StagedRef
 from cordwood.client.store import Store
-from cordwood.errors import Closed, CordwoodError
+from cordwood.errors import Closed, CordwoodError, Unreachable
+from cordwood.host.at_end import at_end
 from cordwood.host.loop_thread import LoopThread
 from cordwood.layout.message import (
-    DirectoryReply,
-    EpochsReply,
     GroupReply,
-    StatusReply,
-    StreamsReply,
 )
-from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
-from cordwood.nodes import Authority, NodeId
+from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 
-Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 
 MARGIN_S = 30.0
 """Waited beyond the client's own deadlines before its thread is given up on."""
 
+EXIT_S = 10.0
+"""How long the end of the interpreter waits for what was submitted to a client that nobody closed:
+an answer takes milliseconds while the cluster is there."""
 
-class BlockingStore(BlockingPositions):
+
+class BlockingStore(Facade[Store]):
     """A connected client; see `store.Store` for what each call does and raises."""
 
-    def __init__(self, thread: LoopThread, store: Store, timeout_s: float) -> None:
-        self._thread = thread
-        self._store = store
-        self._timeout_s = timeout_s + MARGIN_S
+    def __init__(self, thread: LoopThread, inner: Store, timeout_s: float) -> None:
+        super().__init__(thread, inner, timeout_s)
+        self._writers: weakref.WeakSet[BlockingBufferedWriter] = weakref.WeakSet()
+        # A client that is not closed lives as long as its thread: this keeps nothing else alive.
+        self._stay = at_end(self._leave)
 
-    def append(
-        self,
-        log: str,
-        value: Buffer,
-        *,
-        key: bytes | None = None,
-        timestamp: Timestamp | None = None,
-        headers: Headers | None = None,
-        producer: Producer | None = None,
-        expected_tail: int | None = None,
-    ) -> Lsn:
-        """Append one record; see `store.Store.append`."""
-        return self._change(
-            self._store.append(
-                log,
-                value,
-                key=key,
-                timestamp=timestamp,
-                headers=headers,
-                producer=producer,
-                expected_tail=expected_tail,
-            )
-        )
+    append = blocking(Store.append, changes=True)
+    append_many = blocking(Store.append_many, changes=True, timed=False)
 
-    def append_many(
-        self,
-        log: str,
-        values: Sequence[Buffer],
-        *,
-        keys: Sequence[bytes | None] | None = None,
-        timestamps: Sequence[Timestamp] | Timestamp | None = None,
-        headers: Sequence[Headers] | None = None,
-        producer: Producer | None = None,
-        atomic: bool = False,
-    ) -> list[Lsn]:
-        """Append records in order; see `store.Store.append_many`."""
-        return self._thread.call(
-            self._store.append_many(
-                log,
-                values,
-                keys=keys,
-                timestamps=timestamps,
-                headers=headers,
-                producer=producer,
-                atomic=atomic,
-            ),
-            changes=True,
-        )
+    stage = blocking(Store.stage, changes=True, timed=False)
+    publish = blocking(Store.publish, changes=True, timed=False)
+    published = blocking(Store.published, timed=False)
+    unstage = blocking(Store.unstage, changes=True, timed=False)
+    fence = blocking(Store.fence, changes=True, timed=False)
+    use_fencing_token = blocking(Store.use_fencing_token, timed=False)
 
-    def stage(
-        self,
-        log: str,
-        values: Sequence[Buffer],
-        *,
-        keys: Sequence[bytes | None] | None = None,
-        timestamps: Sequence[Timestamp] | Timestamp | None = None,
-        headers: Sequence[Headers] | None = None,
-        ttl_s: float = TTL_DEFAULT_S,
-    ) -> StagedRef:
-        """Keep records durably without LSNs; see `store.Store.stage`."""
-        return self.stage_soon(
-            log, values, keys=keys, timestamps=timestamps, headers=headers, ttl_s=ttl_s
-        ).result()
+    trim = blocking(Store.trim)
+    find_time = blocking(Store.find_time)
+    find_key = blocking(Store.find_key)
+    extent = blocking(Store.extent)
+    head_attributes = blocking(Store.head_attributes)
+    tail_attributes = blocking(Store.tail_attributes)
+    is_empty = blocking(Store.is_empty)
+    data_size = blocking(Store.data_size)
 
-    def stage_soon(
-        self,
-        log: str,
-        values: Sequence[Buffer],
-        *,
-        keys: Sequence[bytes | None] | None = None,
-        timestamps: Sequence[Timestamp] | Timestamp | None = None,
-        headers: Sequence[Headers] | None = None,
-        ttl_s: float = TTL_DEFAULT_S,
-    ) -> Future[StagedRef]:
-        """As `stage`, without waiting; the caller keeps count of what is in flight."""
-        return self._thread.start(
-            self._store.stage(
-                log, values, keys=keys, timestamps=timestamps, headers=headers, ttl_s=ttl_s
-            )
-        )
+    tail = blocking(Store.tail)
+    tails = blocking(Store.tails, timed=False)
+    released = blocking(Store.released, timed=False)
+    released_by_number = blocking(Store.released_by_number, timed=False)
+    epoch_end = blocking(Store.epoch_end)
 
-    def publish(
-        self,
-        query: str,
-        batch: int,
-        refs: Sequence[StagedRef | Mapping[str, Any]],
-        fingerprint: str = "",
-        *,
-        whole: bool = True,
-    ) -> Published:
-        """Put what was staged into its logs, once; see `store.Store.publish`."""
-        work = self._store.publish(query, batch, refs, fingerprint, whole=whole)
-        return self._thread.call(work, changes=True)
+    create_log = blocking(Store.create_log, changes=True)
+    log = blocking(Store.log)
+    logs = blocking(Store.logs)
 
-    def fence(self, log: str, token: int, *, holder: str = "") -> int:
-        """Take a log under a fencing token; see `store.Store.fence`."""
-        return self._thread.call(self._store.fence(log, token, holder=holder), changes=True)
-
-    def use_fencing_token(self, log: str, token: int) -> None:
-        """Append under a token that was taken; see `store.Store.use_fencing_token`."""
-        self._thread.call(self._store.use_fencing_token(log, token))
-
-    def published(self, query: str) -> Published | None:
-        """The last batch of a query that is in its logs; see `store.Store.published`."""
-        return self._thread.call(self._store.published(query))
-
-    def unstage(self, refs: Sequence[StagedRef | Mapping[str, Any]]) -> None:
-        """Let go of what will not be published; see `store.Store.unstage`."""
-        self._thread.call(self._store.unstage(refs), changes=True)
+    status = blocking(Store.status)
+    streams = blocking(Store.streams)
+    authorities = blocking(Store.authorities)
+    set_authority = blocking(Store.set_authority, changes=True)
+    read_only = blocking(Store.read_only)
+    set_storage = blocking(Store.set_storage, changes=True)
+    serve = blocking(Store.serve)
 
     def append_many_soon(
         self,
@@ -187,17 +124,50 @@ class BlockingStore(BlockingPositions):
     ) -> Future[list[Lsn]]:
         """As `append_many`, without waiting: calls for one log are appended in their order.
 
-        The caller keeps count of what is in flight; each call has the client's own deadline.
+        The caller keeps count of what is in flight; each call has the client's own deadline. Its
+        lists and buffers may be filled again at once.
+
+        Raises:
+            BadSetting: a value, a key or a header is no bytes.
+            Closed: the client was closed.
         """
         return self._thread.start(
-            self._store.append_many(
+            self._inner.append_many(
                 log,
-                values,
-                keys=keys,
-                timestamps=timestamps,
-                headers=headers,
+                own_values(values),
+                keys=own_keys(keys),
+                timestamps=own_times(timestamps),
+                headers=own_header_lists(headers),
                 producer=producer,
                 atomic=atomic,
+            )
+        )
+
+    def stage_soon(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+        ttl_s: float = TTL_DEFAULT_S,
+    ) -> Future[StagedRef]:
+        """As `stage`, without waiting; the caller keeps count of what is in flight.
+
+        Raises:
+            BadSetting: a value, a key or a header is no bytes.
+            Closed: the client was closed.
+        """
+        # The loop begins it later, and the caller may fill its list or buffer again by then.
+        return self._thread.start(
+            self._inner.stage(
+                log,
+                own_values(values),
+                keys=own_keys(keys),
+                timestamps=own_times(timestamps),
+                headers=own_header_lists(headers),
+                ttl_s=ttl_s,
             )
         )
 
@@ -213,10 +183,10 @@ class BlockingStore(BlockingPositions):
         gaps: bool = True,
     ) -> BlockingReader:
         """Read `[start, until]`; see `store.Store.read`."""
-        stream = self._store.read(
+        stream = self._inner.read(
             log, start, until, keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps
         )
-        return BlockingReader(self._thread, self._call(stream))
+        return BlockingReader(self._thread, self._call(stream.opened()))
 
     def buffered_writer(self, options: WriterOptions | None = None) -> BlockingBufferedWriter:
         """A writer that gathers records into large blocks; see `client.buffered_writer`."""
@@ -225,10 +195,12 @@ class BlockingStore(BlockingPositions):
         async def make() -> BlockingBufferedWriter:
             # The thread bounds what is put in; the loop's writer counts a little more a record.
             roomy = replace(chosen, memory_bytes_max=2 * chosen.memory_bytes_max)
-            writer = self._store.buffered_writer(roomy)
+            writer = self._inner.buffered_writer(roomy)
             return BlockingBufferedWriter(self._thread, writer, chosen, self._timeout_s)
 
-        return self._call(make())
+        made = self._call(make())
+        self._writers.add(made)
+        return made
 
     def reader(
         self,
@@ -247,7 +219,7 @@ class BlockingStore(BlockingPositions):
             on_health: is called in the client's thread, so it must not call the store.
         """
         made = self._call(
-            self._store.reader(
+            self._inner.reader(
                 *logs,
                 start=start,
                 until=until,
@@ -256,93 +228,22 @@ class BlockingStore(BlockingPositions):
                 record_keys=record_keys,
                 gaps=gaps,
                 on_health=on_health,
-            )
+            ).opened()
         )
         return BlockingLogsReader(self._thread, made)
 
-    def tail(self, log: str) -> Lsn:
-        """The last LSN that readers may see; see `store.Store.tail`."""
-        return self._call(self._store.tail(log))
-
-    def tails(self, logs: Sequence[str]) -> list[Lsn]:
-        """Tails of several logs; see `store.Store.tails`."""
-        return self._thread.call(self._store.tails(logs))
-
-    def released(self, logs: Sequence[str]) -> list[Lsn]:
-        """Where logs can be read up to; see `store.Store.released`."""
-        return self._thread.call(self._store.released(logs))
-
-    def released_by_number(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
-        """The same of many logs; see `store.Store.released_by_number`."""
-        return self._thread.call(self._store.released_by_number(logs))
-
-    def epoch_end(self, log: str, epoch: int) -> Lsn | None:
-        """Where a closed epoch's records end; see `store.Store.epoch_end`."""
-        return self._call(self._store.epoch_end(log, epoch))
-
     def scan_copies(self, log: str, node: NodeId, start: int, stop: int) -> NodeCopies:
         """All that one node holds of a range; see `replica_scan.scan_copies`."""
-        return self._thread.call(scan_copies(self._store, log, node, start, stop))
-
-    def create_log(
-        self,
-        log: str,
-        *,
-        copies: int = 0,
-        racks: int = 0,
-        attributes: LogAttributes | None = None,
-    ) -> LogInfo:
-        """Make a log; see `store.Store.create_log`."""
-        return self._change(
-            self._store.create_log(log, copies=copies, racks=racks, attributes=attributes)
-        )
+        return self._thread.call(scan_copies(self._inner, log, node, start, stop))
 
     @property
     def log_tree(self) -> BlockingLogTree:
         """Attributes, directories, names and epochs of logs; see `log_tree.LogTree`."""
-        return BlockingLogTree(self._store.log_tree, self._call, self._change)
-
-    def log(self, log: str) -> LogInfo:
-        """One log; see `store.Store.log`."""
-        return self._call(self._store.log(log))
-
-    def logs(self, prefix: str = "/") -> list[LogInfo]:
-        """All logs below a path; see `store.Store.logs`."""
-        return self._call(self._store.logs(prefix))
+        return BlockingLogTree(self._thread, self._inner.log_tree, self._timeout_s)
 
     def log_names_soon(self, prefix: str = "/") -> Future[dict[int, str]]:
         """Names by number, without waiting; see `log_tree.LogTree.names`."""
-        return self._thread.start(self._store.log_tree.names(prefix))
-
-    def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
-        """What each node says of itself; see `store.Store.status`."""
-        return self._call(self._store.status())
-
-    def authorities(self) -> dict[NodeId, Authority]:
-        """What is said of each node's data; see `nodes.Nodes.authorities`."""
-        return self._call(self._store.authorities())
-
-    def set_authority(
-        self, node: int, authority: Authority, expected: Authority | None = None
-    ) -> None:
-        """Say what became of a node's data; see `nodes.Nodes.set_authority`."""
-        self._change(self._store.set_authority(node, authority, expected))
-
-    def read_only(self) -> dict[NodeId, bool]:
-        """Whether each node stores nothing; see `nodes.Nodes.read_only`."""
-        return self._call(self._store.read_only())
-
-    def set_storage(self, node: int, *, read_only: bool) -> None:
-        """Have a node store nothing, or again; see `nodes.Nodes.set_storage`."""
-        self._change(self._store.set_storage(node, read_only=read_only))
-
-    def serve(self, port: int = 0) -> str:
-        """Open an embedded store to this machine; see `store.Store.serve`."""
-        return self._call(self._store.serve(port))
-
-    def streams(self) -> dict[NodeId, StreamsReply | CordwoodError]:
-        """The read streams at each node; see `store.Store.streams`."""
-        return self._call(self._store.streams())
+        return self._thread.start(self._inner.log_tree.names(prefix))
 
     def consumer(
         self,
@@ -355,24 +256,24 @@ class BlockingStore(BlockingPositions):
     ) -> BlockingConsumer:
         """A reader whose positions are kept; see `store.Store.consumer`, and `reader`."""
         made = self._call(
-            self._store.consumer(
+            self._inner.consumer(
                 name,
                 *logs,
                 member=member,
                 start=start,
                 save_every_s=save_every_s,
                 on_health=on_health,
-            )
+            ).opened()
         )
         return BlockingConsumer(self._thread, made)
 
     def consumers(self, name: str = "") -> list[GroupReply]:
         """What is known of a consumer, or of all; see `cursors.Cursors.list`."""
-        return self._call(self._store.cursors.list(name))
+        return self._call(self._inner.cursors.list(name))
 
     def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
         """How far a consumer is behind, by log; see `cursors.Cursors.lag`."""
-        return self._call(self._store.cursors.lag(consumer, *logs))
+        return self._call(self._inner.cursors.lag(consumer, *logs))
 
     def save_cursors(
         self,
@@ -383,27 +284,30 @@ class BlockingStore(BlockingPositions):
         reset: bool = False,
     ) -> dict[str, Lsn]:
         """Move a consumer's positions; see `cursors.Cursors.save`."""
-        return self._change(self._store.cursors.save(consumer, positions, expected, reset=reset))
+        return self._call(
+            self._inner.cursors.save(consumer, positions, expected, reset=reset), changes=True
+        )
 
     @property
     def cluster_id(self) -> str:
         """The cluster's identity; see `store.Store.cluster_id`."""
-        return self._store.cluster_id
+        return self._inner.cluster_id
 
     @property
     def is_closed(self) -> bool:
         """Whether it was closed, or ended by a failure of its own."""
-        return self._store.is_closed
+        return self._inner.is_closed
 
     @property
     def members(self) -> dict[NodeId, str]:
         """Addresses of the cluster's nodes."""
-        return self._store.members
+        return self._inner.members
 
     def close(self) -> None:
         """Close everything. Safe to call twice."""
+        self._stay()
         try:
-            self._call(self._store.close())
+            self._call(self._inner.close())
         except Closed:
             return  # the thread has ended: it was closed before
         finally:
@@ -420,57 +324,43 @@ class BlockingStore(BlockingPositions):
     ) -> None:
         self.close()
 
-    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self._thread.call(work, timeout_s=self._timeout_s)
+    def _leave(self) -> None:
+        """The interpreter ends: have what was submitted stored, or say that it was not."""
+        if self._thread.is_of_other_process:
+            return
+        writers = list(self._writers)
+        failed = sum(writer.failed for writer in writers)
 
-    def _change(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """As `_call`, of work that may have changed something when no answer comes."""
-        return self._thread.call(work, timeout_s=self._timeout_s, changes=True)
+        async def flush() -> None:
+            await asyncio.gather(*(writer.flush_here() for writer in writers))
+
+        if any(writer.waiting for writer in writers):
+            with suppress(Unreachable, Closed):
+                self._thread.call(flush(), timeout_s=EXIT_S)
+        records = sum(writer.waiting + writer.failed for writer in writers) - failed
+        calls = self._thread.finish(EXIT_S)
+        if records or calls:
+            logger.warning(
+                "the program ended with %d records of buffered writers not known to be stored, and "
+                "%d calls not answered: close the client, or its writers, before that",
+                records, calls,
+            )  # fmt: skip
 
 
-class BlockingLogTree:
+class BlockingLogTree(Facade[LogTree]):
     """See `log_tree.LogTree`."""
 
-    def __init__(
-        self,
-        tree: LogTree,
-        call: Callable[[Coroutine[Any, Any, Any]], Any],
-        change: Callable[[Coroutine[Any, Any, Any]], Any],
-    ) -> None:
-        self._tree = tree
-        self._call = call
-        self._change = change
-
-    def set_attributes(
-        self, path: str, attributes: LogAttributes, unset: Sequence[str] = ()
-    ) -> None:
-        """See `log_tree.LogTree.set_attributes`."""
-        self._change(self._tree.set_attributes(path, attributes, unset))
-
-    def directory(self, path: str) -> DirectoryReply:
-        """See `log_tree.LogTree.directory`."""
-        reply: DirectoryReply = self._call(self._tree.directory(path))
-        return reply
-
-    def delete(self, log: str) -> None:
-        """See `log_tree.LogTree.delete`."""
-        self._change(self._tree.delete(log))
-
-    def rename(self, log: str, new_name: str) -> LogInfo:
-        """See `log_tree.LogTree.rename`."""
-        info: LogInfo = self._change(self._tree.rename(log, new_name))
-        return info
-
-    def epochs(self, log: str) -> EpochsReply:
-        """See `log_tree.LogTree.epochs`."""
-        reply: EpochsReply = self._call(self._tree.epochs(log))
-        return reply
+    set_attributes = blocking(LogTree.set_attributes, changes=True)
+    directory = blocking(LogTree.directory)
+    delete = blocking(LogTree.delete, changes=True)
+    rename = blocking(LogTree.rename, changes=True)
+    epochs = blocking(LogTree.epochs)
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> BlockingStore:
     """Connect to a cluster and return once it answered; see `aio.connect`."""
     chosen = settings or ClientSettings()
-    return open_blocking(lambda: aio.connect(url, chosen), chosen)
+    return open_blocking(lambda: aio.connect(url, chosen).opened(), chosen)
 
 
 def open_blocking(
@@ -483,4 +373,4 @@ def open_blocking(
     except BaseException:
         thread.close()
         raise
-    return BlockingStore(thread, store, settings.timeout_s)
+    return BlockingStore(thread, store, settings.timeout_s + MARGIN_S)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from cordwood.block import Gap, Record
 from cordwood.client.cluster import LogInfo
 from cordwood.client.consumer import Consumer
+from cordwood.client.hand import Portion
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
-from cordwood.client.reader import Portion, Reader, ReaderBatches
+from cordwood.client.reader import Reader, ReaderBatches
 from cordwood.client.senders import HeldBlock, SenderView
 from cordwood.client.stream_items import ARROW_BYTES
 from cordwood.host.loop_thread import LoopThread

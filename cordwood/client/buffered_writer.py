@@ -36,7 +36,14 @@ from cordwood.block import Buffer, Codec
 from cordwood.client.appends import Appends
 from cordwood.client.cluster import LogInfo
 from cordwood.client.producer import PRODUCER_MAX, Producer
-from cordwood.client.record_check import Headers, Timestamp, as_bytes, own_headers, to_us
+from cordwood.client.record_check import (
+    Headers,
+    Timestamp,
+    as_bytes,
+    check_log_name,
+    own_headers,
+    to_us,
+)
 from cordwood.errors import (
     BadSetting,
     Closed,
@@ -292,6 +299,7 @@ class BufferedWriter:
         future: asyncio.Future[Lsn] | None,
     ) -> None:
         self._check_open()
+        check_log_name(log)
         time_us = None if timestamp is None else to_us(timestamp)
         size = self._appends.check_record(value, key, time_us, headers)
         if self.bytes >= self._options.memory_bytes_max:
@@ -359,6 +367,10 @@ class BufferedWriter:
         """Take nothing more, and tell every record what is known of it."""
         if self._closed is None:
             self._closed = error
+        if self._unended:
+            logger.warning(
+                "%d records of a buffered writer were not stored: %s", self.records, error
+            )
         for lane in self._lanes.values():
             if lane.timer is not None:
                 lane.timer.cancel()
@@ -375,6 +387,11 @@ class BufferedWriter:
             lane.open = None
         self._lanes.clear()
         self._freed.set()
+
+    @property
+    def records(self) -> int:
+        """Records that were put in and not told yet."""
+        return sum(len(gathered.values) for gathered in list(self._unended))
 
     @property
     def is_closed(self) -> bool:

@@ -25,6 +25,7 @@ from cordwood.layout.message import (
     LogReply,
     NodesetsReply,
     Reply,
+    check_call,
 )
 from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
 from cordwood.log_attributes import DEFAULTS, LogAttributes
@@ -206,10 +207,12 @@ class Cluster:
         """Ask any node that is up, one after another until one answers.
 
         Raises:
+            BadSetting: no node could read it.
             Unreachable: none answered in time.
             Overloaded: all that answered had too much to do, all the time.
             CordwoodError: what the first one that answered said.
         """
+        check_call(message)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         failure: Retryable = Unreachable("no node of the cluster is up")

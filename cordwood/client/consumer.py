@@ -18,13 +18,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.block import Gap, Record
 from cordwood.client.cursors import Ask
+from cordwood.client.hand import Portion
 from cordwood.client.position_calls import Start
-from cordwood.client.reader import Portion, Reader
-from cordwood.errors import CordwoodError, Fenced, Rejected, Retryable
+from cordwood.client.reader import Reader
+from cordwood.errors import Closed, CordwoodError, Fenced, Rejected, Retryable
 from cordwood.layout.message import (
     BeatGroup,
     GroupReply,
@@ -49,6 +51,8 @@ HANDOVER_BEAT_S = 1.0
 
 class Consumer:
     """See the module. Made by `Store.consumer`; use it with `async with`, or `start` and `close`.
+
+    A member that nothing refers to any more leaves at its next beat.
 
     Attributes:
         name: the consumer's.
@@ -83,7 +87,6 @@ class Consumer:
         self._beating: asyncio.Task[None] | None = None
         self._group: GroupReply | None = None
         self._error: CordwoodError | None = None
-        self._news = asyncio.Event()
         # By log, the generation since which it is this member's, as it was when it was begun.
         self._begun: dict[str, int] = {}
 
@@ -95,11 +98,24 @@ class Consumer:
         await self.close(save=kind is None)
 
     async def start(self) -> None:
-        """Join, and begin to read.
+        """Join, and begin to read. Where that fails it leaves again, and may be started anew.
 
         Raises:
+            Closed: it was closed.
             BadSetting, UnknownLog, Retryable: see `Store.read`.
         """
+        self._check_open()
+        self._end()
+        try:
+            await self._join()
+            await self._follow()
+        except BaseException as error:
+            self._end()
+            if isinstance(error, CordwoodError):  # who cancels it does not wait for more calls
+                await self._leave()
+            raise
+
+    async def _join(self) -> None:
         ttl_ms = round(MEMBER_TTL_S * 1000)
         if self.member:
             reply = await self._ask(JoinGroup(self.name, self.member, [*self._logs], ttl_ms))
@@ -107,12 +123,12 @@ class Consumer:
             reply = await self._ask(SaveCursors(self.name, "", 0, {}, {}, False))
         assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
         self._group = reply
-        try:
-            await self._follow()
-        except Retryable as error:
-            logger.info("%s could not let go of a log yet: %s", self.name, error)
         if self.member:
-            self._beating = self._tasks.create_task(self._beat())
+            # Weakly: a member whose application let go of it holds no log.
+            ended = asyncio.Event()
+            self._reader.on_end = ended.set
+            beating = _beat(weakref.ref(self), ended, self._ask, self.name, self.member)
+            self._beating = self._tasks.create_task(beating)
 
     async def close(self, *, save: bool = True) -> None:
         """Save what was dealt with, leave, and stop reading. Safe to call twice.
@@ -124,16 +140,26 @@ class Consumer:
         """
         if self._reader.is_closed:
             return
-        if self._beating is not None:
-            self._beating.cancel()
         try:
             if save:
                 await self.save()
         except Fenced as error:
             logger.info("%s: %s", self.name, error)
         finally:
+            self._end()
             self._reader.close()
             await self._leave()
+
+    def _end(self) -> None:
+        """Say no more that it is there, and read nothing."""
+        if self._beating is not None:
+            self._beating.cancel()
+        for log in self.logs:
+            self._stop(log)
+
+    def _check_open(self) -> None:
+        if self._reader.is_closed:
+            raise Closed("this consumer was closed")
 
     async def _leave(self) -> None:
         if not self.member or self._group is None:
@@ -182,9 +208,7 @@ class Consumer:
                 return True
             if not self.logs or self._reader.is_over:
                 # Nothing is read here now, or every log is gone.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(until):
-                        await self._news.wait()
+                await self._reader.rest(until)
             if deadline is not None and self._loop.time() >= deadline:
                 return False
             await self._on_turn()
@@ -267,12 +291,11 @@ class Consumer:
         if self.member and (known is None or reply.generation >= known.generation):
             self._group = reply
             if reply.generation != self.generation:
-                self._news.set()
                 self._reader.wake()
 
     async def _on_turn(self) -> None:
         """Between two portions: save if it is time, and follow the members."""
-        self._news.clear()
+        self._check_open()
         if self._error is not None:
             raise self._error
         if self._group is not None and self._group.generation != self.generation:
@@ -310,16 +333,32 @@ class Consumer:
             leaving = sorted(mine & group.heirs.keys())
             if leaving:
                 await self._let_go(leaving)
+            fresh: dict[str, int] = {}
             for log in sorted(mine - {*self.logs, *leaving}):
                 at = group.positions.get(log)
                 if at:
                     self._saved[log] = at
                 await self._reader.start(log, at or self._start)
                 self._begun[log] = group.since.get(log, 0)
+                if not at and self._start == "tail":
+                    fresh[log] = int(self._reader.position(log))
             self.generation = group.generation
+            if fresh:
+                # The tail of now: after a crash before the first save it would be a later one.
+                await self._save_begun(fresh)
             if self._group is None or self._group is group or not leaving:
                 break
             group = self._group
+
+    async def _save_begun(self, fresh: Mapping[str, int]) -> None:
+        """
+        Raises:
+            Retryable: the cluster did not answer.
+        """
+        try:
+            await self._save(fresh)
+        except Fenced as error:
+            logger.info("%s: %s", self.name, error)
 
     def _mine(self, group: GroupReply) -> set[str]:
         if not self.member:
@@ -346,24 +385,13 @@ class Consumer:
         for log in leaving:
             self._stop(log)
 
-    async def _beat(self) -> None:
-        """Say that this member is there, and learn who reads what."""
-        ttl_ms = round(MEMBER_TTL_S * 1000)
-        while True:
-            await asyncio.sleep(self._beat_s)
-            try:
-                known = self._group.generation if self._group is not None else self.generation
-                reply = await self._ask(BeatGroup(self.name, self.member, known, ttl_ms))
-            except Retryable as error:
-                logger.info("%s: no beat: %s", self.name, error)
-                continue
-            except CordwoodError as error:
-                self._error = error
-                self._news.set()
-                self._reader.wake()
-                return
-            assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
-            self._learn(reply)
+    def _known_generation(self) -> int:
+        return self._group.generation if self._group is not None else self.generation
+
+    def _fail(self, error: CordwoodError) -> None:
+        """Have the next call raise `error`: this is no member any more."""
+        self._error = error
+        self._reader.wake()
 
     @property
     def _beat_s(self) -> float:
@@ -371,3 +399,41 @@ class Consumer:
         if group is not None and self.member in group.heirs.values():
             return HANDOVER_BEAT_S
         return MEMBER_TTL_S / BEATS
+
+
+async def _beat(
+    known: weakref.ref[Consumer], ended: asyncio.Event, ask: Ask, name: str, member: str
+) -> None:
+    """Say that a member is there, and tell it who reads what, until its reader has ended.
+
+    It is held weakly: a member that its application let go of leaves, and holds no log.
+    """
+    generation = 0
+    while (consumer := known()) is not None:
+        pause_s, generation = consumer._beat_s, consumer._known_generation()
+        del consumer
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await ended.wait()
+        if (consumer := known()) is None:
+            break
+        generation = consumer._known_generation()
+        del consumer
+        if ended.is_set():
+            return
+        try:
+            reply = await ask(BeatGroup(name, member, generation, round(MEMBER_TTL_S * 1000)))
+        except Retryable as error:
+            logger.info("%s: no beat: %s", name, error)
+            continue
+        except CordwoodError as error:
+            if (consumer := known()) is not None:
+                consumer._fail(error)
+            return
+        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        if (consumer := known()) is not None:
+            consumer._learn(reply)
+            del consumer
+    logger.info("%s: nothing refers to member %s any more: it leaves", name, member)
+    with contextlib.suppress(CordwoodError):  # it counts as gone in MEMBER_TTL_S anyway
+        await ask(LeaveGroup(name, member, generation))

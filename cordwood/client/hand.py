@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import length_hint
 from typing import TYPE_CHECKING, TypeVar
@@ -45,6 +46,32 @@ def is_told(item: Record | Gap) -> bool:
 
 
 Given = TypeVar("Given")
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What one call of `read` gives: records of one log, or one gap, or nothing (false).
+
+    Attributes:
+        log: the log's name as it was asked for; "" if nothing came.
+        records: in order; none where there is a gap.
+        gap: a range without records.
+    """
+
+    log: str = ""
+    records: tuple[Record, ...] = ()
+    gap: Gap | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.log)
+
+    def __iter__(self) -> Iterator[Record | Gap]:
+        return iter(self.records if self.gap is None else (self.gap,))
+
+
+def portion_of(log: str, records: tuple[Record, ...], gap: Gap | None) -> Portion:
+    """What `read` gives of one log."""
+    return Portion(log, records, gap) if records or gap else Portion()
 
 
 class Hand:

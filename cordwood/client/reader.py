@@ -14,14 +14,14 @@ import contextlib
 import contextvars
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.hand import Batches, Hand, Taken, is_told
+from cordwood.client.hand import Batches, Hand, Portion, Taken, is_told, portion_of
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
 from cordwood.errors import BadSetting, Closed, CordwoodError
@@ -52,31 +52,6 @@ OnLogHealth = Callable[[str, str], None]
 
 Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
 """Takes a record or gap of a log; False refuses it, and it comes again later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """What one call of `read` gives: records of one log, or one gap, or nothing (false).
-
-    Attributes:
-        log: the log's name as it was asked for; "" if nothing came.
-        records: in order; none where there is a gap.
-        gap: a range without records.
-    """
-
-    log: str = ""
-    records: tuple[Record, ...] = ()
-    gap: Gap | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.log)
-
-    def __iter__(self) -> Iterator[Record | Gap]:
-        return iter(self.records if self.gap is None else (self.gap,))
-
-
-def _portion(log: str, records: tuple[Record, ...], gap: Gap | None) -> Portion:
-    return Portion(log, records, gap) if records or gap else Portion()
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +108,8 @@ class Reader:
         gaps: give gaps too; without, only lost records are told, and that a log may not be
             read.
         on_health: see `ReadStream.on_health`; called from the loop while the reader waits.
+    Attributes:
+        on_end: called from the loop once it is closed, or nothing refers to it any more.
     """
 
     def __init__(
@@ -157,6 +134,7 @@ class Reader:
         self._up: _Feed | None = None
         self._error: CordwoodError | None = None
         self._is_woken = False
+        self.on_end: Callable[[], object] = _nothing
 
     async def __aenter__(self) -> Reader:
         return self
@@ -233,16 +211,18 @@ class Reader:
         """Stop reading. Safe to call twice."""
         self._closed = True
         self._up = None
+        self.on_end()
         while self._feeds:
             _end(self._feeds.pop())
         self._news.set()
 
     def __del__(self) -> None:
         # Its application has let go of it, in whatever thread.
-        feeds = getattr(self, "_feeds", None)
-        if feeds and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # the loop was closed just now
-                self._loop.call_soon_threadsafe(_end_all, feeds, context=self._context)
+        if getattr(self, "_closed", True) or self._loop.is_closed():
+            return
+        end = partial(_end_all, self._feeds, self.on_end)
+        with contextlib.suppress(RuntimeError):  # the loop was closed just now
+            self._loop.call_soon_threadsafe(end, context=self._context)
 
     # Reading.
 
@@ -295,8 +275,15 @@ class Reader:
             self._up.hand.ask()
             self._up = None
 
+    async def rest(self, until: float) -> None:
+        """Wait until `until` by the loop's clock, or until it is woken or closed."""
+        if not (self._is_woken or self._closed):
+            self._news.clear()
+            await self._wait(until)
+        self._is_woken = False
+
     def wake(self) -> None:
-        """End a `fill` that waits, or the next one that would have to."""
+        """End a `fill` or `rest` that waits, or the next one that would have to."""
         self._is_woken = True
         self._news.set()
 
@@ -310,7 +297,7 @@ class Reader:
         feed = self._up
         if feed is None:
             return Portion()
-        portion = feed.hand.take_portion(count, partial(_portion, feed.log))
+        portion = feed.hand.take_portion(count, partial(portion_of, feed.log))
         self._up = None
         return portion
 
@@ -361,8 +348,8 @@ class Reader:
 
     def batches_of(self, feed: _Feed, columns: Sequence[str]) -> Batches:
         """What makes columns of one log's hand."""
-        make = partial(feed.stream.gatherer, columns)
-        return Batches(feed.hand, feed.name, make, self._wants)
+        made = partial(feed.stream.gatherer, columns)
+        return Batches(feed.hand, feed.name, made, self._wants)
 
     def _wants(self, gap: Gap) -> bool:
         return self._gaps or is_told(gap)
@@ -382,9 +369,7 @@ class Reader:
             self._news.clear()
             feed = self._next_ready(raw=True)
             if feed is not None:
-                size = 0
-                for taken in feed.hand.held:
-                    size += _size(taken)
+                size = sum(map(_size, feed.hand.held))
                 while size < ARROW_BYTES and not feed.is_over and feed.waiting is None:
                     before = len(feed.hand.held)
                     self._take(feed)
@@ -588,6 +573,11 @@ def _end(feed: _Feed) -> None:
     feed.stream.close()
 
 
-def _end_all(feeds: deque[_Feed]) -> None:
+def _end_all(feeds: deque[_Feed], on_end: Callable[[], object]) -> None:
     for feed in feeds:
         _end(feed)
+    on_end()
+
+
+def _nothing() -> None:
+    """Nobody waits for the end of a reader."""

@@ -49,32 +49,70 @@ def record_bytes(
     return size if headers is None else size + _headers_bytes(headers)
 
 
-def as_bytes(value: Buffer) -> bytes:
+def as_bytes(value: Buffer, what: str = "value") -> bytes:
     """A value that no caller can change or release any more.
 
     Records are held until their block is cut, and the usual `readinto` loop fills its buffer again
     by then.
+
+    Raises:
+        BadSetting: it is no bytes; `bytes` itself would make some of a list of numbers.
     """
-    return value if type(value) is bytes else bytes(value)
+    if type(value) is bytes:
+        return value
+    _buffer_bytes(what, value)
+    return bytes(value)
 
 
 def own_values(values: Sequence[Buffer]) -> Sequence[Buffer]:
-    """As `as_bytes`, of a column; what is `bytes` already is not copied."""
-    return values if set(map(type, values)) <= {bytes} else list(map(as_bytes, values))
+    """As `as_bytes`, of a column, which is the caller's own list no more: a program that gathers
+    records clears its list for the next ones."""
+    return list(values) if set(map(type, values)) <= {bytes} else list(map(as_bytes, values))
 
 
 def own_keys(keys: Sequence[bytes | None] | None) -> Sequence[bytes | None] | None:
-    """As `as_bytes`, of the keys of many records."""
-    if keys is None or set(map(type, keys)) <= {bytes, type(None)}:
-        return keys
-    return [None if key is None else as_bytes(key) for key in keys]
+    """As `own_values`, of the keys of many records."""
+    if keys is None:
+        return None
+    if set(map(type, keys)) <= {bytes, type(None)}:
+        return list(keys)
+    return [None if key is None else as_bytes(key, "key") for key in keys]
 
 
 def own_headers(headers: Headers | None) -> Headers:
     """As `as_bytes`, of a record's headers."""
     if not headers:
         return ()
-    return [(name, None if value is None else as_bytes(value)) for name, value in headers]
+    _headers_bytes(headers)
+    return [(name, None if value is None else as_bytes(value, "header")) for name, value in headers]
+
+
+def own_header_lists(headers: Sequence[Headers] | None) -> Sequence[Headers] | None:
+    """As `own_headers`, of many records."""
+    return None if headers is None else list(map(own_headers, headers))
+
+
+def own_times(
+    timestamps: Sequence[Timestamp] | Timestamp | None,
+) -> Sequence[Timestamp] | Timestamp | None:
+    """Timestamps in a list that is not the caller's."""
+    if timestamps is None or isinstance(timestamps, (int, datetime.datetime)):
+        return timestamps
+    return list(timestamps)
+
+
+def check_log_name(log: object) -> None:
+    """Refuse what no node could read: it would close the connection, with all that is in flight.
+
+    Raises:
+        BadSetting: it is no text, or has half of a character in it.
+    """
+    if not isinstance(log, str):
+        raise BadSetting(f"a log's name is text, not {type(log).__name__}")
+    try:
+        log.encode()
+    except UnicodeEncodeError as error:
+        raise BadSetting(f"a log's name is not UTF-8: {error}") from error
 
 
 def to_us(timestamp: Timestamp) -> int:

@@ -43,25 +43,6 @@ from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
 
-WINDOW_LSNS_MIN = 1024
-WINDOW_LSNS_MAX = 1 << 20
-"""Bounds of the LSN window: LogDevice's default is 512 records, ours are blocks."""
-
-CREDIT_BYTES_MIN = 64 << 10
-"""What each node may send ahead however many streams there are: a few dozen records of a
-kilobyte, so that a stream makes progress with each round trip."""
-
-CREDIT_BYTES_FIRST = 512 << 10
-"""What a stream asks for at first, and at the tail: a hundred streams of five nodes fit into the
-budget with it. One whose window moves sooner than WINDOW_QUICK_S asks for twice as much, up to
-`read_bytes`, and for half where it took longer than WINDOW_SLOW_S. When each asked for all at
-once the first few had it, and those behind them four blocks: no two of a hundred readers
-stood at one place any more, and each block went to each of them by itself."""
-
-WINDOW_QUICK_S = 0.05
-WINDOW_SLOW_S = 0.2
-"""A round trip on a busy machine takes some milliseconds, and a window should last for many."""
-
 SHUFFLES = {
     "none": Shuffle.NONE,
     "hash-shuffle": Shuffle.FIXED,

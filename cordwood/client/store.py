@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 from weakref import WeakValueDictionary
 
-from cordwood.block import Buffer
+from cordwood.block import Buffer, Gap, Record
 from cordwood.client.address import SCHEME
 from cordwood.client.append_calls import AppendCalls
 from cordwood.client.appending import Appending
@@ -33,6 +33,7 @@ from cordwood.client.consumer import Consumer
 from cordwood.client.cursors import Cursors
 from cordwood.client.log_tree import LogTree, check_write_token
 from cordwood.client.nodes import Nodes
+from cordwood.client.opening import Opening, OpeningItems
 from cordwood.client.position_calls import Position, PositionCalls, Start
 from cordwood.client.positions import Positions
 from cordwood.client.producer import Producer
@@ -207,7 +208,7 @@ class Store(Stages, PositionCalls, Nodes):
 
     # Reading.
 
-    async def read(
+    def read(
         self,
         log: str,
         start: Start = "oldest",
@@ -217,8 +218,10 @@ class Store(Stages, PositionCalls, Nodes):
         payloads: bool = True,
         record_keys: bool = True,
         gaps: bool = True,
-    ) -> ReadStream:
-        """Read `[start, until]`, both ends included; iterate what this returns.
+    ) -> OpeningItems[ReadStream, Record | Gap]:
+        """Read `[start, until]`, both ends included: `async for item in store.read(log)`.
+
+        `await` gives the stream itself, and `async with` closes it at the end.
 
         It has ended once it gave out `until`; one that is left before is closed by `close`, or
         once nothing refers to it.
@@ -243,6 +246,23 @@ class Store(Stages, PositionCalls, Nodes):
             UnknownLog: there is no such log.
             Retryable: `tail` or a time was asked for, and no sequencer could be found.
         """
+        opening = partial(
+            self._open_read, log, start, until,
+            keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps,
+        )  # fmt: skip
+        return OpeningItems(opening)
+
+    async def _open_read(
+        self,
+        log: str,
+        start: Start,
+        until: Position | None,
+        *,
+        keys: Collection[bytes] | None = None,
+        payloads: bool = True,
+        record_keys: bool = True,
+        gaps: bool = True,
+    ) -> ReadStream:
         if keys is not None and not payloads:
             raise BadSetting("records are chosen by keys, which are sent with payloads only")
         info = await self._find(log, create=until != "tail")
@@ -281,7 +301,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._streams[number] = stream
         return number
 
-    async def reader(
+    def reader(
         self,
         *logs: str,
         start: Start = "oldest",
@@ -291,8 +311,10 @@ class Store(Stages, PositionCalls, Nodes):
         record_keys: bool = True,
         gaps: bool = True,
         on_health: OnLogHealth | None = None,
-    ) -> Reader:
+    ) -> OpeningItems[Reader, tuple[str, Record | Gap]]:
         """A reader of several logs at once, which more may be added to.
+
+        `async with store.reader("a", "b") as reader`, or `await` it and close it.
 
         Args:
             start, until: for each of these logs, see `read`; None follows them.
@@ -302,17 +324,21 @@ class Store(Stages, PositionCalls, Nodes):
             BadSetting, UnknownLog, Retryable: see `read`.
         """
         read = partial(self.read, keys=keys, payloads=payloads, record_keys=record_keys)
-        made = Reader(read, self._tasks, gaps=gaps, on_health=on_health)
-        self._readers = [*filter(_is_used, self._readers), weakref.ref(made)]
-        try:
-            for log in logs:
-                await made.start(log, start, until)
-        except BaseException:
-            made.close()
-            raise
-        return made
 
-    async def consumer(
+        async def opening() -> Reader:
+            made = Reader(read, self._tasks, gaps=gaps, on_health=on_health)
+            self._readers = [*filter(_is_used, self._readers), weakref.ref(made)]
+            try:
+                for log in logs:
+                    await made.start(log, start, until)
+            except BaseException:
+                made.close()
+                raise
+            return made
+
+        return OpeningItems(opening)
+
+    def consumer(
         self,
         name: str,
         *logs: str,
@@ -320,7 +346,7 @@ class Store(Stages, PositionCalls, Nodes):
         start: Start = "oldest",
         save_every_s: float | None = 5.0,
         on_health: OnLogHealth | None = None,
-    ) -> Consumer:
+    ) -> Opening[Consumer]:
         """A reader whose positions are kept under `name`, to be entered with `async with`.
 
         Args:
@@ -332,12 +358,16 @@ class Store(Stages, PositionCalls, Nodes):
         Raises:
             UnknownLog: one of the logs is not there and may not be made.
         """
-        names = [(await self._find(log, create=True)).name for log in logs]
-        reader = await self.reader(on_health=on_health)
-        return Consumer(
-            name, names, reader, self._ask, self._tasks,
-            member=member, start=start, save_every_s=save_every_s,
-        )  # fmt: skip
+
+        async def opening() -> Consumer:
+            names = [(await self._find(log, create=True)).name for log in logs]
+            reader = await self.reader(on_health=on_health)
+            return Consumer(
+                name, names, reader, self._ask, self._tasks,
+                member=member, start=start, save_every_s=save_every_s,
+            )  # fmt: skip
+
+        return Opening(opening)
 
     async def _ask(self, message: Call) -> Reply:
         return await self._cluster.call_any(message, timeout_s=self._settings.timeout_s)

@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from cordwood.block import Gap, Record
 from cordwood.client.cluster import LogInfo
@@ -55,6 +55,12 @@ class StreamItems(ABC):
         # Not a bound method: a stream that its application drops goes without a collection.
         opener = partial(_items_of, keys=self._keys, record_keys=record_keys)
         self.hand = Hand(opener, gaps=gaps)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     @property
     @abstractmethod

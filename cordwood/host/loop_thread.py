@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -32,6 +32,9 @@ frozen container) the waiting thread may wake first, and the loop holds the answ
 END_S = 5.0
 """How long calls in other threads may take to tell their outcome while the client closes, and as
 long again to be cancelled: what they wait for has failed by then, so a few turns are enough."""
+
+
+_FORKED = "this client is of the process that was forked: connect anew"
 
 
 class _Call(Generic[Result]):
@@ -77,9 +80,13 @@ class _Call(Generic[Result]):
         on_end(self)
         self.wake()
 
-    def cancel(self) -> None:
+    def cancel(self, on_end: Callable[[_Call[Any]], object]) -> None:
         if self._task is not None:
             self._task.cancel()
+        else:
+            # A signal handler raised before it was handed to the loop.
+            self._work.close()
+            on_end(self)
 
     # On any thread.
 
@@ -183,6 +190,9 @@ class LoopThread:
         return call.outcome()
 
     def _begin(self, call: _Call[Any]) -> None:
+        if self.is_of_other_process:
+            call.refuse()
+            raise Closed(_FORKED)
         with self._lock:
             if self._is_closing or not self._is_alive:
                 call.refuse()
@@ -192,9 +202,11 @@ class LoopThread:
 
     def _cancel(self, call: _Call[Any]) -> None:
         call.give_up()
+        if self.is_of_other_process:
+            return
         with self._lock:
             if not call.is_done and not self._is_closing and self._is_alive:
-                self._loop.call_soon_threadsafe(call.cancel)
+                self._loop.call_soon_threadsafe(call.cancel, self._open.discard)
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine on the loop; its outcome comes by the future.
@@ -203,12 +215,21 @@ class LoopThread:
             Closed: the loop was closed.
         """
         future: ThreadFuture[Result] = ThreadFuture()
-        with self._lock:
-            if self._is_closing or not self._is_alive:
-                work.close()
-                raise Closed("this client was closed")
-            self._futures.add(future)
-            self._loop.call_soon_threadsafe(self._begin_future, work, future)
+        if self.is_of_other_process:
+            work.close()
+            raise Closed(_FORKED)
+        try:
+            with self._lock:
+                if self._is_closing or not self._is_alive:
+                    work.close()
+                    raise Closed("this client was closed")
+                self._futures.add(future)
+                self._loop.call_soon_threadsafe(self._begin_future, work, future)
+        except BaseException:
+            # A signal handler raised: nobody has the future, and `finish` does not wait for it.
+            self._futures.discard(future)
+            future.cancel()
+            raise
         return future
 
     def _begin_future(
@@ -238,10 +259,30 @@ class LoopThread:
         Raises:
             Closed: the loop was closed.
         """
+        self.check_process()
         with self._lock:
             if self._is_closing or not self._is_alive:
                 raise Closed("this client was closed")
             self._loop.call_soon_threadsafe(callback)
+
+    @property
+    def is_of_other_process(self) -> bool:
+        """Whether this is a forked child, which has no loop."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Refuse a forked child, before it takes a lock: another thread of the parent may have held
+        it as it forked, and nobody would let it go here.
+
+        Raises:
+            Closed: this process has no loop.
+        """
+        if self.is_of_other_process:
+            raise Closed(_FORKED)
+
+    def finish(self, timeout_s: float) -> int:
+        """Wait for what `start` began, and nobody may wait for; how many have not ended then."""
+        return len(wait(list(self._futures), timeout_s).not_done)
 
     def close(self) -> None:
         """Stop the loop and its thread. Safe to call twice, and in a forked child, which has

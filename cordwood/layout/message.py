@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from cordwood.block import Buffer
-from cordwood.errors import Malformed
+from cordwood.errors import BadSetting, Malformed
 from cordwood.layout.log_questions import (
     AskExtent,
     AskKept,
@@ -517,6 +517,19 @@ _append_faults = msgspec.msgpack.Decoder(list[AppendFault])
 def pack(message: Call | Reply | Fault | list[AppendFault]) -> bytes:
     """Any control message as MessagePack."""
     return _encoder.encode(message)
+
+
+def check_call(message: Call) -> None:
+    """Refuse a call that nodes could not read: they would close the connection, and with it all
+    that is in flight.
+
+    Raises:
+        BadSetting: what is asked for is no text, too long, or the like.
+    """
+    try:
+        _calls.decode(_encoder.encode(message))
+    except (msgspec.DecodeError, UnicodeError, OverflowError, RecursionError, TypeError) as error:
+        raise BadSetting(f"{type(message).__name__} cannot be asked for so: {error}") from None
 
 
 def read_call(payload: Buffer) -> Call:

@@ -13,7 +13,7 @@ import random
 
 from cordwood.block import Gap
 from cordwood.client.consumer import Consumer
-from cordwood.client.reader import Portion
+from cordwood.client.hand import Portion
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

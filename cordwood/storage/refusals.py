@@ -45,6 +45,10 @@ def refusal_of(
     header = block.header
     if shard.failed:
         return StoreRefusal(wave, header.log, Refusal.FAILED)
+    if block.envelope.lng > header.last:
+        # A block is stored before it is known good; taken, this would release what nobody has.
+        logger.warning("log %d: a block says that what is above it is stored", header.log)
+        return StoreRefusal(wave, header.log, Refusal.CORRUPT)
     epoch = header.first >> 32
     if not shard.seals.admits(header.log, epoch, seal_epoch):
         return StoreRefusal(wave, header.log, Refusal.SEALED, shard.seals.of(header.log))

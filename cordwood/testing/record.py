@@ -25,11 +25,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from cordwood.block import Buffer
+from cordwood.block import Buffer, Gap, Record
 from cordwood.client.appending import Appending
+from cordwood.client.opening import OpeningItems
 from cordwood.client.position_calls import Position, Start, to_lsn
 from cordwood.client.positions import Trimmed
 from cordwood.client.producer import Producer
@@ -314,7 +316,7 @@ class RecordedStore(_Store):
             await self._store.open_log(log), log_id, self._calls, self._store, self._timeout_s
         )
 
-    async def read(
+    def read(
         self,
         log: str,
         start: Start = "oldest",
@@ -324,13 +326,18 @@ class RecordedStore(_Store):
         payloads: bool = True,
         record_keys: bool = True,
         gaps: bool = True,
-    ) -> ReadStream:
+    ) -> OpeningItems[ReadStream, Record | Gap]:
         """See `Store.read`. A read that leaves something out is not written down: records are
         known by what they hold."""
         if keys is not None or not (payloads and record_keys):
-            return await self._store.read(
+            return self._store.read(
                 log, start, until, keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps
             )
+        return OpeningItems(partial(self._recorded_read, log, start, until, gaps=gaps))
+
+    async def _recorded_read(
+        self, log: str, start: Start, until: Position | None, *, gaps: bool
+    ) -> ReadStream:
         log_id = await self._log_id(log)
         if "tail" in (start, until):
             tail = await self.tail(log)

@@ -11,11 +11,13 @@ import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 
 from cordwood.block import Record
+from cordwood.client.producer import Producer
 from cordwood.client.store import Store
 from cordwood.errors import (
     BadSetting,
     Closed,
     CordwoodError,
+    NoSequencer,
     OutcomeUnknown,
     Overloaded,
     RecordTooLarge,
@@ -472,6 +474,79 @@ class TestRetries:
                 assert lsns == [at(n) for n in range(1, 301)]
 
         simulate(scenario, nodes=3, seed=seed)
+
+    @pytest.mark.parametrize("seed", [1, 2, 3])
+    def test_what_is_sent_elsewhere_waits_for_answers_that_are_owed(
+        self, seed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A block was sent on to another node, and blocks behind it at the first node came back
+        later: what was submitted after them was stored before them, by the other node."""
+        chance = random.Random(seed)
+        admit = SequencerRole._admit
+
+        def moody(self: SequencerRole, *asked: Any) -> Any:
+            if chance.random() < 0.05:
+                heir = NodeId(self._node % 3 + 1)
+                return NoSequencer(f"node {heir} takes over"), heir
+            return admit(self, *asked)
+
+        monkeypatch.setattr(SequencerRole, "_admit", moody)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(block_records=2, timeout_s=60) as store:
+                log = await store.open_log("log")
+                futures = []
+                for number in range(300):
+                    futures.append(log.append_nowait(b"%d" % number))
+                    if number % 3 == 0:
+                        await asyncio.sleep(chance.choice((0, 0.0003, 0.002)))
+                lsns = await asyncio.gather(*futures, return_exceptions=True)
+                stored = [lsn for lsn in lsns if isinstance(lsn, Lsn)]
+                assert len(stored) > 200
+                assert stored == sorted(stored)
+                numbers = [int(value) for value in await values(store, "log")]
+                assert numbers == sorted(numbers)
+
+        simulate(scenario, nodes=3, seed=seed)
+
+    @pytest.mark.parametrize("late", [[], [UnknownLog("it was deleted")]])
+    def test_a_producer_s_block_that_may_be_stored_is_never_called_not_stored(
+        self, late: list[CordwoodError], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was in flight when its sequencer died, and then refused: by one that had no room
+        until the deadline, or for good."""
+        admit = SequencerRole._admit
+        refusals: list[CordwoodError] = []
+
+        def refuse(self: SequencerRole, *asked: Any) -> Any:
+            if not refusals:
+                return admit(self, *asked)
+            return refusals[0] if len(refusals) == 1 else refusals.pop(0), NodeId(0)
+
+        monkeypatch.setattr(SequencerRole, "_admit", refuse)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=20) as store:
+                producer = Producer(7)
+                await store.append("log", b"v", producer=producer)
+                others = [n for n in (1, 2, 3) if n != cluster.sequencer_of(LOG)]
+                for number in others:
+                    cluster.machine(number).pause()
+                waiting = asyncio.create_task(store.append("log", b"w", producer=producer))
+                await asyncio.sleep(0.1)
+                refusals[:] = [Overloaded("not now"), Overloaded("nor now"), *late]
+                victim = cluster.sequencer_of(LOG)
+                cluster.kill(victim)
+                for number in others:
+                    cluster.machine(number).resume()
+                await cluster.start(victim)
+                with pytest.raises(OutcomeUnknown, match="was sent before and not answered"):
+                    await waiting
+                refusals.clear()
+                assert await store.append("log", b"x", producer=Producer(7, 1))
+                assert await values(store, "log") == [b"v", b"w", b"x"], "it was stored"
+
+        simulate(scenario)
 
 
 class TestWindow:

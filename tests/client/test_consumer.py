@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
@@ -11,7 +13,7 @@ from cluster_at_hand import ClusterAtHand, simulate
 from cordwood.client.consumer import MEMBER_TTL_S, Consumer
 from cordwood.client.cursors import Lag
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting, Fenced, Rejected, UnknownLog
+from cordwood.errors import BadSetting, Closed, Fenced, Rejected, UnknownLog, Unreachable
 from cordwood.layout.message import JoinGroup, LeaveGroup
 from cordwood.lsn import make_lsn
 
@@ -335,5 +337,127 @@ class TestLag:
                 assert str(found["/b"]) == "2", "it stands at the oldest record"
                 assert isinstance(found["gone"], UnknownLog)
                 assert await store.cursors.lag("nobody") == {}
+
+        simulate(scenario)
+
+
+class TestStart:
+    def test_one_that_cannot_begin_a_log_says_so_and_may_be_started_anew(self) -> None:
+        """Its other log was read, and this one never, with no error."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=2.0) as store:
+                for member in ("", "m1"):
+                    await fill(store, "a", 1)
+                    await fill(store, "b", 1)
+                    consumer = await store.consumer(
+                        f"c{member}", "a", "b", member=member, start="tail"
+                    )
+                    reading = consumer._reader._open
+
+                    async def refuse(log: str, *where: Any) -> Any:
+                        if log == "/b":
+                            raise Unreachable("no sequencer")
+                        return await reading(log, *where)  # noqa: B023 — used up in this turn
+
+                    consumer._reader._open = refuse
+                    with pytest.raises(Unreachable, match="no sequencer"):
+                        await consumer.start()
+                    assert consumer.logs == ()
+                    assert (await store.cursors.list(f"c{member}"))[0].members == {}
+                    consumer._reader._open = reading
+                    async with consumer:
+                        assert consumer.logs == ("/a", "/b")
+                        await fill(store, "b", 1, 2)
+                        assert await drained(consumer) == {"/b": [2]}
+
+        simulate(scenario)
+
+    def test_one_that_began_at_the_tail_goes_on_there_after_a_crash(self) -> None:
+        """It crashes before its first save; the next one does not begin at a later tail."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                for name, member in (("alone", ""), ("group", "m1")):
+                    first = await store.consumer(name, "log", member=member, start="tail")
+                    await first.start()
+                for number in range(10, 20):
+                    await store.append("log", b"%d" % number)
+                await asyncio.sleep(MEMBER_TTL_S + 1)
+                for name, member in (("alone", ""), ("group", "m1")):
+                    again = await store.consumer(name, "log", member=member, start="tail")
+                    async with again:
+                        assert await drained(again) == {"/log": [*range(10, 20)]}
+                    del again
+                first.name  # noqa: B018 — it is kept until here
+
+        simulate(scenario)
+
+
+class TestEnds:
+    def test_a_read_that_waits_ends_when_the_consumer_or_the_store_is_closed(self) -> None:
+        """Whether it has logs to read or not; a later one is refused."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                await fill(store, "log", 1)
+                first = await other.consumer("group", "log", member="m1")
+                await first.start()
+                for ended in ("consumer", "store"):
+                    one = await store.consumer("alone", "log", start="tail")
+                    heir = await store.consumer("group", "log", member=f"m-{ended}")
+                    none = await store.consumer("none")
+                    consumers = [one, heir, none]
+                    for consumer in consumers:
+                        await consumer.start()
+                    assert heir.logs == ()
+                    reads = [asyncio.create_task(each.read()) for each in consumers]
+                    await asyncio.sleep(0.5)
+                    if ended == "store":
+                        await store.close()
+                    else:
+                        for consumer in consumers:
+                            await consumer.close()
+                    done, _ = await asyncio.wait(reads, timeout=0.5)
+                    assert [type(each.exception()) for each in done] == [Closed] * 3
+                    with pytest.raises(Closed):
+                        await heir.read()
+
+        simulate(scenario)
+
+    def test_a_member_that_was_let_go_of_leaves(self) -> None:
+        """Nothing refers to it: its logs go to the others, and its streams are closed."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                await fill(store, "log", 3)
+                first = await store.consumer("group", "log", member="m1")
+                await first.start()
+                await first.read()
+                second = await other.consumer("group", "log", member="m2")
+                await second.start()
+                assert second.logs == ()
+                del first
+                gc.collect()
+                within_s = MEMBER_TTL_S / 2  # it hears of it by its next beat
+                assert await drained(second, within_s) == {"/log": [1, 2, 3]}
+                assert not store._streams
+                await second.close()
+
+        simulate(scenario)
+
+    def test_a_store_with_a_member_closes_at_once(self) -> None:
+        """It waited for the member's next beat."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            loop = asyncio.get_running_loop()
+            async with cluster.client() as store:
+                await fill(store, "log", 1)
+                consumer = await store.consumer("group", "log", member="m1")
+                await consumer.start()
+                closes = loop.time()
+            assert loop.time() - closes < 0.5
+            assert consumer.logs == ()
 
         simulate(scenario)

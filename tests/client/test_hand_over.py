@@ -160,6 +160,28 @@ class TestBrokenOff:
                 found += take()
             assert found == [*range(1, 9)]
 
+    @pytest.mark.parametrize("error", [Soft, KeyboardInterrupt])
+    def test_a_call_that_is_broken_off_has_ended(self, error: type[BaseException]) -> None:
+        """What it still did on the loop met what its thread had taken and worked on by then."""
+        thread = loop_thread.LoopThread("broken off")
+        ended = threading.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.05)  # some turns of the loop
+                ended.set()
+
+        with pytest.raises(error), alarm_after(0.05, error):
+            thread.call(work())
+        assert ended.is_set()
+        ended.clear()
+        with pytest.raises(Unreachable):
+            thread.call(work(), timeout_s=0.01)
+        assert ended.is_set()
+        thread.close()
+
     # An alarm may hit a weak reference's callback, or a coroutine before it is under way.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.usefixtures("collected")
@@ -343,7 +365,7 @@ class TestEnds:
                     for item in store.read("a", start="oldest", until="tail"):
                         assert isinstance(item, Record)
                 assert soon(lambda: node_streams(store) == 0)
-                assert not store._store._streams
+                assert not store._inner._streams
                 gc.collect()
                 if not tracemalloc.is_tracing():
                     tracemalloc.start()
@@ -364,7 +386,7 @@ class TestEnds:
                     next(reader)
             del reading, reader
             assert soon(lambda: node_streams(store) == 0)
-            assert not store._store._streams
+            assert not store._inner._streams
 
     def test_one_stream_too_many_is_refused_by_itself(self, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr(read_streams, "STREAMS_MAX", 5)

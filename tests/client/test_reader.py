@@ -10,10 +10,10 @@ from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read_stream import HEALTH_S
-from cordwood.client.senders import CREDIT_BYTES_MIN
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Closed
 from cordwood.lsn import Lsn, make_lsn
+from cordwood.protocol.read_window import CREDIT_BYTES_MIN
 
 
 def at(esn: int) -> Lsn:

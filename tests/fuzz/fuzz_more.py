@@ -31,9 +31,12 @@ from cordwood.layout.body import parse_body
 from cordwood.layout.frame import FrameParser, frame
 from cordwood.layout.json_text import read_json
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets
+from cordwood.layout.rebuild_events import pack_event, pack_set, read_event, read_set
 from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
 from cordwood.local_cluster import ClusterShape
 from cordwood.metadata import lease, log_numbers, publications
+from cordwood.protocol.event_log import apply
+from cordwood.rebuilding import RebuildingSet, Unrecoverable
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.java import parse_java_version
 from cordwood.spark.sink_options import parse_sink_options
@@ -81,6 +84,23 @@ def nodesets(data: bytes) -> None:
     for each in found:
         with suppress(CordwoodError):
             each.replication.copies  # noqa: B018
+
+
+@target
+def rebuild_events(data: bytes) -> None:
+    """Events of the event log and sets under a right sum; the head's second byte says which."""
+    resealed = data[:4] + struct.pack("<I", crc32c(data[8:], crc32c(data[:4]))) + data[8:]
+    if data[1:2] == b"\x02":
+        found = read_set(resealed)
+        assert read_set(pack_set(found)) == found
+        for lsn in (found.through, found.through + 1):
+            after = apply(found, lsn, Unrecoverable(1)).after
+            assert read_set(pack_set(after)) == after
+    else:
+        event = read_event(resealed)
+        assert read_event(pack_event(event)) == event
+        after = apply(RebuildingSet(), 1, event).after
+        assert read_set(pack_set(after)) == after
 
 
 @target

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_play import run_patiently
 
-from cordwood.errors import BadSetting, Malformed, Rejected, UnknownLog, Unreachable
+from cordwood.errors import BadSetting, Fenced, Malformed, Rejected, UnknownLog, Unreachable
 from cordwood.lsn import EPOCH_MAX, make_lsn
 from cordwood.metadata.epoch_store import (
     BEGUN_MAX,
@@ -445,18 +445,36 @@ class TestWhereEpochsBegan:
                 await epochs.take_epoch(LOG)
             assert (await epochs.note_begun(LOG, 1, 50)).begun == ()
             await epochs.note_begun(LOG, 3, 900)
+            await epochs.note_begun(LOG, 4, 600)
             await epochs.note_begun(LOG, 5, 700)
             record = await epochs.note_begun(LOG, 6, 800)
-            assert record.begun == (Begun(5, 700), Begun(6, 800)), "epoch 3 began later than 5"
-            assert [record.latest_us(epoch) for epoch in range(1, 7)] == [700] * 4 + [800, None]
-            assert (await epochs.note_begun(LOG, 4, 750)).begun == record.begun
-            record = await epochs.note_begun(LOG, 4, 600)
-            assert [record.latest_us(epoch) for epoch in (3, 4)] == [600, 700]
+            expected = Begun(4, 600), Begun(5, 700), Begun(6, 800)
+            assert record.begun == expected, "epoch 3 began later than 4"
+            assert [record.latest_us(e) for e in range(1, 7)] == [600] * 3 + [700, 800, None]
+            assert (await epochs.note_begun(LOG, 6, 800)) == record
             record = await epochs.set_clean(LOG, 3, 0)
-            assert record.begun == (Begun(5, 700), Begun(6, 800))
-            assert (await epochs.note_begun(LOG, 4, 1)).begun == record.begun
+            assert record.begun == expected[1:]
             with pytest.raises(BadSetting):
                 await epochs.note_begun(LOG, 7, 1)
+
+        play(act)
+
+    def test_none_begins_below_one_that_has_sealed(self, play):
+        """The recovery of the higher one went by what was recorded then, and may have told nodes
+        how an epoch ended; whoever recovers next must come to the same end."""
+
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE, Replication(3))
+            for _ in range(4):
+                await epochs.take_epoch(LOG)
+            record = await epochs.note_begun(LOG, 3, None)
+            assert (record.sealed, record.begun) == (3, ())
+            with pytest.raises(Fenced) as refused:
+                await epochs.note_begun(LOG, 2, 700)
+            assert refused.value.epoch == 3
+            assert await epochs.read(LOG) == record
+            assert (await epochs.note_begun(LOG, 4, 700)).begun == (Begun(4, 700),)
 
         play(act)
 

@@ -16,8 +16,8 @@ SPREAD = ground(
 COLD = ground(
     "pause", "slow_disk", every_s=3.0, shape=kept_by_time, readers=4, restart_s=1.0,
     turns=(
-        ("storage.read_streams.AHEAD_AFTER_BYTES", 0), ("client.senders.WINDOW_LSNS_MAX", 0),
-        ("client.senders.WINDOW_LSNS_MIN", 0),
+        ("storage.read_streams.AHEAD_AFTER_BYTES", 0), ("protocol.read_window.LSNS_MAX", 0),
+        ("protocol.read_window.LSNS_MIN", 0),
     ),
 )  # fmt: skip
 """Readers who start over, far behind, with windows so small that they wait for each."""
