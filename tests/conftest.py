@@ -81,7 +81,7 @@ def _group_of_file(path: str) -> str:
     return next((group for group in (SPARK, REAL) if f"mark.{group}" in text), path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def require() -> Require:
     """`require("zookeeper", "no zkServer.sh on PATH")` skips, or fails where it is required."""
     return end_for_want_of
