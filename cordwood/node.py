@@ -514,8 +514,8 @@ class Node:
             case Clean():
                 return await self._storage.clean(call)
             case AskMembers():
-                dead: list[int] = sorted(self._gossip.dead)
-                return MembersReply(self._cluster, member_infos(self._members), dead)
+                dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
+                return MembersReply(self._cluster, member_infos(self._members), dead, changes)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()

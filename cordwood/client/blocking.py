@@ -11,6 +11,7 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
+    Iterable,
     Mapping,
     Sequence,
 )
@@ -27,6 +28,7 @@ from cordwood.client.blocking_writer import BlockingBufferedWriter
 from cordwood.client.buffered_writer import WriterOptions
 from cordwood.client.cluster import LogInfo
 from cordwood.client.cursors import Lag
+from cordwood.client.log_info import AnyLog
 from cordwood.client.log_tree import LogTree
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.producer import Producer
@@ -203,7 +205,7 @@ class BlockingStore(BlockingPositions):
 
     def read(
         self,
-        log: str,
+        log: AnyLog,
         start: Start = "oldest",
         until: Position | None = "tail",
         *,
@@ -260,27 +262,27 @@ class BlockingStore(BlockingPositions):
         )
         return BlockingLogsReader(self._thread, made)
 
-    def tail(self, log: str) -> Lsn:
+    def tail(self, log: AnyLog) -> Lsn:
         """The last LSN that readers may see; see `store.Store.tail`."""
         return self._call(self._store.tail(log))
 
-    def tails(self, logs: Sequence[str]) -> list[Lsn]:
+    def tails(self, logs: Sequence[AnyLog]) -> list[Lsn]:
         """Tails of several logs; see `store.Store.tails`."""
         return self._thread.call(self._store.tails(logs))
 
-    def released(self, logs: Sequence[str]) -> list[Lsn]:
+    def released(self, logs: Sequence[AnyLog]) -> list[Lsn]:
         """Where logs can be read up to; see `store.Store.released`."""
         return self._thread.call(self._store.released(logs))
 
-    def released_by_number(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+    def released_by_number(self, logs: Iterable[int]) -> dict[int, Lsn]:
         """The same of many logs; see `store.Store.released_by_number`."""
         return self._thread.call(self._store.released_by_number(logs))
 
-    def epoch_end(self, log: str, epoch: int) -> Lsn | None:
+    def epoch_end(self, log: AnyLog, epoch: int) -> Lsn | None:
         """Where a closed epoch's records end; see `store.Store.epoch_end`."""
         return self._call(self._store.epoch_end(log, epoch))
 
-    def scan_copies(self, log: str, node: NodeId, start: int, stop: int) -> NodeCopies:
+    def scan_copies(self, log: AnyLog, node: NodeId, start: int, stop: int) -> NodeCopies:
         """All that one node holds of a range; see `replica_scan.scan_copies`."""
         return self._thread.call(scan_copies(self._store, log, node, start, stop))
 
@@ -302,7 +304,7 @@ class BlockingStore(BlockingPositions):
         """Attributes, directories, names and epochs of logs; see `log_tree.LogTree`."""
         return BlockingLogTree(self._store.log_tree, self._call, self._change)
 
-    def log(self, log: str) -> LogInfo:
+    def log(self, log: AnyLog) -> LogInfo:
         """One log; see `store.Store.log`."""
         return self._call(self._store.log(log))
 

@@ -198,10 +198,12 @@ class DoneReply(Struct, frozen=True, tag="done"):
 
 
 class FindLog(Struct, frozen=True, tag="find_log"):
-    """Look a log up by name; `create` makes it where the cluster allows that."""
+    """Look a log up by name, or by number where `log` is one; `create` makes it by its name where
+    the cluster allows that."""
 
     name: Name
     create: bool
+    log: U62 | None = None
 
 
 class CreateLog(Struct, frozen=True, tag="create_log"):

@@ -96,6 +96,11 @@ class LogCalls:
         raise Rejected(f"a node does not answer {type(call).__name__}")
 
     async def _find(self, call: FindLog) -> LogReply:
+        if call.log is not None:
+            found = await self._logs.by_id(call.log)
+            if found is None:
+                raise UnknownLog(f"log number {call.log} was deleted, or never was")
+            return await self._describe(found)
         info = await self._logs.get(call.name)
         if info is None:
             if not (call.create and self._create_logs):
