@@ -134,7 +134,7 @@ class Node:
         base = replicate_across(settings.default_replication)
         self._logs = LogTree(metadata, LogAttributes(replicate_across=base).over(DEFAULTS))
         self._epochs = EpochStore(metadata)
-        self._consumers = ConsumerCalls(Consumers(metadata), host.clock.now_us)
+        self._consumers = ConsumerCalls(Consumers(metadata), self._logs, host.clock.now_us)
         self._publications = Publications(
             metadata, host.random.getrandbits, lambda: self._group_bytes_max
         )

@@ -27,7 +27,7 @@ from cordwood.client.blocking_readers import BlockingConsumer, BlockingLogsReade
 from cordwood.client.blocking_writer import BlockingBufferedWriter
 from cordwood.client.buffered_writer import WriterOptions
 from cordwood.client.cluster import LogInfo
-from cordwood.client.cursors import Lag
+from cordwood.client.cursors import ByLog, Lag
 from cordwood.client.log_info import AnyLog
 from cordwood.client.log_tree import LogTree
 from cordwood.client.position_calls import Position, Start
@@ -372,6 +372,10 @@ class BlockingStore(BlockingPositions):
         """What is known of a consumer, or of all; see `cursors.Cursors.list`."""
         return self._call(self._store.cursors.list(name))
 
+    def consumer_by_number(self, name: str) -> GroupReply:
+        """The same of one consumer, logs by number; see `cursors.Cursors.by_number`."""
+        return self._call(self._store.cursors.by_number(name))
+
     def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
         """How far a consumer is behind, by log; see `cursors.Cursors.lag`."""
         return self._call(self._store.cursors.lag(consumer, *logs))
@@ -379,8 +383,8 @@ class BlockingStore(BlockingPositions):
     def save_cursors(
         self,
         consumer: str,
-        positions: Mapping[str, int],
-        expected: Mapping[str, int] | None = None,
+        positions: ByLog,
+        expected: ByLog | None = None,
         *,
         reset: bool = False,
     ) -> dict[str, Lsn]:

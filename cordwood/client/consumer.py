@@ -21,7 +21,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.block import Gap, Record
-from cordwood.client.cursors import Ask
+from cordwood.client.consumer_logs import Ask
 from cordwood.client.position_calls import Start
 from cordwood.client.reader import Portion, Reader
 from cordwood.errors import CordwoodError, Fenced, Rejected, Retryable

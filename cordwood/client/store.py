@@ -30,6 +30,7 @@ from cordwood.client.buffered_writer import (
 )
 from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.client.consumer import Consumer
+from cordwood.client.consumer_logs import ConsumerLogs
 from cordwood.client.cursors import Cursors
 from cordwood.client.log_info import AnyLog
 from cordwood.client.log_tree import LogTree
@@ -93,7 +94,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
         self._tasks = tasks
-        self.cursors = Cursors(self._ask, self._find, self._tail_of)
+        self.cursors = Cursors(self._ask, self._find, self._tail_of, self._names)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._positions = Positions(cluster, self._tail_of, self.read, settings)
@@ -310,8 +311,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             BadSetting, UnknownLog, Retryable: see `read`.
         """
         read = partial(self.read, keys=keys, payloads=payloads, record_keys=record_keys)
-        made = Reader(read, self._tasks, gaps=gaps, on_health=on_health)
-        self._readers = [*filter(_is_used, self._readers), weakref.ref(made)]
+        made = self._new_reader(Reader(read, self._tasks, gaps=gaps, on_health=on_health))
         try:
             for log in logs:
                 await made.start(log, start, until)
@@ -340,12 +340,20 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         Raises:
             UnknownLog: one of the logs is not there and may not be made.
         """
-        names = [(await self._find(log, create=True)).name for log in logs]
-        reader = await self.reader(on_health=on_health)
+        infos = [await self._find(log, create=True) for log in logs]
+        found = ConsumerLogs(infos, self._ask, self.read)
+        reader = self._new_reader(Reader(found.read, self._tasks, on_health=on_health))
         return Consumer(
-            name, names, reader, self._ask, self._tasks,
+            name, found.names, reader, found.ask, self._tasks,
             member=member, start=start, save_every_s=save_every_s,
         )  # fmt: skip
+
+    def _new_reader(self, made: Reader) -> Reader:
+        self._readers = [*filter(_is_used, self._readers), weakref.ref(made)]
+        return made
+
+    async def _names(self) -> dict[int, str]:
+        return await self.log_tree.names()
 
     async def _ask(self, message: Call) -> Reply:
         return await self._cluster.call_any(message, timeout_s=self._settings.timeout_s)

@@ -177,7 +177,7 @@ class Watch:
         for log, name in logs.items():
             place = places.of(log, name)
             if place is Cursor.CURSOR:
-                at = cursors.get(name)
+                at = cursors.get(log)
                 # A cursor may stand behind a bridge that this client has not seen released yet.
                 place = Edge.EARLIEST if at is None else min(at, Lsn(tails[log] + 1))
             by_log[str(log)] = place

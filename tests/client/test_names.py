@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate, values
+from cluster_at_hand import ClusterAtHand, simulate, until, values
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import REFRESH_S
+from cordwood.client.consumer import Consumer
 from cordwood.client.known_logs import BELIEVED_S
 from cordwood.client.log_finding import CHECK_NAME_S
 from cordwood.client.store import Store
-from cordwood.errors import UnknownLog
+from cordwood.errors import Rejected, UnknownLog
+from cordwood.layout.message import JoinGroup, SaveCursors
 from cordwood.metadata.log_tree import LogTree
 
 BOUND_S = REFRESH_S + 1
@@ -78,7 +81,7 @@ class TestRenamed:
         simulate(scenario)
 
     def test_a_remembered_name_leads_to_the_log_that_has_it_within_the_bound(self) -> None:
-        """A client that knew the name read and filled the log that had it, for as long as it ran."""
+        """A client that knew the name went on with the log that had it, for as long as it ran."""
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store, cluster.client() as other:
@@ -181,10 +184,7 @@ class TestCutOff:
                 if has_changed:
                     await store.log_tree.rename("/a", "/b")
                     # The news comes, and then nobody says what it was.
-                    known = other._cluster._known
-                    async with asyncio.timeout(30):
-                        while not known.has_changed("/a"):
-                            await asyncio.sleep(0.01)
+                    await until(lambda: other._cluster._known.has_changed("/a"))
                 cluster.metadata.is_out = True
                 began = loop.time()
                 lsn = await other.append("/a", b"2")
@@ -216,5 +216,110 @@ class TestSpelling:
                 await store.log_tree.delete("x")
                 with pytest.raises(UnknownLog):
                     await store.tail("/x")
+
+        simulate(scenario)
+
+
+async def drained(consumer: Consumer, timeout_s: float = 2.0) -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = {}
+    while portion := await consumer.read(timeout_s=timeout_s):
+        found.setdefault(portion.log, []).extend(each.value for each in portion.records)
+    return found
+
+
+class TestConsumers:
+    @pytest.mark.parametrize("member", ["", "m1"])
+    def test_a_rename_keeps_the_position_and_a_log_made_again_has_none(self, member) -> None:
+        """The position was kept by name: a log made again was passed over up to it, and one that
+        was renamed was read anew."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "/a", b"0", b"1", b"2")
+                async with await store.consumer("c", "/a", member=member) as consumer:
+                    assert await drained(consumer) == {"/a": [b"0", b"1", b"2"]}
+                await store.log_tree.rename("/a", "/b")
+                await fill(store, "/b", b"3")
+                await fill(store, "/a", b"new", b"newer")
+            async with cluster.client() as store:
+                async with await store.consumer("c", "/b", "/a", member=member) as consumer:
+                    found = await drained(consumer)
+                assert found == {"/b": [b"3"], "/a": [b"new", b"newer"]}
+                (group,) = await store.cursors.list("c")
+                assert set(group.positions) == {"/a", "/b"}
+                await store.log_tree.delete("/a")
+                (group,) = await store.cursors.list("c")
+                (gone,) = {*group.positions} - {"/b"}
+                lag = await store.cursors.lag("c")
+                assert [lag["/b"].records, type(lag[gone])] == [0, UnknownLog]
+
+        simulate(scenario)
+
+    def test_a_running_consumer_goes_on_over_a_rename_and_is_told_of_a_deletion(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                await fill(store, "/a", b"0")
+                async with await other.consumer("c", "a") as consumer:
+                    assert await drained(consumer) == {"/a": [b"0"]}
+                    await store.log_tree.rename("/a", "/b")
+                    await fill(store, "/b", b"1")
+                    await fill(store, "/a", b"a stranger's")
+                    await asyncio.sleep(BOUND_S)
+                    assert await drained(consumer) == {"/a": [b"1"]}
+                    await consumer.save()
+                    assert consumer.logs == ("/a",)
+                    (group,) = await store.cursors.list("c")
+                    assert list(group.positions) == ["/b"]
+                    await store.log_tree.delete("/b")
+                    await asyncio.sleep(1)
+                    async with asyncio.timeout(60):
+                        portion = await consumer.read()
+                    assert portion.gap is not None
+                    assert portion.gap.kind is GapKind.NOT_IN_CONFIG
+
+        simulate(scenario)
+
+    def test_what_an_older_version_kept_by_names_is_read_once_by_them(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "/a", b"0", b"1")
+                lsn = await store.append("/a", b"2")
+                old = json.dumps({
+                    "generation": 4,
+                    "members": {"m": {"logs": ["/a"], "expires_us": 9, "joined": 1}},
+                    "owners": {"/a": {"member": "m", "since": 1}},
+                    "positions": {"/a": lsn, "/gone": 77},
+                })  # fmt: skip
+                await cluster.metadata.compare_and_set("consumers/c", old.encode(), 0)
+                (group,) = await store.cursors.list("c")
+                assert (group.positions, group.owners, group.members) == ({"/a": lsn}, {}, {})
+                async with await store.consumer("c", "/a") as consumer:
+                    assert await drained(consumer) == {"/a": [b"2"]}
+                # From here on it is a number's: a log made again has none.
+                kept = await cluster.metadata.get("consumers/c")
+                assert kept is not None
+                assert list(json.loads(kept.value)["positions"]) == ["1"]
+                await made_again(store, "/a", b"new")
+            async with cluster.client() as store:
+                async with await store.consumer("c", "/a") as consumer:
+                    assert await drained(consumer) == {"/a": [b"new"]}
+                with pytest.raises(Rejected, match="install the cluster's version"):
+                    await store._ask(SaveCursors("c", "", 0, {"/a": 5}, {}, False))
+                with pytest.raises(Rejected, match="install the cluster's version"):
+                    await store._ask(JoinGroup("c", "m", ["/a"], 1000))
+
+        simulate(scenario)
+
+    def test_cursors_are_saved_by_name_or_number(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "/a", b"0")
+                await fill(store, "/b", b"0")
+                numbers = {info.name: info.log_id for info in await store.logs()}
+                assert await store.cursors.save("c", {"a": 7}) == {"/a": 7}
+                saved = await store.cursors.save("c", {numbers["/b"]: 8})
+                assert saved == {"/b": 8, str(numbers["/a"]): 7}
+                group = await store.cursors.by_number("c")
+                assert group.positions == {str(numbers["/a"]): 7, str(numbers["/b"]): 8}
 
         simulate(scenario)
