@@ -369,7 +369,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
     @property
     def log_tree(self) -> LogTree:
         """Attributes, directories, names and epochs of logs, to look at and to change."""
-        return LogTree(self._cluster, self._settings.timeout_s)
+        return LogTree(self._cluster, self._settings)
 
     async def log(self, log: AnyLog) -> LogInfo:
         """One log, by name or number, as the log tree has it now.

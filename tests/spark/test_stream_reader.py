@@ -643,10 +643,8 @@ class TestNames:
         store.log_tree.delete(log)
         store.append_many(log, numbers(20, 23))
         # The node that sequenced it hears of the deletion; until then there is nothing new.
-        give_up_s = time.monotonic() + 20
         with pytest.raises(DataLoss, match=f"log={number} .*type=LOG_GONE"):
-            while time.monotonic() < give_up_s:
-                assert readers[0].latestOffset(ends[0], ALL) is ends[0]
+            follow_for(readers[0], ends[0], 20.0)
         after = stored(readers[1].latestOffset(ends[1], ALL))
         got = values(readers[1], readers[1].partitions(ends[1], after))
         assert got == numbers(20, 23)
@@ -662,6 +660,13 @@ class TestNames:
             start = stored(reader.initialOffset())
             end = stored(reader.latestOffset(start, ALL))
             assert values(reader, reader.partitions(start, end)) == wanted
+
+
+def follow_for(reader: CordwoodStreamReader, offset: dict[str, Any], seconds: float) -> None:
+    """Ask over and over for what is new; there is nothing."""
+    give_up_s = time.monotonic() + seconds
+    while time.monotonic() < give_up_s:
+        assert reader.latestOffset(offset, ALL) is offset
 
 
 class TestReport:
