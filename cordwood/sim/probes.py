@@ -348,7 +348,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
         if done:
             at[:] = [watch for watch in at if counts[watch.probe] < COUNTED_MAX]
 
-    def fail(error: CordwoodError) -> None:
+    def fail(error: BaseException) -> None:
         for watch in raised:
             if watch.raises is not None and isinstance(error, watch.raises):
                 counts[watch.probe] += 1
@@ -358,7 +358,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
             look(first, Sight(args))
         try:
             result = await original(*args, **named)
-        except CordwoodError as error:
+        except BaseException as error:
             fail(error)
             raise
         if then:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from cordwood.errors import CordwoodError
 from cordwood.sim.probes_of_nodes import Row, row
 from cordwood.sim.watch import gave
@@ -37,6 +39,18 @@ CLIENT_ROWS: tuple[Row, ...] = (
         "a consumer could not save",
         f"{_CONSUMER}.save",
         raises=CordwoodError,
+    ),
+    row(
+        "consumer-saved-at-work",
+        "a consumer saved while its application worked on an item of a loop",
+        f"{_CONSUMER}.save",
+        lambda s: s.me._reader._up is not None,
+    ),
+    row(
+        "consumer-cut-short",
+        "a read of a consumer was cancelled",
+        f"{_CONSUMER}.fill",
+        raises=asyncio.CancelledError,
     ),
     row("consumer-followed", "a consumer took up its share", f"{_CONSUMER}._follow"),
     row("consumer-left", "a consumer left its group", f"{_CONSUMER}.close"),

@@ -18,7 +18,7 @@ def row(
     means: str,
     place: str,
     test: Test | None = None,
-    raises: type[CordwoodError] | None = None,
+    raises: type[BaseException] | None = None,
 ) -> Row:
     """A probe on `place`; see `watch.Watch`."""
     return probe, means, Watch(probe, place, test, raises=raises)
