@@ -107,7 +107,9 @@ def _settings() -> ClientSettings:
     """
     from cordwood.settings import ClientSettings
 
-    return ClientSettings(write_tokens=_tokens("WRITE"), read_tokens=_tokens("READ"))
+    return ClientSettings(
+        write_tokens=_tokens("WRITE"), read_tokens=_tokens("READ"), rare_collections=True
+    )
 
 
 def _tokens(what: str) -> tuple[str, ...]:

@@ -132,7 +132,12 @@ class LogAppends:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is about to be added, pending, queued or sent."""
-        return not (self._sent or self._queue or self._batch) and self.line.is_empty
+        return not self.has_work and self.line.is_empty
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something is pending, queued or sent."""
+        return bool(self._sent or self._queue or self._batch)
 
     # Submitting.
 
@@ -524,6 +529,18 @@ class LogAppends:
         peer = oldest[1].peer
         if peer is not None:
             self._cluster.check_node(NodeId(peer.node))
+
+    def is_due(self, now: float) -> bool:
+        """Whether `sweep` would find something to do.
+
+        Blocks are sent in the order in which they were made, so the first of those in flight has
+        waited longest, and its deadline comes first.
+        """
+        if self._queue:
+            return True
+        for batch, _ in self._sent.values():
+            return now - batch.sent_at >= STALL_S or batch.deadline <= now
+        return False
 
     def sweep(self, now: float) -> None:
         """Give up what is past its deadline."""

@@ -151,7 +151,9 @@ class SourceOptions:
         """Of the client that reads with these options."""
         from cordwood.settings import ClientSettings
 
-        return ClientSettings(timeout_s=self.request_timeout_s, read_tokens=self.read_tokens)
+        return ClientSettings(
+            timeout_s=self.request_timeout_s, read_tokens=self.read_tokens, rare_collections=True
+        )
 
     def check_batch(self) -> None:
         """Check what only a batch cannot do.

@@ -84,6 +84,7 @@ class _Writer:
             timeout_s=options.request_timeout_s,
             codec=options.codec,
             write_tokens=options.write_tokens,
+            rare_collections=True,
         )
         return shared_store(options.servers, options.request_timeout_s, settings)
 
