@@ -7,8 +7,9 @@ above the epoch's LNG before it serves any of it (`recovery.purge`).
 With more nodes gone for good than the copies survive (`recovery.heard`) an epoch is ended
 non-authoritatively: what is left of it is stored again as well as can be, nothing is plugged,
 and it is clean, so that the log goes on. Readers are told of a loss where nothing is left. A
-node that comes back later with data of it purges like any that was away: what was told as lost
-stays lost, and what a producer had there may be stored again.
+node that comes back later with data of it purges like any that was away, but for what it knows to
+have been acknowledged: up to its own LNG it keeps what it has, and later readers get that. What a
+producer had there may be stored again.
 
 The new epoch takes appends as soon as all below it is sealed (`seal_log`): from then on
 no older sequencer can acknowledge anything, so what is acknowledged in the new epoch stands

@@ -253,6 +253,18 @@ class CachedLog:
         self._closed = {each for each in self._closed if each > self.clean}
         self._held = {each for each in self._held if each > self.clean}
 
+    def above_own_lng(self, epoch: int, end: EpochEnd) -> EpochEnd:
+        """How an epoch ended, with the LNG that this node knows where that is higher.
+
+        A recovery that could not hear enough may end an epoch below it. All up to an LNG was
+        acknowledged, so what is held here of that is never what such a recovery left out rightly.
+        """
+        return end._replace(lng=max(end.lng, self.lngs.get(epoch, 0)))
+
+    def has_ended(self, epoch: int, end: EpochEnd) -> bool:
+        """Whether this node was told just that."""
+        return self.ends.get(epoch) == self.above_own_lng(epoch, end)
+
     def wrote_in(self, epoch: int) -> list[Produced]:
         """What producers wrote in `epoch`, as far as this node knows.
 

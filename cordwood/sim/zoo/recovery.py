@@ -234,6 +234,10 @@ BUGS = (
     PlantedBug("digest-ignores-end", "a digest passes over what members say of releases and trims",
                changed({"recovery.collect_digest:DigestReads.read": _trim_is_hole}),
                scene="tests/recovery/test_digest_meets_trim.py"),
+    PlantedBug("own-lng-forgotten", "a node drops what it alone knows to be acknowledged",
+               changed({"storage.log_cache:CachedLog.above_own_lng":
+                        instead(lambda self, epoch, end: end)}),
+               scene="tests/recovery/test_non_authoritative.py"),
     PlantedBug("found-plugs-dropped", "a recovery that cannot know forgets holes that another knew",
                changed({f"{_DIGEST}._found_plugs": _found_plugs_dropped}),
                scene="tests/recovery/test_non_authoritative.py"),
