@@ -27,6 +27,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Network, Transport
+from cordwood.layout.answers import check_answer
 from cordwood.layout.frame import Frame, FrameParser, Kind, checksum, frame_header, next_number
 from cordwood.layout.hello import (
     ANY_CLUSTER,
@@ -307,14 +308,19 @@ class Connection:
         if self.on_asked is not None:
             self.on_asked()
         try:
-            if answer_s is None:
-                return await answer  # by the caller's deadline alone
+            # None: by the caller's deadline alone.
             async with asyncio.timeout(answer_s):
-                return await answer
+                reply = await answer
         except TimeoutError:
             raise self._silent(message, answer_s or 0) from None
         finally:
             self._calls.pop(request, None)
+        try:
+            check_answer(message, reply)
+        except Malformed as error:
+            self.fail(error)
+            raise self._for_callers(error) from None
+        return reply
 
     def _silent(self, message: Call, waited_s: float) -> Unreachable:
         if self.on_silent is not None:
