@@ -404,7 +404,7 @@ class Cluster:
             except CordwoodError as error:
                 logger.debug("node %d was asked for nodesets of %s: %s", node, known.name, error)
                 continue
-            if isinstance(reply, NodesetsReply) and reply.epoch > known.epoch:
+            if isinstance(reply, NodesetsReply) and reply.history and reply.epoch > known.epoch:
                 self._want(reply.members)
                 newer = replace(known, history=tuple(reply.history), epoch=reply.epoch)
                 newest = self._logs.get(known.name)

@@ -66,7 +66,7 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
     """Let a reply pass that answers a call.
 
     Raises:
-        Malformed: it is of another kind, or another number of them.
+        Malformed: it is of another kind or number, of another log, or of one that no node has.
     """
     if type(reply) is not ANSWERS[type(call)]:
         raise Malformed(f"{type(call).__name__} was answered with {type(reply).__name__}")
@@ -74,3 +74,10 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
         logs, answers = len(call.logs), len(reply.released)
         if logs != answers:
             raise Malformed(f"{logs} logs were answered with {answers} numbers")
+    if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):
+        raise Malformed(f"{reply.name} is said to have an epoch without nodes")
+    if isinstance(call, m.FindLog | m.CreateLog) and isinstance(reply, m.LogReply):
+        if reply.name.strip("/") != call.name.strip("/"):
+            raise Malformed(f"{call.name} was asked for, and {reply.name} came")
+        if not reply.history:
+            raise Malformed(f"{reply.name} is said to have no nodes")

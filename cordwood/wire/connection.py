@@ -180,6 +180,8 @@ class Connection:
         self._transport = None
         self._out.clear()
         self._out_bytes = 0
+        # Whoever holds on to this connection holds no frame that will never be whole.
+        self._parser.drop()
         self._writable.set()
         told = self._for_callers(error)
         for call in self._calls.values():
