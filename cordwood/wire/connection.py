@@ -180,7 +180,6 @@ class Connection:
         self._transport = None
         self._out.clear()
         self._out_bytes = 0
-        # Whoever holds on to this connection holds no frame that will never be whole.
         self._parser.drop()
         self._writable.set()
         told = self._for_callers(error)
@@ -359,6 +358,8 @@ class Connection:
         level = logging.WARNING if isinstance(error, (Corrupt, NotOurCluster)) else logging.DEBUG
         logger.log(level, "closing the connection to %s: %s", self, error)
         self._error = error
+        # Whoever holds on to this connection holds no frame that will never be whole.
+        self._parser.drop()
         if self._transport is not None:
             self._transport.abort()
 
