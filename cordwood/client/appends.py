@@ -144,7 +144,7 @@ class Appends:
             for token, first in read_pairs(frame.payload):
                 log = self.sent.get(token)
                 if log is not None:
-                    log.on_acked(token, first)
+                    log.on_acked(token, first, connection)
         elif frame.kind == Kind.APPEND_FAULTS:
             for each in read_append_faults(frame.payload):
                 log = self.sent.get(each.token)

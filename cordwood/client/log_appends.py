@@ -39,6 +39,7 @@ from cordwood.errors import (
     BadSetting,
     CordwoodError,
     Fenced,
+    Malformed,
     Misplaced,
     OutcomeUnknown,
     OutOfSequence,
@@ -48,7 +49,7 @@ from cordwood.errors import (
 from cordwood.host.seams import Host
 from cordwood.layout.append_group import GroupPart
 from cordwood.layout.waves import AppendFlag, append_entry
-from cordwood.lsn import Lsn
+from cordwood.lsn import ESN_MAX, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import ClientSettings
@@ -430,10 +431,18 @@ class LogAppends:
 
     # Answers.
 
-    def on_acked(self, token: int, first: int) -> None:
-        """The sequencer stored a block."""
-        found = self._sent.pop(token, None)
+    def on_acked(self, token: int, first: int, by: Connection) -> None:
+        """The sequencer stored a block.
+
+        Raises:
+            Malformed: no sequencer can have stored it there, or it was sent to another node.
+        """
+        found = self._sent.get(token)
         if found is not None:
+            last = (first & ESN_MAX) + found[0].count - 1
+            if found[1] is not by or first >> 32 == 0 or not first & ESN_MAX or last >= ESN_MAX:
+                raise Malformed(f"an append to log {self.log} is said to be at {format_lsn(first)}")
+            del self._sent[token]
             self._pause_s = 0.0
             self._redirects = 0
             # It sequences now. Should it stop to, the log's own node takes over; a

@@ -250,7 +250,7 @@ class LogFinding:
             except CordwoodError as error:
                 logger.debug("node %d was asked for nodesets of %s: %s", node, known.name, error)
                 continue
-            if isinstance(reply, NodesetsReply) and reply.epoch > known.epoch:
+            if isinstance(reply, NodesetsReply) and reply.history and reply.epoch > known.epoch:
                 self._want(reply.members)
                 newer = replace(known, history=tuple(reply.history), epoch=reply.epoch)
                 self._known.put_epochs(newer)

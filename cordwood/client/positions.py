@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from cordwood.block import Gap, GapKind
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.log_info import AnyLog
@@ -24,6 +26,7 @@ from cordwood.layout.log_questions import (
     AskSize,
     AskTime,
     ExtentReply,
+    ForReaders,
     SizeReply,
     TimeReply,
     Trim,
@@ -295,6 +298,8 @@ class Positions:
             Unreachable: none of them does.
         """
         timeout_s = min(ASK_NODE_S, self._settings.timeout_s)
+        if isinstance(call, ForReaders):
+            call = msgspec.structs.replace(call, timeout_ms=max(1, round(timeout_s * 1000)))
 
         async def ask(node: NodeId) -> Answer | CordwoodError:
             try:

@@ -183,6 +183,10 @@ class FrameParser:
             self._rest = bytes(view[at:])
         return frames
 
+    def drop(self) -> None:
+        """Let go of what is not whole: nothing comes any more."""
+        self._rest, self._frame, self._filled = b"", None, 0
+
     def receive_into(self) -> memoryview | None:
         """Where the rest of a frame that has begun to arrive belongs, so that it may be put
         there without a copy; None if what comes next is for `feed`. Then call `placed`."""
