@@ -13,6 +13,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from cordwood.lsn import Lsn
 
 Buffer = bytes | bytearray | memoryview
@@ -208,9 +210,12 @@ class Block:
     body: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One record as a reader gets it.
+
+    A struct of msgspec, because a reader makes millions of them: made in C in a tenth of the time
+    of a frozen dataclass, and not looked at by the garbage collector, as nothing in it leads back
+    to it. `msgspec.structs.replace` makes a changed copy.
 
     Attributes:
         lsn: its place in the log.

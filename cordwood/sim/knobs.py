@@ -106,6 +106,10 @@ KNOBS: Mapping[str, Knob] = {
         # a run with one of these owes no promise that appends succeed (`sim.run`).
         Knob("protocol.producers", "USERS", (Budget(2, 15_000_000), Budget(5, 15_000_000)), 0.1),
         Knob("protocol.producers", "QUERIES", (Budget(1, 15_000_000), Budget(2, 15_000_000)), 0.1),
+        Knob("wire.arrivals", "FRAME_GRACE_S", (2.0, 8.0)),
+        Knob("wire.server", "STRANGERS_MAX", (30, 100)),
+        # For hunts alone: so little that honest callers are cut off, too.
+        Knob("wire.arrivals", "UNFINISHED_BYTES_MAX", (20_000,), 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""

@@ -113,7 +113,7 @@ class FuzzedNode:
 
     async def _speak(self, data: bytes) -> None:
         node = self._cluster.running[1]
-        connection = node._server._accept()
+        connection = node.server._accept()
         wire = _Wire()
         connection.connection_made(wire)
         theirs = Hello(1, node._cluster, 1, 1) if data[0] & 1 else Hello(0, ANY_CLUSTER, 0, 1)

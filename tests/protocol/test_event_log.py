@@ -149,6 +149,12 @@ class TestStatuses:
         assert told(replay(events(f"{two}; gone 4"))) == "3e 4u"
         assert told(replay(events(f"{two}; abort 4"))) == "3u", "asked again: node 4 has its data"
 
+    def test_the_doubt_of_a_donor_outlives_the_donor(self) -> None:
+        rest = "; ".join(f"done 3 by {donor} @12" for donor in (1, 2, 5, 6))
+        story = f"lost 3/6; unsure 3 by 4 @10; lost 4/6; {rest}"
+        assert told(replay(events(story))) == "3d 4d"
+        assert told(replay(events(f"{story}; gone 3; gone 4"))) == "3e 4u"
+
     def test_a_node_that_no_donor_is_left_for_is_empty_only_if_nobody_may_come_back(self) -> None:
         story = "insist 1/2; insist 2/2"
         assert told(replay(events(story))) == "1d 2d"
@@ -317,15 +323,17 @@ class Entry:
     drain: bool
     ranges: list[tuple[int, int]]
     asked: dict[int, int]
-    told: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)
+    doubt: bool = False
     hopeless: bool = False
     empty: bool = False
 
     def pending(self) -> list[int]:
-        return [d for d, lsn in self.asked.items() if self.told.get(d, (-1, True))[0] < lsn]
+        return [donor for donor, lsn in self.asked.items() if self.told.get(donor, -1) < lsn]
 
-    def certain(self) -> bool:
-        return all(self.told[d][1] for d in self.asked if d not in self.pending())
+    def ask_all(self, lsn: int) -> None:
+        self.asked = dict.fromkeys(self.asked, lsn)
+        self.doubt = False
 
 
 class Twin:
@@ -355,7 +363,8 @@ class Twin:
         elif isinstance(it, IsRebuilt) and it.node in self.lost and it.version == self.version:
             entry = self.lost[it.node]
             if it.donor in entry.pending():
-                entry.told[it.donor] = (lsn, it.is_authoritative)
+                entry.told[it.donor] = lsn
+                entry.doubt |= not it.is_authoritative
         elif isinstance(it, Unrecoverable) and it.node in self.lost:
             entry = self.lost[it.node]
             entry.hopeless |= entry.kind == "lost" and not entry.empty
@@ -402,7 +411,9 @@ class Twin:
             self.at, kind, it.drain or bool(known and known.drain), ranges,
             dict.fromkeys(donors, self.at), hopeless=bool(known and known.hopeless),
         )  # fmt: skip
-        if known and known.kind == "drain" and not it.restart and it.node in known.told:
+        was_drained = known and known.kind == "drain" and not it.restart
+        if was_drained and it.node in known.asked and it.node not in known.pending():
+            fresh.doubt = known.doubt
             for donor in donors & known.asked.keys():
                 fresh.asked[donor] = known.asked[donor]
                 if donor in known.told:
@@ -411,7 +422,7 @@ class Twin:
             for other, entry in self.lost.items():
                 if other != it.node and not entry.empty and it.node in entry.asked:
                     if it.node in entry.pending():
-                        entry.asked = dict.fromkeys(entry.asked, self.at)
+                        entry.ask_all(self.at)
                     if kind == "lost":
                         entry.asked.pop(it.node)
                         entry.told.pop(it.node, None)
@@ -423,8 +434,8 @@ class Twin:
         self.version = self.at
         for entry in self.lost.values():
             if not entry.empty:
-                if not entry.certain():
-                    entry.asked = dict.fromkeys(entry.asked, self.at)
+                if entry.doubt:
+                    entry.ask_all(self.at)
                 entry.asked.setdefault(node, self.at)
 
     def hope(self) -> bool:
@@ -433,7 +444,7 @@ class Twin:
     def is_over(self, entry: Entry) -> bool:
         if entry.pending():
             return False
-        return entry.kind == "drain" or bool(entry.asked and entry.certain()) or not self.hope()
+        return entry.kind == "drain" or bool(entry.asked and not entry.doubt) or not self.hope()
 
     def empty_one(self, node: int) -> bool:
         entry = self.lost[node]

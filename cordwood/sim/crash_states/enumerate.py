@@ -236,7 +236,10 @@ class CrashStates:
             self._put(self._stable, change, KEPT)
         begun = self._begun[settled.operation.number]
         for other in self._open:
-            if other.was_before(begun) and meet(other.change, settled.change):
+            # What stands over it is put again after it, and so is what stands over that: a file
+            # that was renamed out of a directory, and then replaced where it went.
+            under = (other.change, *other.over)
+            if other.was_before(begun) and any(meet(each, settled.change) for each in under):
                 other.over.append(settled.change)
 
     def _put(self, content: Content, change: Change, fate: Fate) -> None:

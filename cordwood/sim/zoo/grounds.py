@@ -117,6 +117,12 @@ def both(*shapes: Ground) -> Ground:
     return shaped
 
 
+def _beside_strangers(options: RunOptions) -> RunOptions:
+    """Somebody speaks to every node all the time, and nothing else goes wrong."""
+    shaped = cluster_of(5, 3)(options)
+    return replace(shaped, plan=(Fault("stranger", (1, 2, 3, 4, 5), 1.0, LENGTH_S - 2.0),))
+
+
 def _damaged(options: RunOptions) -> RunOptions:
     """Two copies on four nodes, so that both others may be all that is heard."""
     shaped = cluster_of(4, 2)(options)
@@ -162,6 +168,11 @@ RECOVERIES = ground(
     "crash", scenes=("half_heard_then_kill", "stalls_then_kill"), turns=LATE_RELEASES
 )
 """Sequencers die with stores in flight, again and again."""
+
+STRANGERS = ground("stranger", shape=_beside_strangers, turns=(("wire.arrivals.FRAME_GRACE_S", 0),))
+CROWDS = ground(
+    "stranger", shape=_beside_strangers, turns=(("wire.arrivals.UNFINISHED_BYTES_MAX", 0),)
+)
 
 RETRIES = ground(
     "torn_sequencer",
