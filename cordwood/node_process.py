@@ -4,7 +4,7 @@ Reads its settings, runs on uvloop, says `ready HOST:PORT` on standard output, a
 stops on SIGTERM, SIGINT or when standard input ends, so that a node never outlives
 the process that started it.
 
-Source: design.md §4 (gc, uvloop), §11.
+Source: docs/design.md §4 (gc, uvloop), §11.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cordwood.storage.rocks_logs import rocks_tables
 
 GC_THRESHOLD = 50_000
 """Blocks are long-lived and free of cycles; a young collection every 700 objects costs
-7 % of throughput (hotpath digest §5)."""
+7 % of throughput (docs/sources/hotpath.md §5)."""
 
 
 def encode_settings(settings: NodeSettings) -> bytes:

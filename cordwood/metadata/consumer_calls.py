@@ -1,6 +1,6 @@
 """What clients ask of a node about consumers: join, beat, leave, save, look.
 
-Source: design.md §7; `protocol.consumer_group`.
+Source: docs/design.md §7; `protocol.consumer_group`.
 """
 
 from __future__ import annotations

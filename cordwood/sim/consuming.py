@@ -3,7 +3,7 @@
 What each is given is a read of its own in the history, so all that holds for readers holds
 for them; their saves are there to be held against what the metadata store said (S24).
 
-Source: reliability digest §1 (Jepsen's Kafka workload), §3 (S24).
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3 (S24).
 """
 
 from __future__ import annotations
