@@ -135,7 +135,7 @@ class Node:
         base = replicate_across(settings.default_replication)
         self._logs = LogTree(metadata, LogAttributes(replicate_across=base).over(DEFAULTS))
         self._epochs = EpochStore(metadata)
-        self._consumers = ConsumerCalls(Consumers(metadata), host.clock.now_us)
+        self._consumers = ConsumerCalls(Consumers(metadata), self._logs, host.clock.now_us)
         self._publications = Publications(
             metadata, host.random.getrandbits, lambda: self._group_bytes_max
         )
@@ -518,8 +518,8 @@ class Node:
             case Seal() | Clean() | Trim() | TellNodesets():
                 return await self._storage.mark(connection, call)
             case AskMembers():
-                dead: list[int] = sorted(self._gossip.dead)
-                return MembersReply(self._cluster, member_infos(self._members), dead)
+                dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
+                return MembersReply(self._cluster, member_infos(self._members), dead, changes)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()

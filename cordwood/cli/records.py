@@ -209,7 +209,7 @@ def tail(
 
     Payloads are written as they are. Gaps are told on standard error, and with --json
     (or --format json) in their place among the records. The exit code is 1 if records
-    were lost.
+    were lost, or may not be read.
     """
     with open_store(cluster) as store:
         # Asked for first, because following a log that is not there might make it.
@@ -229,6 +229,12 @@ def tail(
                     _tell_senders(reader)
     if printer.lost:
         tell_error(f"{printer.lost} range(s) of {log} are lost")
+        raise typer.Exit(FAILED)
+    if printer.is_denied:
+        tell_error(
+            f"{log} asks for a read token that this command does not have: give it in the "
+            "environment, as CORDWOOD_READ_TOKENS"
+        )
         raise typer.Exit(FAILED)
 
 
@@ -279,10 +285,12 @@ class Printer:
 
     Attributes:
         lost: gaps seen that are data loss.
+        is_denied: whether the records may not be read.
     """
 
     def __init__(self, output: BinaryIO, form: Form = Form.RAW, *, gaps: bool = True) -> None:
         self.lost = 0
+        self.is_denied = False
         self._output = output
         self._form = form
         self._gaps = gaps
@@ -322,6 +330,7 @@ class Printer:
     def _tell_gap(self, gap: Gap) -> None:
         """A gap comes alone in its portion, so it stands between the right records."""
         self.lost += gap.kind is GapKind.DATA_LOSS
+        self.is_denied |= gap.kind is GapKind.ACCESS
         if not self._gaps and gap.kind is not GapKind.DATA_LOSS:
             return
         if self._form is Form.JSON:

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.block import Gap, Record
-from cordwood.client.cursors import Ask
+from cordwood.client.consumer_logs import Ask
 from cordwood.client.hand import Portion
 from cordwood.client.position_calls import Start
 from cordwood.client.reader import Reader

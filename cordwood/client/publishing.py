@@ -204,16 +204,13 @@ class Publisher:
             gone = []
             for share in shares:
                 try:
-                    info = await self._cluster.find_log(
-                        share.name, create=False, timeout_s=timeout_s, fresh=True
+                    await self._cluster.find_log(
+                        share.log, create=False, timeout_s=timeout_s, fresh=True
                     )
                 except UnknownLog:
                     gone.append(share)
-                else:
-                    gone += [share] if info.log_id != share.log else []
         if not gone:
             return
-        # A log that was renamed has its number still.
         reply = await self._cluster.call_any(ListLogs("/"), timeout_s=timeout_s)
         assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
         there = {each.log for each in reply.logs}

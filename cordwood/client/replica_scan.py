@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from cordwood.client.cluster import Cluster
+from cordwood.client.log_info import AnyLog
 from cordwood.client.log_tree import check_read_token
 from cordwood.errors import AccessDenied, CordwoodError, Unreachable
 from cordwood.layout.frame import Frame, Kind
@@ -114,8 +115,8 @@ async def scan_node(
     return NodeCopies(scan.copies, scan.is_damaged)
 
 
-async def scan_copies(store: Store, log: str, node: NodeId, start: int, stop: int) -> NodeCopies:
-    """As `scan_node`, of a log by name."""
+async def scan_copies(store: Store, log: AnyLog, node: NodeId, start: int, stop: int) -> NodeCopies:
+    """As `scan_node`, of a log by name or number."""
     info = await store.log(log)
     token = check_read_token(info, store._settings.read_tokens)
     return await scan_node(store._cluster, node, info.log_id, start, stop, token)

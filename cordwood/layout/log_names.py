@@ -20,10 +20,11 @@ def normalise_name(text: str) -> str:
     Raises:
         BadSetting: it is no path of letters, digits, `_`, `.` and `-`, or is too long.
     """
-    match = _NAME.fullmatch(text)
+    # A caller without a type checker may hand over None, bytes or a number.
+    match = _NAME.fullmatch(text) if isinstance(text, str) else None
     if match is None or len(match[1]) + 1 > NAME_BYTES_MAX:
         raise BadSetting(
-            f"{text[:64]!r} is no log name: write a path such as /orders/eu, of letters, digits, "
+            f"{str(text)[:64]!r} is no log name: write a path such as /orders/eu, of letters, digits, "
             f"_ . and -, no part beginning with . or -, {NAME_BYTES_MAX} bytes at most"
         )
     return f"/{match[1]}"
@@ -35,7 +36,7 @@ def normalise_directory(text: str) -> str:
     Raises:
         BadSetting: it does not end with a slash, or is no path.
     """
-    match = _DIRECTORY.fullmatch(text)
+    match = _DIRECTORY.fullmatch(text) if isinstance(text, str) else None
     if match is None or not text.endswith("/") or len(match[1] or "") + 1 > NAME_BYTES_MAX:
-        raise BadSetting(f"{text[:64]!r} is no directory: write a path such as /orders/, or /")
+        raise BadSetting(f"{str(text)[:64]!r} is no directory: write a path such as /orders/, or /")
     return f"/{match[1]}/" if match[1] else "/"

@@ -32,11 +32,13 @@ class MembersReply(Struct, frozen=True, tag="members"):
 
     Attributes:
         dead: those of them that the answering node takes for dead.
+        log_changes: changes to the log tree that it has heard of, -1 where it has not yet.
     """
 
     cluster: bytes
     members: list[MemberInfo]
     dead: list[U32] = []
+    log_changes: int = -1
 
 
 class SetStorage(Struct, frozen=True, tag="set_storage"):

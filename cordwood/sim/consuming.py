@@ -109,5 +109,5 @@ class _Member:
         for log, lsn in positions.items():
             if log in new and log in mine:
                 self._clients.recorder.positions_saved(
-                    CONSUMER, self._name, {log: lsn}, invoked_us=new[log]
+                    CONSUMER, self._name, {str(self.log_ids[log]): lsn}, invoked_us=new[log]
                 )

@@ -89,16 +89,14 @@ def _read(
 
 
 def _opened(store: BlockingStore, read: Slice) -> BlockingReader | None:
-    """A reader of the slice; None if its log was deleted after the slice was planned."""
+    """A reader of the slice; None if its log was deleted after the slice was planned.
+
+    By number: a log that was renamed is the same one, and what has its name now is not.
+    """
     try:
-        reader = store.read(read.name, read.start, read.stop - 1)
+        return store.read(read.log_id, read.start, read.stop - 1)
     except UnknownLog:
         return None
-    if reader.info.log_id == read.log_id:
-        return reader
-    # Another log has the name now; none of its records were planned.
-    reader.close()
-    return None
 
 
 def _runs(reader: BlockingReader, read: Slice) -> Iterator[Sequence[Taken]]:

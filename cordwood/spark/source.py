@@ -52,7 +52,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from cordwood.errors import BadSetting, Rejected
+from cordwood.errors import BadSetting, Rejected, UnknownLog
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, check_any, initial_places, stream_stops
 from cordwood.spark.offsets import (
@@ -355,7 +355,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         if not self._is_checked:
             self._check(offset)
         self._follow(offset)
-        ends = self._ends() if self._frozen is None else self._frozen
+        ends = self._ends(offset) if self._frozen is None else self._frozen
         moved = move_on(offset, self._limited(offset, ends, self._limits(limit)))
         if moved is offset:
             self._idle_polls += 1
@@ -419,14 +419,18 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         _collect_rarely(len(offset.logs))
         self._is_checked = True
 
-    def _ends(self) -> _Ends:
+    def _ends(self, offset: StreamOffset) -> _Ends:
         """Ask where the logs end; an idle stream waits for its turn first."""
         logs = self._watch.selected()
         if self._idle_polls:
             due_s = self._asked_at + self._pause_s(logs) - time.monotonic()
             if due_s > 0:
                 time.sleep(due_s)
-        tails = self._watch.released(logs)
+        try:
+            tails = self._watch.released(logs)
+        except UnknownLog:
+            logs = self._watch.select_again(offset.logs)
+            tails = self._watch.released(logs)
         self._asked_at = time.monotonic()
         self._latest = {log: tail + 1 for log, tail in tails.items()}
         return _Ends(logs, stream_stops(self._options, logs, tails))
@@ -460,7 +464,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         """Stops no further on than the limits let; logs without new records left out."""
         names, stops, starts = ends.names, ends.stops, offset.logs
         runs = {
-            log: self._watch.runs(names[log], start, stop)
+            log: self._watch.runs(log, start, stop)
             for log, stop in stops.items()
             if stop > (start := starts.get(log, OLDEST))
         }

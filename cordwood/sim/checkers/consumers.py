@@ -80,7 +80,7 @@ def _passed_over(
     logs: dict[str, int] = {}
     for read in evidence.reads:
         if read.started.consumer == consumer:
-            logs[read.reader.rpartition(":")[2]] = read.log
+            logs[str(read.log)] = read.log
             for _, item in read.items:
                 given[read.log].add(last_of(item))
     last = states[-1]

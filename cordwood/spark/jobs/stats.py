@@ -143,7 +143,7 @@ def lag_of(checkpoint: Checkpoint, source: Mapping[str, str]) -> list[Lag]:
     lags = []
     for log, tail in watch.tails(logs).items():
         first = places.get(log, int(OLDEST))
-        behind = records_in(watch.runs(logs[log], first, tail + 1)) if first <= tail else 0
+        behind = records_in(watch.runs(log, first, tail + 1)) if first <= tail else 0
         lags.append(Lag(logs[log], first, tail + 1, behind))
     return lags
 
