@@ -4,7 +4,7 @@ A block is a run of consecutive LSNs `[first, last]` of one epoch of one log. It
 has an immutable header, a mutable envelope and a body that only clients open.
 Hole plugs and bridges are blocks without a body.
 
-Source: design.md §2.
+Source: docs/design.md §2.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class BlockHeader:
 
     @property
     def depends(self) -> bool:
-        """Whether it may stand only where all before it stands (design.md §3)."""
+        """Whether it may stand only where all before it stands (docs/design.md §3)."""
         return bool(self.producer or self.flags & HeaderFlag.CONDITIONAL)
 
     @property
@@ -156,7 +156,7 @@ class Envelope:
 
     @property
     def precedence(self) -> tuple[bool, int, int]:
-        """Order among copies of one range; the highest counts (design.md §2)."""
+        """Order among copies of one range; the highest counts (docs/design.md §2)."""
         return (bool(self.flags & EnvelopeFlag.BY_RECOVERY), self.seal_epoch, self.wave)
 
 

@@ -5,7 +5,7 @@ network that lives in memory, so nothing behaves differently; durability is one
 copy's, on this disk. `store.serve()` opens it to other processes of this machine, as
 Spark's executors are.
 
-Source: design.md §7, §11.
+Source: docs/design.md §7, §11.
 """
 
 from __future__ import annotations

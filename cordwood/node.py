@@ -4,7 +4,7 @@ A node is a storage node, may sequence any log, and answers questions about the
 cluster. Everything it needs of the machine comes through its `Host`, so the same
 assembly runs as a process, inside an application, and in the simulator.
 
-Source: style.md §2; design.md §1, §11.
+Source: CONTRIBUTING.md, "The idea"; docs/design.md §1, §11.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Reads its settings, runs on uvloop, says `ready HOST:PORT` on standard output, a
 stops on SIGTERM, SIGINT or when standard input ends, so that a node never outlives
 the process that started it.
 
-Source: design.md §4 (gc, uvloop), §11.
+Source: docs/design.md §4 (gc, uvloop), §11.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`cordwood sim`: the cluster under a seeded loop in virtual time.
 
-Source: design.md §10; docs/simulator.md.
+Source: docs/design.md §10; docs/simulator.md.
 """
 
 from __future__ import annotations

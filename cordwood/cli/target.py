@@ -1,6 +1,6 @@
 """Which store a verb talks to: `--cluster`, $CORDWOOD_CLUSTER, or the cluster that runs here.
 
-Source: design.md §11 ("address file inside, so that the other verbs find it").
+Source: docs/design.md §11 ("address file inside, so that the other verbs find it").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`connect` for programs with a loop of their own.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

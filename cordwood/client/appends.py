@@ -1,6 +1,6 @@
 """All appends of one client: their turns, their answers and the window they share.
 
-Source: design.md §4, §7.
+Source: docs/design.md §4, §7.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The asyncio client runs in a thread; every call here waits for it.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Modes say what a failure does to those behind it in the same log:
 What may be stored already is never sent again but in a stream, where that is safe. An error
 says which it is: see `CordwoodError.is_outcome_unknown`.
 
-Source: LogDevice digest 1 ("BufferedWriter"); design.md §3 ("Producers").
+Source: docs/sources/logdevice.md 1 ("BufferedWriter"); docs/design.md §3 ("Producers").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A client's view of the cluster: members, connections, logs by name.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

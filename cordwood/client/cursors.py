@@ -2,7 +2,7 @@
 
 A cursor is a consumer's position in one log: the first LSN that it has not dealt with.
 
-Source: design.md §6, §7; `protocol.consumer_group`.
+Source: docs/design.md §6, §7; `protocol.consumer_group`.
 """
 
 from __future__ import annotations

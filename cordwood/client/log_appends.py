@@ -11,7 +11,7 @@ all that was sent is answered, and then what came back goes first. The sequencer
 the other half of that rule: behind a block that it sent back it takes no other one from
 this connection until the client says that it begins afresh.
 
-Source: design.md §4, §7; hotpath digest §6 (futures are the client's ceiling).
+Source: docs/design.md §4, §7; docs/sources/hotpath.md §6 (futures are the client's ceiling).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ looked up again by whoever uses it next. If no node answers that question within
 is remembered is used, and the question is asked on beside it: a client that is cut off from the
 metadata store reads and appends on.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

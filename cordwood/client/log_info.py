@@ -1,6 +1,6 @@
 """A log as a client knows it.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

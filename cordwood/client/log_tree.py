@@ -1,6 +1,6 @@
 """The log tree as a client sees it: attributes, directories, names, and a log's epochs.
 
-Source: design.md §7; LogDevice digest 1 ("LogsConfig").
+Source: docs/design.md §7; docs/sources/logdevice.md 1 ("LogsConfig").
 """
 
 from __future__ import annotations

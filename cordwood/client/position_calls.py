@@ -1,6 +1,6 @@
 """The client's calls about places in a log, and about trimming it; `Store` has them.
 
-Source: LogDevice digest 1 ("Positions"); design.md §7.
+Source: docs/sources/logdevice.md 1 ("Positions"); docs/design.md §7.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The log's sequencer says where the tail is; then every node of every epoch's nodeset is
 asked the same thing, of all up to that tail.
 
-Source: LogDevice digest 1 ("Positions"); design.md §7.
+Source: docs/sources/logdevice.md 1 ("Positions"); docs/design.md §7.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ stopped begins a higher epoch.
 An append with `expected_tail` is stored only if the log's last record stands there, which an
 append or `tail` has answered; else it ends with `TailMoved`.
 
-Source: design.md §3 ("Producers").
+Source: docs/design.md §3 ("Producers").
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Nodes send each block once, or every copy of it when something may be lost
 arrive is bounded for each node in bytes, and in LSNs by a window that follows the size of
 the records.
 
-Source: LogDevice digest 2.11; design.md §7; seed logdevice-read-path.
+Source: docs/sources/logdevice.md 2.11; docs/design.md §7.
 """
 
 from __future__ import annotations

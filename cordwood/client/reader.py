@@ -4,7 +4,7 @@ It pulls: nothing is fetched for a log beyond its stream's own window and one bl
 was taken. Each log waits in a task of its own only while it has nothing; what comes
 is given out round robin, one block's records or one gap at a time.
 
-Source: LogDevice digest 1 ("Reading", "Checkpoints"); design.md §7.
+Source: docs/sources/logdevice.md 1 ("Reading", "Checkpoints"); docs/design.md §7.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ For audits. A reader merges nodes and takes the first good copy; this asks one n
 connection of its own, and keeps for each block what an audit compares: where it lies, which copy
 it is, and whether its bytes are what its header says. Bodies are summed and let go.
 
-Source: research digest on PySpark 4.3, §7 ("compare block digests, not records").
+Source: docs/sources/spark.md §7 ("compare block digests, not records").
 """
 
 from __future__ import annotations

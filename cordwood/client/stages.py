@@ -1,6 +1,6 @@
 """The calls of a store that stage, publish and fence; `store.Store` has them too.
 
-Source: design.md §3 (fencing tokens), §9.
+Source: docs/design.md §3 (fencing tokens), §9.
 """
 
 from __future__ import annotations

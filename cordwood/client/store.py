@@ -1,6 +1,6 @@
 """The asyncio client: one object for a whole cluster.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A log is found once in a call, and asked about by its number from there on: its name may go to
 another log meanwhile.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

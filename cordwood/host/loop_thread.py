@@ -1,6 +1,7 @@
 """An event loop in a thread of its own, for callers that have none.
 
-Source: design.md §7 (`connect` blocks); style.md §8 (threads only in this room).
+Source: docs/design.md §7 (`connect` blocks); CONTRIBUTING.md, "Determinism" (threads only in this
+room).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ column starts at a multiple of 8 from the body's start, padded with zeros::
 Offsets start at 0, never fall, and end at the size of the bytes they cut up. The body
 is covered by two CRC32Cs in the block header: of the bytes as stored, and uncompressed.
 
-Source: design.md §2; Apache Arrow, "Columnar format", variable-size binary and list.
+Source: docs/design.md §2; Apache Arrow, "Columnar format", variable-size binary and list.
 """
 
 from __future__ import annotations

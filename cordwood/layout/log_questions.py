@@ -3,7 +3,7 @@
 Each names `until`, the tail that the log's sequencer gave: what lies above it is not looked
 at, so that all nodes speak of the same part of the log.
 
-Source: LogDevice digest 1 ("Positions"), 2.13.
+Source: docs/sources/logdevice.md 1 ("Positions"), 2.13.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A CALL frame holds one of `Call`, its REPLY one of `Reply`, its FAULT a `Fault`.
 Unknown fields are ignored, unknown tags are refused. Nothing here is on the
 path of an append.
 
-Source: design.md §4 ("msgspec (control messages only)"); reliability digest §7 (7).
+Source: docs/design.md §4 ("msgspec (control messages only)"); docs/sources/reliability.md §7 (7).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Control messages about nodes; `layout.message` has all others, and the reading.
 
-Source: design.md §6.
+Source: docs/design.md §6.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Logs are kept, and named in calls, by their numbers in digits. An entry that an older version kept
 by names is told in today's form, and written so with its next change.
 
-Source: design.md §7; `protocol.consumer_group`.
+Source: docs/design.md §7; `protocol.consumer_group`.
 """
 
 from __future__ import annotations

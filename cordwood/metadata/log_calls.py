@@ -1,6 +1,6 @@
 """What clients ask of the log tree and the epoch store, answered by any node.
 
-Source: design.md §6, §7; LogDevice digest 1 ("LogsConfig").
+Source: docs/design.md §6, §7; docs/sources/logdevice.md 1 ("LogsConfig").
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Making writes counter, number, name, so that a maker that stops on the way leave
 without a log. `log_changes/latest` is written after each change to a log that was there
 already: nodes watch it, and nothing else of the tree.
 
-Source: design.md §6, §11; LogDevice digest 1 ("LogsConfig").
+Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 """
 
 from __future__ import annotations

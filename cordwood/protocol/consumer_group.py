@@ -14,8 +14,8 @@ within the time that it had to live by then loses it all the same.
 
 Positions go back only when somebody says so in as many words.
 
-Source: design.md §6 ("leases are hints, never safety"), §7; LogDevice digest 1
-(checkpoints), reliability digest §1 (Jepsen on Kafka's consumer groups).
+Source: docs/design.md §6 ("leases are hints, never safety"), §7; docs/sources/logdevice.md 1
+(checkpoints), docs/sources/reliability.md §1 (Jepsen on Kafka's consumer groups).
 """
 
 from __future__ import annotations

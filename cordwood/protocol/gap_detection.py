@@ -22,9 +22,9 @@ and gives out blocks and gaps that tile `[start, until]` exactly.
   for it does not know what it holds there; nor does one that is not connected.
 
 Whether silence means anything is for the caller to say: it does not where nodes leave out
-what another one sends (`protocol.single_copy`). Page: gap_detection.md.
+what another one sends (`protocol.single_copy`). Page: docs/protocol/read.md.
 
-Source: LogDevice digest 2.11; design.md §2 (gaps); seed logdevice-read-path.
+Source: docs/sources/logdevice.md 2.11; docs/design.md §2 (gaps).
 """
 
 from __future__ import annotations
@@ -313,7 +313,8 @@ class ReadBuffer(Generic[Item]):
 def _amount(judge: Judge, intact: Set[NodeId], damaged: Set[NodeId]) -> Hearing:
     """What nodes amount to of which some know that they lost records.
 
-    LogDevice, digest 2.11, tells the loss at once; here whoever else may know gets its time.
+    LogDevice (docs/sources/logdevice.md 2.11) tells the loss at once; here whoever else may know
+    gets its time.
     """
     hearing = judge(intact)
     if not damaged or hearing not in (Hearing.NONE, Hearing.INCOMPLETE):

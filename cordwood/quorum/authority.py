@@ -15,7 +15,7 @@ Two things differ from LogDevice. Where fewer domains are left than a record nee
 it calls no answer enough; here every node that has data must be heard. And an f-majority
 is asked for in every scope that the replication names.
 
-Source: seed logdevice-read-path, "Authoritative Status"; LogDevice digest 2.6, 2.9.
+Source: docs/sources/logdevice.md 2.6, 2.9.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Hearing(enum.Enum):
 def may_become(before: Authority, after: Authority) -> bool:
     """Whether a node's status may go from `before` to `after`.
 
-    Source: LogDevice digest 2.9 ("already AE stays AE"; acknowledged is fully authoritative).
+    Source: docs/sources/logdevice.md 2.9 ("already AE stays AE"; acknowledged is fully
+    authoritative).
     """
     return after in BECOMES[before]
 

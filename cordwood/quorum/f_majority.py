@@ -20,7 +20,7 @@ Members count whatever their weight: weight is a wish about new records, and an 
 record may lie on a node that takes none today. What became of a node's data (its
 authoritative status) counts for readers and recoveries, in `quorum.authority`.
 
-Source: LogDevice digest 2.6; common/FailureDomainNodeSet.h.
+Source: docs/sources/logdevice.md 2.6; common/FailureDomainNodeSet.h.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def f_majority(heard: Set[NodeId], nodeset: Nodeset, replication: Replication) -
         replication: copies, and their domains, that each record of the epoch has.
     Returns:
         Verdict with the members not heard.
-    Source: LogDevice digest 2.6.
+    Source: docs/sources/logdevice.md 2.6.
     """
     missing = tuple(node for node in nodeset.nodes if node not in heard)
     if not can_replicate(frozenset(nodeset.nodes), nodeset, replication):

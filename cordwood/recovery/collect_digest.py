@@ -3,7 +3,7 @@
 Frames come over the node's own peer connections; `DigestReads` hands them to the
 read that asked.
 
-Source: LogDevice digest 2.7 (3, 4).
+Source: docs/sources/logdevice.md 2.7 (3, 4).
 """
 
 from __future__ import annotations

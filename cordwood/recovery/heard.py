@@ -9,7 +9,7 @@ Where all that have data were heard and do not meet every copyset, more nodes lo
 than the copies survive, and recovery is *non-authoritative*: what nobody holds may have been
 acknowledged. It goes on, so that the log does, and plugs nothing.
 
-Source: LogDevice digest 2.6, 2.7 (3, 4, 6).
+Source: docs/sources/logdevice.md 2.6, 2.7 (3, 4, 6).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ The new epoch takes appends as soon as all below it is sealed (`seal_log`): from
 no older sequencer can acknowledge anything, so what is acknowledged in the new epoch stands
 after all that was acknowledged before. None of it is released before recovery has ended.
 
-Source: LogDevice digest 2.7; seed logdevice-recovery; design.md §3.
+Source: docs/sources/logdevice.md 2.7; docs/design.md §3.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ what it has numbered is stored and acknowledged, and then the next one is taken,
 no outcome becomes unknown. One that cannot finish in DRAIN_S is ended all the same. Other
 attributes take effect at once, and a log that was deleted is not sequenced any more.
 
-Source: LogDevice digest 2.1, 2.2; design.md §6.
+Source: docs/sources/logdevice.md 2.1, 2.2; docs/design.md §6.
 """
 
 from __future__ import annotations

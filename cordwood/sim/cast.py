@@ -1,6 +1,6 @@
 """Who takes part in a run: the names of its clients, and each one's program.
 
-Source: reliability digest §1 (Jepsen's Kafka workload).
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload).
 """
 
 from __future__ import annotations

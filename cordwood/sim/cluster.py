@@ -1,6 +1,6 @@
 """A whole cluster in the simulator: production nodes on simulated machines.
 
-Source: design.md §10; reliability digest §4.
+Source: docs/design.md §10; docs/sources/reliability.md §4.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ seen, if nobody is given that again.
 What each has dealt with is a read of its own in the history, so all that holds for readers holds
 for them; their saves are there to be held against what the metadata store said (S24).
 
-Source: reliability digest §1 (Jepsen's Kafka workload), §3 (S24).
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3 (S24).
 """
 
 from __future__ import annotations

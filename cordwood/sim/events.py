@@ -2,7 +2,7 @@
 
 What each is for, and who records it when, stands in `sim.history`.
 
-Source: research "reliability", §3 ("Checkers in Python").
+Source: docs/sources/reliability.md §3 ("Checkers in Python").
 """
 
 from __future__ import annotations

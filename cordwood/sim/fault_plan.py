@@ -11,7 +11,7 @@ every node is back before appends are asked to succeed again, and no disk loses 
 had synced. Faults that destroy stored bytes are drawn for `Damage` runs only, on nodes
 that the atlas gives free.
 
-Source: reliability digest §1 (Jepsen's pause-kill, FoundationDB's swizzle-clog), §5.1;
+Source: docs/sources/reliability.md §1 (Jepsen's pause-kill, FoundationDB's swizzle-clog), §5.1;
 TigerBeetle's swarm options and its fault atlas.
 """
 

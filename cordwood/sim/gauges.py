@@ -1,6 +1,6 @@
 """Looks at what nodes hold, every second, for the checker of their limits (L6).
 
-Source: reliability digest §3 (L6).
+Source: docs/sources/reliability.md §3 (L6).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every limit in the code is a named constant that is looked up when it is used, s
 seed may give it another value for the length of a run. Values are legal ones: a
 limit may be small, and then what happens past it happens often.
 
-Source: FoundationDB randomises its knobs (reliability digest §1).
+Source: FoundationDB randomises its knobs (docs/sources/reliability.md §1).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ bugs are planted too: the code itself knows nothing of them. To add one, add a r
 `probes_of_nodes` or `probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the
 history tells it).
 
-Source: FoundationDB's CODE_PROBE; reliability digest §1, §4.
+Source: FoundationDB's CODE_PROBE; docs/sources/reliability.md §1, §4.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The keeper makes the log with a token, appends to it, and every now and then ask
 one. Every client but the outsiders has both, so that its reads go on over each change; an outsider
 has neither, and reads over and over: it must never be given a record (S28).
 
-Source: LogDevice digest 1 ("Gap types", ACCESS); reliability digest §3 (S28).
+Source: docs/sources/logdevice.md 1 ("Gap types", ACCESS); docs/sources/reliability.md §3 (S28).
 """
 
 from __future__ import annotations

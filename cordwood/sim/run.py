@@ -1,6 +1,6 @@
 """One seed: a cluster, clients, faults, healing, and the verdict of the checkers.
 
-Source: design.md §10 (what makes a run count); TigerBeetle's two phases (safety,
+Source: docs/design.md §10 (what makes a run count); TigerBeetle's two phases (safety,
 then liveness).
 """
 

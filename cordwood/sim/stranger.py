@@ -1,11 +1,11 @@
 """A stranger on the network: what speaks to a node's port and is nothing of ours.
 
 A port scanner, a browser, a client with a bug, somebody with bad intent, a node with a bug.
-Nothing that they say may end a node or a log, or reach another connection (reliability digest
-§7: the last three holes of a log store's were all in what it parses before it knows who speaks).
-What they say in frames that are well made is in `sim.forgeries`.
+Nothing that they say may end a node or a log, or reach another connection
+(docs/sources/reliability.md §7: the last three holes of a log store's were all in what it parses
+before it knows who speaks). What they say in frames that are well made is in `sim.forgeries`.
 
-Source: reliability digest §5.1 (malformed frames, slow client, floods), §7 (4, 5, 9).
+Source: docs/sources/reliability.md §5.1 (malformed frames, slow client, floods), §7 (4, 5, 9).
 """
 
 from __future__ import annotations

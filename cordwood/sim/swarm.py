@@ -5,7 +5,7 @@ important as putting them in: a run that has every fault at once hides what two 
 them alone would show.
 
 Source: Groce et al., "Swarm testing" (ISSTA 2012); TigerBeetle's src/vopr.zig;
-reliability digest §1, §4.
+docs/sources/reliability.md §1, §4.
 """
 
 from __future__ import annotations

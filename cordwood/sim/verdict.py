@@ -4,7 +4,7 @@ Used by `cordwood verify` and by the users' fixture. A verdict also says what wa
 looked at: a promise whose evidence the history does not hold counts as kept by the
 checkers, and must not be read as proved.
 
-Source: design.md §10; research "reliability" §3.
+Source: docs/design.md §10; docs/sources/reliability.md §3.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each client is a process of its own on a machine of its own. Payloads identify
 themselves, so the history alone tells what became of each.
 
-Source: reliability digest §1 (Jepsen's Kafka workload), §3.
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ driver reads the ranges first, heads of blocks only, no payload: what was trimme
 beginning and shows at the first block, what was lost shows where it was. For a long range that
 takes too long, and the tasks look at the rest: they check every LSN they read anyway.
 
-Source: research digest on PySpark 4.3, §8 ("raise on the driver at planning where possible").
+Source: docs/sources/spark.md §8 ("raise on the driver at planning where possible").
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ every few seconds, and never back; a save that fails is tried again later, and f
 With `startingOffsets=cursor` a new query, or a batch, starts where the consumer stands. A log
 in which it has no cursor yet is read from its beginning: to skip it would be a loss.
 
-Source: research digest on PySpark 4.3, §6 ("identity"), §8 (`commit` is a hint).
+Source: docs/sources/spark.md §6 ("identity"), §8 (`commit` is a hint).
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ Spark tells `write` nothing about the batch, but the task's context has it, unde
 Spark's internals; without them exactly once cannot be kept, and is refused.
 
 `abort` gives back what was staged and never touches what was published: Spark calls it also when
-`commit` failed after its publish (trap 12).
+`commit` failed after its publish (docs/sources/spark.md §2 trap 12).
 
-Source: research digest on PySpark 4.3, §2 (traps 9, 10, 12), §8.
+Source: docs/sources/spark.md §2 (traps 9, 10, 12), §8.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Blocks come straight from the storage nodes and become batches without touching 
 one by one; only runs of tiny blocks are gathered record by record. What arrives must
 tile the slice: a record that was skipped, or came twice, ends the task.
 
-Source: research digest on PySpark 4.3, §3 (8 k rows or 4 MiB a batch), §8 (gaps).
+Source: docs/sources/spark.md §3 (8 k rows or 4 MiB a batch), §8 (gaps).
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ map of log to LSN, and `read` holds no state: it runs in another process than th
 Every rule is in a module of its own (`options`, `bounds`, `offsets`, `runs`, `splitting`);
 here is only what Spark calls.
 
-What Spark does with these classes, and what follows, is in the digest's §2: `pushFilters`
+What Spark does with these classes, and what follows, is in docs/sources/spark.md §2: `pushFilters`
 must not even be defined (trap 6), argument names are literal (9), offsets compare as JSON
 text (2), an idle query polls some 80 times a second (1), `stop` may never be called (5).
 
 What connects is imported where it is first used: Spark starts a dozen Python processes for a
 query, most of which check options and go, and the client takes 0.4 s of a core to import.
 
-Source: research digest on PySpark 4.3, §2, §6, §8; style.md §10.
+Source: docs/sources/spark.md §2, §6, §8; CONTRIBUTING.md, "Spark".
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class CordwoodFilteringReader(CordwoodReader):
     """A batch that reads less where Spark's filters say so.
 
     A class of its own, because Spark refuses a reader that merely has `pushFilters` unless
-    `spark.sql.python.filterPushdown.enabled` is true (trap 6).
+    `spark.sql.python.filterPushdown.enabled` is true (docs/sources/spark.md §2 trap 6).
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
@@ -395,7 +395,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         """Move the cursors of `groupId`: Spark goes on from `offset`, so what is before it is done.
 
         Spark's `commit` says the same one batch later, and of the last batch of an AvailableNow
-        run never (trap 4).
+        run never (docs/sources/spark.md §2 trap 4).
         """
         if self._keeper is None:
             return

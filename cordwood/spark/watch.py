@@ -3,7 +3,7 @@
 Ends are released LSNs only. What is beyond them may still be given another outcome when
 an epoch is recovered, and a range that was planned must hold the same records for ever.
 
-Source: research digest on PySpark 4.3, §8.
+Source: docs/sources/spark.md §8.
 """
 
 from __future__ import annotations

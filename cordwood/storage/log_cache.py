@@ -10,8 +10,8 @@ copies of one range keep the one of higher precedence; a late loser is dropped.
 
 How much it holds at most is `Shard.cache_bytes_max`: the shard refuses what would not fit.
 
-Source: design.md §2 (precedence), §5; s3stream digest (b) and trap 10 (cache order must
-be WAL order).
+Source: docs/design.md §2 (precedence), §5; docs/sources/s3stream.md (b) and trap 10 (cache order
+must be WAL order).
 """
 
 from __future__ import annotations

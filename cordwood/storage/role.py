@@ -3,7 +3,7 @@
 STORED answers are cumulative and leave once a turn for each connection, however
 many waves became durable in it.
 
-Source: design.md §4, §5.
+Source: docs/design.md §4, §5.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ visible before it is answered and stores behind it are refused.
 From memory it goes to LogsDB (`flusher`), and the WAL is trimmed behind it: a start takes
 what LogsDB says, and what the WAL holds behind that: records of `layout.shard_record`.
 
-Source: design.md §5; LogDevice digest 2.7, 2.13.
+Source: docs/design.md §5; docs/sources/logdevice.md 2.7, 2.13.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A record's id travels in a header of its own (`sim.record_id`), so payloads stay
 they are. Everything in the logs must come from recorded clients of this recording: a
 record of anybody else is one that nobody sent.
 
-Source: `sim.history` (who must record what); research "reliability" §3.
+Source: `sim.history` (who must record what); docs/sources/reliability.md §3.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ thousands of connections that is far more than a node has. So their bytes are co
 and a frame that was begun has to end in time. What is counted is what has arrived: a length that
 is only claimed costs nothing.
 
-Source: reliability digest §7 (4, 9).
+Source: docs/sources/reliability.md §7 (4, 9).
 """
 
 from __future__ import annotations

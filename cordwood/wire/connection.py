@@ -4,7 +4,7 @@ Everything sent in one turn of the loop leaves in one `writelines`, because
 uvloop makes a system call of every write; nothing waits on a timer for that. A
 damaged frame closes this connection with a logged reason and nothing else.
 
-Source: design.md §4; hotpath digest §3.
+Source: docs/design.md §4; docs/sources/hotpath.md §3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The listening side: greets, bounds strangers, runs calls with a deadline.
 
-Source: reliability digest §7 (1, 4).
+Source: docs/sources/reliability.md §7 (1, 4).
 """
 
 from __future__ import annotations

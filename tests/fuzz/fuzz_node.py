@@ -5,7 +5,7 @@ client's and as another node's: frames of every kind with right checksums around
 that are as bad as it gets. What is wrong closes the connection; an exception that leaves a
 handler, a task that dies or an event that nobody handled is a defect.
 
-Source: reliability digest §7 (1, 4).
+Source: docs/sources/reliability.md §7 (1, 4).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 also pass `run_is_valid`, since one that did nothing breaks no promise. Promises
 whose feature is not built yet are listed in `NOT_YET`, with what brings them.
 
-Source: research "reliability", §3; design.md §10.
+Source: docs/sources/reliability.md §3; docs/design.md §10.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The metadata store says what a consumer is from one change to the next, its members what
 they were told, and their reads what they were given.
 
-Source: reliability digest §3; `protocol.consumer_group`.
+Source: docs/sources/reliability.md §3; `protocol.consumer_group`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from cordwood.sim.history import (
 )
 
 APPEND_BOUND_S = 5.0
-"""L1, of research "reliability" §3."""
+"""L1, of docs/sources/reliability.md §3."""
 
 READER_BOUND_S = 10.0
 """L2, of the same."""

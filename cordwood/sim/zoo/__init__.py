@@ -5,7 +5,7 @@ some real log store had, or that a small slip in our own code would make. To add
 write what makes the wrong function from the right one, and give it a row in its
 module's `BUGS`; `cordwood sim zoo` then demands that a seed catches it.
 
-Source: reliability digest §1 (etcd re-finds its old bugs), §6 (mutant list).
+Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6 (mutant list).
 """
 
 from __future__ import annotations

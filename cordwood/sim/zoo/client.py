@@ -1,6 +1,6 @@
 """Bugs of clients, of connections and of the metadata store's users.
 
-Source: reliability digest §2 (etcd, Redpanda), §6.
+Source: docs/sources/reliability.md §2 (etcd, Redpanda), §6.
 """
 
 from __future__ import annotations

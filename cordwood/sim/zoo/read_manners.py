@@ -1,7 +1,7 @@
 """Bugs of readers that do not read everything by themselves: of keys, Arrow, several logs, polling,
 and of what they learn about new epochs' nodes.
 
-Source: reliability digest §6; LogDevice digest 2.10.
+Source: docs/sources/reliability.md §6; docs/sources/logdevice.md 2.10.
 """
 
 from __future__ import annotations

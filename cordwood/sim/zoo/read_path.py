@@ -1,6 +1,6 @@
 """Bugs of readers: what they conclude from silence, and what they leave out.
 
-Source: reliability digest §1 (Jepsen's poll-skip), §6.
+Source: docs/sources/reliability.md §1 (Jepsen's poll-skip), §6.
 """
 
 from __future__ import annotations

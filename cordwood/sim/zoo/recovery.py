@@ -1,6 +1,6 @@
 """Bugs of log recovery: who is asked, what is kept, where the epoch ends.
 
-Source: reliability digest §2 (BookKeeper 2614, 2616, 2908), §6.
+Source: docs/sources/reliability.md §2 (BookKeeper 2614, 2616, 2908), §6.
 """
 
 from __future__ import annotations

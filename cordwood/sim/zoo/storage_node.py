@@ -1,6 +1,6 @@
 """Bugs of a storage node above its WAL.
 
-Source: reliability digest §2, §6 (mutant list).
+Source: docs/sources/reliability.md §2, §6 (mutant list).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ the last step that was done.
 A block that no node holds any more is no block here: `cordwood spark stats` tells such ranges as
 gaps. Holes and bridges are compared likewise.
 
-Source: research digest on PySpark 4.3, §7 ("Spark emits findings, the store repairs").
+Source: docs/sources/spark.md §7 ("Spark emits findings, the store repairs").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a landing is: the logs, the table, and what it would read if it ran now.
 
-Source: research digest on PySpark 4.3, §7.
+Source: docs/sources/spark.md §7.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Batches over the selected logs, with gaps as rows: records, bytes and rate for e
 of its records' own time, and what is missing, by kind. With the checkpoint of a query, also how
 far behind that query is. It goes in steps of some GiB, see `stats_steps`.
 
-Source: research digest on PySpark 4.3, §7.
+Source: docs/sources/spark.md §7.
 """
 
 from __future__ import annotations
