@@ -70,14 +70,14 @@ def choose_copyset(
         for scope, count in replication.spans:
             if count - len(used[scope]) >= draws_left:
                 left = [member for member in left if member.domain(scope) not in used[scope]]
-        member = left.pop(_draw(left, random))
+        member = left.pop(draw_member(left, random))
         drawn.append(member.node)
         for scope in used:
             used[scope].add(member.domain(scope))
     return tuple(drawn)
 
 
-def _draw(members: Sequence[Member], random: Chance) -> int:
+def draw_member(members: Sequence[Member], random: Chance) -> int:
     """Index of one member, by weight."""
     point = random.random() * sum(member.weight for member in members)
     for index, member in enumerate(members):
