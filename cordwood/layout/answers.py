@@ -13,6 +13,7 @@ from cordwood.errors import Malformed
 from cordwood.layout import log_questions as questions
 from cordwood.layout import message as m
 from cordwood.layout import message_nodes as nodes
+from cordwood.layout import message_rights as rights
 from cordwood.layout import message_staging as staging
 
 ANSWERS: Mapping[type, type] = {
@@ -28,17 +29,17 @@ ANSWERS: Mapping[type, type] = {
     m.BeatGroup: m.GroupReply,
     m.Clean: m.DoneReply,
     m.CreateLog: m.LogReply,
-    m.DeleteLog: m.DoneReply,
+    rights.DeleteLog: m.DoneReply,
     m.FindLog: m.LogReply,
     m.JoinGroup: m.GroupReply,
     m.LeaveGroup: m.GroupReply,
     m.ListLogs: m.LogsReply,
     m.Ping: m.DoneReply,
-    m.RaiseToken: m.EpochsReply,
-    m.RenameLog: m.LogReply,
+    rights.RaiseToken: m.EpochsReply,
+    rights.RenameLog: m.LogReply,
     m.SaveCursors: m.GroupReply,
     m.Seal: m.SealReply,
-    m.SetAttributes: m.DoneReply,
+    rights.SetAttributes: m.DoneReply,
     m.TellNodesets: m.DoneReply,
     m.Yield: m.DoneReply,
     nodes.AskMembers: nodes.MembersReply,
