@@ -36,7 +36,7 @@ from cordwood.layout.message import Call
 from cordwood.lsn import OLDEST, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.log_position import TimeAnswer, find_time, size_of
-from cordwood.quorum.f_majority import f_majority
+from cordwood.quorum.f_majority import weigh_replies
 from cordwood.settings import ClientSettings
 
 ASK_NODE_S = 3.0
@@ -277,9 +277,11 @@ class Positions:
         """Whether those that answered meet every copyset of every epoch."""
         if tail.epoch > info.epoch or not info.history:
             return False
+        # A node that answered is there, whatever is said of it.
+        told = {n: status for n, status in self._cluster.statuses.items() if n not in heard}
         for each in info.history:
             found = self._cluster.nodeset_of(info, each.since)
-            if found is None or not f_majority(set(heard), *found).reached:
+            if found is None or not weigh_replies(set(heard), *found, told).is_f_majority:
                 return False
         return True
 

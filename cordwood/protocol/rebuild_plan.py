@@ -10,8 +10,7 @@ by these.
 A node that lost only a range of times is in service, so it gets its own copy back, and no
 envelope changes.
 
-Source: docs/sources/logdevice.md 2.5 (`augment`), 2.9; seed logdevice-architecture, "Many-to-many
-rebuilding".
+Source: docs/sources/logdevice.md 2.5 (`augment`), 2.9.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
 from cordwood.protocol.producers import ProducerTable
 from cordwood.protocol.seal import SealTally
-from cordwood.quorum.authority import HAS_DATA, Hearing
+from cordwood.quorum.authority import HAS_DATA
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.recovery.absent import refuse_absent
 from cordwood.recovery.ask import ask_all, ask_until
 from cordwood.recovery.collect_digest import Collected, DigestReads, collect_digest
@@ -127,7 +128,7 @@ async def seal_log(
             statuses=tools.statuses(), silent=tools.silent(),
         )  # fmt: skip
         time_us = max(time_us, tally.append_time_us)
-        if weigh(tally.sure, nodeset, replication, {}) is Hearing.NONE:
+        if weigh(tally.sure, nodeset, replication, {}) is QuorumVerdict.NONE:
             time_us, is_latest = max(time_us, tools.host.clock.now_us()), False
     return Begins(time_us, is_latest)
 
@@ -231,8 +232,8 @@ async def _last_known(
         if best is not None and _place(best) >= least:
             return read_produced(best.produced), clean
         heard = {n for n, answer in answers.items() if isinstance(answer, EpochReply)}
-        hearing = weigh(heard, nodeset, replication, tools.statuses())
-        if hearing not in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE):
+        verdict = weigh(heard, nodeset, replication, tools.statuses())
+        if verdict not in (QuorumVerdict.COMPLETE, QuorumVerdict.NON_AUTHORITATIVE):
             failures = {
                 node: answer if isinstance(answer, CordwoodError) else Unreachable("was not told")
                 for node, answer in answers.items()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.quorum.copyset import can_replicate
-from cordwood.quorum.f_majority import f_majority
+from cordwood.quorum.f_majority import weigh_replies
 from cordwood.sim.fault_kinds import FAULT_KINDS
 
 SEQUENCER = 0
@@ -267,7 +267,7 @@ def spare_nodes(order: Sequence[NodeId], options: FaultOptions) -> list[NodeId]:
     taken: list[NodeId] = []
     for node in order:
         rest = set(nodeset.nodes) - {*taken, node}
-        enough = f_majority(rest, nodeset, replication).reached
+        enough = weigh_replies(rest, nodeset, replication, {}).is_f_majority
         if enough and can_replicate(rest, nodeset, replication):
             taken.append(node)
     return taken

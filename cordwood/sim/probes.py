@@ -33,7 +33,7 @@ from cordwood.errors import (
 from cordwood.layout.waves import Refusal
 from cordwood.lsn import ESN_MAX
 from cordwood.protocol.single_copy import Doubt
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -205,12 +205,12 @@ _WATCHES: tuple[Watch, ...] = (
     Watch(
         "recovered-without-all",
         "recovery.collect_digest:weigh",
-        lambda s: s.result is Hearing.INCOMPLETE,
+        lambda s: s.result is QuorumVerdict.INCOMPLETE,
     ),
     Watch(
         "recovered-non-authoritatively",
         "recovery.collect_digest:weigh",
-        lambda s: s.result is Hearing.NON_AUTHORITATIVE,
+        lambda s: s.result is QuorumVerdict.NON_AUTHORITATIVE,
     ),
     Watch("recovery-lacks-members", "recovery.seal_epoch:refuse_absent", raises=NoSequencer),
     Watch("recovery-lacks-members", "recovery.collect_digest:refuse_absent", raises=NoSequencer),

@@ -103,14 +103,14 @@ def _without_newest(right: Any) -> Any:
 
 
 def _lost_are_down(right: Any) -> Any:
-    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
+    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
         down = {
             node: Authority.UNAVAILABLE if status is Authority.UNDER_REPLICATED else status
             for node, status in statuses.items()
         }
         return right(heard, nodeset, replication, down)
 
-    return hear
+    return weigh_replies
 
 
 def _told_is_forgotten(right: Any) -> Any:
@@ -266,7 +266,7 @@ BUGS = (
                changed({"client.shared_tail:Seat._stop": _dropped_skip}),
                hunt=reading_grounds.CRAMPED),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
-               changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
+               changed({"client.read_stream:weigh_replies": _lost_are_down}), hunt=grounds.LOST),
     PlantedBug("at-work-is-done", "a position passes the item that a loop still works on",
                changed({"client.hand:Hand.next_lsn": _at_work_is_done}), hunt=grounds.CONSUMERS),
     PlantedBug("cancelled-goes-on", "a cancelled call takes an item later, and gives it to nobody",
