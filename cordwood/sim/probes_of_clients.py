@@ -12,6 +12,7 @@ _CHOICE = "protocol.single_copy:SenderChoice"
 _CLUSTER = "client.cluster:Cluster"
 _CONSUMER = "client.consumer:Consumer"
 _LINK = "wire.connection:Connection"
+_FINDING = "client.log_finding:LogFinding"
 _POSITIONS = "client.positions:Positions"
 _PUBLISHER = "client.publishing:Publisher"
 _SEAT = "client.shared_tail:Seat"
@@ -97,8 +98,14 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row("slow-rewound", "slowness was measured anew after a rewind", f"{_SLOW}.on_rewind"),
     row("slow-outliers", "a node was far slower than the others", f"{_SLOW}._outliers", gave),
     row("node-checked", "a client asked whether a node is there", f"{_CLUSTER}.check_node"),
-    row("refusal-noted", "a client noted who is not a log's sequencer", f"{_CLUSTER}.note_refusal"),
-    row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_CLUSTER}._ask_nodesets"),
+    row("refusal-noted", "a client noted who is not a log's sequencer", f"{_FINDING}.note_refusal"),
+    row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_FINDING}._ask_nodesets"),
+    row(
+        "name-asked-again",
+        "a client asked where a name leads by now",
+        f"{_FINDING}._must_wait",
+        gave,
+    ),
     row("key-looked-for", "a client looked a key up", f"{_POSITIONS}.find_key"),
     row("node-scanned", "a node was asked for all its copies", "client.replica_scan:scan_node"),
     row(
