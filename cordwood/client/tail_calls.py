@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from cordwood.client.ask_released import ReleasedAsker
 from cordwood.client.ask_tail import ask_tail
 from cordwood.client.cluster import Cluster
 from cordwood.client.log_info import AnyLog, LogInfo
 from cordwood.client.log_tree import check_write_token
+from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
 from cordwood.errors import UnknownLog, Unreachable
 from cordwood.lsn import ESN_MAX, Lsn, make_lsn
@@ -33,7 +33,9 @@ class TailCalls:
     _settings: ClientSettings
     _asker: ReleasedAsker
 
-    async def read(self, log: AnyLog, *args: Any, **options: Any) -> ReadStream:
+    async def read(
+        self, log: AnyLog, start: Start = "oldest", until: Position | None = "tail"
+    ) -> ReadStream:
         """See `store.Store`."""
         raise NotImplementedError
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer
 from cordwood.client.appending import Appending
+from cordwood.client.log_info import AnyLog
 from cordwood.client.position_calls import Position, Start, to_lsn
 from cordwood.client.positions import Trimmed
 from cordwood.client.producer import Producer
@@ -227,7 +228,7 @@ class RecordedStore(_Store):
         self._calls = calls
         self._recording = recording
         self._timeout_s = timeout_s
-        self._ids: dict[str, int] = {}
+        self._ids: dict[AnyLog, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -307,7 +308,7 @@ class RecordedStore(_Store):
         self._calls.stored(op, lsns)
         return lsns
 
-    async def open_log(self, log: str) -> RecordedAppending:
+    async def open_log(self, log: AnyLog) -> RecordedAppending:
         """See `Store.open_log`."""
         log_id = await self._log_id(log)
         return RecordedAppending(
@@ -316,7 +317,7 @@ class RecordedStore(_Store):
 
     async def read(
         self,
-        log: str,
+        log: AnyLog,
         start: Start = "oldest",
         until: Position | None = "tail",
         *,
@@ -340,11 +341,11 @@ class RecordedStore(_Store):
         last = parse_lsn(until) if isinstance(until, str) else until
         return RecordedStream(stream, log_id, last, self._calls, self._recording, gaps=gaps)
 
-    async def tail(self, log: str) -> Lsn:
+    async def tail(self, log: AnyLog) -> Lsn:
         """See `Store.tail`."""
         return (await self.tails([log]))[0]
 
-    async def tails(self, logs: Sequence[str]) -> list[Lsn]:
+    async def tails(self, logs: Sequence[AnyLog]) -> list[Lsn]:
         """See `Store.tails`."""
         ids = [await self._log_id(log) for log in logs]
         invoked_us = self._recording.now_us()
@@ -359,7 +360,7 @@ class RecordedStore(_Store):
             )
         return lsns
 
-    async def trim(self, log: str, lsn: Position) -> Trimmed:
+    async def trim(self, log: AnyLog, lsn: Position) -> Trimmed:
         """See `Store.trim`."""
         log_id = await self._log_id(log)
         position = int(await self._store.tail(log)) if lsn == "tail" else to_lsn(lsn)
@@ -377,7 +378,7 @@ class RecordedStore(_Store):
         """Its process was killed or stopped; see `ClientCalls.interrupt`."""
         self._calls.interrupt()
 
-    async def _log_id(self, log: str) -> int:
+    async def _log_id(self, log: AnyLog) -> int:
         """The log's number, made where looking it up may make it."""
         known = self._ids.get(log)
         if known is None:

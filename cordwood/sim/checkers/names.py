@@ -69,8 +69,11 @@ class Leads:
 
 
 def check_names(evidence: Evidence) -> list[Violation]:
-    """S32: a read gives records of the log that was asked for, a consumer passes none over in a log
-    that is new to it, and what was acknowledged under a name is there."""
+    """S32: who reads, consumes or appends by a name or a number does so in the log that it is.
+
+    No record is of another log, a consumer passes none over in a log that is new to it, and what
+    was acknowledged under a name is there.
+    """
     leads = Leads(evidence)
     found: list[Violation] = []
     consumed = Consumed()
