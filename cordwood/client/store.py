@@ -175,8 +175,10 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             log, values, keys, timestamps, headers, producer
         )
 
-    async def open_log(self, log: str) -> Appending:
-        """A log for `append_nowait`, the fastest way to append one by one.
+    async def open_log(self, log: AnyLog) -> Appending:
+        """A log, by name or number, for `append_nowait`, the fastest way to append one by one.
+
+        It is that log for good, whatever its name is by then.
 
         Raises:
             UnknownLog: it is not there and may not be made.

@@ -114,6 +114,12 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row("node-checked", "a client asked whether a node is there", f"{_CLUSTER}.check_node"),
     row("refusal-noted", "a client noted who is not a log's sequencer", f"{_FINDING}.note_refusal"),
     row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_FINDING}._ask_nodesets"),
+    row(
+        "name-asked-again",
+        "a client asked where a name leads by now",
+        f"{_FINDING}._must_wait",
+        gave,
+    ),
     row("key-looked-for", "a client looked a key up", f"{_POSITIONS}.find_key"),
     row("node-scanned", "a node was asked for all its copies", "client.replica_scan:scan_node"),
     row(

@@ -181,6 +181,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             trim_s=stream(seed, "trims").choice((0.0, 0.0, 2.0, 6.0)),
             holders=stream(seed, "holders").choice((0, 0, 0, 2)),
             outsiders=stream(seed, "outsiders").choice((0, 0, 0, 0, 0, 1)),
+            callers=stream(seed, "callers").choice((0, 0, 0, 0, 0, 2)),
             keyed=(keyed := stream(seed, "keyed").choice((0.0, 0.5, 1.0))),
             manners=_manners(stream(seed, "manners"), keyed),
             browsers=stream(seed, "browsers").choice((0, 0, 0, 1)),

@@ -310,7 +310,7 @@ class RecordedStore(_Store):
         self._calls.stored(op, lsns)
         return lsns
 
-    async def open_log(self, log: str) -> RecordedAppending:
+    async def open_log(self, log: AnyLog) -> RecordedAppending:
         """See `Store.open_log`."""
         log_id = await self._log_id(log)
         return RecordedAppending(

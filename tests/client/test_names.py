@@ -9,6 +9,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.client.buffered_writer import WriteMode, WriterOptions
 from cordwood.client.cluster import REFRESH_S
 from cordwood.client.consumer import Consumer
 from cordwood.client.known_logs import BELIEVED_S
@@ -216,6 +217,42 @@ class TestSpelling:
                 await store.log_tree.delete("x")
                 with pytest.raises(UnknownLog):
                     await store.tail("/x")
+
+        simulate(scenario)
+
+
+class TestWriters:
+    @pytest.mark.parametrize("mode", [WriteMode.STREAM, WriteMode.INDEPENDENT])
+    def test_a_writer_goes_on_over_a_rename_and_is_told_of_a_deletion(self, mode) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                writer = other.buffered_writer(WriterOptions(mode=mode))
+                await writer.append("/a", b"0")
+                await store.log_tree.rename("/a", "/b")
+                await asyncio.sleep(BOUND_S)
+                await writer.append("/a", b"1")
+                assert await values(store, "/b") == [b"0", b"1"]
+                await store.log_tree.delete("/b")
+                await asyncio.sleep(BOUND_S)
+                with pytest.raises(UnknownLog):
+                    await writer.append("/a", b"lost with it")
+                await writer.append("/a", b"2")
+                assert await values(store, "/a") == [b"2"]
+                await writer.close()
+
+        simulate(scenario)
+
+    def test_two_spellings_are_one_stream(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                writer = store.buffered_writer(WriterOptions(mode=WriteMode.STREAM))
+                told = [
+                    writer.append_nowait("x" if number % 2 else "/x", b"%d" % number)
+                    for number in range(6)
+                ]
+                await asyncio.gather(*told)
+                assert await values(store, "/x") == [b"%d" % number for number in range(6)]
+                await writer.close()
 
         simulate(scenario)
 

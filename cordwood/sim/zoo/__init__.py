@@ -14,6 +14,7 @@ from cordwood.errors import BadSetting
 from cordwood.sim.zoo import (
     client,
     epochs,
+    names,
     operators,
     publishing,
     read_manners,
@@ -38,6 +39,7 @@ ZOO: tuple[PlantedBug, ...] = (
     *operators.BUGS,
     *publishing.BUGS,
     *epochs.BUGS,
+    *names.BUGS,
 )
 """Every bug that can be planted."""
 

@@ -539,6 +539,9 @@ CONSUMERS = ground(
 TOKENS = ground("crash", "pause", every_s=3.0, holders=2)
 """Clients take a log from one another."""
 
+NAMES = ground("slow_links", every_s=60.0, callers=3, length_s=45.0)
+"""A name goes from one log to the next, under callers that stay connected, and little else."""
+
 RIGHTS = ground("crash", "pause", "metadata_slow", every_s=3.0, outsiders=2)
 """A log asks for a read token, now this one and now that, and some have neither."""
 
