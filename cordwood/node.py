@@ -89,7 +89,7 @@ from cordwood.storage.staging import Staging
 from cordwood.storage.staging_sweep import StagingSweep
 from cordwood.storage.tables import MakeTables
 from cordwood.wire.connection import Connection
-from cordwood.wire.for_nodes import check_call, check_frame
+from cordwood.wire.for_nodes import check_call, check_frame, is_node
 from cordwood.wire.gossip import Gossip
 from cordwood.wire.peers import Peers, wait_at_most
 from cordwood.wire.server import Server
@@ -535,7 +535,7 @@ class Node:
             case AskEpoch():
                 return self._storage.epoch_end(call)
             case Trim():
-                return await self._storage.trim(call)
+                return await self._storage.trim(call, by_node=is_node(connection))
             case AskTime() | AskExtent() | AskSize() | AskKept():
                 return await self._storage.look(call)
             case AskTail():

@@ -38,6 +38,7 @@ from cordwood.layout.reading import (
     read_window,
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
+from cordwood.lsn import format_lsn
 from cordwood.storage.kept_bytes import kept_here
 from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.log_search import LogSearch
@@ -51,6 +52,13 @@ from cordwood.wire.for_nodes import is_node
 SEAL_AHEAD_MAX = 1024
 """Epochs that a seal may be above all that this node knows of a log before it asks whether that
 one was handed out: a node that was away for long meets this, and a faulty caller."""
+
+RELEASE_WAIT_S = 2.0
+"""A client that appended and trims at once may be here before the release; a lost one is told again
+within a second."""
+
+RELEASE_LOOK_S = 0.02
+"""How often it is looked for meanwhile."""
 
 
 class _Session:
@@ -150,9 +158,36 @@ class StorageRole:
         await self._shard.clean(call.log, call.epoch, end)
         return DoneReply()
 
-    async def trim(self, call: Trim) -> TrimReply:
-        """See `Shard.trim`."""
-        return TrimReply(await self._shard.trim(call.log, call.lsn, call.until))
+    async def trim(self, call: Trim, *, by_node: bool) -> TrimReply:
+        """See `Shard.trim`.
+
+        A client is not believed what is released: with a number that is too high, records that
+        nobody acknowledged would be read, and those to come dropped as they are stored.
+
+        Args:
+            by_node: a member of the cluster says it.
+        Raises:
+            Retryable: this node has not heard of a release as high.
+        """
+        until = call.until
+        if not by_node:
+            until = min(until, await self._heard_of_release(call.log, call.lsn))
+        return TrimReply(await self._shard.trim(call.log, call.lsn, until))
+
+    async def _heard_of_release(self, log: int, lsn: int) -> int:
+        """How far a log is released; waits for what was just released to be told here as well."""
+        held = self._shard.cache.get(log)
+        try:
+            async with asyncio.timeout(RELEASE_WAIT_S):
+                while held is None or held.released < lsn:
+                    await asyncio.sleep(RELEASE_LOOK_S)
+                    held = self._shard.cache.get(log)
+        except TimeoutError:
+            raise Retryable(
+                f"log {log}: this node was not told that all up to {format_lsn(lsn)} is released, "
+                "so it trims nothing: trim again once it has heard of its sequencer"
+            ) from None
+        return held.released
 
     async def look(
         self, call: AskTime | AskExtent | AskSize | AskKept
