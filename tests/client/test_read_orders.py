@@ -6,28 +6,33 @@ import asyncio
 
 from cluster_at_hand import ClusterAtHand, simulate
 
-from cordwood.block import Gap, GapKind
+from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.layout.reading import BlocksHead
 from cordwood.lsn import make_lsn
+from cordwood.quorum.f_majority import QuorumVerdict
 
 LOG = 1
 
-LOST = Gap(make_lsn(1, 1), make_lsn(1, 1), GapKind.DATA_LOSS)
+LOST = Gap(make_lsn(1, 2), make_lsn(1, 2), GapKind.DATA_LOSS)
 
 
 async def told_of_nothing(cluster: ClusterAtHand, store: Store) -> ReadStream:
-    """All nodes have lost the first of two records, and have told a reader how far they are."""
-    for value in (b"1", b"2"):
+    """All nodes have lost the second of three records, and have told a reader that took the first
+    how far they are."""
+    for value in (b"1", b"2", b"3"):
         await store.append("log", value)
     for node in cluster.running.values():
         held = node.shard.cache.log(LOG)
         held._keep([block for block in held.blocks if block.header.first != LOST.first])
-    stream = await store.read("log", until=make_lsn(1, 2))
+    stream = await store.read("log", until=make_lsn(1, 3))
+    assert [each.value for each in await stream.next_items() if isinstance(each, Record)] == [b"1"]
     await asyncio.sleep(1)
-    assert len(stream.senders.sending()) == 3
-    assert all(stream._buffer.marker(n) > LOST.last for n in stream.senders.sending())
+    sending = stream.senders.sending()
+    assert len(sending) == 3
+    assert all(stream._buffer.marker(node) > LOST.last for node in sending)
+    assert stream._judge(sending) is QuorumVerdict.COMPLETE, "a take would tell a loss"
     return stream
 
 
@@ -57,7 +62,7 @@ def test_what_comes_by_an_older_order_does_not_count() -> None:
             await asyncio.sleep(0)  # they are asked at the end of this turn
             sources = stream.senders.sources
             assert all(each.version != each.asked for each in sources.values())
-            head = BlocksHead(0, 0, make_lsn(1, 3), make_lsn(1, 2))
+            head = BlocksHead(0, 0, make_lsn(1, 4), make_lsn(1, 3))
             for node, source in list(sources.items()):
                 stream.on_blocks(node, source.connection, head, [])
                 assert stream._buffer.marker(node) == 0
