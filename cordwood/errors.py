@@ -20,6 +20,8 @@
         RecordTooLarge   over the record or block limit
         UnknownLog       no log of this name
         LogExists        a log of this name is there already
+        NoObject         the object store has no object of this name
+        ObjectChanged    an object is not the one that the caller expected to replace
         AccessDenied     this client may not do that
         BadSetting       an option, setting or argument is out of its range
         NotOurCluster    the other side is another cluster, node or version
@@ -153,6 +155,14 @@ class UnknownLog(Rejected):
 
 class LogExists(Rejected):
     """A log of this name is there already."""
+
+
+class NoObject(Rejected):
+    """The object store has no object of this name."""
+
+
+class ObjectChanged(Rejected):
+    """An object is not the one that the caller expected to replace; nothing was stored."""
 
 
 class AccessDenied(Rejected):

@@ -4,7 +4,7 @@ A node is a storage node, may sequence any log, and answers questions about the
 cluster. Everything it needs of the machine comes through its `Host`, so the same
 assembly runs as a process, inside an application, and in the simulator.
 
-Source: style.md §2; design.md §1, §11.
+Source: CONTRIBUTING.md, "The idea"; docs/design.md §1, §11.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Node:
         base = replicate_across(settings.default_replication)
         self._logs = LogTree(metadata, LogAttributes(replicate_across=base).over(DEFAULTS))
         self._epochs = EpochStore(metadata)
-        self._consumers = ConsumerCalls(Consumers(metadata), host.clock.now_us)
+        self._consumers = ConsumerCalls(Consumers(metadata), self._logs, host.clock.now_us)
         self._publications = Publications(
             metadata, host.random.getrandbits, lambda: self._group_bytes_max
         )
@@ -175,12 +175,12 @@ class Node:
         self._states: NodeStates
         self._gossip: Gossip
         self._digests: DigestReads
-        self._server: Server
+        self.server: Server
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return self._server.address
+        return self.server.address
 
     @property
     def shard(self) -> Shard:
@@ -231,9 +231,9 @@ class Node:
         self._exit.push_async_callback(self._sequencer.close)
         await self._refresh_members()  # before the first caller, who may say to be one of them
         ours = self._hello(NodeId(0))
-        self._server = Server(host.network, ours, self, self._tasks, self._check_node)
-        self._exit.push_async_callback(self._server.close)
-        await self._server.listen(settings.listen)
+        self.server = Server(host.network, ours, self, self._tasks, self._check_node)
+        self._exit.push_async_callback(self.server.close)
+        await self.server.listen(settings.listen)
         await self._refresh_members()
         works = (
             self._refresh(),
@@ -256,7 +256,7 @@ class Node:
         self._exit.callback(self._stop_purging)
         for log in sorted(self._shard.cache.logs):
             self._on_change(log)
-        logger.info("node %d listens on %s", settings.node, self._server.address)
+        logger.info("node %d listens on %s", settings.node, self.server.address)
 
     async def _open_shard(self) -> None:
         """Open WAL and LogsDB, replay, and begin to flush."""
@@ -518,8 +518,8 @@ class Node:
             case Seal() | Clean() | Trim() | TellNodesets():
                 return await self._storage.mark(connection, call)
             case AskMembers():
-                dead: list[int] = sorted(self._gossip.dead)
-                return MembersReply(self._cluster, member_infos(self._members), dead)
+                dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
+                return MembersReply(self._cluster, member_infos(self._members), dead, changes)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
@@ -560,7 +560,7 @@ class Node:
             cache_bytes=shard.cache.bytes,
             logs_bytes=shard.logs.stored_bytes,
             partitions=len(shard.logs.partitions),
-            connections=self._server.connections,
+            connections=self.server.connections,
             appended_records=self._sequencer.appended_records,
             stored_blocks=shard.stored_blocks,
             sent_blocks=self._streams.sent_blocks,

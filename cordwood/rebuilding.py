@@ -7,7 +7,7 @@ look as bytes.
 An event's place in the log is its LSN, and the LSN of the last event that changed what donors
 have to do is the *version* of the set. A donor names the version that it worked by.
 
-Source: LogDevice digest 2.9 (`EventLogRebuildingSet`).
+Source: docs/sources/logdevice.md 2.9 (`EventLogRebuildingSet`).
 """
 
 from __future__ import annotations

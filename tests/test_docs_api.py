@@ -22,6 +22,7 @@ from cordwood.client.blocking import BlockingLogTree, BlockingStore
 from cordwood.client.blocking_readers import BlockingConsumer, BlockingLogsReader
 from cordwood.client.buffered_writer import BufferedWriter
 from cordwood.client.consumer import Consumer
+from cordwood.client.cursors import Cursors
 from cordwood.client.log_tree import LogTree
 from cordwood.client.reader import Reader
 from cordwood.client.store import Store
@@ -146,7 +147,7 @@ def test_the_program_runs_as_it_stands(example: Example, tmp_path: Path) -> None
 def test_each_verb_has_an_example_behind_its_door(is_asyncio: bool) -> None:
     """Of the store's and of the log tree's verbs; those of what a store makes are named."""
     text = "\n".join(each.text for each in examples() if each.awaits == is_asyncio)
-    classes = (Store, LogTree) if is_asyncio else (BlockingStore, BlockingLogTree)
+    classes = (Store, LogTree, Cursors) if is_asyncio else (BlockingStore, BlockingLogTree)
     verbs = {verb for each in classes for verb in public(each)} - NOT_FOR_PROGRAMS
     # The asyncio client is closed by `async with`; addresses and the like are shown once.
     shown_once = {"close", "create", "serve", "cluster_id", "is_closed"}

@@ -69,3 +69,19 @@ def test_a_reader_finds_each_page(page: Path) -> None:
         seen.add(at)
         to_see += [(at.parent / target).resolve() for target, _ in links(at) if target]
     assert page in seen
+
+
+def test_functions_of_the_reading_order_are_there() -> None:
+    """Rows that name a file and then functions of it."""
+    page = (DOCS / "reading-order.md").read_text()
+    rows = re.findall(r"`(cordwood/[\w/]+\.py)` \| ([^|]+) \|$", page, re.MULTILINE)
+    named = [(file, name) for file, cell in rows for name in re.findall(r"`(\w+)`", cell)]
+    assert len(named) > 15
+    missing = [
+        f"{file}: {name}"
+        for file, name in named
+        if not re.search(
+            rf"\b(?:def|class) {name}\b|^    {name}:|def {name}\(", (ROOT / file).read_text(), re.M
+        )
+    ]
+    assert missing == []

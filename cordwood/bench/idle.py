@@ -9,7 +9,7 @@ opened again, as a node's start does it.
 As a program it is one of those processes: `python -m cordwood.bench.idle DIR LOGS PARTITIONS`
 fills a LogsDB in DIR with so many logs in each of so many partitions and prints what that cost.
 
-Source: design.md §5 (thousands of partitions and 100,000 logs stay cheap).
+Source: docs/design.md §5 (thousands of partitions and 100,000 logs stay cheap).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ and the machine's cache of its files is dropped before each repeat, so that the 
 One reader takes batch after batch, as a read stream does. The reference reads a file with
 blocks as large as ours, one at a time, past the machine's cache.
 
-Source: design.md §5 ("reads never block the loop, bounded batches, read-ahead"); hotpath
-digest §2.
+Source: docs/design.md §5 ("reads never block the loop, bounded batches, read-ahead");
+docs/sources/hotpath.md §2.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ blocks with their bodies unopened. Blocks are also read with every node sending 
 (`scd_enabled` off), which shows what sending one copy saves: each figure says how many bytes
 the nodes sent for each byte that was read.
 
-Source: design.md §7; hotpath digest §3.
+Source: docs/design.md §7; docs/sources/hotpath.md §3.
 """
 
 from __future__ import annotations

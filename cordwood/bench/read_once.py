@@ -9,7 +9,7 @@ nodes sending all they hold, which is the reference.
 
 Nothing else reads meanwhile: no scrubbing, and no memory of what was flushed.
 
-Source: LogDevice digest 2.10 (copyset index); issue text of the read path.
+Source: docs/sources/logdevice.md 2.10 (copyset index).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ answers, and it is of no use. A reader notices that its windows take longer ther
 and has others send in its place (`protocol.slow_shards`). What is measured is the second half of
 the log, when that has happened, beside the same half read from healthy nodes.
 
-Source: issue text of the read path ("throughput with one node 100 × slower").
+Source: docs/reading.md, "How fast readers are" (beside a slow node).
 """
 
 from __future__ import annotations

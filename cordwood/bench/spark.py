@@ -4,7 +4,7 @@ One session on `local[2]`, one log of small records, on a local cluster that sha
 cores. Each figure is a ratio to the trivial source or sink (`spark_trivial`), measured right
 before it in the same session.
 
-Source: research digest on PySpark 4.3, §3, §8 (bars).
+Source: docs/sources/spark.md §3, §8 (bars).
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ closed (so many records in flight, the next as soon as one is durable) or, given
 throughput, open: records are due at their times, and latency counts from then, so that a
 stall is charged for all that it held up.
 
-Source: seed "How to implement high-performance WAL based on raw devices"; AutoMQ
-S3Stream digest (c) (WriteBench).
+Source: docs/sources/s3stream.md (c) (WriteBench).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The process is as if killed: the header does not say that the end was graceful, 
 start also looks through a window past the end. The reference is fio reading as many
 bytes in the same order: no start that looks at all of them is quicker.
 
-Source: AutoMQ S3Stream digest (a), "Recovery" (92.7 s for 1 GiB, later 15.3 s).
+Source: docs/sources/s3stream.md (a), "Recovery" (92.7 s for 1 GiB, later 15.3 s).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ stands, how far it comes in a few seconds, and whom it waits for; what the nodes
 its epochs and of its streams; and for how long each process ran and for how long it was kept
 from running. Whoever finds this in a verdict need not have it happen again.
 
-Source: LogDevice digest 2.11 (read streams' state for people); proc_pid_schedstat(5).
+Source: docs/sources/logdevice.md 2.11 (read streams' state for people); proc_pid_schedstat(5).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The verbs together, and what is common to all of them.
 
-Source: design.md §11.
+Source: docs/design.md §11.
 """
 
 from __future__ import annotations

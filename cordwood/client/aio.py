@@ -1,6 +1,6 @@
 """`connect` for programs with a loop of their own.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from cordwood.client.address import parse_url
 from cordwood.client.opening import Opening
 from cordwood.client.store import Store, connected
+from cordwood.host.collector import rare_collections
 from cordwood.host.real import real_host
 from cordwood.settings import ClientSettings
 
@@ -39,7 +40,8 @@ async def _on_this_machine(
     addresses: tuple[str, ...], settings: ClientSettings
 ) -> AsyncIterator[Store]:
     async with real_host() as host, connected(addresses, host, settings) as store:
-        yield store
+        with rare_collections(settings.rare_collections):
+            yield store
 
 
 async def open_store(manager: AbstractAsyncContextManager[Store]) -> Store:

@@ -1,6 +1,6 @@
 """Calls that append: find the log, wait for room, and answer by the call's own deadline.
 
-Source: design.md §4, §7.
+Source: docs/design.md §4, §7.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ STALL_S = 1.0
 stopped process keeps its connections, and only silence tells."""
 
 PRODUCERS_MAX = 10_000
-"""Logs and producers that one client appends with at a time."""
+"""Producers, each with each of its logs, that one client appends with at a time."""
 
 SWEEP_S = 0.1
 """How often deadlines are checked."""

@@ -1,6 +1,6 @@
 """One log, ready to append to record by record, without a call to wait for each.
 
-Source: hotpath digest §1; design.md §7.
+Source: docs/sources/hotpath.md §1; docs/design.md §7.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All appends of one client: their turns, their answers and the window they share.
 
-Source: design.md §4, §7.
+Source: docs/design.md §4, §7.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Appends:
         self._settings = settings
         self._tasks = tasks
         self._logs: dict[tuple[int, Producer | None], LogAppends] = {}
+        self._producers = 0
         self._dirty: dict[LogAppends, None] = {}
+        # Those with something queued or sent: a client that knows a thousand logs looks at these.
+        self._watched: dict[LogAppends, None] = {}
         self._running: dict[asyncio.Task[None], None] = {}
         self._has_work = asyncio.Event()
         cluster.add_listener(self)
@@ -58,8 +61,10 @@ class Appends:
         """
         found = self._logs.get((log, producer))
         if found is None:
-            if producer is not None and len(self._logs) >= PRODUCERS_MAX:
-                self._forget_idle()
+            if producer is not None:
+                if self._producers >= PRODUCERS_MAX:
+                    self._forget_idle()
+                self._producers += 1
             found = self._logs[log, producer] = LogAppends(
                 log, producer, self._cluster, self._host, self._settings, self
             )
@@ -69,7 +74,8 @@ class Appends:
         """Drop producers that wait for nothing; whoever goes on with one gets a new line."""
         for key in [k for k, each in self._logs.items() if k[1] is not None and each.is_idle]:
             del self._logs[key]
-        if len(self._logs) >= PRODUCERS_MAX:
+            self._producers -= 1
+        if self._producers >= PRODUCERS_MAX:
             raise Overloaded(f"{PRODUCERS_MAX} producers have appends in flight in this client")
 
     def check_record(
@@ -138,7 +144,7 @@ class Appends:
             for token, first in read_pairs(frame.payload):
                 log = self.sent.get(token)
                 if log is not None:
-                    log.on_acked(token, first)
+                    log.on_acked(token, first, connection)
         elif frame.kind == Kind.APPEND_FAULTS:
             for each in read_append_faults(frame.payload):
                 log = self.sent.get(each.token)
@@ -147,17 +153,18 @@ class Appends:
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, {}
+        self._watched |= dirty
         for log in dirty:
             log.flush()
         self.outbox.send()
 
     async def _sweep(self) -> None:
         while True:
-            if all(log.is_idle for log in self._logs.values()):
+            if not (self._watched or self._dirty):
                 self._has_work.clear()
                 await self._has_work.wait()
             await asyncio.sleep(SWEEP_S)
             now = self.loop.time()
-            for log in self._logs.values():
-                if not log.is_idle:
-                    log.sweep(now)
+            for log in [each for each in self._watched if each.is_due(now)]:
+                log.sweep(now)
+            self._watched = {log: None for log in self._watched if log.has_work}

@@ -1,6 +1,6 @@
 """Asks a log's sequencer for the tail, and has one started where none runs.
 
-Source: LogDevice digest 1 ("getTailLSN"), 2.2; design.md §7.
+Source: docs/sources/logdevice.md 1 ("getTailLSN"), 2.2; docs/design.md §7.
 """
 
 from __future__ import annotations

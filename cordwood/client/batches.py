@@ -3,7 +3,7 @@
 A block becomes a batch without touching records one by one; only runs of tiny blocks are
 gathered record by record, because a batch has a price of its own.
 
-Source: research digest on PySpark 4.3, §3 (8 k rows or 4 MiB a batch); design.md §2.
+Source: docs/sources/spark.md §3 (8 k rows or 4 MiB a batch); docs/design.md §2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The asyncio client runs in a thread; every call here waits for it.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Mapping,
     Sequence,
 )
 from concurrent.futures import Future
@@ -28,8 +27,9 @@ from cordwood.client import aio
 from cordwood.client.blocking_readers import BlockingConsumer, BlockingLogsReader, BlockingReader
 from cordwood.client.blocking_writer import BlockingBufferedWriter
 from cordwood.client.buffered_writer import WriterOptions
-from cordwood.client.cursors import Lag
+from cordwood.client.cursors import ByLog, Lag
 from cordwood.client.facade import Facade, blocking
+from cordwood.client.log_info import AnyLog
 from cordwood.client.log_tree import LogTree
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.producer import Producer
@@ -173,7 +173,7 @@ class BlockingStore(Facade[Store]):
 
     def read(
         self,
-        log: str,
+        log: AnyLog,
         start: Start = "oldest",
         until: Position | None = "tail",
         *,
@@ -232,7 +232,7 @@ class BlockingStore(Facade[Store]):
         )
         return BlockingLogsReader(self._thread, made)
 
-    def scan_copies(self, log: str, node: NodeId, start: int, stop: int) -> NodeCopies:
+    def scan_copies(self, log: AnyLog, node: NodeId, start: int, stop: int) -> NodeCopies:
         """All that one node holds of a range; see `replica_scan.scan_copies`."""
         return self._thread.call(scan_copies(self._inner, log, node, start, stop))
 
@@ -271,6 +271,10 @@ class BlockingStore(Facade[Store]):
         """What is known of a consumer, or of all; see `cursors.Cursors.list`."""
         return self._call(self._inner.cursors.list(name))
 
+    def consumer_by_number(self, name: str) -> GroupReply:
+        """The same of one consumer, logs by number; see `cursors.Cursors.by_number`."""
+        return self._call(self._inner.cursors.by_number(name))
+
     def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
         """How far a consumer is behind, by log; see `cursors.Cursors.lag`."""
         return self._call(self._inner.cursors.lag(consumer, *logs))
@@ -278,8 +282,8 @@ class BlockingStore(Facade[Store]):
     def save_cursors(
         self,
         consumer: str,
-        positions: Mapping[str, int],
-        expected: Mapping[str, int] | None = None,
+        positions: ByLog,
+        expected: ByLog | None = None,
         *,
         reset: bool = False,
     ) -> dict[str, Lsn]:

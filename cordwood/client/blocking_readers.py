@@ -2,7 +2,7 @@
 
 Readers fetch a block at a time, so that the hop between threads is paid once for many records.
 
-Source: design.md §7; hotpath digest §1 (a hand-off costs 50 µs).
+Source: docs/design.md §7; docs/sources/hotpath.md §1 (a hand-off costs 50 µs).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Records cross to the loop's thread together: one wake-up for all that were put in since the
 last one, since a hand-off costs as much as fifty records.
 
-Source: hotpath digest §1 (a hand-off costs 50 µs).
+Source: docs/sources/hotpath.md §1 (a hand-off costs 50 µs).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records of one call, cut into sealed blocks that go on together: a group, or staged.
 
-Source: design.md §2 ("Batches over the block limit and published Spark batches are groups").
+Source: docs/design.md §2 ("Batches over the block limit and published Spark batches are groups").
 """
 
 from __future__ import annotations

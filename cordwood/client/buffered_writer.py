@@ -17,7 +17,7 @@ Modes say what a failure does to those behind it in the same log:
 What may be stored already is never sent again but in a stream, where that is safe. An error
 says which it is: see `CordwoodError.is_outcome_unknown`.
 
-Source: LogDevice digest 1 ("BufferedWriter"); design.md §3 ("Producers").
+Source: docs/sources/logdevice.md 1 ("BufferedWriter"); docs/design.md §3 ("Producers").
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from typing import Any
 from cordwood.block import Buffer, Codec
 from cordwood.client.appends import Appends
 from cordwood.client.cluster import LogInfo
+from cordwood.client.log_info import AnyLog
 from cordwood.client.producer import PRODUCER_MAX, Producer
 from cordwood.client.record_check import (
     Headers,
@@ -53,8 +54,10 @@ from cordwood.errors import (
     Overloaded,
     ProducerFenced,
     Retryable,
+    UnknownLog,
     UnknownProducer,
 )
+from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
 from cordwood.settings import MIB, ClientSettings
 
@@ -161,10 +164,16 @@ class _Gathered:
 
 
 class _Lane:
-    """One log: what is gathered for it, what waits to be sent, who sends."""
+    """One log: what is gathered for it, what waits to be sent, who sends.
+
+    Attributes:
+        number: of the log, once it was found: its records go there whatever its name is by then,
+            until it is told to be gone.
+    """
 
     def __init__(self, log: str) -> None:
         self.log = log
+        self.number: int | None = None
         self.open: _Gathered | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.queue: deque[_Gathered] = deque()
@@ -182,7 +191,7 @@ class BufferedWriter:
     def __init__(
         self,
         appends: Appends,
-        find: Callable[[str], Awaitable[LogInfo]],
+        find: Callable[[AnyLog], Awaitable[LogInfo]],
         settings: ClientSettings,
         chance: Random,
         options: WriterOptions,
@@ -307,7 +316,10 @@ class BufferedWriter:
             raise self._overloaded()
         lane = self._lanes.get(log)
         if lane is None:
-            lane = self._lanes[log] = _Lane(log)
+            # By two spellings it is one log, with one order; it is told by the first one.
+            name = normalise_name(log)
+            lane = self._lanes.setdefault(name, _Lane(log))
+            self._lanes[log] = lane
         if lane.open is not None and lane.open.bytes + size > self._bytes_max:
             self._cut(lane)
         gathered = lane.open or self._begin(lane)
@@ -343,7 +355,7 @@ class BufferedWriter:
         self._go(lane)
 
     def _cut_all(self) -> None:
-        for lane in self._lanes.values():
+        for lane in dict.fromkeys(self._lanes.values()):
             self._cut(lane)
 
     # Ending.
@@ -371,7 +383,7 @@ class BufferedWriter:
             logger.warning(
                 "%d records of a buffered writer were not stored: %s", self.records, error
             )
-        for lane in self._lanes.values():
+        for lane in dict.fromkeys(self._lanes.values()):
             if lane.timer is not None:
                 lane.timer.cancel()
             for task in lane.tasks:
@@ -507,7 +519,8 @@ class BufferedWriter:
         self, lane: _Lane, gathered: _Gathered, producer: Producer | None
     ) -> asyncio.Future[Lsn]:
         """Send a block once; the future tells where its first record is."""
-        info = await self._find(lane.log)
+        info = await self._find(lane.log if lane.number is None else lane.number)
+        lane.number = info.log_id
         deadline = self._appends.loop.time() + self._settings.timeout_s
         await self._appends.window.wait_room(deadline)
         return self._appends.log(info.log_id, producer).add_block(
@@ -533,6 +546,8 @@ class BufferedWriter:
             self._appends.loop.call_soon(self._on_success, lane.log, gathered.contexts, lsns)
 
     def _fail(self, lane: _Lane, gathered: _Gathered, error: CordwoodError) -> None:
+        if isinstance(error, UnknownLog):
+            lane.number = None  # what comes next is for the log that has the name then
         if not self._finish(gathered):
             return
         for future in gathered.futures:

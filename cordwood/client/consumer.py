@@ -10,7 +10,7 @@ lets go of at the next turn, and the other one begins then: a record is given to
 this one did not come to it in time. A member that was replaced without knowing cannot save any
 more (`protocol.consumer_group`).
 
-Source: design.md §6, §7.
+Source: docs/design.md §6, §7.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.block import Gap, Record
-from cordwood.client.cursors import Ask
+from cordwood.client.consumer_logs import Ask
 from cordwood.client.hand import Portion
 from cordwood.client.position_calls import Start
 from cordwood.client.reader import Reader

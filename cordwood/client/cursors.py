@@ -2,25 +2,22 @@
 
 A cursor is a consumer's position in one log: the first LSN that it has not dealt with.
 
-Source: design.md §6, §7; `protocol.consumer_group`.
+Source: docs/design.md §6, §7; `protocol.consumer_group`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from cordwood.client.cluster import LogInfo
+from cordwood.client.consumer_logs import Ask, named
+from cordwood.client.log_info import AnyLog, LogInfo
 from cordwood.errors import CordwoodError
-from cordwood.layout.message import AskGroups, Call, GroupReply, GroupsReply, Reply, SaveCursors
+from cordwood.layout.message import AskGroups, GroupReply, GroupsReply, SaveCursors
 from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
 
-
-class Ask(Protocol):
-    """Asks any node; see `Cluster.call_any`."""
-
-    async def __call__(self, message: Call, /) -> Reply: ...
+ByLog = Mapping[str, int] | Mapping[int, int]
+"""LSNs by the names of logs, or by their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +54,46 @@ class Cursors:
     def __init__(
         self,
         ask: Ask,
-        find: Callable[[str], Awaitable[LogInfo]],
+        find: Callable[[AnyLog], Awaitable[LogInfo]],
         tail: Callable[[LogInfo], Awaitable[Lsn]],
+        names: Callable[[], Awaitable[Mapping[int, str]]],
     ) -> None:
         """
         Args:
-            find: a log by name; tail: the last LSN of it that can be read.
+            find: a log by name or number; tail: the last LSN of it that can be read.
+            names: of all logs, by number.
         """
         self._ask = ask
         self._find = find
         self._tail = tail
+        self._names = names
 
     async def list(self, consumer: str = "") -> list[GroupReply]:
         """What is known of a consumer, or of all: positions, members, who reads what.
+
+        Logs have the names that they have now; one that was deleted is its number, in digits.
 
         Raises:
             BadSetting: that names no consumer.
             Retryable: the cluster did not answer.
         """
+        groups = await self._ask_groups(consumer)
+        if not any(group.positions or group.owners or group.members for group in groups):
+            return [*groups]
+        names = {str(number): name for number, name in (await self._names()).items()}
+        return [named(group, names) for group in groups]
+
+    async def by_number(self, consumer: str) -> GroupReply:
+        """What is known of a consumer, each log by its number in digits.
+
+        Raises:
+            BadSetting: that names no consumer.
+            Retryable: the cluster did not answer.
+        """
+        (group,) = await self._ask_groups(consumer)
+        return group
+
+    async def _ask_groups(self, consumer: str) -> Sequence[GroupReply]:
         reply = await self._ask(AskGroups(consumer))
         assert isinstance(reply, GroupsReply), "AskGroups is answered with groups"
         return reply.groups
@@ -91,47 +110,54 @@ class Cursors:
             BadSetting: that names no consumer.
             Retryable: the cluster did not answer.
         """
-        (group,) = await self.list(consumer)
+        group = await self.by_number(consumer)
+        asked: Sequence[AnyLog] = logs or sorted(map(int, {*group.positions, *group.owners}))
         behind: dict[str, Lag | CordwoodError] = {}
-        for name in logs or sorted({*group.positions, *group.owners}):
+        for log in asked:
+            name = str(log)
             try:
-                info = await self._find(name)
-                position = Lsn(group.positions.get(info.name, OLDEST))
-                behind[info.name] = Lag(position, await self._tail(info))
+                info = await self._find(log)
+                name = info.name
+                position = Lsn(group.positions.get(str(info.log_id), OLDEST))
+                behind[name] = Lag(position, await self._tail(info))
             except CordwoodError as error:
                 behind[name] = error
-        return behind
+        return dict(sorted(behind.items())) if not logs else behind
 
     async def save(
         self,
         consumer: str,
-        positions: Mapping[str, int],
-        expected: Mapping[str, int] | None = None,
+        positions: ByLog,
+        expected: ByLog | None = None,
         *,
         reset: bool = False,
     ) -> dict[str, Lsn]:
         """Move a consumer's positions, all of them or none.
 
         Args:
-            positions: by log, the first LSN not dealt with.
+            positions: by log (a name or a number), the first LSN not dealt with.
             expected: what they must be now, 0 for none: a compare-and-set.
             reset: let them go back, whoever reads the logs now.
         Returns:
-            All positions of this consumer, by log.
+            All positions of this consumer: by name those that were given, others by number, in
+            digits.
         Raises:
             Fenced: a member reads one of the logs, or a position is not the expected one.
             Rejected: one would go back, and `reset` was not asked for.
             Retryable: the cluster did not answer; it may be saved, and may be saved again.
         """
-        names = {log: (await self._find(log)).name for log in {**positions, **(expected or {})}}
+        asked: set[AnyLog] = {*positions, *(expected or ())}
+        infos = {log: await self._find(log) for log in sorted(asked, key=str)}
+        keys = {log: str(info.log_id) for log, info in infos.items()}
         call = SaveCursors(
             consumer,
             "",
             0,
-            {names[log]: int(lsn) for log, lsn in positions.items()},
-            {names[log]: int(lsn) for log, lsn in (expected or {}).items()},
+            {keys[log]: int(lsn) for log, lsn in positions.items()},
+            {keys[log]: int(lsn) for log, lsn in (expected or {}).items()},
             reset,
         )
         reply = await self._ask(call)
         assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
-        return {log: Lsn(lsn) for log, lsn in reply.positions.items()}
+        names = {keys[log]: info.name for log, info in infos.items()}
+        return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}

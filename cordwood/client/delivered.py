@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import replace
+
+import msgspec
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.senders import HeldBlock
@@ -34,7 +35,8 @@ def with_keys(items: list[Record | Gap], keys: Set[bytes]) -> list[Record | Gap]
 
 def without_keys(items: list[Record | Gap]) -> list[Record | Gap]:
     """The same, and no record has its key."""
-    return [replace(each, key=None) if isinstance(each, Record) else each for each in items]
+    change = msgspec.structs.replace
+    return [change(each, key=None) if isinstance(each, Record) else each for each in items]
 
 
 def body_of(block: HeldBlock, *, verify: bool = True) -> Body:

@@ -3,7 +3,7 @@
 A blocking class names each method once: `tail = blocking(Store.tail)`. So the two front doors
 cannot differ, and `help()` shows what the asyncio method says.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ all that was sent is answered, and then what came back goes first. The sequencer
 the other half of that rule: behind a block that it sent back it takes no other one from
 this connection until the client says that it begins afresh.
 
-Source: design.md §4, §7; hotpath digest §6 (futures are the client's ceiling).
+Source: docs/design.md §4, §7; docs/sources/hotpath.md §6 (futures are the client's ceiling).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from cordwood.errors import (
     BadSetting,
     CordwoodError,
     Fenced,
+    Malformed,
     Misplaced,
     OutcomeUnknown,
     OutOfSequence,
@@ -48,7 +49,7 @@ from cordwood.errors import (
 from cordwood.host.seams import Host
 from cordwood.layout.append_group import GroupPart
 from cordwood.layout.waves import AppendFlag, append_entry
-from cordwood.lsn import Lsn
+from cordwood.lsn import ESN_MAX, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import ClientSettings
@@ -132,7 +133,12 @@ class LogAppends:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is about to be added, pending, queued or sent."""
-        return not (self._sent or self._queue or self._batch) and self.line.is_empty
+        return not self.has_work and self.line.is_empty
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something is pending, queued or sent."""
+        return bool(self._sent or self._queue or self._batch)
 
     # Submitting.
 
@@ -425,10 +431,18 @@ class LogAppends:
 
     # Answers.
 
-    def on_acked(self, token: int, first: int) -> None:
-        """The sequencer stored a block."""
-        found = self._sent.pop(token, None)
+    def on_acked(self, token: int, first: int, by: Connection) -> None:
+        """The sequencer stored a block.
+
+        Raises:
+            Malformed: no sequencer can have stored it there, or it was sent to another node.
+        """
+        found = self._sent.get(token)
         if found is not None:
+            last = (first & ESN_MAX) + found[0].count - 1
+            if found[1] is not by or first >> 32 == 0 or not first & ESN_MAX or last >= ESN_MAX:
+                raise Malformed(f"an append to log {self.log} is said to be at {format_lsn(first)}")
+            del self._sent[token]
             self._pause_s = 0.0
             self._redirects = 0
             # It sequences now. Should it stop to, the log's own node takes over; a
@@ -524,6 +538,18 @@ class LogAppends:
         peer = oldest[1].peer
         if peer is not None:
             self._cluster.check_node(NodeId(peer.node))
+
+    def is_due(self, now: float) -> bool:
+        """Whether `sweep` would find something to do.
+
+        Blocks are sent in the order in which they were made, so the first of those in flight has
+        waited longest, and its deadline comes first.
+        """
+        if self._queue:
+            return True
+        for batch, _ in self._sent.values():
+            return now - batch.sent_at >= STALL_S or batch.deadline <= now
+        return False
 
     def sweep(self, now: float) -> None:
         """Give up what is past its deadline."""

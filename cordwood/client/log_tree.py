@@ -1,6 +1,6 @@
 """The log tree as a client sees it: attributes, directories, names, and a log's epochs.
 
-Source: design.md §7; LogDevice digest 1 ("LogsConfig").
+Source: docs/design.md §7; docs/sources/logdevice.md 1 ("LogsConfig").
 """
 
 from __future__ import annotations
@@ -8,22 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cordwood.client.cluster import Cluster, LogInfo, log_info
-from cordwood.errors import AccessDenied
+from cordwood.errors import AccessDenied, UnknownLog
 from cordwood.layout.message import (
     AskDirectory,
     AskEpochs,
     CreateLog,
-    DeleteLog,
     DirectoryReply,
     EpochsReply,
     ListLogs,
     LogReply,
     LogsReply,
+)
+from cordwood.layout.message_rights import (
+    TOKENS_MAX,
+    DeleteLog,
     RaiseToken,
     RenameLog,
     SetAttributes,
 )
 from cordwood.log_attributes import LogAttributes, check_attributes, token_digest
+from cordwood.settings import ClientSettings
 
 
 def check_write_token(info: LogInfo, tokens: Sequence[str]) -> None:
@@ -37,7 +41,8 @@ def check_write_token(info: LogInfo, tokens: Sequence[str]) -> None:
     wanted = info.attributes.write_token
     if wanted and wanted not in map(token_digest, tokens):
         raise AccessDenied(
-            f"{info.name} wants a write token: give it as ClientSettings(write_tokens=…)"
+            f"{info.name} wants a write token: give it as ClientSettings(write_tokens=…), on the "
+            "command line as CORDWOOD_WRITE_TOKENS"
         )
 
 
@@ -58,7 +63,8 @@ def check_read_token(info: LogInfo, tokens: Sequence[str]) -> str:
     token = read_token(info, tokens)
     if token is None:
         raise AccessDenied(
-            f"{info.name} wants a read token: give it as ClientSettings(read_tokens=…)"
+            f"{info.name} wants a read token: give it as ClientSettings(read_tokens=…), on the "
+            "command line as CORDWOOD_READ_TOKENS"
         )
     return token
 
@@ -67,9 +73,30 @@ class LogTree:
     """See the module. Every call may also raise Unreachable and OutcomeUnknown: it may then
     be made again."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+    def __init__(self, cluster: Cluster, settings: ClientSettings) -> None:
         self._cluster = cluster
-        self._timeout_s = timeout_s
+        self._timeout_s = settings.timeout_s
+        self._tokens = dict.fromkeys((*settings.write_tokens, *settings.read_tokens))
+
+    async def _tokens_for(self, path: str) -> list[str]:
+        """Those of this client's tokens that a log, or those below a directory, ask for."""
+        if not self._tokens:
+            return []
+        if path.endswith("/"):
+            reply = await self._cluster.call_any(ListLogs(path), timeout_s=self._timeout_s)
+            assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+            asked = [each.attributes for each in reply.logs]
+            asked.append((await self.directory(path)).attributes)
+        else:
+            try:
+                info = await self._cluster.find_log(
+                    path, create=False, timeout_s=self._timeout_s, fresh=True
+                )
+            except UnknownLog:
+                return []  # or a rename or deletion that stopped half-way, and is made again
+            asked = [info.attributes]
+        wanted = {digest for each in asked for digest in (each.write_token, each.read_token)}
+        return [token for token in self._tokens if token_digest(token) in wanted][:TOKENS_MAX]
 
     async def names(self, prefix: str = "/") -> dict[int, str]:
         """The names of all logs below a path, by number: `Store.logs` at a third of its cost."""
@@ -100,10 +127,12 @@ class LogTree:
             unset: names that are inherited again.
         Raises:
             UnknownLog: there is no such log.
+            AccessDenied: it takes a token that this client does not have.
             BadSetting: the path or an attribute is wrong, or a log below could not be so.
         """
         check_attributes(attributes)
-        call = SetAttributes(path, attributes, list(unset))
+        tokens = await self._tokens_for(path)
+        call = SetAttributes(path, attributes, list(unset), tokens=tokens)
         await self._cluster.call_any(call, timeout_s=self._timeout_s)
         self._cluster.forget_log(path)
 
@@ -122,8 +151,10 @@ class LogTree:
 
         Raises:
             UnknownLog: there is no such log.
+            AccessDenied: it has a write token that this client does not have.
         """
-        await self._cluster.call_any(DeleteLog(log), timeout_s=self._timeout_s)
+        call = DeleteLog(log, tokens=await self._tokens_for(log))
+        await self._cluster.call_any(call, timeout_s=self._timeout_s)
         self._cluster.forget_log(log)
 
     async def rename(self, log: str, new_name: str) -> LogInfo:
@@ -132,9 +163,11 @@ class LogTree:
         Raises:
             UnknownLog: there is no such log.
             LogExists: the new name is taken.
+            AccessDenied: it takes a token that this client does not have.
             BadSetting: a name is wrong, or the log could not be so there.
         """
-        reply = await self._cluster.call_any(RenameLog(log, new_name), timeout_s=self._timeout_s)
+        call = RenameLog(log, new_name, tokens=await self._tokens_for(log))
+        reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, LogReply), "RenameLog is answered with a log"
         self._cluster.forget_log(log)
         return log_info(reply)
@@ -147,7 +180,8 @@ class LogTree:
             TokenFenced: the log's token is as high; who holds it.
         """
         reply = await self._cluster.call_any(
-            RaiseToken(log, token, holder), timeout_s=self._timeout_s
+            RaiseToken(log, token, holder, tokens=await self._tokens_for(log)),
+            timeout_s=self._timeout_s,
         )
         assert isinstance(reply, EpochsReply), "RaiseToken is answered with epochs"
         return reply

@@ -1,6 +1,6 @@
 """The client's calls about nodes; `Store` has them.
 
-Source: design.md §6, §7; LogDevice digest 2.9.
+Source: docs/design.md §6, §7; docs/sources/logdevice.md 2.9.
 """
 
 from __future__ import annotations

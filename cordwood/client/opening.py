@@ -6,7 +6,7 @@ use. They return an `Opening`, so that each of these works with one keyword:
     store = await connect(url)                  async with connect(url) as store: ...
     stream = await store.read("orders")         async for item in store.read("orders"): ...
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

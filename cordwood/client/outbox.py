@@ -3,7 +3,7 @@
 What a frame costs on both sides is more than what a small block in it costs, and a client
 that appends to a thousand logs has a block for each of them every turn.
 
-Source: design.md §4 ("Waves").
+Source: docs/design.md §4 ("Waves").
 """
 
 from __future__ import annotations

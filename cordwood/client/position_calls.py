@@ -1,12 +1,13 @@
 """The client's calls about places in a log, and about trimming it; `Store` has them.
 
-Source: LogDevice digest 1 ("Positions"); design.md §7.
+Source: docs/sources/logdevice.md 1 ("Positions"); docs/design.md §7.
 """
 
 from __future__ import annotations
 
 import datetime
 
+from cordwood.client.log_info import AnyLog
 from cordwood.client.positions import Extent, KeyPlace, Place, Point, Positions, Size, Trimmed
 from cordwood.client.record_check import Timestamp, to_us
 from cordwood.errors import BadSetting, Unreachable
@@ -27,11 +28,11 @@ class PositionCalls:
 
     _positions: Positions
 
-    async def tail(self, log: str) -> Lsn:
+    async def tail(self, log: AnyLog) -> Lsn:
         """See `store.Store`."""
         raise NotImplementedError
 
-    async def _bounds(self, log: str, start: Start, until: Position | None) -> tuple[int, int]:
+    async def _bounds(self, log: AnyLog, start: Start, until: Position | None) -> tuple[int, int]:
         """The first and the last LSN that a read from `start` to `until` means.
 
         Raises:
@@ -49,7 +50,7 @@ class PositionCalls:
             return first, tail
         return first, LSN_MAX if until is None else to_lsn(until)
 
-    async def trim(self, log: str, lsn: Position) -> Trimmed:
+    async def trim(self, log: AnyLog, lsn: Position) -> Trimmed:
         """Delete a log's records up to `lsn`, it included, for good.
 
         A trim point never falls; readers that are below it get one TRIM gap, from whichever
@@ -69,7 +70,7 @@ class PositionCalls:
         position = await self._positions.tail(log) if lsn == "tail" else to_lsn(lsn)
         return await self._positions.trim(log, position)
 
-    async def find_time(self, log: str, time: Timestamp, *, approximate: bool = False) -> Place:
+    async def find_time(self, log: AnyLog, time: Timestamp, *, approximate: bool = False) -> Place:
         """Where to read from to miss no record appended at `time` or later, and get no other.
 
         Before all there is: the LSN after the trim point; after it: the next to be issued.
@@ -85,7 +86,7 @@ class PositionCalls:
         """
         return await self._positions.find_time(log, _to_us(time), approximate=approximate)
 
-    async def find_key(self, log: str, key: bytes) -> KeyPlace:
+    async def find_key(self, log: AnyLog, key: bytes) -> KeyPlace:
         """Where a key lies in a log whose records have keys that do not fall.
 
         Where there is no record below the key, or none at it, that is None; LogDevice says
@@ -100,7 +101,7 @@ class PositionCalls:
         """
         return await self._positions.find_key(log, key)
 
-    async def extent(self, log: str) -> Extent:
+    async def extent(self, log: AnyLog) -> Extent:
         """The first and the last record and their append times, the trim point and the tail.
 
         Raises:
@@ -108,7 +109,7 @@ class PositionCalls:
         """
         return await self._positions.extent(log)
 
-    async def head_attributes(self, log: str) -> tuple[Lsn, Point | None]:
+    async def head_attributes(self, log: AnyLog) -> tuple[Lsn, Point | None]:
         """The trim point, and the first record above it, None in an empty log.
 
         Raises:
@@ -120,7 +121,7 @@ class PositionCalls:
             raise _too_few("which record is the first", log, found)
         return found.trim, found.first
 
-    async def tail_attributes(self, log: str) -> Point | None:
+    async def tail_attributes(self, log: AnyLog) -> Point | None:
         """The last record that readers may see, None in an empty log.
 
         Bridges, holes and (E, 0) are none, where `tail` may be one. No byte offset comes with it:
@@ -135,7 +136,7 @@ class PositionCalls:
             raise _too_few("which record is the last", log, found)
         return found.last
 
-    async def is_empty(self, log: str) -> bool:
+    async def is_empty(self, log: AnyLog) -> bool:
         """Whether a log has no record, trimmed ones left aside; bridges and holes are none.
 
         LogDevice asks the sequencer, which knows its own epoch's records and the trim point. Here
@@ -151,7 +152,7 @@ class PositionCalls:
         return found.is_empty
 
     async def data_size(
-        self, log: str, start: Timestamp | None = None, stop: Timestamp | None = None
+        self, log: AnyLog, start: Timestamp | None = None, stop: Timestamp | None = None
     ) -> Size:
         """About how many bytes were appended in [start, stop), as stored, each record once.
 
@@ -167,7 +168,7 @@ class PositionCalls:
         return await self._positions.data_size(log, start_us, stop_us)
 
 
-def _too_few(what: str, log: str, found: Extent) -> Unreachable:
+def _too_few(what: str, log: AnyLog, found: Extent) -> Unreachable:
     reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(found.missing.items()))
     return Unreachable(f"too few nodes answer to know of {log} {what}: {reasons}")
 

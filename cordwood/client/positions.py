@@ -3,7 +3,7 @@
 The log's sequencer says where the tail is; then every node of every epoch's nodeset is
 asked the same thing, of all up to that tail.
 
-Source: LogDevice digest 1 ("Positions"); design.md §7.
+Source: docs/sources/logdevice.md 1 ("Positions"); docs/design.md §7.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from cordwood.block import Gap, GapKind
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.log_info import AnyLog
 from cordwood.client.log_tree import check_read_token, check_write_token
 from cordwood.client.read_stream import ReadStream
 from cordwood.errors import AccessDenied, CordwoodError, Rejected, Unreachable
@@ -23,6 +26,7 @@ from cordwood.layout.log_questions import (
     AskSize,
     AskTime,
     ExtentReply,
+    ForReaders,
     SizeReply,
     TimeReply,
     Trim,
@@ -32,7 +36,7 @@ from cordwood.layout.message import Call
 from cordwood.lsn import OLDEST, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.log_position import TimeAnswer, find_time, size_of
-from cordwood.quorum.f_majority import f_majority
+from cordwood.quorum.f_majority import weigh_replies
 from cordwood.settings import ClientSettings
 
 ASK_NODE_S = 3.0
@@ -44,7 +48,7 @@ KEYLESS_MAX = 10_000
 
 Answer = TypeVar("Answer", TrimReply, TimeReply, ExtentReply, SizeReply)
 
-Read = Callable[[str, int, int], Awaitable[ReadStream]]
+Read = Callable[[AnyLog, int, int], Awaitable[ReadStream]]
 """Opens a read of a log from one LSN to another, both included."""
 
 AskTail = Callable[[LogInfo], Awaitable[Lsn]]
@@ -169,11 +173,11 @@ class Positions:
         self._read = read
         self._settings = settings
 
-    async def tail(self, log: str) -> Lsn:
+    async def tail(self, log: AnyLog) -> Lsn:
         """See `Store.tail`."""
         return (await self._opened(log))[1]
 
-    async def trim(self, log: str, lsn: int) -> Trimmed:
+    async def trim(self, log: AnyLog, lsn: int) -> Trimmed:
         """See `Store.trim`."""
         info, tail = await self._opened(log)
         check_write_token(info, self._settings.write_tokens)
@@ -186,7 +190,7 @@ class Positions:
         done, missing = await self._ask_nodes(info, call, TrimReply)
         return Trimmed(Lsn(lsn), tuple(done), missing)
 
-    async def find_time(self, log: str, time_us: int, *, approximate: bool) -> Place:
+    async def find_time(self, log: AnyLog, time_us: int, *, approximate: bool) -> Place:
         """See `Store.find_time`."""
         info, tail = await self._opened(log)
         call = AskTime(info.log_id, time_us, int(tail), not approximate, token=self._token(info))
@@ -195,21 +199,21 @@ class Positions:
         found = find_time(answers, tail, heard_all=self._is_enough(info, tail, told))
         return Place(Lsn(found.lsn), tail, not found.is_complete, missing)
 
-    async def find_key(self, log: str, key: bytes) -> KeyPlace:
+    async def find_key(self, log: AnyLog, key: bytes) -> KeyPlace:
         """See `Store.find_key`."""
         info, tail = await self._opened(log)
         self._token(info)
         timeout_s = self._settings.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._search_key(log, info, tail, key)
+                return await self._search_key(info, tail, key)
         except TimeoutError:
             raise Unreachable(
                 f"the nodes of {info.name} did not send all that had to be looked at within "
                 f"{timeout_s:g} s"
             ) from None
 
-    async def _search_key(self, log: str, info: LogInfo, tail: Lsn, key: bytes) -> KeyPlace:
+    async def _search_key(self, info: LogInfo, tail: Lsn, key: bytes) -> KeyPlace:
         """See `Store.find_key`; what is not sent is waited for."""
         low, high = int(OLDEST), int(tail)
         before: Lsn | None = None
@@ -217,7 +221,9 @@ class Positions:
         is_partial = False
         while low <= high:
             middle = (low + high) // 2
-            found, has_lost = await _first_keyed(await self._read(log, middle, high), info.name)
+            found, has_lost = await _first_keyed(
+                await self._read(info.log_id, middle, high), info.name
+            )
             is_partial |= has_lost
             if found is None:
                 high = middle - 1
@@ -229,7 +235,7 @@ class Positions:
                 low = before + 1
         return KeyPlace(before, at, tail, is_partial)
 
-    async def extent(self, log: str) -> Extent:
+    async def extent(self, log: AnyLog) -> Extent:
         """See `Store.tail_attributes`, `Store.head_attributes` and `Store.is_empty`."""
         info, tail = await self._opened(log)
         call = AskExtent(info.log_id, int(tail), token=self._token(info))
@@ -242,7 +248,7 @@ class Positions:
         is_partial = not self._is_enough(info, tail, told)
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
 
-    async def data_size(self, log: str, start_us: int, stop_us: int) -> Size:
+    async def data_size(self, log: AnyLog, start_us: int, stop_us: int) -> Size:
         """See `Store.data_size`."""
         info, tail = await self._opened(log)
         call = AskSize(info.log_id, start_us, stop_us, token=self._token(info))
@@ -255,7 +261,7 @@ class Positions:
         """See `check_read_token`."""
         return check_read_token(info, self._settings.read_tokens)
 
-    async def _opened(self, log: str) -> tuple[LogInfo, Lsn]:
+    async def _opened(self, log: AnyLog) -> tuple[LogInfo, Lsn]:
         """A log with all its epochs, and its tail.
 
         Raises:
@@ -271,13 +277,15 @@ class Positions:
         """Whether those that answered meet every copyset of every epoch."""
         if tail.epoch > info.epoch or not info.history:
             return False
+        # A node that answered is there, whatever is said of it.
+        told = {n: status for n, status in self._cluster.statuses.items() if n not in heard}
         for each in info.history:
             found = self._cluster.nodeset_of(info, each.since)
-            if found is None or not f_majority(set(heard), *found).reached:
+            if found is None or not weigh_replies(set(heard), *found, told).is_f_majority:
                 return False
         return True
 
-    async def _fresh(self, log: str) -> LogInfo:
+    async def _fresh(self, log: AnyLog) -> LogInfo:
         """The log with all its epochs: what is remembered may lack nodes of the newest."""
         self._cluster.check_open()
         timeout_s = self._settings.timeout_s
@@ -292,6 +300,8 @@ class Positions:
             Unreachable: none of them does.
         """
         timeout_s = min(ASK_NODE_S, self._settings.timeout_s)
+        if isinstance(call, ForReaders):
+            call = msgspec.structs.replace(call, timeout_ms=max(1, round(timeout_s * 1000)))
 
         async def ask(node: NodeId) -> Answer | CordwoodError:
             try:

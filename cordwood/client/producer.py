@@ -17,7 +17,7 @@ stopped begins a higher epoch.
 An append with `expected_tail` is stored only if the log's last record stands there, which an
 append or `tail` has answered; else it ends with `TailMoved`.
 
-Source: design.md §3 ("Producers").
+Source: docs/design.md §3 ("Producers").
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Producer:
             those of queries that publish.
         epoch: 0 and up; a higher one begins anew at sequence 0 and shuts lower ones out.
         sequences: by log number, the sequence that comes next, to go on where an earlier
-            life stopped; counted in records.
+            life stopped; counted in records. Too low a one loses records: other records under a
+            sequence that was used are acknowledged as the old ones, and not stored.
     """
 
     _ids = (1, PRODUCER_MAX)

@@ -3,14 +3,14 @@
 `protocol.publishing` has the rules, the metadata store the query's entry. This is the client
 that goes through them: take an attempt, pin on every copy, commit; then, for each log, read
 the staged bodies and append *copies* of them as one atomic group of the query's producer (a
-sequencer that binds LSNs to the staged bodies would save the way; design.md §9 allows both);
+sequencer that binds LSNs to the staged bodies would save the way; docs/design.md §9 allows both);
 then say that it is done. From the commit on, whoever publishes for the query next does the
 rest if this client dies.
 
 A pin has to hold on all copies, so that any of them will do after the commit. Where a node is
 down, nothing is committed, and the caller stages again.
 
-Source: design.md §9; research digest on PySpark 4.3, §8.
+Source: docs/design.md §9; docs/sources/spark.md §8.
 """
 
 from __future__ import annotations
@@ -204,16 +204,13 @@ class Publisher:
             gone = []
             for share in shares:
                 try:
-                    info = await self._cluster.find_log(
-                        share.name, create=False, timeout_s=timeout_s, fresh=True
+                    await self._cluster.find_log(
+                        share.log, create=False, timeout_s=timeout_s, fresh=True
                     )
                 except UnknownLog:
                     gone.append(share)
-                else:
-                    gone += [share] if info.log_id != share.log else []
         if not gone:
             return
-        # A log that was renamed has its number still.
         reply = await self._cluster.call_any(ListLogs("/"), timeout_s=timeout_s)
         assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
         there = {each.log for each in reply.logs}

@@ -5,7 +5,7 @@ hear of it one after the other. So the metadata store is asked. Where the client
 what it says, the reader gets one ACCESS gap to its end, as in LogDevice; a reader whose right
 comes back begins anew. Where it does, the nodes that refused are asked again.
 
-Source: LogDevice digest 1 ("Gap types").
+Source: docs/sources/logdevice.md 1 ("Gap types").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long a reader waits for nodes that were not heard before it tells a loss.
 
-Source: LogDevice digest 2.11 (`grace-counter-limit`).
+Source: docs/sources/logdevice.md 2.11 (`grace-counter-limit`).
 """
 
 from __future__ import annotations

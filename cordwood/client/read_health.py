@@ -5,7 +5,7 @@ comes, since when no node is connected, and since when nobody says where the log
 two matter because a reader that is cut off cannot know that there is more: it would wait in
 silence for good.
 
-Source: LogDevice digest 2.11 (`isConnectionHealthy`, health callbacks).
+Source: docs/sources/logdevice.md 2.11 (`isConnectionHealthy`, health callbacks).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Nodes send each block once, or every copy of it when something may be lost
 arrive is bounded for each node in bytes, and in LSNs by a window that follows the size of
 the records.
 
-Source: LogDevice digest 2.11; design.md §7; seed logdevice-read-path.
+Source: docs/sources/logdevice.md 2.11; docs/design.md §7.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
 from cordwood.protocol.read_budget import ReadBudget
-from cordwood.quorum.authority import Hearing, hear
+from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
 
@@ -185,7 +185,7 @@ class ReadStream(StreamItems):
             return self._seat.lead.is_connected
         sources = self.senders.sources.keys()
         everybody = sources >= {*self.info.all_nodes}
-        return everybody or self._judge(sources) is not Hearing.NONE
+        return everybody or self._judge(sources) is not QuorumVerdict.NONE
 
     @property
     def trouble(self) -> str:
@@ -416,15 +416,15 @@ class ReadStream(StreamItems):
             self._settings.read_stream_guaranteed_delivery_efficiency
         )
 
-    def _judge(self, heard: Set[NodeId]) -> Hearing:
+    def _judge(self, heard: Set[NodeId]) -> QuorumVerdict:
         """See `gap_detection.Judge`; an epoch whose nodeset is not known proves nothing."""
         found = self._cluster.nodeset_of(self.info, self._buffer.next >> 32)
         if found is None:
-            return Hearing.NONE
+            return QuorumVerdict.NONE
         # Whoever sends is there, whatever is said of it.
         away = self._cluster.statuses
         sending = self._senders.sending() if away else ()
-        return hear(heard, *found, {n: s for n, s in away.items() if n not in sending})
+        return weigh_replies(heard, *found, {n: s for n, s in away.items() if n not in sending})
 
     def _look_for_doubts(self) -> None:
         """Nothing is here: whether that is a reason to ask for other copies."""

@@ -4,7 +4,7 @@ It pulls: nothing is fetched for a log beyond its stream's own window and one bl
 was taken. Each log waits in a task of its own only while it has nothing; what comes
 is given out round robin, one block's records or one gap at a time.
 
-Source: LogDevice digest 1 ("Reading", "Checkpoints"); design.md §7.
+Source: docs/sources/logdevice.md 1 ("Reading", "Checkpoints"); docs/design.md §7.
 """
 
 from __future__ import annotations
@@ -154,15 +154,16 @@ class Reader:
         if self._closed:
             stream.close()
             raise Closed("this reader was closed")
-        self.stop(stream.info.name)
+        # By number too: what is read under this name may be another log.
+        self.stop(log, stream.info.log_id)
         if self._on_health is not None:
             stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
         self._feeds.append(_Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
         self._news.set()
 
-    def stop(self, log: str) -> None:
-        """Read a log no more; one that is not read is fine."""
-        for feed in [each for each in self._feeds if _is_of(each, log)]:
+    def stop(self, log: str, number: int = 0) -> None:
+        """Read a log no more, nor the one of this number; one that is not read is fine."""
+        for feed in [each for each in self._feeds if _is_of(each, log, number)]:
             self._feeds.remove(feed)
             if self._up is feed:
                 self._up = None
@@ -541,8 +542,9 @@ def _size(taken: Taken) -> int:
     return taken.block.header.stored_bytes if isinstance(taken, Delivery) else 0
 
 
-def _is_of(feed: _Feed, log: str) -> bool:
-    return log in (feed.log, feed.name) or normalise_name(log) == feed.name
+def _is_of(feed: _Feed, log: str, number: int = 0) -> bool:
+    is_named = log == feed.log or normalise_name(log) == normalise_name(feed.log)
+    return is_named or feed.stream.info.log_id == number
 
 
 def _tell_health(

@@ -3,7 +3,7 @@
 A record that cannot be encoded would fail its whole block, and with it callers who did
 nothing wrong; so types, times and sizes are looked at one record at a time, on the way in.
 
-Source: design.md §2 ("only clients cut blocks"); `layout.body` for what a body holds.
+Source: docs/design.md §2 ("only clients cut blocks"); `layout.body` for what a body holds.
 """
 
 from __future__ import annotations

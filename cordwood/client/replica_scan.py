@@ -4,7 +4,7 @@ For audits. A reader merges nodes and takes the first good copy; this asks one n
 connection of its own, and keeps for each block what an audit compares: where it lies, which copy
 it is, and whether its bytes are what its header says. Bodies are summed and let go.
 
-Source: research digest on PySpark 4.3, §7 ("compare block digests, not records").
+Source: docs/sources/spark.md §7 ("compare block digests, not records").
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from cordwood.client.cluster import Cluster
+from cordwood.client.log_info import AnyLog
 from cordwood.client.log_tree import check_read_token
 from cordwood.errors import AccessDenied, CordwoodError, Unreachable
 from cordwood.layout.frame import Frame, Kind
@@ -114,8 +115,8 @@ async def scan_node(
     return NodeCopies(scan.copies, scan.is_damaged)
 
 
-async def scan_copies(store: Store, log: str, node: NodeId, start: int, stop: int) -> NodeCopies:
-    """As `scan_node`, of a log by name."""
+async def scan_copies(store: Store, log: AnyLog, node: NodeId, start: int, stop: int) -> NodeCopies:
+    """As `scan_node`, of a log by name or number."""
     info = await store.log(log)
     token = check_read_token(info, store._settings.read_tokens)
     return await scan_node(store._cluster, node, info.log_id, start, stop, token)

@@ -3,7 +3,7 @@
 What may arrive is bounded by `protocol.read_window`. Whenever somebody else must send, all
 nodes are asked anew.
 
-Source: LogDevice digest 2.11; seed logdevice-read-path.
+Source: docs/sources/logdevice.md 2.11.
 """
 
 from __future__ import annotations

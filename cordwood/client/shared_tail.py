@@ -17,8 +17,8 @@ What is held is held once for all: a tail reserves what a seat may hold, and wha
 have not taken is reserved block by block; where the client's budget has no room for that, it is
 let go of, and asked for again.
 
-Source: design.md §4 (what is alike is sent once); LogDevice digest 2.11 has a stream for each
-reader.
+Source: docs/design.md §4 (what is alike is sent once); LogDevice (docs/sources/logdevice.md 2.11)
+has a stream for each reader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The calls of a store that stage, publish and fence; `store.Store` has them too.
 
-Source: design.md §3 (fencing tokens), §9.
+Source: docs/design.md §3 (fencing tokens), §9.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from cordwood.block import Buffer
 from cordwood.client.append_calls import AppendCalls
 from cordwood.client.appends import Appends
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.log_info import AnyLog
 from cordwood.client.log_tree import LogTree
 from cordwood.client.publishing import Published, Publisher
 from cordwood.client.record_check import Headers, Timestamp
@@ -42,7 +43,7 @@ class Stages:
     _stage_looks: dict[str, float]
     """When a log was looked up to stage for it, by name, on the loop's clock."""
 
-    async def _find_to_append(self, log: str) -> LogInfo:
+    async def _find_to_append(self, log: AnyLog) -> LogInfo:
         """A log that this client may append to."""
         raise NotImplementedError
 
@@ -63,7 +64,7 @@ class Stages:
         """See `store.Store`."""
         raise NotImplementedError
 
-    async def tail(self, log: str) -> Lsn:
+    async def tail(self, log: AnyLog) -> Lsn:
         """See `store.Store`."""
         raise NotImplementedError
 

@@ -3,7 +3,7 @@
 What is staged is published later by `client.publishing`, by this client or another one, in
 another process: a `StagedRef` says where it is, as plain values. Unpublished it goes by itself.
 
-Source: design.md §9; research digest on PySpark 4.3, §8 ("stage, then publish").
+Source: docs/design.md §9; docs/sources/spark.md §8 ("stage, then publish").
 """
 
 from __future__ import annotations

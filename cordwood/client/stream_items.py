@@ -1,6 +1,7 @@
 """What a read stream gives out, as records, gaps and columns.
 
-Source: design.md §7; hotpath digest §3 (batches of columns, nothing done record by record).
+Source: docs/design.md §7; docs/sources/hotpath.md §3 (batches of columns, nothing done record by
+record).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Records and their bytes are bounded together over all logs. Who waits goes in tu
 newcomer does not pass those who wait, and one who was woken and found the room taken
 keeps its place.
 
-Source: design.md §2 ("windows are bounded in bytes and LSNs").
+Source: docs/design.md §2 ("windows are bounded in bytes and LSNs").
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """An event loop in a thread of its own, for callers that have none.
 
-Source: design.md §7 (`connect` blocks); style.md §8 (threads only in this room).
+Source: docs/design.md §7 (`connect` blocks); CONTRIBUTING.md, "Determinism" (threads only in this
+room).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Generic, TypeVar, cast
 import uvloop
 
 from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Unreachable
-from cordwood.host.waits import FOREVER, ThreadFuture
+from cordwood.host.waits import FOREVER, ThreadFuture, take
 
 Result = TypeVar("Result")
 
@@ -27,7 +28,8 @@ STOP_TIMEOUT_S = 10.0
 
 LATE_S = 2.0
 """How long a call that is late waits for the loop: after a pause of the whole process (SIGSTOP, a
-frozen container) the waiting thread may wake first, and the loop holds the answer."""
+frozen container) the waiting thread may wake first, and the loop holds the answer. As long, one
+that is broken off waits until it has ended on the loop, where it takes a turn or two."""
 
 END_S = 5.0
 """How long calls in other threads may take to tell their outcome while the client closes, and as
@@ -65,6 +67,7 @@ class _Call(Generic[Result]):
         if self._is_given_up:
             self._work.close()
             on_end(self)
+            self.wake()
             return
         self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(partial(self._end, on_end))
@@ -87,6 +90,7 @@ class _Call(Generic[Result]):
             # A signal handler raised before it was handed to the loop.
             self._work.close()
             on_end(self)
+            self.wake()
 
     # On any thread.
 
@@ -106,8 +110,7 @@ class _Call(Generic[Result]):
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it has ended within `timeout_s`, which `waits.FOREVER` does not bound."""
-        bound = FOREVER if timeout_s < 0 else min(timeout_s, threading.TIMEOUT_MAX)
-        return self._ended.acquire(True, bound)
+        return take(self._ended, timeout_s)
 
     def outcome(self) -> Result:
         """What the coroutine returned; raises what it raised. To be asked for once."""
@@ -163,8 +166,9 @@ class LoopThread:
         """Run a coroutine on the loop and wait for what it returns.
 
         Whatever is raised in this thread while it waits (a signal handler's error, as of a
-        time limit, `SystemExit`, `KeyboardInterrupt`) cancels it. It may have ended by then, so
-        what it takes for its caller has to stay where it is until this thread has it.
+        time limit, `SystemExit`, `KeyboardInterrupt`) cancels it, and comes out once it has ended
+        on the loop, within LATE_S. It may have done its work by then, so what it takes for its
+        caller has to stay where it is until this thread has it.
         `timeout_s` None leaves the deadline to the coroutine.
 
         Args:
@@ -205,8 +209,12 @@ class LoopThread:
         if self.is_of_other_process:
             return
         with self._lock:
-            if not call.is_done and not self._is_closing and self._is_alive:
+            is_open = not (call.is_done or self._is_closing) and self._is_alive
+            if is_open:
                 self._loop.call_soon_threadsafe(call.cancel, self._open.discard)
+        if is_open:
+            # What runs on could count as dealt with what this thread takes and works on by then.
+            call.wait(LATE_S)
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine on the loop; its outcome comes by the future.

@@ -27,8 +27,8 @@ The metadata table holds::
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
     "s", "x" ► of scrubbing, see `scrub_rows`
 
-Source: design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
-partitions); LogDevice digest 2.13.
+Source: docs/design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
+partitions); docs/sources/logdevice.md 2.13.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 Integers are little-endian. A field that this version does not know is refused: a node that left
 a part of an event out would come to another set than the nodes that know it.
 
-Source: LogDevice digest 2.9; reliability digest §7.
+Source: docs/sources/logdevice.md 2.9; docs/sources/reliability.md §7.
 """
 
 from __future__ import annotations

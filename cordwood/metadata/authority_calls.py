@@ -4,7 +4,7 @@ Only of a node that is down can it be said that its data is gone or lies elsewhe
 takes new records, which readers would then not wait for. A node that finds it said of itself is
 there, so it takes it back: at its start, as it registers, and also if it was only stopped.
 
-Source: LogDevice digest 2.9; `quorum.authority`.
+Source: docs/sources/logdevice.md 2.9; `quorum.authority`.
 """
 
 from __future__ import annotations

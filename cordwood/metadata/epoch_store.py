@@ -11,7 +11,7 @@ A nodeset changes only with an epoch, and none is forgotten before all that it m
 is trimmed (`recovery.trim_nodesets`). Storage nodes keep that history too, for readers: see
 `recovery.tell_nodesets`.
 
-Source: LogDevice digest 2.1; design.md §3, §6.
+Source: docs/sources/logdevice.md 2.1; docs/design.md §3, §6.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What clients ask of the log tree and the epoch store, answered by any node.
 
-Source: design.md §6, §7; LogDevice digest 1 ("LogsConfig").
+Source: docs/design.md §6, §7; docs/sources/logdevice.md 1 ("LogsConfig").
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from cordwood.layout.message import (
     AskEpochs,
     Call,
     CreateLog,
-    DeleteLog,
     DirectoryReply,
     DoneReply,
     EpochsReply,
@@ -23,14 +22,13 @@ from cordwood.layout.message import (
     ListLogs,
     LogReply,
     LogsReply,
-    RaiseToken,
-    RenameLog,
     Reply,
-    SetAttributes,
 )
+from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.metadata.log_replies import epoch_nodes, log_reply, member_infos
+from cordwood.metadata.log_rights import who_has
 from cordwood.metadata.log_tree import LogInfo, LogTree
 from cordwood.nodes import Member, NodeId, Replication
 from cordwood.quorum.nodeset_selection import choose_nodeset
@@ -78,14 +76,19 @@ class LogCalls:
             case SetAttributes():
                 if call.attributes.replicate_across:
                     await self._check_placement(call)
-                await self._logs.set_attributes(call.path, call.attributes, tuple(call.unset))
+                check = who_has(call.tokens)
+                await self._logs.set_attributes(
+                    call.path, call.attributes, tuple(call.unset), check
+                )
                 return DoneReply()
             case AskDirectory():
                 return await self._directory(call)
             case RenameLog():
-                return await self._describe(await self._logs.rename(call.name, call.new_name))
+                return await self._describe(
+                    await self._logs.rename(call.name, call.new_name, who_has(call.tokens))
+                )
             case DeleteLog():
-                info = await self._logs.delete(call.name)
+                info = await self._logs.delete(call.name, who_has(call.tokens))
                 if info is not None:
                     await self._epochs.delete(info.log_id)
                 return DoneReply()
@@ -96,6 +99,11 @@ class LogCalls:
         raise Rejected(f"a node does not answer {type(call).__name__}")
 
     async def _find(self, call: FindLog) -> LogReply:
+        if call.log is not None:
+            found = await self._logs.by_id(call.log)
+            if found is None:
+                raise UnknownLog(f"log number {call.log} was deleted, or never was")
+            return await self._describe(found)
         info = await self._logs.get(call.name)
         if info is None:
             if not (call.create and self._create_logs):
@@ -177,6 +185,7 @@ class LogCalls:
         info = await self._logs.get(call.name)
         if info is None:
             raise _unknown(call.name)
+        who_has(call.tokens)(info.name, info.attributes, None)
         await self._epochs.raise_token(info.log_id, call.token, call.holder)
         return await self._ask_epochs(call.name)
 

@@ -20,7 +20,7 @@ lost node may come back.
 A limit: a block whose copies were all on lost nodes is given up with them. Should one of these
 nodes come back after another of them was acked, the block stays with fewer copies than it should.
 
-Source: LogDevice digest 2.9.
+Source: docs/sources/logdevice.md 2.9.
 """
 
 from __future__ import annotations

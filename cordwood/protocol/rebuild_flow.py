@@ -16,8 +16,7 @@ it began. (`tests/protocol/rebuild_world.py` finds that history.) A copy of a mo
 Partitions go from the newest to the oldest, and a partition counts as dealt with only when the
 scan has been through it and every move of it has come to its end.
 
-Source: LogDevice digest 2.9 ("amends copysets of the others after durability, then its own";
-200 records and 100 MB in flight).
+Source: docs/sources/logdevice.md 2.9.
 """
 
 from __future__ import annotations

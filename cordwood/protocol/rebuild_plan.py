@@ -11,8 +11,7 @@ A node that lost only a range of times is in service, so it gets its own copy ba
 envelope changes. Another node that is leaving keeps its copy and its envelope: nobody counts on
 them once it is empty, and they go when a copyset without it is found whole.
 
-Source: LogDevice digest 2.5 (`augment`), 2.9; seed logdevice-architecture, "Many-to-many
-rebuilding".
+Source: docs/sources/logdevice.md 2.5 (`augment`), 2.9.
 """
 
 from __future__ import annotations

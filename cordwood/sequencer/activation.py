@@ -7,7 +7,7 @@ would make the outcome of all that unknown.
 An epoch that was taken and could not be recovered yet (members absent) is kept
 for the next try, so that retries do not burn epochs; being fenced throws it away.
 
-Source: LogDevice digest 2.1, 2.2; seed logdevice-recovery.
+Source: docs/sources/logdevice.md 2.1, 2.2.
 """
 
 from __future__ import annotations

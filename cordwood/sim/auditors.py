@@ -3,7 +3,7 @@
 What it tells is held against the dump of its disk (O2). The Spark job `audit` asks in the same
 way, and believes what it is told.
 
-Source: research digest on PySpark 4.3, §7.
+Source: docs/sources/spark.md §7.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ They begin at the tail, at the start or where they left off, each takes its time
 starts over: so some are at the tail together, some fall behind what waits for them, and some come
 back. In the history each is a reader of its own.
 
-Source: reliability digest §3 (S5); `client.shared_tail`.
+Source: docs/sources/reliability.md §3 (S5); `client.shared_tail`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every limit in the code is a named constant that is looked up when it is used, s
 seed may give it another value for the length of a run. Values are legal ones: a
 limit may be small, and then what happens past it happens often.
 
-Source: FoundationDB randomises its knobs (reliability digest §1).
+Source: FoundationDB randomises its knobs (docs/sources/reliability.md §1).
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ KNOBS: Mapping[str, Knob] = {
         # a run with one of these owes no promise that appends succeed (`sim.run`).
         Knob("protocol.producers", "USERS", (Budget(2, 15_000_000), Budget(5, 15_000_000)), 0.1),
         Knob("protocol.producers", "QUERIES", (Budget(1, 15_000_000), Budget(2, 15_000_000)), 0.1),
+        Knob("wire.arrivals", "FRAME_GRACE_S", (2.0, 8.0)),
+        Knob("wire.server", "STRANGERS_MAX", (30, 100)),
+        # For hunts alone: so little that honest callers are cut off, too.
+        Knob("wire.arrivals", "UNFINISHED_BYTES_MAX", (20_000,), 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""

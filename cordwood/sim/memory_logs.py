@@ -11,7 +11,7 @@ RocksDB does it by blocks: a start does not fail for it, and nobody is told that
 Files are `{table}.{number}`; the first of a table makes it, and `{table}.{number}.dropped`
 ends it with all that is below. Nothing leaves the directory: the seam has no removal.
 
-Source: design.md §10 ("RocksDB's twin in the simulator loses unflushed writes at a crash,
+Source: docs/design.md §10 ("RocksDB's twin in the simulator loses unflushed writes at a crash,
 per column family").
 """
 

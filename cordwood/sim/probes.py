@@ -7,7 +7,7 @@ bugs are planted too: the code itself knows nothing of them. To add one, add a r
 `probes_of_nodes` or `probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the
 history tells it).
 
-Source: FoundationDB's CODE_PROBE; reliability digest §1, §4.
+Source: FoundationDB's CODE_PROBE; docs/sources/reliability.md §1, §4.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cordwood.errors import (
 from cordwood.layout.waves import Refusal
 from cordwood.lsn import ESN_MAX
 from cordwood.protocol.single_copy import Doubt
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -205,12 +205,12 @@ _WATCHES: tuple[Watch, ...] = (
     Watch(
         "recovered-without-all",
         "recovery.collect_digest:weigh",
-        lambda s: s.result is Hearing.INCOMPLETE,
+        lambda s: s.result is QuorumVerdict.INCOMPLETE,
     ),
     Watch(
         "recovered-non-authoritatively",
         "recovery.collect_digest:weigh",
-        lambda s: s.result is Hearing.NON_AUTHORITATIVE,
+        lambda s: s.result is QuorumVerdict.NON_AUTHORITATIVE,
     ),
     Watch("recovery-lacks-members", "recovery.seal_epoch:refuse_absent", raises=NoSequencer),
     Watch("recovery-lacks-members", "recovery.collect_digest:refuse_absent", raises=NoSequencer),
@@ -348,7 +348,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
         if done:
             at[:] = [watch for watch in at if counts[watch.probe] < COUNTED_MAX]
 
-    def fail(error: CordwoodError) -> None:
+    def fail(error: BaseException) -> None:
         for watch in raised:
             if watch.raises is not None and isinstance(error, watch.raises):
                 counts[watch.probe] += 1
@@ -358,7 +358,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
             look(first, Sight(args))
         try:
             result = await original(*args, **named)
-        except CordwoodError as error:
+        except BaseException as error:
             fail(error)
             raise
         if then:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from cordwood.errors import CordwoodError
 from cordwood.sim.probes_of_nodes import Row, row
 from cordwood.sim.watch import gave
@@ -10,6 +12,7 @@ _APPENDS = "client.log_appends:LogAppends"
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _CHOICE = "protocol.single_copy:SenderChoice"
 _CLUSTER = "client.cluster:Cluster"
+_FINDING = "client.log_finding:LogFinding"
 _CONSUMER = "client.consumer:Consumer"
 _LINK = "wire.connection:Connection"
 _POSITIONS = "client.positions:Positions"
@@ -37,6 +40,18 @@ CLIENT_ROWS: tuple[Row, ...] = (
         "a consumer could not save",
         f"{_CONSUMER}.save",
         raises=CordwoodError,
+    ),
+    row(
+        "consumer-saved-at-work",
+        "a consumer saved while its application worked on an item of a loop",
+        f"{_CONSUMER}.save",
+        lambda s: s.me._reader._up is not None,
+    ),
+    row(
+        "consumer-cut-short",
+        "a read of a consumer was cancelled",
+        f"{_CONSUMER}.fill",
+        raises=asyncio.CancelledError,
     ),
     row("consumer-followed", "a consumer took up its share", f"{_CONSUMER}._follow"),
     row("consumer-left", "a consumer left its group", f"{_CONSUMER}.close"),
@@ -97,8 +112,14 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row("slow-rewound", "slowness was measured anew after a rewind", f"{_SLOW}.on_rewind"),
     row("slow-outliers", "a node was far slower than the others", f"{_SLOW}._outliers", gave),
     row("node-checked", "a client asked whether a node is there", f"{_CLUSTER}.check_node"),
-    row("refusal-noted", "a client noted who is not a log's sequencer", f"{_CLUSTER}.note_refusal"),
-    row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_CLUSTER}._ask_nodesets"),
+    row("refusal-noted", "a client noted who is not a log's sequencer", f"{_FINDING}.note_refusal"),
+    row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_FINDING}._ask_nodesets"),
+    row(
+        "name-asked-again",
+        "a client asked where a name leads by now",
+        f"{_FINDING}._must_wait",
+        gave,
+    ),
     row("key-looked-for", "a client looked a key up", f"{_POSITIONS}.find_key"),
     row("node-scanned", "a node was asked for all its copies", "client.replica_scan:scan_node"),
     row(

@@ -6,7 +6,7 @@ seldom called: what every frame passes is not watched, so that a run stays fast.
 
 from __future__ import annotations
 
-from cordwood.errors import CordwoodError, Rejected
+from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.waves import Refusal
 from cordwood.sim.watch import Test, Watch, gave
 
@@ -18,12 +18,13 @@ def row(
     means: str,
     place: str,
     test: Test | None = None,
-    raises: type[CordwoodError] | None = None,
+    raises: type[BaseException] | None = None,
 ) -> Row:
     """A probe on `place`; see `watch.Watch`."""
     return probe, means, Watch(probe, place, test, raises=raises)
 
 
+_CLAIMS = "storage.claims:Claims"
 _CACHED = "storage.log_cache:CachedLog"
 _DEVICE = "storage.wal_device:WalDevice"
 _FILES = "storage.data_directory:DataDirectory"
@@ -296,6 +297,26 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         "a tail was asked of a sequencer that no longer rules",
         f"{_ROLE}._still_rules",
         lambda s: not s.result,
+    ),
+    row("frame-late", "a frame that was begun did not end in time", "wire.server:Server._cut"),
+    row(
+        "number-refused",
+        "a caller said to be a node, and is no member",
+        "node:Node._check_node",
+        raises=Unreachable,
+    ),
+    row(
+        "claim-refused",
+        "an epoch was claimed that was never handed out",
+        f"{_CLAIMS}.check_epoch",
+        raises=Rejected,
+    ),
+    row("release-asked-about", "a release waited for the epoch store", f"{_CLAIMS}._settle"),
+    row(
+        "call-of-nodes-refused",
+        "a client made a call that is for nodes",
+        "node:check_call",
+        raises=Rejected,
     ),
     row("released-asked", "a sequencer was asked what is released", f"{_ROLE}.released"),
     row(

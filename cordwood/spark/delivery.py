@@ -11,7 +11,7 @@ shuffle, may lose or double some.
 
 *At least once*: tasks append. What runs twice is written twice.
 
-Source: research digest on PySpark 4.3, §8 ("Exactly-once sink"); design.md §9.
+Source: docs/sources/spark.md §8 ("Exactly-once sink"); docs/design.md §9.
 """
 
 from __future__ import annotations

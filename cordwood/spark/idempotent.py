@@ -10,7 +10,7 @@ are missing, the task fails: nothing may be passed over.
 A client whose producer met that error refuses everything behind it, unsent: the log's own word
 is what a new `Producer`, with this portion alone, is answered.
 
-Source: research digest on PySpark 4.3, §8; `protocol.producers`.
+Source: docs/sources/spark.md §8; `protocol.producers`.
 """
 
 from __future__ import annotations

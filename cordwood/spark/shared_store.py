@@ -5,7 +5,7 @@ connected client pays for many. Threads and event loops do not survive a fork: a
 belongs to the process that made it, and what was inherited is left alone, since even
 closing it would disturb the sockets that the parent still uses.
 
-Source: research digest on PySpark 4.3, §2 ("module globals survive").
+Source: docs/sources/spark.md §2 ("module globals survive").
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ and its body are trimmed together.
 A start finds the bodies of the amends that it replays where they were: behind an earlier record
 of the WAL, or in LogsDB, as of the flush up to which that is.
 
-Source: design.md §2 ("an amend rewrites the envelope only"); LogDevice digest 2.7 (6).
+Source: docs/design.md §2 ("an amend rewrites the envelope only"); docs/sources/logdevice.md 2.7
+(6).
 """
 
 from __future__ import annotations

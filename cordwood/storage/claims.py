@@ -130,19 +130,23 @@ class Claims:
             self._stirred.clear()
             while self._waiting:
                 some = [self._waiting.popitem() for _ in range(min(ASKED_AT_ONCE, self.waiting))]
-                await asyncio.gather(*(self._settle(log, lsn) for log, lsn in some))
+                settled = await asyncio.gather(*(self._settle(log, lsn) for log, lsn in some))
+                refused = [error for error in settled if error is not None]
+                if refused:
+                    logger.warning("%d releases are not believed: %s", len(refused), refused[0])
 
     @property
     def waiting(self) -> int:
         """How many logs' releases wait."""
         return len(self._waiting)
 
-    async def _settle(self, log: int, lsn: int) -> None:
+    async def _settle(self, log: int, lsn: int) -> Rejected | None:
         try:
             await self.check_epoch(log, lsn >> 32)
         except Rejected as error:
-            logger.warning("a release is not believed: %s", error)
+            return error
         except CordwoodError as error:
             logger.info("a release has to come again: %s", error)
         else:
             self._shard.release(log, lsn)
+        return None

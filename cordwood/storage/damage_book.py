@@ -4,7 +4,7 @@ What stands here is never served and never called absent: reads say that nothing
 it (`logs_read`), and its partition is not cut, since what is written anew there would be what
 could still be read, and the rest gone for good. It is forgotten with its partition.
 
-Source: design.md §2 ("a corrupt copy makes its node UNKNOWN"); `storage.scrub`.
+Source: docs/design.md §2 ("a corrupt copy makes its node UNKNOWN"); `storage.scrub`.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ What is left unnoticed: a copy of the running directory that is newer than the l
 default 10 s; and copies of a directory and its metadata store taken together (an embedded
 store restored as a whole), which are one older state that nobody contradicts.
 
-Source: design.md §5; reliability digest §3 (S17); LogDevice digest 2.13; BookKeeper's cookies,
-which do not move, and so do not notice a restored snapshot.
+Source: docs/design.md §5; docs/sources/reliability.md §3 (S17); docs/sources/logdevice.md 2.13;
+BookKeeper's cookies, which do not move, and so do not notice a restored snapshot.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ trimmed meanwhile; the cache and the WAL then fill, and appends are refused with
 that stops then leaves it to the next start, which replays the WAL. Any other failure ends the
 node's storing for good.
 
-Source: design.md §5; AutoMQ S3Stream digest (b), "Upload", and (f) 3 (padding fills the WAL
-before the cache); BookKeeper digest (c), "Checkpoint".
+Source: docs/design.md §5; docs/sources/s3stream.md (b), "Upload", and (f) 3 (padding fills the WAL
+before the cache); docs/sources/bookkeeper.md (c), "Checkpoint".
 """
 
 from __future__ import annotations

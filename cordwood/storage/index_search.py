@@ -5,7 +5,7 @@ have and the others have not, such as being older than a time. Only blocks with 
 asked: what recovery writes at the end of an epoch has a time that is no earlier than those of
 the records below, but may be later than those of the next epoch, which was under way by then.
 
-Source: LogDevice digest 2.13.
+Source: docs/sources/logdevice.md 2.13.
 """
 
 from __future__ import annotations

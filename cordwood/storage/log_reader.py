@@ -7,7 +7,7 @@ blocks in `[start, next)`, each range once, and where to read on.
 A block leaves the cache when it is durable in LogsDB, so a read that looks into the cache
 first and into LogsDB second finds it in one of them at least.
 
-Source: design.md §5 ("cache first, then LogsDB"); LogDevice digest 2.10.
+Source: docs/design.md §5 ("cache first, then LogsDB"); docs/sources/logdevice.md 2.10.
 """
 
 from __future__ import annotations

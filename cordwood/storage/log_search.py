@@ -6,7 +6,8 @@ one index entry a step. No body is read. What is in the cache is searched in mem
 Who does not know what it holds does not answer: one that lost records, or has still to drop
 what recoveries decided without it.
 
-Source: LogDevice digest 2.13 ("findTime: binary search directory, then in-partition search").
+Source: docs/sources/logdevice.md 2.13 ("findTime: binary search directory, then in-partition
+search").
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What fails its checksum is told as a range of which nothing is known, and reading goes on
 behind it: a node with one bad block has all the others.
 
-Source: design.md §5; LogDevice digest 2.10 (CHECKSUM_FAIL), 2.13.
+Source: docs/design.md §5; docs/sources/logdevice.md 2.10 (CHECKSUM_FAIL), 2.13.
 """
 
 from __future__ import annotations

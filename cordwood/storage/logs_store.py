@@ -19,8 +19,8 @@ time is always safe for a block: nothing is dropped too early. As append times d
 along a log, its partitions follow one another as its LSNs do, all but a hole that recovery
 plugs late; reads merge what overlaps.
 
-Source: design.md §5; LogDevice digest 2.13; BookKeeper digest (c), "Checkpoint" (a mark
-that runs ahead of one flush loses data).
+Source: docs/design.md §5; docs/sources/logdevice.md 2.13; docs/sources/bookkeeper.md (c),
+"Checkpoint" (a mark that runs ahead of one flush loses data).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The nouns of LogsDB: a partition, what it holds of a log, what one read of it brings.
 
-Source: design.md §5; LogDevice digest 2.13.
+Source: docs/design.md §5; docs/sources/logdevice.md 2.13.
 """
 
 from __future__ import annotations

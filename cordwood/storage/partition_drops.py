@@ -9,8 +9,8 @@ and written anew at most once for each halving of its partition.
 Metadata first, durably, and then the data: a start drops a table that no metadata names, and
 rows that no directory names are below a trim point, where nobody reads.
 
-Source: LogDevice digest 2.13 ("Drop when all logs are past trim", partial compaction);
-BookKeeper digest (c), "GC" (compaction that waits for one entry never frees a full disk).
+Source: docs/sources/logdevice.md 2.13 ("Drop when all logs are past trim", partial compaction);
+docs/sources/bookkeeper.md (c), "GC" (compaction that waits for one entry never frees a full disk).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ would be deleted too early.
 A flush comes before the LNG of its newest blocks. These wait here, in memory, and are added
 to their own part of the directory by the flush that knows.
 
-Source: LogDevice digest 1 ("backlog"); docs/architecture.md, "Retention".
+Source: docs/sources/logdevice.md 1 ("backlog"); docs/protocol/retention-and-trim.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One reader's pull at a node: where it stands, how far it may go, what of a block it wants.
 
-Source: LogDevice digest 2.10.
+Source: docs/sources/logdevice.md 2.10.
 """
 
 from __future__ import annotations

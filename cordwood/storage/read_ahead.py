@@ -8,7 +8,7 @@ What is read ahead lies below what is released, so nothing is stored there any m
 a second at most, as long as what waits for a full connection may be old. How many streams have a
 batch here is bounded, whoever comes first: the others are read for when it is their turn.
 
-Source: design.md §5 ("LogsDB with read-ahead").
+Source: docs/design.md §5 ("LogsDB with read-ahead").
 """
 
 from __future__ import annotations

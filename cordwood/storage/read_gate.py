@@ -4,7 +4,7 @@ A READ whose log's rights are not known yet waits here, with what its reader say
 meanwhile. One that is refused is told so (ACCESS) and forgotten: whoever comes by the right asks
 again. Nodes are not asked for a token.
 
-Source: LogDevice digest 2.10 (START, STARTED), 1 (ACCESS gaps).
+Source: docs/sources/logdevice.md 2.10 (START, STARTED), 1 (ACCESS gaps).
 """
 
 from __future__ import annotations

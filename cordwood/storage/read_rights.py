@@ -10,7 +10,7 @@ It guards a log from clients that keep to the protocol. Nodes read each other wi
 (recovery, scrubbing, rebuilding), and nobody proves that it is a node yet; nor is a token hidden
 from who listens on the wire.
 
-Source: LogDevice digest 1 ("Gap types", ACCESS), 2.10; its permissions are by principal.
+Source: docs/sources/logdevice.md 1 ("Gap types", ACCESS), 2.10; its permissions are by principal.
 """
 
 from __future__ import annotations

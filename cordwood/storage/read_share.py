@@ -1,6 +1,6 @@
 """Which blocks are this node's to send to one reader of single copies.
 
-Source: LogDevice digest 2.10 ("SCD filter"); `protocol.single_copy` has the rule.
+Source: docs/sources/logdevice.md 2.10 ("SCD filter"); `protocol.single_copy` has the rule.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Streams of one log that stand at one place and want the same are sent it togethe
 Clients take turns: one with many streams gets no more than one with few. A turn of the loop
 ends after some megabytes, batches or milliseconds, and what is left goes on in the next.
 
-Source: LogDevice digest 2.10; design.md §2.
+Source: docs/sources/logdevice.md 2.10; docs/design.md §2.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ when there is no room, the oldest first. For each log it is known from which LSN
 LogsDB holds is here too: a reader above it needs no disk. Copies that lost are here as they
 are in LogsDB, and whoever reads tells them apart in the same way.
 
-Source: AutoMQ S3Stream digest (b) ("LogCache": what was uploaded stays until room is wanted).
+Source: docs/sources/s3stream.md (b) ("LogCache": what was uploaded stays until room is wanted).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A node that an operator made read-only takes no block at all. One whose disk is 
 those of recoveries, and what was numbered already as far as half of its reserve goes. Both are
 sealed and read as ever.
 
-Source: design.md §5; LogDevice digest 2.4 ("rejecting stores based on copyset"), 2.7.
+Source: docs/design.md §5; docs/sources/logdevice.md 2.4 ("rejecting stores based on copyset"), 2.7.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ is looked at twice: what is held here first, then what the metadata store lists,
 log that it did not list by itself, since a log may have been made in between. An error on the
 way ends the pass.
 
-Source: LogDevice digest 2.13 (a loop every 30 s; deleted logs kept for days); BookKeeper digest
-(c), "GC" (snapshot local ids first; only a definite "no such ledger" deletes).
+Source: docs/sources/logdevice.md 2.13 (a loop every 30 s; deleted logs kept for days);
+docs/sources/bookkeeper.md (c), "GC" (snapshot local ids first; only a definite "no such ledger"
+deletes).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Metadata and staged blocks are column families of one database. Every other table, which is a
 partition, is a database of its own, open while it is used: of thousands a few take memory and
 files, and making one costs the same whether there are ten or ten thousand. A column family
-each, as design.md §5 has it, did not: at each creation RocksDB writes the options of all of them
-anew, and reads them back to compare, which took 180 ms with 100 and 380 ms with 200 of them; and
-each kept 280 KB of memory.
+each, as docs/design.md §5 has it, did not: at each creation RocksDB writes the options of all of
+them anew, and reads them back to compare, which took 180 ms with 100 and 380 ms with 200 of them;
+and each kept 280 KB of memory.
 
 RocksDB's own log is off: what is in a memtable is in our WAL too, which is trimmed only
 after a flush. A flush writes one sorted file, and a partition is never compacted: one that
@@ -14,7 +14,7 @@ read at each start, so that one is; so is that of staged blocks, which come and 
 
 rocksdict holds the GIL through `write`, a few milliseconds a MiB, so that rows go in by
 small batches, each a call of its own; `flush` lets it go. That is why a memtable is filled
-and flushed, and no sorted file is written apart and ingested as design.md §5 has it: for
+and flushed, and no sorted file is written apart and ingested as docs/design.md §5 has it: for
 32 MiB of 1 KB rows on two busy cores, the longest stop of another thread was 24 ms while
 the memtable was written and 10 ms in its flush, 34 ms while a file was written, and 228 ms,
 all of it, in `ingest_external_file`.
@@ -32,7 +32,7 @@ iterator goes, and index entries of a few blocks do not cost a MiB of the disk. 
 pages (no direct reads), the machine reads ahead in the files; RocksDB tells it not to, unless
 told otherwise. `cordwood bench logsdb`, `read` and `cold` show what it comes to.
 
-Source: research digest of the hot path, §2 (rocksdict's traps: only a column family's own
+Source: docs/sources/hotpath.md §2 (rocksdict's traps: only a column family's own
 handle flushes it; the lower bound of a read sets the upper one; every handle must be closed).
 """
 

@@ -3,7 +3,7 @@
 STORED answers are cumulative and leave once a turn for each connection, however
 many waves became durable in it.
 
-Source: design.md §4, §5.
+Source: docs/design.md §4, §5.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from cordwood.errors import Malformed, Rejected, Retryable
+from cordwood.errors import Malformed, Rejected, Retryable, Unreachable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.log_questions import (
     AskExtent,
@@ -192,11 +192,23 @@ class StorageRole:
 
         Raises:
             AccessDenied: the log wants a read token that the call does not bring.
+            Unreachable: it took longer than the caller waits, so nobody wants the answer.
         """
         if isinstance(call, AskKept):  # of a node, which needs no token
             return KeptReply(await kept_here(self._shard, call.log, call.lsns))
         if self._rights is not None:
             await self._rights.check(call.log, call.token)
+        try:
+            async with asyncio.timeout(call.timeout_ms / 1000 if call.timeout_ms else None):
+                return await self._search_for(call)
+        except TimeoutError:
+            raise Unreachable(
+                f"{type(call).__name__} took longer than {call.timeout_ms} ms here"
+            ) from None
+
+    async def _search_for(
+        self, call: AskTime | AskExtent | AskSize
+    ) -> TimeReply | ExtentReply | SizeReply:
         match call:
             case AskTime():
                 return await self._search.find_time(call)

@@ -6,7 +6,8 @@ they end what fills the node. Beyond that nothing is taken, and whoever asks is 
 comes again. Nobody is kept waiting for good by a full cache: a flush makes room, and it asks
 nobody for anything.
 
-Source: design.md §5; LogDevice digest 2.13; s3stream digest, trap 3 (a cache without a bound).
+Source: docs/design.md §5; docs/sources/logdevice.md 2.13; docs/sources/s3stream.md, trap 3 (a cache
+without a bound).
 """
 
 from __future__ import annotations

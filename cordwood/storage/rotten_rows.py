@@ -5,7 +5,7 @@ scan was to give for lost would call every good copy behind one bad row unknown,
 stored there afterwards. So the scan is made again in smaller pieces up to the bad bytes, and then
 behind them, in growing steps and back by halves: some dozens of calls for each that fails.
 
-Source: design.md §2 ("a corrupt copy makes its node UNKNOWN", and not its neighbours).
+Source: docs/design.md §2 ("a corrupt copy makes its node UNKNOWN", and not its neighbours).
 """
 
 from __future__ import annotations

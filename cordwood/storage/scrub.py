@@ -12,7 +12,7 @@ there, so that what rots under it shows a pass later. What a row above the direc
 below its last says nothing of, index entry and body both gone, is not found: that takes a store
 below that loses rows without a word.
 
-Source: design.md §5; LogDevice digest 2.10 (CHECKSUM_FAIL).
+Source: docs/design.md §5; docs/sources/logdevice.md 2.10 (CHECKSUM_FAIL).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ visible before it is answered and stores behind it are refused.
 From memory it goes to LogsDB (`flusher`), and the WAL is trimmed behind it: a start takes
 what LogsDB says, and what the WAL holds behind that: records of `layout.shard_record`.
 
-Source: design.md §5; LogDevice digest 2.7, 2.13.
+Source: docs/design.md §5; docs/sources/logdevice.md 2.7, 2.13.
 """
 
 from __future__ import annotations
@@ -407,7 +407,7 @@ class Shard:
         ruling = self.seals.of(log)
         if ruling > end.seal:
             raise Fenced(f"log {log} is sealed by a higher epoch than {end.seal}", ruling)
-        if self.cache.log(log).ends.get(epoch) != end:
+        if not self.cache.log(log).has_ended(epoch, end):
             await self._close_epoch(log, epoch, end)
 
     def _on_sealed(self, log: int, epoch: int) -> None:
@@ -484,6 +484,9 @@ class Shard:
         return epoch, untrimmed(read_nodesets(packed), held.trim)
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
+        if end is not None:
+            # Fixed and written here: a start may know no LNG as high.
+            end = self.cache.log(log).above_own_lng(epoch, end)
         mark = pack_clean(CleanRecord(log, epoch, *(end or EpochEnd(0, 0))))
 
         def apply() -> None:

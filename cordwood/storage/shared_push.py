@@ -6,7 +6,8 @@ turn each client gets one frame with the numbers of its streams. So a hundred re
 client cost this node, the wire and the client's decoder what one does, and a hundred clients
 cost one pass over the bytes for their checksum.
 
-Source: design.md §4 (waves); LogDevice digest 2.10 has a frame for each record and reader.
+Source: docs/design.md §4 (waves); LogDevice (docs/sources/logdevice.md 2.10) has a frame for each
+record and reader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is staged on one node, as far as it is durable, and what of it the next flush takes.
 
-Source: design.md §9.
+Source: docs/design.md §9.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It is made by the first flush that has some. Its flush comes before that of the metadata, as a
 partition's does: what it holds of records behind the offset there is replayed over it.
 
-Source: design.md §9.
+Source: docs/design.md §9.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ until its attempt is over, which `pins` asks the metadata store about.
 As everything else it goes through the WAL, and a flush takes it to LogsDB: the bodies leave
 memory then. Staged bodies share the log cache's room with blocks.
 
-Source: design.md §9; research digest on PySpark 4.3, §8 ("unpublished refs die by TTL").
+Source: docs/design.md §9; docs/sources/spark.md §8 ("unpublished refs die by TTL").
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A pinned block may be what a commit names, so only the metadata store can tell t
 needed. Where an attempt has neither committed nor ended by the time its blocks would have
 expired, it is fenced first: a publisher that comes back late then commits nothing that is gone.
 
-Source: design.md §9; `protocol.publishing`.
+Source: docs/design.md §9; `protocol.publishing`.
 """
 
 from __future__ import annotations

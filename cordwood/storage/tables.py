@@ -7,7 +7,7 @@ Each table is durable up to some write of its own: what was written since its la
 may be lost in a crash, from the end, for each table apart, and may also survive. So an
 order between tables is made by flushing one before the other is written.
 
-Source: design.md §5, §10 ("loses unflushed writes at a crash, per column family").
+Source: docs/design.md §5, §10 ("loses unflushed writes at a crash, per column family").
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A client with a thousand streams gets no more turns than one with a single stream; among its
 own things they go in the order in which they came.
 
-Source: LogDevice digest 2.10 ("per-client round-robin catchup queue").
+Source: docs/sources/logdevice.md 2.10 ("per-client round-robin catchup queue").
 """
 
 from __future__ import annotations

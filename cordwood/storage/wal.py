@@ -24,8 +24,7 @@ blocks wait for their turn and fill meanwhile; headers are charged and do not wa
 The rules are in `protocol.wal_ring` and `protocol.write_pace`, the bytes in
 `layout.wal_block`.
 
-Source: design.md §4, §5; seed "How to implement high-performance WAL based on raw
-devices"; AutoMQ S3Stream digest (a) and "Traps"; Rebello et al., ATC 2020.
+Source: docs/design.md §4, §5; docs/sources/s3stream.md (a) and "Traps"; Rebello et al., ATC 2020.
 """
 
 from __future__ import annotations

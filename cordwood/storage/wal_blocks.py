@@ -4,7 +4,7 @@ Bodies are not copied: a block keeps the caller's buffers and puts a header befo
 each. Headers are made when the block is written, because only then is it known
 which record is the block's last.
 
-Source: AutoMQ S3Stream digest (a), "Blocks".
+Source: docs/sources/s3stream.md (a), "Blocks".
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ What may go wrong below, and what becomes of it:
 Deadlines are counted in ticks of a timer and not by the clock: a process that was
 stopped, or a machine that slept, must not find its disk guilty.
 
-Source: Rebello et al., ATC 2020 (what a failed sync leaves); AutoMQ S3Stream digest (a),
+Source: Rebello et al., ATC 2020 (what a failed sync leaves); docs/sources/s3stream.md (a),
 "Channels" (retries for ever, later 30 s and failed for good) and (f) 4 (#488).
 """
 

@@ -3,7 +3,7 @@
 Nothing is ever formatted because it could not be read: a file that is neither a
 WAL of ours nor blank is refused and left as it is.
 
-Source: AutoMQ S3Stream digest (a), "Channels", and "Traps" 9 (the reference formats
+Source: docs/sources/s3stream.md (a), "Channels", and "Traps" 9 (the reference formats
 when both headers are bad).
 """
 

@@ -4,7 +4,7 @@ A change is asked for at any time; changes that come while a write is under way
 are merged into the next one. So at most one slot is ever in doubt, and it is
 always the older one.
 
-Source: AutoMQ S3Stream digest (a), "Header flush"; its "Traps" 1.
+Source: docs/sources/s3stream.md (a), "Header flush"; its "Traps" 1.
 """
 
 from __future__ import annotations

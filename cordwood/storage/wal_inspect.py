@@ -6,7 +6,7 @@ may be a write under way, and what stood at its start may be written over. So a 
 damage counts only if it is found twice, by two passes that each begin at the header of
 their own time.
 
-Source: AutoMQ S3Stream digest (c) (RecoverTool).
+Source: docs/sources/s3stream.md (c) (RecoverTool).
 """
 
 from __future__ import annotations

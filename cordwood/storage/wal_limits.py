@@ -1,7 +1,6 @@
 """How a WAL writes: sizes and counts, each with its reason.
 
-Source: AutoMQ S3Stream digest (a), "Blocks", "Window", and (d); research digest of the
-hot path, §1.
+Source: docs/sources/s3stream.md (a), "Blocks", "Window", and (d); docs/sources/hotpath.md §1.
 """
 
 from __future__ import annotations

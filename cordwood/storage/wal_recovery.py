@@ -4,7 +4,7 @@ Nothing here writes, so a crash during recovery changes nothing. A sector that t
 machine cannot read ends recovery with its `OSError`: to take it for a hole would
 turn a disk that answers again tomorrow into records that vanish and come back.
 
-Source: AutoMQ S3Stream digest (a), "Recovery" (a 1 MiB read buffer took 1 GiB from
+Source: docs/sources/s3stream.md (a), "Recovery" (a 1 MiB read buffer took 1 GiB from
 92.7 s to 15.3 s).
 """
 

@@ -13,7 +13,7 @@ A record's id travels in a header of its own (`sim.record_id`), so payloads stay
 they are. Everything in the logs must come from recorded clients of this recording: a
 record of anybody else is one that nobody sent.
 
-Source: `sim.history` (who must record what); research "reliability" §3.
+Source: `sim.history` (who must record what); docs/sources/reliability.md §3.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client.appending import Appending
+from cordwood.client.log_info import AnyLog
 from cordwood.client.opening import OpeningItems
 from cordwood.client.position_calls import Position, Start, to_lsn
 from cordwood.client.positions import Trimmed
@@ -229,7 +230,7 @@ class RecordedStore(_Store):
         self._calls = calls
         self._recording = recording
         self._timeout_s = timeout_s
-        self._ids: dict[str, int] = {}
+        self._ids: dict[AnyLog, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -309,7 +310,7 @@ class RecordedStore(_Store):
         self._calls.stored(op, lsns)
         return lsns
 
-    async def open_log(self, log: str) -> RecordedAppending:
+    async def open_log(self, log: AnyLog) -> RecordedAppending:
         """See `Store.open_log`."""
         log_id = await self._log_id(log)
         return RecordedAppending(
@@ -318,7 +319,7 @@ class RecordedStore(_Store):
 
     def read(
         self,
-        log: str,
+        log: AnyLog,
         start: Start = "oldest",
         until: Position | None = "tail",
         *,
@@ -336,7 +337,7 @@ class RecordedStore(_Store):
         return OpeningItems(partial(self._recorded_read, log, start, until, gaps=gaps))
 
     async def _recorded_read(
-        self, log: str, start: Start, until: Position | None, *, gaps: bool
+        self, log: AnyLog, start: Start, until: Position | None, *, gaps: bool
     ) -> ReadStream:
         log_id = await self._log_id(log)
         if "tail" in (start, until):
@@ -347,11 +348,11 @@ class RecordedStore(_Store):
         last = parse_lsn(until) if isinstance(until, str) else until
         return RecordedStream(stream, log_id, last, self._calls, self._recording, gaps=gaps)
 
-    async def tail(self, log: str) -> Lsn:
+    async def tail(self, log: AnyLog) -> Lsn:
         """See `Store.tail`."""
         return (await self.tails([log]))[0]
 
-    async def tails(self, logs: Sequence[str]) -> list[Lsn]:
+    async def tails(self, logs: Sequence[AnyLog]) -> list[Lsn]:
         """See `Store.tails`."""
         ids = [await self._log_id(log) for log in logs]
         invoked_us = self._recording.now_us()
@@ -366,7 +367,7 @@ class RecordedStore(_Store):
             )
         return lsns
 
-    async def trim(self, log: str, lsn: Position) -> Trimmed:
+    async def trim(self, log: AnyLog, lsn: Position) -> Trimmed:
         """See `Store.trim`."""
         log_id = await self._log_id(log)
         position = int(await self._store.tail(log)) if lsn == "tail" else to_lsn(lsn)
@@ -384,11 +385,12 @@ class RecordedStore(_Store):
         """Its process was killed or stopped; see `ClientCalls.interrupt`."""
         self._calls.interrupt()
 
-    async def _log_id(self, log: str) -> int:
+    async def _log_id(self, log: AnyLog) -> int:
         """The log's number, made where looking it up may make it."""
         known = self._ids.get(log)
         if known is None:
-            await self._store.open_log(log)
+            if isinstance(log, str):
+                await self._store.open_log(log)
             info = await self._store.log(log)
             known = self._ids[log] = info.log_id
             self._recording.logs[known] = info.name

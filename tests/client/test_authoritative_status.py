@@ -14,7 +14,7 @@ from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Rejected
 from cordwood.lsn import make_lsn
 from cordwood.nodes import Authority, NodeId
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 
 FULL, GONE, EMPTY, DOWN = (
     Authority.FULLY_AUTHORITATIVE,
@@ -172,7 +172,7 @@ class TestReaders:
                 stream = await store.read("log")
                 await until(lambda: len(stream.senders.sending()) == 4)
                 store._cluster.statuses = {NodeId(node): GONE for node in (1, 2, 3, 4)}
-                assert stream._judge({NodeId(2)}) is Hearing.NONE
-                assert stream._judge({NodeId(2), NodeId(3)}) is Hearing.INCOMPLETE
+                assert stream._judge({NodeId(2)}) is QuorumVerdict.NONE
+                assert stream._judge({NodeId(2), NodeId(3)}) is QuorumVerdict.INCOMPLETE
 
         simulate(scenario, nodes=4, copies=3)

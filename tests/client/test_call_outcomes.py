@@ -14,7 +14,7 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 
 import cordwood
 from cordwood.block import Record
-from cordwood.client import cluster as cluster_module
+from cordwood.client import log_finding as finding_module
 from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Unreachable
 from cordwood.host import loop_thread
 from cordwood.host.loop_thread import LoopThread
@@ -32,7 +32,7 @@ class TestOrder:
                 if is_made:
                     await store.append("log", b"first")
             async with cluster.client() as store:
-                learn = cluster_module.log_info
+                learn = finding_module.log_info
 
                 def append(turns: int) -> None:
                     call = store.append_many("log", [b"%d" % len(calls)])
@@ -44,7 +44,7 @@ class TestOrder:
                     append(turns=6)
                     return learn(reply)
 
-                monkeypatch.setattr(cluster_module, "log_info", learn_and_append)
+                monkeypatch.setattr(finding_module, "log_info", learn_and_append)
                 append(turns=6)
                 await calls[0]
                 lsns = [(await call)[0] for call in calls]

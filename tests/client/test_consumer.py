@@ -219,9 +219,9 @@ class TestMembers:
                 async with await two.consumer("group", "log", member="m2") as second:
                     for _ in range(5):
                         await second.read()
-                reply = await one._ask(JoinGroup("group", "m3", ["/log"], 1000))
+                reply = await one._ask(JoinGroup("group", "m3", ["1"], 1000))
                 await one._ask(LeaveGroup("group", "m3", reply.generation))
-                again = await one._ask(JoinGroup("group", "m1", ["/log"], 15000))
+                again = await first._ask(JoinGroup("group", "m1", ["/log"], 15000))
                 first._learn(again)
                 assert await drained(first) == {"/log": [6, 7, 8, 9]}
                 assert await first.save() == {"/log": make_lsn(1, 10)}

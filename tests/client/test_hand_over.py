@@ -22,7 +22,7 @@ from cordwood.client.blocking import BlockingStore, open_blocking
 from cordwood.client.stream_items import StreamItems
 from cordwood.embedded import embedded_store
 from cordwood.errors import Closed, Corrupt, Overloaded, Unreachable
-from cordwood.host import loop_thread
+from cordwood.host import loop_thread, waits
 from cordwood.layout.message import StreamsReply
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -159,6 +159,28 @@ class TestBrokenOff:
             while len(found) < 8:
                 found += take()
             assert found == [*range(1, 9)]
+
+    def test_a_signal_that_does_not_end_the_wait_is_seen(self, tmp_path: Path) -> None:
+        """It comes right before the wait begins; here, to another thread, which is the same."""
+        with open_at(tmp_path) as store:
+            store.append("a", b"0")
+            reading = store.read("a", start="tail", until=None)
+
+            def ring() -> None:
+                time.sleep(0.1)
+                signal.pthread_kill(threading.get_ident(), signal.SIGALRM)
+                if not seen.wait(3 * waits.LOOK_S):
+                    store.append("a", b"late")
+
+            seen = threading.Event()
+            ringing = threading.Thread(target=ring)
+            with alarm_after(60, Soft):
+                ringing.start()
+                with pytest.raises(Soft):
+                    next(reading)
+            seen.set()
+            ringing.join()
+            assert store.tail("a") == at(1), "nothing had to be appended for it"
 
     @pytest.mark.parametrize("error", [Soft, KeyboardInterrupt])
     def test_a_call_that_is_broken_off_has_ended(self, error: type[BaseException]) -> None:

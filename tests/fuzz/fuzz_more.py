@@ -1,6 +1,6 @@
 """What is fuzzed beside `fuzz_targets`: rows, files and options that came later.
 
-Source: reliability digest §1, §7.
+Source: docs/sources/reliability.md §1, §7.
 """
 
 from __future__ import annotations

@@ -201,6 +201,20 @@ class TestWeakerFiles:
         assert [names(state) for state in last] == [{"/file"}]
         assert letters(last[0]) == "x"
 
+    def test_a_rename_into_another_directory_does_not_come_back_over_a_later_one(self):
+        """The first one's source is still open when the second one is on stable storage."""
+        log = DiskLog()
+        log.base.names["/in"] = log.base.names["/out"] = DIRECTORY
+        for source, letter in (("/in/one", "1"), ("/in/two", "2")):
+            number = log.new_file(FileBytes())
+            written = [Names(((source, number),)), Bytes(number, 0, page(letter))]
+            renamed = Names(((source, None), ("/out/file", number)))
+            for effects in (written, [SyncFile(number)], [renamed], [SyncNames("/out")]):
+                log.end(log.begin("step", effects, is_durable=False))
+            log.promise(letter)
+        ends = [state for state in CrashStates(log, tearing=UNTORN) if "2" in state.facts]
+        assert {letters(state, "/out/file") for state in ends} == {"2"}
+
     def test_a_rename_before_its_bytes_shows_an_empty_file(self):
         """The oldest one in the book: replaced without a sync of what replaces it."""
         base = Content()

@@ -19,6 +19,7 @@ from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import Clean, Reply, TellNodesets
 from cordwood.layout.waves import Refusal, pack_pairs
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, make_lsn
+from cordwood.sim.zoo import find_bug, planted
 from cordwood.storage import claims as claims_module
 from cordwood.wire.connection import Connection, dial
 
@@ -81,6 +82,8 @@ def test_a_release_in_an_epoch_that_was_never_handed_out_is_not_taken(lsn: int) 
             assert not held.is_behind
 
     in_cluster(scene)
+    with planted(find_bug("releases-believed")), pytest.raises(AssertionError):
+        in_cluster(scene)
 
 
 def test_a_release_that_a_node_could_not_know_of_is_taken_once_it_was_asked_about() -> None:
@@ -158,6 +161,9 @@ def test_a_client_trims_nothing_that_no_sequencer_released(lsn: int) -> None:
                 await told(end, Trim(LOG, 0, int(lsn)))
 
     in_cluster(scene)
+    if lsn >> 32 == 1:
+        with planted(find_bug("client-says-released")), pytest.raises(pytest.fail.Exception):
+            in_cluster(scene)
 
 
 def test_a_trim_that_comes_before_the_release_asks_the_sequencer() -> None:

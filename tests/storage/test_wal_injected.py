@@ -3,7 +3,7 @@
 The simulator breaks the disk at the seam; here the machine itself says EIO, in a thread, to
 the calls that really are made. What was acknowledged must be there afterwards.
 
-Source: Rebello et al., ATC 2020; reliability digest §5.1.
+Source: Rebello et al., ATC 2020; docs/sources/reliability.md §5.1.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ A later change that is on stable storage stands over an earlier open one: that o
 still be lost, but cannot undo what came after it. Two states that hold the same bytes
 under the same names, with the same promises made, are one.
 
-Source: reliability digest, §5.4; Pillai et al., OSDI 2014 (ALICE); Mohan et al.,
+Source: docs/sources/reliability.md §5.4; Pillai et al., OSDI 2014 (ALICE); Mohan et al.,
 OSDI 2018 (CrashMonkey).
 """
 
@@ -236,7 +236,10 @@ class CrashStates:
             self._put(self._stable, change, KEPT)
         begun = self._begun[settled.operation.number]
         for other in self._open:
-            if other.was_before(begun) and meet(other.change, settled.change):
+            # What stands over it is put again after it, and so is what stands over that: a file
+            # that was renamed out of a directory, and then replaced where it went.
+            under = (other.change, *other.over)
+            if other.was_before(begun) and any(meet(each, settled.change) for each in under):
                 other.over.append(settled.change)
 
     def _put(self, content: Content, change: Change, fate: Fate) -> None:

@@ -3,7 +3,7 @@
 Each is planted as the zoo plants its own, and the exploration of its subject must break a
 promise within a few seeds. Most are slips that other log stores had.
 
-Source: reliability digest, §2 and §6 (mutant list: ack before fsync, skip dir fsync, WAL
+Source: docs/sources/reliability.md §2 and §6 (mutant list: ack before fsync, skip dir fsync, WAL
 trimmed too early, ring wrap overwrites a live block, recovery stops at first bad block).
 """
 

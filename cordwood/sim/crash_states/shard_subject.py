@@ -5,7 +5,7 @@ unless its epoch ended without it; a seal that was answered still refuses older 
 and all that was taken ahead of it was settled before; an epoch told over is still so, and
 what it dropped stays away; and nothing is visible that was not sent, or was refused.
 
-Source: `storage.shard`; design.md §5; reliability digest, §3 (S2, S3, S12, S13).
+Source: `storage.shard`; docs/design.md §5; docs/sources/reliability.md §3 (S2, S3, S12, S13).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What it promises (`storage.staging`): a block that was told staged is there with
 it is told gone, a pin that was told holds, and what was told gone stays away. An operation that
 was not answered was done or was not; one block has one at a time.
 
-Source: `storage.staging`; design.md §9.
+Source: `storage.staging`; docs/design.md §9.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ trimmed, with the bytes it had; nothing comes back that was not appended, nor wh
 trim that returned let go; what came back once comes back again; nothing is called
 damaged; and a WAL that was closed says so.
 
-Source: `storage.wal`; reliability digest, §3 (S2, S3, S16, S18).
+Source: `storage.wal`; docs/sources/reliability.md §3 (S2, S3, S16, S18).
 """
 
 from __future__ import annotations

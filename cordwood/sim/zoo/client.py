@@ -1,6 +1,6 @@
 """Bugs of clients, of connections and of the metadata store's users.
 
-Source: reliability digest §2 (etcd, Redpanda), §6.
+Source: docs/sources/reliability.md §2 (etcd, Redpanda), §6.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def _found_beside(right: Any) -> Any:
 
 
 def _key_is_before(right: Any) -> Any:
-    def search_key(self: Any, log: str, info: Any, tail: Any, key: bytes) -> Any:
+    def search_key(self: Any, info: Any, tail: Any, key: bytes) -> Any:
         # As if the records of the key itself were lower ones.
-        return right(self, log, info, tail, key + b"\0")
+        return right(self, info, tail, key + b"\0")
 
     return search_key
 

@@ -1,6 +1,6 @@
 """Bugs that judge the past by the present, and bugs of what is remembered of producers.
 
-Source: LogDevice digest 2.6, 2.7; Kafka's idempotent producer.
+Source: docs/sources/logdevice.md 2.6, 2.7; Kafka's idempotent producer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bugs in what is made of the words of operators.
 
-Source: LogDevice digest 2.9 (storage states); reliability digest §6.
+Source: docs/sources/logdevice.md 2.9 (storage states); docs/sources/reliability.md §6.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bugs of staging and publishing.
 
-Source: research digest on PySpark 4.3, §8 (what a replayed batch must not do); design.md §9.
+Source: docs/sources/spark.md §8 (what a replayed batch must not do); docs/design.md §9.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Bugs of readers that do not read everything by themselves: of keys, Arrow, several logs, polling,
 and of what they learn about new epochs' nodes.
 
-Source: reliability digest §6; LogDevice digest 2.10.
+Source: docs/sources/reliability.md §6; docs/sources/logdevice.md 2.10.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import length_hint
 from typing import Any
 
 import msgspec
@@ -101,14 +103,14 @@ def _without_newest(right: Any) -> Any:
 
 
 def _lost_are_down(right: Any) -> Any:
-    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
+    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
         down = {
             node: Authority.UNAVAILABLE if status is Authority.UNDER_REPLICATED else status
             for node, status in statuses.items()
         }
         return right(heard, nodeset, replication, down)
 
-    return hear
+    return weigh_replies
 
 
 def _told_is_forgotten(right: Any) -> Any:
@@ -188,6 +190,39 @@ def _dropped_skip(right: Any) -> Any:
     return stop
 
 
+def _at_work_is_done(right: Any) -> Any:
+    def next_lsn(self: Any, after: int) -> Any:
+        given = len(self.opened) - length_hint(self.items)
+        if given and given < len(self.opened):
+            item = self.opened[given]
+            return int(item.lsn if _is_record(item) else item.first)
+        return right(self, after)
+
+    return next_lsn
+
+
+def _cancelled_goes_on(right: Any) -> Any:
+    async def fill(self: Any, timeout_s: float | None = None) -> Any:
+        filling = asyncio.ensure_future(right(self, timeout_s))
+        try:
+            return await asyncio.shield(filling)
+        except asyncio.CancelledError:
+            # Its answer has nobody to come to.
+            filling.add_done_callback(lambda done: done.cancelled() or self._reader.item())
+            raise
+
+    return fill
+
+
+def _left_is_over(right: Any) -> Any:
+    def portion(self: Any, count: int) -> Any:
+        if self._up is not None and len(self._up.hand.rest()) < len(self._up.hand.opened):
+            self._up.hand.take_rest()
+        return right(self, count)
+
+    return portion
+
+
 FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
     changed({"client.batch:key_bits": _first_key_only}), hunt=grounds.MANNERS,
@@ -231,7 +266,14 @@ BUGS = (
                changed({"client.shared_tail:Seat._stop": _dropped_skip}),
                hunt=reading_grounds.CRAMPED),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
-               changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
+               changed({"client.read_stream:weigh_replies": _lost_are_down}), hunt=grounds.LOST),
+    PlantedBug("at-work-is-done", "a position passes the item that a loop still works on",
+               changed({"client.hand:Hand.next_lsn": _at_work_is_done}), hunt=grounds.CONSUMERS),
+    PlantedBug("cancelled-goes-on", "a cancelled call takes an item later, and gives it to nobody",
+               changed({"client.consumer:Consumer.fill": _cancelled_goes_on}),
+               hunt=grounds.CONSUMERS),
+    PlantedBug("left-is-over", "what a loop that was left has before it is dropped by a read",
+               changed({"client.reader:Reader.portion": _left_is_over}), hunt=grounds.CONSUMERS),
     PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
                changed({"storage.read_rights:ReadRights.may_read": _unknown_is_free}),
                hunt=grounds.RIGHTS),

@@ -1,6 +1,6 @@
 """Bugs of readers: what they conclude from silence, and what they leave out.
 
-Source: reliability digest §1 (Jepsen's poll-skip), §6.
+Source: docs/sources/reliability.md §1 (Jepsen's poll-skip), §6.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cordwood.lsn import ESN_MAX, Lsn
 from cordwood.nodes import Authority
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.slow_shards import Change
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
@@ -23,7 +23,7 @@ _SENDERS = "client.senders:Senders"
 _CHOICE = "protocol.single_copy:SenderChoice"
 _STREAMS = "storage.read_streams:ReadStreams"
 
-HEARD = Hearing.COMPLETE
+HEARD = QuorumVerdict.COMPLETE
 
 TWICE_RECORDS_MIN = 16
 """Blocks that are delivered twice have at least so many records."""
@@ -191,11 +191,11 @@ def _epoch_guessed(right: Any) -> Any:
 
 
 def _empty_is_full(right: Any) -> Any:
-    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
+    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
         there = {n: s for n, s in statuses.items() if s is not Authority.AUTHORITATIVE_EMPTY}
         return right(heard, nodeset, replication, there)
 
-    return hear
+    return weigh_replies
 
 
 def _saved_before(right: Any) -> Any:
@@ -228,7 +228,7 @@ BUGS = (
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
                hunt=grounds.READERS),
     PlantedBug("gap-at-one-less", "one node fewer than an f-majority is enough for a loss",
-               changed({"quorum.authority:_meets": _one_copy_more,
+               changed({"quorum.f_majority:_meets": _one_copy_more,
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
                hunt=grounds.READERS),
     PlantedBug("rewind-goes-back", "a rewind begins before what was given out already",
@@ -260,7 +260,7 @@ BUGS = (
 
 EMPTY_IS_FULL = PlantedBug(
     "empty-is-full", "a node whose data lies elsewhere by now is waited for",
-    changed({"client.read_stream:hear": _empty_is_full}),
+    changed({"client.read_stream:weigh_replies": _empty_is_full}),
 )  # fmt: skip
 EPOCH_GUESSED = PlantedBug(
     "epoch-guessed", "an epoch whose nodeset is not known is taken to have the one before it",

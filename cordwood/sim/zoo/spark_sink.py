@@ -3,7 +3,7 @@
 They are no part of `ZOO`, whose bugs a simulated cluster runs: these want a query, and the tests
 of the sink run one with each of them.
 
-Source: reliability digest §6 ("Spark batch re-read differs"); research digest on PySpark 4.3, §2.
+Source: docs/sources/reliability.md §6 ("Spark batch re-read differs"); docs/sources/spark.md §2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bugs of a storage node above its WAL.
 
-Source: reliability digest §2, §6 (mutant list).
+Source: docs/sources/reliability.md §2, §6 (mutant list).
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cordwood.layout.message import DoneReply
 from cordwood.layout.waves import AmendedBlock
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
+from cordwood.storage.log_cache import EpochEnd
 
 _SHARD = "storage.shard:Shard"
+_CLAIMS = "storage.claims:Claims"
 _CACHED = "storage.log_cache:CachedLog"
 _DIRECTORY = "storage.data_directory:DataDirectory"
 _SCRUB = "storage.scrub:Scrub"
@@ -205,6 +208,24 @@ def _no_home(right: Any) -> Any:
     return homes
 
 
+async def _believed(self: Any, *_: Any) -> None:
+    return
+
+
+async def _any_seal(self: Any, call: Any) -> Any:
+    return await self._shard.seal(call.log, call.epoch, call.clean)
+
+
+async def _any_end(self: Any, call: Any) -> Any:
+    end = EpochEnd(call.seal, call.lng, call.produced, call.attempt)
+    await self._shard.clean(call.log, call.epoch, end)
+    return DoneReply()
+
+
+def _released(self: Any, log: int, lsn: int) -> None:
+    self._shard.release(log, lsn)
+
+
 async def _empty_disk_taken(self: Any) -> None:
     return
 
@@ -278,6 +299,27 @@ BUGS = (
                hunt=grounds.ROT),
     PlantedBug("flushes-by-size", "what gathers too little for a flush is never flushed",
                changed({"storage.flusher:Flusher._due_s": _by_size_only}), hunt=grounds.CALM),
+    PlantedBug("far-seals-believed", "a node takes the seal of an epoch that was never handed out",
+               changed({"storage.role:StorageRole.seal": instead(_any_seal)}),
+               hunt=grounds.STRANGERS),
+    PlantedBug("far-ends-believed", "a node believes that an epoch ended which never began",
+               changed({"storage.role:StorageRole.clean": instead(_any_end)}),
+               hunt=grounds.STRANGERS),
+    PlantedBug("releases-believed", "a node takes a release of an epoch that never was",
+               changed({f"{_CLAIMS}.release": instead(_released)}),
+               scene="tests/storage/test_claims.py"),
+    PlantedBug("client-says-released", "a client's word is enough for what may be trimmed",
+               changed({f"{_CLAIMS}.check_released": instead(_believed)}),
+               scene="tests/storage/test_claims.py"),
+    PlantedBug("numbers-believed", "who says to be a node is taken for one",
+               changed({"node:Node._check_node": instead(lambda self, theirs: None)}),
+               hunt=grounds.STRANGERS),
+    PlantedBug("half-frames-kept", "a frame that was begun may take for ever",
+               changed({"wire.arrivals:Arrivals.late": instead(lambda self, now: [])}),
+               hunt=grounds.STRANGERS),
+    PlantedBug("half-frames-not-summed", "frames that were begun are bounded each, and not all",
+               changed({"wire.arrivals:Arrivals.excess": instead(lambda self: None)}),
+               hunt=grounds.CROWDS),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
                changed({f"{_CACHED}.readable": _never_purges}), hunt=grounds.PURGES,
                scene="tests/storage/test_log_cache.py"),

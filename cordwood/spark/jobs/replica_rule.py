@@ -5,7 +5,7 @@ it misses it; one that is not and has it holds an extra, which an earlier wave l
 reads. A copy whose checksum is wrong is corrupt; intact copies that differ in their content are
 the worst there is. Nodes that could not be asked are unknown, and miss nothing.
 
-Source: design.md §2 (envelopes, precedence); research digest on PySpark 4.3, §7.
+Source: docs/design.md §2 (envelopes, precedence); docs/sources/spark.md §7.
 """
 
 from __future__ import annotations

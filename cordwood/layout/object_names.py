@@ -1,0 +1,100 @@
+"""The names of what lies in an object store, and what they say.
+
+::
+
+    logs/0000000000000007/head                       the log's pointer
+    logs/0000000000000007/pages/…                    pages of its manifest
+    logs/0000000000000007/objects/0000000300000001-000000030000ffff-9f0a11c2.parquet
+    shared/20261124/0f3a…e1-9f0a11c2.parquet         records of several logs
+
+The 16 hexadecimal digits are a log's number, and an object's first and last LSN; the last eight are
+the CRC32C of the object's footer, which nothing inside a Parquet file could hold. A log's own
+object can so be found, checked and put into a manifest with nothing but the store.
+
+Source: docs/objects.md, "Names".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cordwood.errors import Malformed
+from cordwood.lsn import LSN_MAX
+
+LOGS = "logs/"
+SHARED = "shared/"
+SUFFIX = ".parquet"
+
+_OWN = re.compile(
+    r"logs/([0-9a-f]{16})/objects/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})\.parquet"
+)
+_SHARED = re.compile(r"shared/(\d{8})/([0-9a-f]{32})-([0-9a-f]{8})\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectName:
+    """What an object's name says.
+
+    Attributes:
+        log: whose records it holds; 0 for several logs.
+        first, last: LSNs that it covers; 0 for several logs.
+        footer_crc: CRC32C of its footer.
+    """
+
+    log: int
+    first: int
+    last: int
+    footer_crc: int
+
+
+def log_prefix(log: int) -> str:
+    """Where all that is one log's lies."""
+    return f"{LOGS}{log:016x}/"
+
+
+def head_name(log: int) -> str:
+    """A log's pointer."""
+    return f"{log_prefix(log)}head"
+
+
+def objects_prefix(log: int) -> str:
+    """Where a log's own objects lie."""
+    return f"{log_prefix(log)}objects/"
+
+
+def pages_prefix(log: int) -> str:
+    """Where the pages of a log's manifest lie."""
+    return f"{log_prefix(log)}pages/"
+
+
+def own_name(log: int, first: int, last: int, footer_crc: int) -> str:
+    """An object of one log."""
+    return f"{objects_prefix(log)}{first:016x}-{last:016x}-{footer_crc:08x}{SUFFIX}"
+
+
+def shared_name(day: str, number: int, footer_crc: int) -> str:
+    """An object of several logs.
+
+    Args:
+        day: as `20261124`, so that a listing can leave out what is old.
+        number: 128 random bits.
+    """
+    return f"{SHARED}{day}/{number:032x}-{footer_crc:08x}{SUFFIX}"
+
+
+def parse_object_name(name: str) -> ObjectName:
+    """What an object's name says.
+
+    Raises:
+        Malformed: it is no object's name.
+    """
+    own = _OWN.fullmatch(name)
+    if own is not None:
+        log, first, last, crc = (int(each, 16) for each in own.groups())
+        if 0 < log < 1 << 62 and first <= last <= LSN_MAX:
+            return ObjectName(log, first, last, crc)
+    shared = _SHARED.fullmatch(name)
+    if shared is not None:
+        return ObjectName(0, 0, 0, int(shared[3], 16))
+    raise Malformed(f"{name!r} is no name of an object of ours")

@@ -1,0 +1,1 @@
+"""Main storage: what is old of a log lies in an object store, as files that any engine reads."""

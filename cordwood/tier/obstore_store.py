@@ -1,0 +1,291 @@
+"""S3 and all that speak it, Google's and Azure's stores, through the library `obstore`.
+
+The library is the `s3` extra. Credentials come from where it looks for them (environment,
+profiles, the machine's role) or from `options`, and from nowhere else; no error, log line or
+`repr` of ours tells one: what the library says is cut to its first line, without queries of
+addresses and without the values of options.
+
+The library does not retry here. A conditional put whose answer was lost, sent again below us, would
+find its own object and tell of a conflict that there is not; and pauses are the caller's matter.
+
+Source: docs/objects.md, "The store".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from cordwood.block import Buffer
+from cordwood.errors import (
+    AccessDenied,
+    BadSetting,
+    CordwoodError,
+    Malformed,
+    NoObject,
+    ObjectChanged,
+    OutcomeUnknown,
+    Overloaded,
+    Unreachable,
+)
+from cordwood.tier.object_store import (
+    LIST_MAX,
+    WHOLE_BYTES_MAX,
+    Etag,
+    ObjectInfo,
+    check_deletion,
+    check_name,
+    check_page,
+    check_prefix,
+    check_range,
+)
+
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https")
+
+PART_BYTES = 16 << 20
+"""Of a multipart upload; S3 takes 10,000 parts, so an object has 156 GiB at most."""
+
+PARTS_IN_FLIGHT = 4
+"""Of one upload: what it holds in the library beside the content itself is 64 MiB."""
+
+CONNECT_TIMEOUT = "5s"
+REQUEST_TIMEOUT = "120s"
+"""Of one request: a part of 16 MiB at 140 KB/s. The caller's deadline holds over all of them."""
+
+_SLOW_DOWN = re.compile(r"SlowDown|ServerBusy|\b429\b|\b503\b", re.IGNORECASE)
+_BAD_RANGE = re.compile(r"\b416\b|InvalidRange|range", re.IGNORECASE)
+_QUERY = re.compile(r"\?\S*")
+_TEXT_MAX = 300
+
+Result = TypeVar("Result")
+
+
+class ObstoreStore:
+    """See the module.
+
+    Args:
+        store: a store of the library's.
+        address: what errors call it.
+        secrets: texts that no error may show.
+    """
+
+    def __init__(self, store: Any, address: str, secrets: Sequence[str] = ()) -> None:
+        self._store = store
+        self._address = address
+        self._secrets = tuple(secret for secret in secrets if secret)
+
+    def __repr__(self) -> str:
+        return f"ObstoreStore({self._address!r})"
+
+    async def put(self, name: str, content: Sequence[Buffer], *, timeout_s: float) -> None:
+        import obstore
+
+        check_name(name)
+        call = obstore.put_async(
+            self._store,
+            name,
+            b"".join(content),
+            chunk_size=PART_BYTES,
+            max_concurrency=PARTS_IN_FLIGHT,
+        )
+        await self._run(call, name, timeout_s, writes=True)
+
+    async def put_if(
+        self, name: str, content: bytes, expected: Etag | None, *, timeout_s: float
+    ) -> Etag:
+        import obstore
+
+        check_name(name)
+        mode = "create" if expected is None else _versions(expected)
+        call = obstore.put_async(self._store, name, content, mode=mode, use_multipart=False)
+        return _etag(await self._run(call, name, timeout_s, writes=True))
+
+    async def read(self, name: str, *, timeout_s: float) -> tuple[bytes, Etag]:
+        import obstore
+
+        check_name(name)
+
+        async def call() -> tuple[bytes, Etag]:
+            found = await obstore.get_async(self._store, name)
+            if found.meta["size"] > WHOLE_BYTES_MAX:
+                raise Malformed(f"{name} has more than {WHOLE_BYTES_MAX} bytes: read it by ranges")
+            return bytes(await found.bytes_async()), _etag(found.meta)
+
+        return await self._run(call(), name, timeout_s)
+
+    async def get(self, name: str, start: int, stop: int, *, timeout_s: float) -> bytes:
+        import obstore
+
+        check_range(name, start, stop)
+        call = obstore.get_range_async(self._store, name, start=start, end=stop)
+        content = bytes(await self._run(call, name, timeout_s, ranged=True))
+        if len(content) != stop - start:
+            raise Malformed(f"{name} ends at byte {start + len(content)}, and not behind {stop}")
+        return content
+
+    async def head(self, name: str, *, timeout_s: float) -> ObjectInfo | None:
+        import obstore
+
+        check_name(name)
+        try:
+            return _info(await self._run(obstore.head_async(self._store, name), name, timeout_s))
+        except NoObject:
+            return None
+
+    async def list_page(
+        self, prefix: str, *, after: str = "", limit: int = LIST_MAX, timeout_s: float
+    ) -> list[ObjectInfo]:
+        import obstore
+
+        check_prefix(prefix)
+        check_page(after, limit)
+
+        async def call() -> list[ObjectInfo]:
+            page: list[ObjectInfo] = []
+            listed = obstore.list(
+                self._store, prefix or None, offset=after or None, chunk_size=limit
+            )
+            async for chunk in listed:
+                page += map(_info, chunk)
+                if len(page) >= limit:
+                    break
+            return page[:limit]
+
+        return await self._run(call(), prefix, timeout_s)
+
+    async def delete(self, names: Sequence[str], *, timeout_s: float) -> None:
+        import obstore
+
+        check_deletion(names)
+        if not names:
+            return
+
+        async def call() -> None:
+            try:
+                await obstore.delete_async(self._store, list(names))
+                return
+            except FileNotFoundError:
+                pass
+            # Some stores fail for one that is gone, and say nothing of the others.
+            for name in names:
+                try:
+                    await obstore.delete_async(self._store, [name])
+                except FileNotFoundError:
+                    continue
+
+        await self._run(call(), names[0], timeout_s, writes=True)
+
+    async def close(self) -> None:
+        """The library has nothing to close."""
+
+    async def _run(
+        self,
+        call: Awaitable[Result],
+        what: str,
+        timeout_s: float,
+        *,
+        writes: bool = False,
+        ranged: bool = False,
+    ) -> Result:
+        """Wait for a call, and make the library's errors ours."""
+        from obstore.exceptions import BaseError
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call
+        except TimeoutError as error:
+            late = f"{self._address}: no answer for {what} within {timeout_s} s"
+            raise (OutcomeUnknown if writes else Unreachable)(late) from error
+        except (BaseError, OSError) as error:
+            # `from None`: what the library says may hold a credential.
+            raise self._ours(error, what, writes=writes, ranged=ranged) from None
+
+    def _ours(self, error: Exception, what: str, *, writes: bool, ranged: bool) -> CordwoodError:
+        from obstore import exceptions
+
+        text = str(error)
+        match error:
+            case FileNotFoundError() | exceptions.NotFoundError():
+                return NoObject(f"{self._address} has no object {what}")
+            case exceptions.AlreadyExistsError() | exceptions.PreconditionError():
+                return ObjectChanged(f"{what} is not the object that was to be replaced")
+            case exceptions.PermissionDeniedError() | exceptions.UnauthenticatedError():
+                return AccessDenied(
+                    f"{self._address} refuses {what}: see that the credentials in force may read, "
+                    "write, list and delete there"
+                )
+            case exceptions.NotSupportedError():
+                return BadSetting(f"{self._address}: {self._shown(text)}")
+        if _SLOW_DOWN.search(text):
+            return Overloaded(f"{self._address} asks to be called less: {self._shown(text)}")
+        if ranged and _BAD_RANGE.search(text):
+            return Malformed(f"{what} is shorter than what was asked for: {self._shown(text)}")
+        kind = OutcomeUnknown if writes else Unreachable
+        return kind(f"{self._address}: {what}: {self._shown(text)}")
+
+    def _shown(self, text: str) -> str:
+        """What may be shown of an error of the library's."""
+        line = _QUERY.sub("", text.strip().partition("\n")[0])
+        for secret in self._secrets:
+            line = line.replace(secret, "…")
+        return line[:_TEXT_MAX]
+
+
+def open_obstore(url: str, options: Mapping[str, str] | None = None) -> ObstoreStore:
+    """Open a store by its address, as `s3://bucket/prefix`.
+
+    Args:
+        options: of the library's, by name, as `endpoint` or `region`. Credentials are better
+            left to where it looks for them.
+    Raises:
+        BadSetting: the library is not installed, or knows no such store or option.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES or "@" in url.partition("://")[2].partition("/")[0]:
+        raise BadSetting(
+            f"an object store's address is a path, or {SCHEMES[0]}://bucket/prefix, gs://… or "
+            "az://…, without credentials in it"
+        )
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError:
+        raise BadSetting(
+            f"{scheme}:// needs the library obstore: pip install 'cordwood[s3]'"
+        ) from None
+    given = dict(options or {})
+    plain = given.get("endpoint", "").startswith("http://")
+    client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "timeout": REQUEST_TIMEOUT}
+    if plain:
+        client["allow_http"] = True
+    address = _QUERY.sub("", url)
+    secrets = list(given.values())
+    opened = ObstoreStore(None, address, secrets)
+    try:
+        store = from_url(
+            url,
+            config=given or None,
+            client_options=client,
+            retry_config={"max_retries": 0},
+        )
+    except (BaseError, ValueError, TypeError) as error:
+        shown = opened._shown(str(error))
+        raise BadSetting(f"{address} cannot be opened: {shown}") from None
+    return ObstoreStore(store, address, secrets)
+
+
+def _versions(etag: Etag) -> dict[str, str]:
+    e_tag, _, version = etag.partition("\n")
+    known = {"e_tag": e_tag, "version": version}
+    return {name: value for name, value in known.items() if value}
+
+
+def _etag(meta: Any) -> Etag:
+    """Both of what stores tell versions by: S3 and Azure compare the first, Google the second."""
+    return Etag(f"{meta.get('e_tag') or ''}\n{meta.get('version') or ''}")
+
+
+def _info(meta: Any) -> ObjectInfo:
+    return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1e6))

@@ -1,0 +1,126 @@
+"""Calls an object store again when it does not answer or asks to be called less.
+
+What may be made again without a change is: reads, `put` (an object's content follows from its
+name), `delete`. Pauses grow from try to try and are drawn at random, so that the uploaders of a
+cluster do not come back together; a store that answers SlowDown is left alone for longer. One try
+has a deadline of its own, so that one slow part does not use up the time of all.
+
+A conditional put is made again only where the store says that it did nothing. After
+`OutcomeUnknown` its caller reads what is there: `pointer` does.
+
+Source: docs/objects.md, "The store"; docs/sources/s3stream.md, complaint 6 (SlowDown after three
+tries).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from cordwood.block import Buffer
+from cordwood.errors import CordwoodError, OutcomeUnknown, Overloaded, Retryable
+from cordwood.tier.object_store import LIST_MAX, Etag, ObjectInfo, ObjectStore
+
+PAUSE_S = 0.1
+PAUSE_S_MAX = 20.0
+SLOW_DOWN_FACTOR = 5
+"""S3 asks for some requests a second less; half a second is its own client's first pause."""
+
+TRY_S = 30.0
+"""Of one try: 64 MiB at 2 MiB/s."""
+
+Result = TypeVar("Result")
+
+
+def pause_s(tries: int, error: CordwoodError, chance: random.Random) -> float:
+    """How long to wait after the try of this number, from 1: half of it is drawn."""
+    base = PAUSE_S * (SLOW_DOWN_FACTOR if isinstance(error, Overloaded) else 1)
+    longest: float = min(PAUSE_S_MAX, base * 2 ** float(min(tries - 1, 16)))
+    return longest * (0.5 + chance.random() / 2)
+
+
+class PatientStore:
+    """An `ObjectStore` over another; `timeout_s` is the time of all tries together.
+
+    Args:
+        chance: draws pauses.
+        try_s: one try's time.
+    Attributes:
+        retries: tries that were not a call's first.
+    """
+
+    def __init__(self, store: ObjectStore, chance: random.Random, try_s: float = TRY_S) -> None:
+        self.retries = 0
+        self._store = store
+        self._chance = chance
+        self._try_s = try_s
+
+    async def put(self, name: str, content: Sequence[Buffer], *, timeout_s: float) -> None:
+        await self._patiently(lambda s: self._store.put(name, content, timeout_s=s), timeout_s)
+
+    async def put_if(
+        self, name: str, content: bytes, expected: Etag | None, *, timeout_s: float
+    ) -> Etag:
+        return await self._patiently(
+            lambda s: self._store.put_if(name, content, expected, timeout_s=s),
+            timeout_s,
+            again=(Retryable,),
+        )
+
+    async def read(self, name: str, *, timeout_s: float) -> tuple[bytes, Etag]:
+        return await self._patiently(lambda s: self._store.read(name, timeout_s=s), timeout_s)
+
+    async def get(self, name: str, start: int, stop: int, *, timeout_s: float) -> bytes:
+        return await self._patiently(
+            lambda s: self._store.get(name, start, stop, timeout_s=s), timeout_s
+        )
+
+    async def head(self, name: str, *, timeout_s: float) -> ObjectInfo | None:
+        return await self._patiently(lambda s: self._store.head(name, timeout_s=s), timeout_s)
+
+    async def list_page(
+        self, prefix: str, *, after: str = "", limit: int = LIST_MAX, timeout_s: float
+    ) -> list[ObjectInfo]:
+        return await self._patiently(
+            lambda s: self._store.list_page(prefix, after=after, limit=limit, timeout_s=s),
+            timeout_s,
+        )
+
+    async def delete(self, names: Sequence[str], *, timeout_s: float) -> None:
+        await self._patiently(lambda s: self._store.delete(names, timeout_s=s), timeout_s)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def _patiently(
+        self,
+        call: Callable[[float], Awaitable[Result]],
+        timeout_s: float,
+        *,
+        again: tuple[type[CordwoodError], ...] = (Retryable, OutcomeUnknown),
+    ) -> Result:
+        """Make a call until it succeeds, is refused, or its time is over.
+
+        Raises:
+            CordwoodError: what the last try ended with; the text says how many there were.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        tries = 0
+        unknown: OutcomeUnknown | None = None
+        while True:
+            tries += 1
+            try:
+                return await call(max(0.001, min(self._try_s, end - loop.time())))
+            except again as error:
+                if isinstance(error, OutcomeUnknown):
+                    unknown = error
+                wait_s = pause_s(tries, error, self._chance)
+                if loop.time() + wait_s >= end:
+                    # One try that may have happened is not undone by the next that did nothing.
+                    worst = unknown or error
+                    raise type(worst)(f"{worst} (after {tries} tries)") from error
+            self.retries += 1
+            await asyncio.sleep(wait_s)
