@@ -109,6 +109,18 @@ def test_nodes(run):
     assert "there are 1" in run("nodes", "scrub", "9", exit_code=1)
 
 
+def test_what_would_be_lost_without_a_node(run):
+    """The store has one node, and so one copy of everything."""
+    found = json.loads(run("nodes", "if-lost", "1", "--json", exit_code=1))
+    (row,) = found["nodes"]
+    assert row["node"] == 1
+    assert row["gone"] == found["total"]["gone"] > 0
+    assert (row["blocks"], row["stuck"], row["last"], row["unknown"]) == (0, 0, 0, 0)
+    said = run("nodes", "if-lost", "1", exit_code=1)
+    assert f"{row['gone']} blocks would be lost." in said
+    assert "there is no node 9; there are 1" in run("nodes", "if-lost", "9", exit_code=1)
+
+
 def test_what_is_said_of_a_nodes_data(run):
     assert json.loads(run("nodes", "status", "1", "--json")) == {
         "node": 1, "status": "fully-authoritative",

@@ -56,7 +56,7 @@ class TestHelp:
         "verb",
         ["", "up", "append", "tail", "logs create", "logs list", "logs show", "readers",
          "groups", "status", "demo", "sim run", "bench append", "bench read", "bench import",
-         "bench node", "bench idle", "nodes scrub", "nodes status",
+         "bench node", "bench idle", "nodes scrub", "nodes status", "nodes if-lost",
          "bench sim", "version"],
     )  # fmt: skip
     def test_every_verb_explains_itself(self, run, verb):
