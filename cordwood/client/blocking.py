@@ -310,12 +310,7 @@ class BlockingStore(Facade[Store]):
     def close(self) -> None:
         """Close everything. Safe to call twice."""
         self._stay()
-        try:
-            self._call(self._inner.close())
-        except Closed:
-            return  # the thread has ended: it was closed before
-        finally:
-            self._thread.close()
+        self._thread.close(self._inner.close(), timeout_s=self._timeout_s)
 
     def __enter__(self) -> BlockingStore:
         return self

@@ -381,7 +381,7 @@ class BufferedWriter:
             self._closed = error
         if self._unended:
             logger.warning(
-                "%d records of a buffered writer were not stored: %s", self.records, error
+                "%d records of a writer are not known to be stored: %s", self.records, error
             )
         for lane in dict.fromkeys(self._lanes.values()):
             if lane.timer is not None:

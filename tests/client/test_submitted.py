@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ import cordwood
 from cordwood.block import Record
 from cordwood.client.blocking import BlockingStore
 from cordwood.client.buffered_writer import WriterOptions
-from cordwood.errors import BadSetting, Closed, RecordTooLarge, UnknownLog
+from cordwood.errors import BadSetting, Closed, RecordTooLarge, UnknownLog, Unreachable
+from cordwood.host.loop_thread import LoopThread
+from cordwood.settings import ClientSettings
 
 
 def stored(store: BlockingStore, log: str = "log") -> list[Record]:
@@ -225,6 +229,52 @@ def test_a_forked_child_is_refused_whatever_its_parent_held(tmp_path: Path) -> N
         holder.join()
         assert os.waitstatus_to_exitcode(status) == 0
         assert writer.append("log", b"2")
+
+
+def test_threads_that_go_on_to_call_do_not_keep_a_client_from_closing(tmp_path: Path) -> None:
+    """Each of their calls was taken, to fail on the loop, which came to nothing else."""
+    store = cordwood.connect(tmp_path / "store", ClientSettings(timeout_s=5))
+    store.append("log", b"0")
+    writer = store.buffered_writer()
+    futures: list[Future[object]] = []
+    go = threading.Event()
+
+    def call(number: int) -> None:
+        go.wait()
+        with suppress(Closed):
+            while True:
+                if number % 2:
+                    futures.append(store.append_many_soon("log", [b"x"]))
+                else:
+                    futures.append(writer.submit("log", b"x"))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
+    for each in threads:
+        each.start()
+    began = time.monotonic()
+    go.set()
+    store.close()
+    took_s = time.monotonic() - began
+    for each in threads:
+        each.join(10)
+    assert not any(each.is_alive() for each in threads)
+    assert took_s < 10
+    assert wait(futures, 10).not_done == set()
+
+
+def test_what_ends_the_loop_s_last_work_is_raised() -> None:
+    async def fail() -> None:
+        raise Unreachable("no such node")
+
+    thread = LoopThread("test")
+    with pytest.raises(Unreachable, match="no such node"):
+        thread.close(fail())
+    thread.close(fail())
+    thread = LoopThread("test")
+    with pytest.raises(Unreachable, match="did not close within"):
+        thread.close(asyncio.sleep(30), timeout_s=0.1)
+    with pytest.raises(Closed):
+        thread.call(asyncio.sleep(0))
 
 
 def run_program(text: str, *arguments: object) -> str:

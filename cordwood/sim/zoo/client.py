@@ -9,8 +9,8 @@ import dataclasses
 from typing import Any
 
 from cordwood.block import Gap
-from cordwood.errors import OutcomeUnknown
-from cordwood.sim.zoo import grounds
+from cordwood.errors import OutcomeUnknown, Retryable
+from cordwood.sim.zoo import appending_grounds, grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _APPENDS = "client.log_appends:LogAppends"
@@ -33,6 +33,16 @@ def _deadline_ignored(right: Any) -> Any:
         self._pump()
 
     return sweep
+
+
+def _doubt_forgotten(right: Any) -> Any:
+    def on_fault(self: Any, token: int, error: Any, node: Any) -> None:
+        found = self._sent.get(token)
+        if found is not None and isinstance(error, Retryable):
+            found[0].maybe = False
+        right(self, token, error, node)
+
+    return on_fault
 
 
 def _no_compare(right: Any) -> Any:
@@ -114,6 +124,10 @@ def _key_is_before(right: Any) -> Any:
 BUGS = (
     PlantedBug("unknown-resent", "a client sends again what may have been stored",
                changed({f"{_APPENDS}.on_down": _unknown_resent}), hunt=grounds.RECOVERIES),
+    PlantedBug("doubt-forgotten",
+               "what may be stored is called not stored, once it is refused later",
+               changed({f"{_APPENDS}.on_fault": _doubt_forgotten}),
+               hunt=appending_grounds.REFUSED_LATER),
     PlantedBug("key-behind-keyless", "find_key stops at a record without a key",
                changed({"client.positions:_first_keyed": _found_beside}), hunt=grounds.KEYS_SOUGHT),
     PlantedBug("key-off-by-one", "find_key takes the key's own records for lower ones",
