@@ -7,6 +7,7 @@ Source: design.md §7.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import (
     Callable,
     Collection,
@@ -465,6 +466,18 @@ class BlockingLogTree:
         """See `log_tree.LogTree.epochs`."""
         reply: EpochsReply = self._call(self._tree.epochs(log))
         return reply
+
+
+def _tell_docs(calls: type, source: type) -> None:
+    """Give calls that only name their twin the twin's own words, for `help` and for editors."""
+    for name in dir(calls):
+        call, twin = getattr(calls, name), getattr(source, name, None)
+        if inspect.isfunction(call) and twin is not None and "ee `" in (call.__doc__ or ""):
+            call.__doc__ = inspect.getdoc(twin)
+
+
+_tell_docs(BlockingStore, Store)
+_tell_docs(BlockingLogTree, LogTree)
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> BlockingStore:
