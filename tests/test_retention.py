@@ -10,7 +10,6 @@ from cluster_at_hand import ClusterAtHand, read_all, simulate
 from cordwood.block import Gap, GapKind, Record
 from cordwood.log_attributes import LogAttributes
 from cordwood.settings import StorageSettings
-from cordwood.sim.zoo import find_bug, planted
 
 LOG = 1
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
@@ -143,31 +142,6 @@ class TestBySizeOverNodes:
                     assert node.shard.logs.stored_bytes <= (most + 10) * 1200
 
         simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
-
-    def test_after_each_trim_the_bound_is_left_and_the_log_never_grows_past_it(self):
-        """Five times the bound comes in, while one node after another starts again."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await self._keep(store)
-                await write(store, "log", 60)
-                trims = set()
-                for turn in range(1, 6):
-                    await write(store, "log", 54)
-                    left, gaps = await values(store, "log")
-                    assert 60 <= left <= 130, turn
-                    trims |= {node.shard.trim_of(LOG) for node in cluster.running.values()}
-                    assert (
-                        max(n.shard.logs.stored_bytes for n in cluster.running.values()) < 170_000
-                    )
-                    cluster.kill(turn % 5 + 1)
-                    await cluster.start(turn % 5 + 1)
-                assert gaps[0] is GapKind.TRIM
-                assert len(trims) >= 5, "it goes on trimming"
-
-        simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
-        with planted(find_bug("space-is-endless")), pytest.raises(AssertionError):
-            simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
 
 
 class TestDeleted:

@@ -291,7 +291,7 @@ BUGS = (
                hunt=grounds.SIZES),
     PlantedBug("space-is-endless", "retention by size trims nothing once it has trimmed",
                changed({"storage.retention:fitting_trim": _fits_once}),
-               scene="tests/test_retention.py"),
+               scene="tests/storage/test_kept_by_size.py"),
     PlantedBug("flushes-what-is-trimmed", "a full disk waits for room for blocks that are trimmed",
                changed({"storage.flusher:untrimmed": instead(lambda batch, _: batch.blocks)}),
                scene="tests/storage/test_full_disk.py"),
