@@ -8,6 +8,7 @@ Source: docs/design.md §7.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import weakref
 from collections.abc import (
@@ -354,6 +355,18 @@ class BlockingLogTree(Facade[LogTree]):
     delete = blocking(LogTree.delete, changes=True)
     rename = blocking(LogTree.rename, changes=True)
     epochs = blocking(LogTree.epochs)
+
+
+def _tell_docs(calls: type, source: type) -> None:
+    """Give calls that only name their twin the twin's own words, for `help` and for editors."""
+    for name in dir(calls):
+        call, twin = getattr(calls, name), getattr(source, name, None)
+        if inspect.isfunction(call) and twin is not None and "ee `" in (call.__doc__ or ""):
+            call.__doc__ = inspect.getdoc(twin)
+
+
+_tell_docs(BlockingStore, Store)
+_tell_docs(BlockingLogTree, LogTree)
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> BlockingStore:

@@ -156,6 +156,17 @@ def _as_if_even(right: Any) -> Any:
     return above
 
 
+def _fits_once(right: Any) -> Any:
+    seen: list[int] = []
+
+    def fitting_trim(lsns: Any, kept: Any, bytes_max: int) -> int:
+        # As if what was kept at the first trim were kept at every later one.
+        seen.append(right(lsns, kept, bytes_max))
+        return min(filter(None, seen), default=0)
+
+    return fitting_trim
+
+
 def _whole_body(right: Any) -> Any:
     return lambda block: block.header.stored_bytes if right(block) else 0
 
@@ -278,6 +289,9 @@ BUGS = (
     PlantedBug("every-copy-counts", "retention by size counts a block once for each copy",
                changed({"storage.payload_count:answered_bytes": _whole_body}),
                hunt=grounds.SIZES),
+    PlantedBug("space-is-endless", "retention by size trims nothing once it has trimmed",
+               changed({"storage.retention:fitting_trim": _fits_once}),
+               scene="tests/storage/test_kept_by_size.py"),
     PlantedBug("flushes-what-is-trimmed", "a full disk waits for room for blocks that are trimmed",
                changed({"storage.flusher:untrimmed": instead(lambda batch, _: batch.blocks)}),
                scene="tests/storage/test_full_disk.py"),
