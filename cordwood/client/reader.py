@@ -24,7 +24,7 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.client.hand import Batches, Hand, Portion, Taken, is_told, portion_of
 from cordwood.client.position_calls import Position, Start
 from cordwood.client.read_stream import ReadStream
-from cordwood.errors import BadSetting, Closed, CordwoodError
+from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable
 from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -65,6 +65,7 @@ class _Feed:
         error: why the stream ended.
         refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
         is_broken: its next block cannot be opened; it stays before it.
+        is_to_begin: it ended with an error that may pass, and that was told.
         barred_at: where it ended because the log is gone, or may not be read: a reader that
             comes back when that has changed goes on there.
     """
@@ -80,6 +81,7 @@ class _Feed:
     retry_at: float = 0.0
     barred_at: Lsn | None = None
     is_broken: bool = False
+    is_to_begin: bool = False
 
     @property
     def name(self) -> str:
@@ -237,7 +239,8 @@ class Reader:
         Returns:
             Nothing (false) after the timeout, or once every log was read to its `until`.
         Raises:
-            CordwoodError: the stream of a log failed; the others can be read on.
+            CordwoodError: the stream of a log failed; the others can be read on, and where it was
+                Retryable the next call begins that log again.
         """
         await self.fill(timeout_s)
         return self.portion(count)
@@ -249,6 +252,7 @@ class Reader:
         An error that a log's stream ended with is there for `portion` or `item` to tell.
         """
         self.ask()
+        await self._begin_again()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while self._up is None and self._error is None:
             self._news.clear()
@@ -365,6 +369,7 @@ class Reader:
         if self._up is not None:
             self._up.hand.close_block()
             self._up = None
+        await self._begin_again()
         while True:
             self._raise_error()
             self._news.clear()
@@ -438,6 +443,14 @@ class Reader:
                 return feed
         raise BadSetting(f"{log} is not read by this reader: `start` it first")
 
+    async def _begin_again(self) -> None:
+        """Go on in logs of which a passing error was told: nobody would be told of it again."""
+        for feed in [each for each in self._feeds if each.is_to_begin]:
+            try:
+                await self.start(feed.log, feed.next_lsn, feed.until)
+            except CordwoodError as error:
+                self._error = error
+
     def _next_ready(self, *, raw: bool = False) -> _Feed | None:
         """The next log in turn that has something; it goes to the end of the queue.
 
@@ -451,6 +464,7 @@ class Reader:
             has_some = self._has_some(feed, raw)
             if feed.error is not None and not has_some:
                 error, feed.error = feed.error, None
+                feed.is_to_begin = isinstance(error, Retryable)
                 raise error
             if has_some and feed.retry_at <= now:
                 return feed

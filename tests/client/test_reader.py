@@ -11,7 +11,7 @@ from cluster_at_hand import ClusterAtHand, simulate
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read_stream import HEALTH_S
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting, Closed
+from cordwood.errors import BadSetting, Closed, Overloaded
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.read_window import CREDIT_BYTES_MIN
 
@@ -353,6 +353,44 @@ class TestLeftOut:
                     assert kinds == {GapKind.FILTERED}
 
         simulate(scenario, nodes=5, copies=3)
+
+
+class TestPassingErrors:
+    @pytest.mark.parametrize("kind", ["reader", "consumer"])
+    def test_a_log_whose_stream_failed_is_begun_again_where_it_stood(self, kind: str) -> None:
+        """Its error was told once, and the log was never read again."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 3)
+                await fill(store, "b", 3, 3)
+                if kind == "reader":
+                    reading = reader = await store.reader("/a", "/b")
+                else:
+                    reading = await store.consumer("c", "a", "b")
+                    await reading.start()
+                    reader = reading._reader
+                found: dict[str, list[int]] = {"/a": [], "/b": []}
+
+                async def read() -> None:
+                    while portion := await reading.read(2, timeout_s=2):
+                        found[portion.log] += numbers(portion)
+                        if found == {"/a": [1, 2], "/b": [1, 2]}:
+                            break
+
+                await read()
+                failing = reader._feed("/b").stream
+                failing.fail(Overloaded("no room for one more read stream"))
+                with pytest.raises(Overloaded):
+                    await read()
+                await read()
+                assert found == {"/a": [1, 2, 3], "/b": [1, 2, 3, 4, 5, 6]}
+                await fill(store, "b", 1)
+                await read()
+                assert found["/b"][6:] == [1]
+                assert reader._feed("/b").stream is not failing
+
+        simulate(scenario)
 
 
 class TestHealth:
