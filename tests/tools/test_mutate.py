@@ -29,7 +29,10 @@ def changed(mutant: mutate.Mutant, data: bytes) -> str:
         ("LIMIT = 3\ndef f(a: int = 3) -> None:\n    'ü'\n    assert a < 3\n", []),
         ("def f(a):\n    'ü'; x = a + b\n", ["(a - b)"]),
         ("def f(a):\n    logger.info('%s', a < 3)\n", []),
-        ("@dataclass(frozen=True)\nclass A:\n    b: int = 3\n    c = d or e\n", ["(4)", "(d and e)"]),
+        (
+            "@dataclass(frozen=True)\nclass A:\n    b: int = 3\n    c = d or e\n",
+            ["(4)", "(d and e)"],
+        ),
     ],
 )
 def test_what_is_changed(source: str, after: list[str]) -> None:
