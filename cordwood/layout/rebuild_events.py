@@ -35,8 +35,8 @@ SET = 2
 EVENT_BYTES_MAX = 1 << 16
 """An event names each node of the largest cluster once, in 5 bytes or fewer."""
 
-SET_BYTES_MAX = 1 << 20
-"""A value of the metadata store, or one record."""
+SET_BYTES_MAX = 1_000_000
+"""A value of the metadata store, and one record."""
 
 _HEAD = struct.Struct("<BBH")
 _SUM = struct.Struct("<I")

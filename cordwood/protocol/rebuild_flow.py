@@ -1,14 +1,17 @@
 """A donor's moves on their way: in which order each is written, how many at once, how fast.
 
-A move goes through three steps, and each begins when the one before is durable on every node:
+A move goes through four steps, and each begins when the one before is durable on every node:
 
 1. the block is stored on the nodes that are new to it;
-2. the other nodes that have it get the new envelope;
-3. the donor gets its own.
+2. the donor notes in its own envelope the new copyset, and that the others are still to be told;
+3. the other nodes that have the block get the new envelope;
+4. the donor's note goes.
 
-A crash between any two leaves a copyset that tells the truth or names a lost node still; so the
-donor comes to the block again. Written the other way round, an envelope might name a node
-that never had the block.
+An envelope that names a node which never had the block would be a lie, so 1 comes before all.
+Without 2, a donor that learns of another rebuilding set between 1 and 3 might plan anew by the
+copyset of old and leave behind a node that was told of the new one; with it, it goes on with what
+it began. (`tests/protocol/rebuild_world.py` finds that history.) A copy of a move that ended before
+2 is named by nobody: its holder drops it where another copyset is whole.
 
 Partitions go from the newest to the oldest, and a partition counts as dealt with only when the
 scan has been through it and every move of it has come to its end.
@@ -50,9 +53,10 @@ class Step(enum.Enum):
     """What is under way for a move; see the module."""
 
     STORE = 1
-    AMEND = 2
-    OWN = 3
-    DONE = 4
+    NOTE = 2
+    AMEND = 3
+    OWN = 4
+    DONE = 5
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ class _Flight:
 
 class RebuildFlow:
     """See the module. A method that begins a step returns it; the caller then sends to
-    `nodes_of`, or to itself for `Step.OWN`.
+    `nodes_of`, or to itself for `Step.NOTE` and `Step.OWN`.
 
     Attributes:
         bytes_done: of bodies of the moves that came to their end.
@@ -92,14 +96,21 @@ class RebuildFlow:
             return None
         return self._bucket.debt_s(now) if self._bucket is not None else 0.0
 
-    def begin(self, move: Move, now: float) -> Step:
-        """A move begins; `wait_s` was 0."""
+    def begin(self, move: Move, now: float, noted: bool = False) -> Step:
+        """A move begins; `wait_s` was 0.
+
+        Args:
+            noted: it goes on with what the donor's envelope says that it began.
+        """
         key = _key(move.block)
         assert key not in self._flights, "a block is moved once at a time"
         sent = move.block.stored_bytes * len(move.stores)
         if self._bucket is not None:
             self._bucket.spend(now, max(BLOCK_COST_BYTES, sent))
-        flight = self._flights[key] = _Flight(move, Step.STORE, set(move.stores))
+        flight = _Flight(move, Step.STORE, set(move.stores))
+        if noted:
+            flight = _Flight(move, Step.AMEND, set(move.amends))
+        self._flights[key] = flight
         self._bytes += move.block.stored_bytes
         return self._go_on(flight)
 
@@ -116,9 +127,9 @@ class RebuildFlow:
         return None if flight.waits else self._next(flight)
 
     def on_own(self, block: Held) -> Step:
-        """The donor's own envelope is durable: the move is over."""
+        """The donor's own envelope is durable, as the present step wants it."""
         flight = self._flights[_key(block)]
-        assert flight.step is Step.OWN, "the donor's own envelope comes last"
+        assert flight.step in (Step.NOTE, Step.OWN), "the donor's own envelope has its turn"
         return self._next(flight)
 
     def on_failed(self, block: Held) -> None:
@@ -162,11 +173,12 @@ class RebuildFlow:
     def _go_on(self, flight: _Flight) -> Step:
         """Pass over steps in which there is nothing to do."""
         move = flight.move
-        while flight.step in (Step.STORE, Step.AMEND) and not flight.waits:
-            flight.step = Step(flight.step.value + 1)
-            flight.waits = set(move.amends) if flight.step is Step.AMEND else set()
-        if flight.step is Step.OWN and not move.changes:
+        if flight.step is Step.STORE and not flight.waits:
+            flight.step = Step.NOTE
+        if flight.step is Step.NOTE and not move.changes:
             flight.step = Step.DONE
+        if flight.step is Step.AMEND and not flight.waits:
+            flight.step = Step.OWN
         if flight.step is Step.DONE:
             del self._flights[_key(move.block)]
             self._bytes -= move.block.stored_bytes

@@ -8,7 +8,8 @@ rule over the failure domains that were recorded with that epoch: whoever judges
 by these.
 
 A node that lost only a range of times is in service, so it gets its own copy back, and no
-envelope changes.
+envelope changes. Another node that is leaving keeps its copy and its envelope: nobody counts on
+them once it is empty, and they go when a copyset without it is found whole.
 
 Source: docs/sources/logdevice.md 2.5 (`augment`), 2.9.
 """
@@ -103,10 +104,8 @@ class Move(NamedTuple):
         copyset: of the new envelope.
         stores: nodes that are sent the whole block, in copyset order; nobody where enough
             copies are left.
-        amends: the other nodes that have it and get the new envelope alone, once the block is
-            durable on all of `stores`. A node that is leaving is among them: the envelope
-            names it no more.
-        changes: whether there is a new envelope; the donor writes its own last of all.
+        amends: the other nodes of the new copyset, which have the block; without the donor.
+        changes: whether there is a new envelope.
     """
 
     block: Held
@@ -131,6 +130,7 @@ def plan_move(
     replication: Replication,
     available: Set[NodeId],
     random: Chance,
+    noted: bool = False,
 ) -> Move | Stuck | None:
     """What node `me` has to do for a block that it holds.
 
@@ -138,13 +138,18 @@ def plan_move(
         nodeset: of the block's epoch, with the locations recorded with it.
         available: nodes worth sending to.
         random: draws one number for each new copy, and none for Stuck or None.
+        noted: `me` noted a move of this block that has not come to its end, and `block` has the
+            copyset of that. Nobody else knows it, so it is for `me` to mend, too.
     Returns:
         None where it is not this node's to give, or nothing is missing.
     """
     missing = losses.missing(block)
-    if not missing or losses.donor(block) != me:
+    if not missing or not (noted or losses.donor(block) == me):
         return None
     kept = [NodeId(node) for node in block.copyset if node not in missing]
+    if me not in block.copyset and me not in losses.barred:
+        # It was to leave when it began the move, and is not any more.
+        kept.append(NodeId(me))
     # Whoever lost it but is in service is the first choice for it.
     restored = [
         NodeId(node)
@@ -165,10 +170,9 @@ def plan_move(
     if drawn is None:
         return Stuck(block, max(1, replication.copies - len(seed)))
     stores = (*restored, *drawn)
-    copyset = _in_place(block.copyset, missing, kept, stores)
+    copyset = _in_place(block.copyset, missing, (*kept, *stores))
     changes = copyset != block.copyset
-    has_it = [NodeId(node) for node in block.copyset if node in kept or node in losses.leaving]
-    amends = tuple(node for node in has_it if node != me) if changes else ()
+    amends = tuple(node for node in kept if node != me) if changes else ()
     return Move(block, copyset, stores, amends, changes)
 
 
@@ -217,14 +221,14 @@ def _taking(member: Member) -> Member:
 
 
 def _in_place(
-    copyset: Sequence[int], missing: Set[int], kept: Sequence[NodeId], stores: Sequence[NodeId]
+    copyset: Sequence[int], missing: Set[int], nodes: Sequence[NodeId]
 ) -> tuple[NodeId, ...]:
-    """The new copyset: new nodes where the lost ones stood, so that no node stands first more
-    often than chance would have it; what is left of them at the end."""
-    fresh = [node for node in stores if node not in copyset]
+    """The nodes in the order of a new copyset: new ones where the lost ones stood, so that no
+    node stands first more often than chance would have it; what is left of them at the end."""
+    fresh = [node for node in nodes if node not in copyset]
     found: list[NodeId] = []
     for node in copyset:
-        if node not in missing or node in stores:
+        if node not in missing or node in nodes:
             found.append(NodeId(node))
         elif fresh:
             found.append(fresh.pop(0))

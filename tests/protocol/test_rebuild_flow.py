@@ -30,14 +30,16 @@ def flow(limits: FlowLimits | None = None) -> RebuildFlow:
 
 
 class TestOrder:
-    def test_stores_then_the_others_envelopes_then_its_own(self) -> None:
+    def test_stores_then_a_note_then_the_others_envelopes_then_its_own(self) -> None:
         found, it = flow(), move(stores="4 5", amends="2 3")
         assert found.begin(it, 0.0) is Step.STORE
         assert found.nodes_of(it.block) == (4, 5)
         assert found.on_durable(it.block, NodeId(5)) is None
         assert found.on_durable(it.block, NodeId(5)) is None, "twice is once"
         assert found.on_durable(it.block, NodeId(2)) is None, "an amend is not asked for yet"
-        assert found.on_durable(it.block, NodeId(4)) is Step.AMEND
+        assert found.on_durable(it.block, NodeId(4)) is Step.NOTE
+        assert found.nodes_of(it.block) == ()
+        assert found.on_own(it.block) is Step.AMEND
         assert found.nodes_of(it.block) == (2, 3)
         assert found.on_durable(it.block, NodeId(4)) is None
         assert found.on_durable(it.block, NodeId(2)) is None
@@ -48,9 +50,9 @@ class TestOrder:
     @pytest.mark.parametrize(
         ("stores", "amends", "changes", "steps"),
         [
-            ("4", "", True, [Step.STORE, Step.OWN, Step.DONE]),
-            ("", "2", True, [Step.AMEND, Step.OWN, Step.DONE]),
-            ("", "", True, [Step.OWN, Step.DONE]),
+            ("4", "", True, [Step.STORE, Step.NOTE, Step.OWN, Step.DONE]),
+            ("", "2", True, [Step.NOTE, Step.AMEND, Step.OWN, Step.DONE]),
+            ("", "", True, [Step.NOTE, Step.OWN, Step.DONE]),
             # A range: the copy goes back to where it was, and no envelope changes.
             ("3", "", False, [Step.STORE, Step.DONE]),
         ],
@@ -61,7 +63,7 @@ class TestOrder:
         found, it = flow(), move(stores=stores, amends=amends, changes=changes)
         taken = [found.begin(it, 0.0)]
         while taken[-1] is not Step.DONE:
-            if taken[-1] is Step.OWN:
+            if taken[-1] in (Step.NOTE, Step.OWN):
                 taken.append(found.on_own(it.block))
             else:
                 for node in found.nodes_of(it.block):
@@ -73,8 +75,16 @@ class TestOrder:
     def test_its_own_envelope_is_never_first(self) -> None:
         found, it = flow(), move()
         found.begin(it, 0.0)
-        with pytest.raises(AssertionError, match="comes last"):
+        with pytest.raises(AssertionError, match="has its turn"):
             found.on_own(it.block)
+
+    def test_a_move_that_was_noted_goes_on_with_the_others_envelopes(self) -> None:
+        found, it = flow(), move(stores="", amends="2 3")
+        assert found.begin(it, 0.0, noted=True) is Step.AMEND
+        assert found.nodes_of(it.block) == (2, 3)
+        alone = move(9, stores="", amends="")
+        assert found.begin(alone, 0.0, noted=True) is Step.OWN
+        assert found.on_own(alone.block) is Step.DONE
 
 
 class TestBounds:
@@ -156,6 +166,7 @@ def finish(found: RebuildFlow, it: Move) -> None:
     """All nodes answer."""
     for node in it.stores:
         found.on_durable(it.block, node)
+    found.on_own(it.block)
     for node in it.amends:
         found.on_durable(it.block, node)
     found.on_own(it.block)
@@ -189,7 +200,11 @@ def test_no_envelope_is_written_before_what_it_promises(
         # Whoever is sent an amend is sent it when all new copies are durable.
         assert node in it.stores or {4, 5} <= stored[at]
         stored[at].add(node)
-        if found.on_durable(it.block, NodeId(node)) is Step.OWN:
+        step = found.on_durable(it.block, NodeId(node))
+        if step is Step.NOTE:
+            assert stored[at] == {4, 5}
+            found.on_own(it.block)
+        elif step is Step.OWN:
             assert stored[at] == {2, 3, 4, 5}
             found.on_own(it.block)
             over[at] = True
