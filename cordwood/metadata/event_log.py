@@ -10,7 +10,7 @@ costs a write of the whole set. An internal log, of deltas and snapshots, is to 
 behind the same interface; the LSNs of a log of epoch 1 and above are higher than any counted here,
 so that log may begin with this value as its first snapshot.
 
-Source: LogDevice digest 2.9; `protocol.event_log`.
+Source: docs/sources/logdevice.md 2.9; `protocol.event_log`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ stay connected over many changes, as an application does: they append and read b
 again by a number that they know, and consume. Whatever they are given must be of the log that they
 asked for; a consumer begins each log at its first record (S32).
 
-Source: reliability digest §3; `client.known_logs`, `client.consumer_logs`.
+Source: docs/sources/reliability.md §3; `client.known_logs`, `client.consumer_logs`.
 """
 
 from __future__ import annotations
