@@ -178,6 +178,20 @@ class TestTakingEpochs:
 
         run_patiently(main())
 
+    def test_a_token_leaves_the_last_epoch_to_a_sequencer(self, memory):
+        """One that took it would leave a log that nobody ever rules again."""
+
+        async def main() -> None:
+            epochs, since = EpochStore(memory), (NodesetSince(1, THREE, 3, 1),)
+            await put(memory, EpochRecord(EPOCH_MAX - 1, 0, 0, since))
+            await epochs.raise_token(LOG, 1, "first")
+            with pytest.raises(Rejected, match="used up"):
+                await epochs.raise_token(LOG, 2, "second")
+            epoch, record = await epochs.take_epoch(LOG)
+            assert (epoch, record.token) == (EPOCH_MAX, 1)
+
+        run_patiently(main())
+
 
 class TestConfiguration:
     def test_a_change_holds_from_its_epoch_on(self, play):
