@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from cordwood.client.blocking import BlockingLogTree, BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingLogTree, BlockingStore
 from cordwood.client.store import Store
 
 

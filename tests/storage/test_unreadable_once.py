@@ -11,7 +11,7 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 from cordwood.errors import Retryable
 from cordwood.settings import StorageSettings
 from cordwood.storage.log_reader import LogReader
-from cordwood.storage.read_streams import FETCH_RETRY_S
+from cordwood.storage.push.read_streams import FETCH_RETRY_S
 
 
 def test_what_could_not_be_read_is_read_again_soon() -> None:
