@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cordwood import aio, errors, settings
     from cordwood.block import Gap, GapKind, Record
     from cordwood.blocking import BlockingStore, connect
-    from cordwood.client.buffered_writer import WriteMode, WriterOptions
-    from cordwood.client.producer import Producer
+    from cordwood.client.append.buffered_writer import WriteMode, WriterOptions
+    from cordwood.client.append.producer import Producer
     from cordwood.client.store import Store
     from cordwood.errors import CordwoodError
     from cordwood.log_attributes import LogAttributes
@@ -61,12 +61,12 @@ _HOMES = {
     "LogAttributes": "cordwood.log_attributes",
     "LogId": "cordwood.lsn",
     "Lsn": "cordwood.lsn",
-    "Producer": "cordwood.client.producer",
+    "Producer": "cordwood.client.append.producer",
     "Record": "cordwood.block",
     "Replication": "cordwood.nodes",
     "Store": "cordwood.client.store",
-    "WriteMode": "cordwood.client.buffered_writer",
-    "WriterOptions": "cordwood.client.buffered_writer",
+    "WriteMode": "cordwood.client.append.buffered_writer",
+    "WriterOptions": "cordwood.client.append.buffered_writer",
     "connect": "cordwood.blocking",
     "parse_lsn": "cordwood.lsn",
 }

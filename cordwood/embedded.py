@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from cordwood.client.aio import open_store
-from cordwood.client.blocking import BlockingStore, open_blocking
+from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting
 from cordwood.host.collector import rare_collections
@@ -61,7 +61,7 @@ async def embedded_store(
     """
     # Loaded when a store is opened, as it takes a tenth of a second: `connect` may be given
     # a cluster's address, and never need it.
-    from cordwood.storage.rocks_logs import rocks_tables
+    from cordwood.storage.logs_db.rocks_logs import rocks_tables
 
     path = _check_directory(directory)
     _check_space(path, storage.wal_bytes if storage is not None else wal_bytes)

@@ -16,6 +16,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from cordwood import __version__
+from cordwood.admin.authority_calls import read_members, set_authority
+from cordwood.admin.consumer_calls import ConsumerCalls
+from cordwood.admin.log_calls import LogCalls
+from cordwood.admin.log_replies import member_infos
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -49,12 +53,8 @@ from cordwood.layout.message_nodes import (
 )
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
-from cordwood.metadata.authority_calls import read_members, set_authority
-from cordwood.metadata.consumer_calls import ConsumerCalls
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
-from cordwood.metadata.log_calls import LogCalls
-from cordwood.metadata.log_replies import member_infos
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
@@ -75,21 +75,21 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.claims import Claims
 from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
-from cordwood.storage.flusher import Flusher
+from cordwood.storage.engine import Shard
 from cordwood.storage.identity import ACCEPTED
-from cordwood.storage.kept_bytes import KeptBytes
 from cordwood.storage.log_states import log_states
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.read_rights import ReadRights
-from cordwood.storage.read_streams import ReadStreams
-from cordwood.storage.retention import Retention
+from cordwood.storage.logs_db.flusher import Flusher
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.tables import MakeTables
+from cordwood.storage.push.read_rights import ReadRights
+from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.role import StorageRole
-from cordwood.storage.scrub import Scrub
-from cordwood.storage.shard import Shard
-from cordwood.storage.space_watch import SpaceWatch
-from cordwood.storage.staging import Staging
-from cordwood.storage.staging_sweep import StagingSweep
-from cordwood.storage.tables import MakeTables
+from cordwood.storage.scrub.scrub import Scrub
+from cordwood.storage.space.kept_bytes import KeptBytes
+from cordwood.storage.space.retention import Retention
+from cordwood.storage.space.space_watch import SpaceWatch
+from cordwood.storage.staging.staging import Staging
+from cordwood.storage.staging.staging_sweep import StagingSweep
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import check_call, check_frame
 from cordwood.wire.gossip import Gossip

@@ -31,7 +31,7 @@ from cordwood.host.shortcut_network import ShortcutNetwork
 from cordwood.metadata.where import open_metadata
 from cordwood.node import running_node
 from cordwood.settings import NodeSettings
-from cordwood.storage.rocks_logs import rocks_tables
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
 
 
 def encode_settings(settings: NodeSettings) -> bytes:

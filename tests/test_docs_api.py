@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import cordwood
-from cordwood.client.blocking import BlockingLogTree, BlockingStore
-from cordwood.client.blocking_readers import BlockingConsumer, BlockingLogsReader
-from cordwood.client.buffered_writer import BufferedWriter
-from cordwood.client.consumer import Consumer
-from cordwood.client.cursors import Cursors
-from cordwood.client.log_tree import LogTree
-from cordwood.client.reader import Reader
+from cordwood.client.admin.log_tree import LogTree
+from cordwood.client.append.buffered_writer import BufferedWriter
+from cordwood.client.blocking.blocking_readers import BlockingConsumer, BlockingLogsReader
+from cordwood.client.blocking.blocking_store import BlockingLogTree, BlockingStore
+from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.cursors import Cursors
+from cordwood.client.read.reader import Reader
 from cordwood.client.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from time import perf_counter
 
-from cordwood.client.appending import Appending
+from cordwood.client.append.open_log import Appending
 from cordwood.client.store import Store
 from cordwood.lsn import Lsn
 from cordwood.settings import MIB, ClientSettings

@@ -23,7 +23,7 @@ from time import perf_counter
 from cordwood import aio
 from cordwood.bench.append_loops import Limit, append_batches, client_settings
 from cordwood.bench.figure import Sample
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import Unreachable
 from cordwood.protocol.gap_detection import Delivery
 

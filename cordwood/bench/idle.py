@@ -38,8 +38,8 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import make_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.rocks_logs import rocks_tables
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
 
 BODY = bytes(100)
 

@@ -34,9 +34,9 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import make_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, StorageSettings
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.read_streams import BATCH_BYTES
-from cordwood.storage.rocks_logs import rocks_tables
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
+from cordwood.storage.push.read_streams import BATCH_BYTES
 
 LOG = 1
 FLUSH_BYTES = 32 * MIB

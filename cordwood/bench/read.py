@@ -22,7 +22,7 @@ from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.loopback import REFERENCE_IS, loopback_bytes_per_second
 from cordwood.bench.place import bench_place
 from cordwood.block import Gap, Record
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Corrupt
 from cordwood.layout.message import StatusReply

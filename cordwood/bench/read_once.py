@@ -38,7 +38,7 @@ from cordwood.node import Node, running_node
 from cordwood.nodes import NodeId, Replication
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.settings import MIB, ClientSettings, NodeSettings, StorageSettings
-from cordwood.storage.rocks_logs import rocks_tables
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
 
 LOG = "bench/once"
 

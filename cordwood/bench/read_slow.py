@@ -25,8 +25,8 @@ from cordwood.bench.append import Say
 from cordwood.bench.append_loops import Limit, append_batches, client_settings
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.place import PREFIX, bench_shape
-from cordwood.client.read_stream import ReadStream
-from cordwood.client.senders import SenderView
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.senders import SenderView
 from cordwood.errors import Corrupt
 from cordwood.local_cluster import LocalCluster, local_cluster
 from cordwood.lsn import Lsn

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.place import bench_place
 from cordwood.bench.spark_trivial import NAME, TrivialSource
-from cordwood.client import blocking
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking import blocking_store as blocking
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.settings import MIB
 from cordwood.spark.jobs.land import land
 from cordwood.spark.jobs.landing import Landing

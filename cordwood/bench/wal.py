@@ -24,9 +24,9 @@ from cordwood.host.real_disk import RealDisk
 from cordwood.layout.wal_batch import batch_bytes
 from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES, WAL_RING_START, align_up
 from cordwood.nodes import NodeId
-from cordwood.storage.wal import Wal, WalLimits
-from cordwood.storage.wal_errors import WalFull
-from cordwood.storage.wal_file import BLANK_BYTES
+from cordwood.storage.wal.delta_wal import Wal, WalLimits
+from cordwood.storage.wal.wal_errors import WalFull
+from cordwood.storage.wal.wal_file import BLANK_BYTES
 from cordwood.write_budget import UNLIMITED, WriteBudget
 
 OWNER = NodeId(0xFFFF_FFFF)

@@ -19,9 +19,9 @@ from cordwood.bench.wal import OWNER, ring_place
 from cordwood.bench.wal_figures import NO_FIO, Say
 from cordwood.host.real_disk import RealDisk
 from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES
-from cordwood.storage.wal import Wal
-from cordwood.storage.wal_errors import WalFull
-from cordwood.storage.wal_recovery import READ_BUFFER_BYTES
+from cordwood.storage.wal.delta_wal import Wal
+from cordwood.storage.wal.wal_errors import WalFull
+from cordwood.storage.wal.wal_recovery import READ_BUFFER_BYTES
 
 RECORD_BYTES = (1 << 10, 64 << 10)
 """A client's small record alone in its wave, and a block of a busy client."""

@@ -23,7 +23,7 @@ from contextlib import suppress
 import msgspec
 
 from cordwood.chaos.store_audit import SAVE_EARLIER_US, audited, begin_audit
-from cordwood.client.consumer import MEMBER_TTL_S
+from cordwood.client.read.consumer import MEMBER_TTL_S
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError, Unreachable
 from cordwood.host.seams import Host

@@ -14,7 +14,7 @@ from cordwood.cli.wording import bytes_words
 from cordwood.errors import CordwoodError
 
 if TYPE_CHECKING:
-    from cordwood.client.nodes import IfLost
+    from cordwood.client.admin.nodes import IfLost
 
 
 def if_lost(

@@ -193,6 +193,7 @@ def delete(
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask: the records cannot be had back.")
     ] = False,
+    as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Delete a log and its records."""
@@ -201,7 +202,10 @@ def delete(
         if not yes:
             typer.confirm(f"Delete {log.name} and all its records?", abort=True)
         store.log_tree.delete(name)
-    typer.echo(f"{log.name} is deleted")
+    if as_json:
+        typer.echo(json.dumps({"id": log.log_id, "name": log.name, "deleted": True}))
+    else:
+        typer.echo(f"{log.name} is deleted")
 
 
 @app.command()

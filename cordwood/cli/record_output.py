@@ -20,7 +20,7 @@ from cordwood.cli.form import Form
 from cordwood.lsn import format_lsn
 
 if TYPE_CHECKING:
-    from cordwood.client.blocking_readers import BlockingReader
+    from cordwood.client.blocking.blocking_readers import BlockingReader
 
 Json = dict[str, object]
 
@@ -72,7 +72,7 @@ def _bytes_json(name: str, value: bytes | None) -> Json:
 
 def portions(reader: BlockingReader) -> Iterator[Sequence[Record | Gap]]:
     """Records and gaps in the portions in which they came."""
-    from cordwood.client.delivered import records_of
+    from cordwood.client.read.delivered import records_of
 
     for taken in reader.blocks():
         yield [taken] if isinstance(taken, Gap) else records_of(taken)

@@ -20,8 +20,8 @@ from cordwood.lsn import Lsn, parse_lsn
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
     from cordwood.cli.line_appends import LineAppends
-    from cordwood.client.blocking_readers import BlockingReader
-    from cordwood.client.position_calls import Position
+    from cordwood.client.admin.position_calls import Position
+    from cordwood.client.blocking.blocking_readers import BlockingReader
 
 STDIN = "-"
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from cordwood.client.log_finding import ASK_ONE_S, CHECK_S, LogFinding
-from cordwood.client.log_info import AnyLog as AnyLog
-from cordwood.client.log_info import LogInfo as LogInfo
-from cordwood.client.log_info import log_info as log_info
+from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_S, LogFinding
+from cordwood.client.find.log_info import AnyLog as AnyLog
+from cordwood.client.find.log_info import LogInfo as LogInfo
+from cordwood.client.find.log_info import log_info as log_info
 from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame

@@ -16,38 +16,38 @@ from weakref import WeakValueDictionary
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client.address import SCHEME
-from cordwood.client.append_calls import AppendCalls
-from cordwood.client.appending import Appending
-from cordwood.client.appends import Appends
-from cordwood.client.ask_released import ReleasedAsker
-from cordwood.client.ask_tail import ask_tail
-from cordwood.client.buffered_writer import (
+from cordwood.client.admin.log_tree import LogTree
+from cordwood.client.admin.nodes import Nodes
+from cordwood.client.admin.position_calls import Position, PositionCalls, Start
+from cordwood.client.admin.positions import Positions
+from cordwood.client.append.append_calls import AppendCalls
+from cordwood.client.append.appends import Appends
+from cordwood.client.append.buffered_writer import (
     BufferedWriter,
     OnFailure,
     OnRetry,
     OnSuccess,
     WriterOptions,
 )
+from cordwood.client.append.open_log import Appending
+from cordwood.client.append.producer import Producer
+from cordwood.client.append.record_check import Headers, Timestamp
 from cordwood.client.cluster import Cluster, LogInfo, log_info
-from cordwood.client.consumer import Consumer
-from cordwood.client.consumer_logs import ConsumerLogs
-from cordwood.client.cursors import Cursors
-from cordwood.client.log_info import AnyLog
-from cordwood.client.log_tree import LogTree
-from cordwood.client.nodes import Nodes
+from cordwood.client.find.ask_released import ReleasedAsker
+from cordwood.client.find.ask_tail import ask_tail
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.find.tail_calls import TailCalls
 from cordwood.client.opening import Opening, OpeningItems
-from cordwood.client.position_calls import Position, PositionCalls, Start
-from cordwood.client.positions import Positions
-from cordwood.client.producer import Producer
-from cordwood.client.publishing import Publisher
-from cordwood.client.read_stream import ReadStream
-from cordwood.client.reader import OnLogHealth, Reader
-from cordwood.client.record_check import Headers, Timestamp
-from cordwood.client.senders import HeldBlock
-from cordwood.client.shared_tail import SharedTails
-from cordwood.client.stages import Stages
-from cordwood.client.staging import Stager
-from cordwood.client.tail_calls import TailCalls
+from cordwood.client.publish.publishing import Publisher
+from cordwood.client.publish.stages import Stages
+from cordwood.client.publish.staging import Stager
+from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.consumer_logs import ConsumerLogs
+from cordwood.client.read.cursors import Cursors
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.reader import OnLogHealth, Reader
+from cordwood.client.read.senders import HeldBlock
+from cordwood.client.read.shared_tail import SharedTails
 from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -133,7 +133,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         """Append one record; return once it is on stable storage on every copy.
 
         Args:
-            producer, expected_tail: see `client.producer`, for their errors too.
+            producer, expected_tail: see `client.append.producer`, for their errors too.
         Raises:
             Retryable: nothing was stored within the client's timeout.
             OutcomeUnknown: it may or may not be stored.
@@ -194,7 +194,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         on_failure: OnFailure | None = None,
         on_retry: OnRetry | None = None,
     ) -> BufferedWriter:
-        """A writer that gathers records into large blocks; see `client.buffered_writer`.
+        """A writer that gathers records into large blocks; see `client.append.buffered_writer`.
 
         Args:
             on_success, on_failure: called from the loop for records put in, once a block.
@@ -230,7 +230,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
 
         Args:
             log: a name, or a number: the same log for ever, whatever its name is by then. A name
-                leads to the log that has it, as of some seconds ago (`client.known_logs`).
+                leads to the log that has it, as of some seconds ago (`client.find.known_logs`).
             start: the first LSN, `oldest`, `tail` for what comes after now, or a time, resolved
                 by `find_time` (where too few nodes answer it begins too early, never too late).
             until: the last LSN, `tail` for what is readable now, None to follow. A log that is

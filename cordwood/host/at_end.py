@@ -11,6 +11,7 @@ import atexit
 import concurrent.futures.thread  # noqa: F401  registers its own end first, so that it comes after
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 _calls: dict[object, Callable[[], None]] = {}
 """Of this process, as its end is; each is there until it is cancelled."""
@@ -32,6 +33,8 @@ def _call_all() -> None:
         call()
 
 
-# Not public, and there since Python 3.9.
-threading._register_atexit(_call_all)  # type: ignore[attr-defined]
+# Refused where this is first imported as the interpreter ends; `atexit` is left then.
+with suppress(RuntimeError):
+    # Not public, and there since Python 3.9.
+    threading._register_atexit(_call_all)  # type: ignore[attr-defined]
 atexit.register(_call_all)

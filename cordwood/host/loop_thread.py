@@ -292,27 +292,61 @@ class LoopThread:
         """Wait for what `start` began, and nobody may wait for; how many have not ended then."""
         return len(wait(list(self._futures), timeout_s).not_done)
 
-    def close(self) -> None:
+    def close(
+        self, last: Coroutine[Any, Any, object] | None = None, *, timeout_s: float = END_S
+    ) -> None:
         """Stop the loop and its thread. Safe to call twice, and in a forked child, which has
         neither.
 
-        Calls of other threads end first: with the outcome that they have by now, else with
-        `Closed` or `OutcomeUnknown`.
+        Nothing new is taken from here on: threads that went on to call would hold up the loop for
+        as long as they did. Calls of other threads end first, with the outcome that they have by
+        now, else with `Closed` or `OutcomeUnknown`.
+
+        Args:
+            last: ends what the calls wait for; run before they are waited for.
+            timeout_s: of `last`.
+        Raises:
+            CordwoodError: what `last` raised; Unreachable where it did not end in time.
         """
-        if os.getpid() != self._pid:
+        if self.is_of_other_process:
+            _refuse(last)
             return
         with self._lock:
             was_closing, self._is_closing = self._is_closing, True
-        if not self._has_ended and not was_closing:
-            asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop)
+        failed: list[BaseException] = []
+        if self._has_ended or was_closing:
+            _refuse(last)
+        else:
+            asyncio.run_coroutine_threadsafe(self._end(last, timeout_s, failed), self._loop)
         if not self._has_ended:
-            self._thread.join(STOP_TIMEOUT_S + 2 * END_S)
+            self._thread.join(timeout_s + STOP_TIMEOUT_S + 2 * END_S)
         for call in list(self._open):
             call.wake()
         for future in list(self._futures):
             future.cancel()
         if self._has_ended and not self._loop.is_closed():
             self._loop.close()
+        for error in failed:
+            raise error
+
+    async def _end(
+        self,
+        last: Coroutine[Any, Any, object] | None,
+        timeout_s: float,
+        failed: list[BaseException],
+    ) -> None:
+        # Told by a list: the loop stops before it would tell by a future.
+        try:
+            if last is not None:
+                async with asyncio.timeout(timeout_s):
+                    await last
+        except TimeoutError:
+            failed.append(Unreachable(f"the client did not close within {timeout_s:g} s"))
+        except BaseException as error:
+            failed.append(error)
+            raise
+        finally:
+            await self._end_calls()
 
     async def _end_calls(self) -> None:
         """Give every call its last turns, then stop the loop."""
@@ -326,6 +360,11 @@ class LoopThread:
                     await asyncio.wait(late, timeout=END_S)
         finally:
             self._loop.stop()
+
+
+def _refuse(work: Coroutine[Any, Any, object] | None) -> None:
+    if work is not None:
+        work.close()
 
 
 def _tell(future: Future[Result], task: asyncio.Task[Result]) -> None:

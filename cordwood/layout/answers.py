@@ -79,7 +79,11 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
     if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):
         raise Malformed(f"{reply.name} is said to have an epoch without nodes")
     if isinstance(call, m.FindLog | m.CreateLog) and isinstance(reply, m.LogReply):
-        if reply.name.strip("/") != call.name.strip("/"):
+        # By number the name is the answer's: it may have changed since the caller learnt it.
+        by_number = call.log if isinstance(call, m.FindLog) else None
+        if by_number is not None and reply.log != by_number:
+            raise Malformed(f"log {by_number} was asked for, and log {reply.log} came")
+        if by_number is None and reply.name.strip("/") != call.name.strip("/"):
             raise Malformed(f"{call.name} was asked for, and {reply.name} came")
         if not reply.history:
             raise Malformed(f"{reply.name} is said to have no nodes")

@@ -112,7 +112,7 @@ class AskKept(Struct, frozen=True, tag="ask_kept"):
 
 
 class KeptReply(Struct, frozen=True, tag="kept"):
-    """Bytes for each LSN, at most: see `storage.payload_count`."""
+    """Bytes for each LSN, at most: see `storage.space.payload_count`."""
 
     bytes: Annotated[tuple[AnyLsn, ...], Meta(max_length=KEPT_LSNS_MAX)]
 

@@ -258,7 +258,7 @@ class DirectoryEntry(NamedTuple):
         blocks, bytes: stored, copies of one block counted each.
         first_us, last_us: the lowest and the highest append time.
         payload: of its blocks' bodies, what this node answers for: over all nodes each block
-            is counted once at most (`storage.payload_count`).
+            is counted once at most (`storage.space.payload_count`).
     """
 
     first: int

@@ -45,11 +45,10 @@ HISTORY_CHARS_MAX = 900_000
 """Of the nodesets and locations of a history as JSON, so that a record fits the metadata store."""
 
 BEGUN_MAX = 64
-"""Beginnings of epochs that are kept while those below them are not recovered."""
+"""Beginnings of epochs that are kept while those below are not recovered."""
 
 JUMP_MAX = 4096
-"""Epochs that nobody took and that are passed over at once: the nodes' seals say that they are of
-no use, and each has to be recovered."""
+"""Epochs that nobody took and that are passed over at once; each has to be recovered."""
 
 NODE_MAX = (1 << 32) - 1
 
@@ -157,8 +156,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         token: the log's fencing token: appends with a lower one are refused from the newest
             epoch on.
         holder: who has it, in words.
-        clean_seal, clean_attempt: the recovery that ended `clean_epoch`, and which attempt of it;
-            0 where that was not said. What an earlier one told nodes may say less.
+        clean_seal, clean_attempt: the recovery that ended `clean_epoch`; 0 where that was not said.
         begun: where epochs began above ones that are not recovered yet, by epoch; times rise.
         sealed: the highest epoch that said where it begins: all below it were sealed by then.
     """
@@ -291,23 +289,26 @@ class EpochStore:
             Rejected: all epochs up to EPOCH_MAX are used up, or the log has too many nodesets, or
                 `above` is JUMP_MAX above the newest one.
         """
-
         found, wanted = await asyncio.gather(
             self._store.get(_key(log_id)), (configure or _as_told(nodes, replication))()
         )
 
+        tried: list[EpochRecord] = []
+
         def decide(found: bytes | None) -> bytes | None:
-            record = _jumped(log_id, _known(log_id, found), above)
+            known = _known(log_id, found)
+            record = _jumped(log_id, known, above)
             _check_epochs_left(log_id, record)
-            return msgspec.json.encode(
-                msgspec.structs.replace(
-                    record,
-                    next_epoch=record.next_epoch + 1,
-                    owner=owner,
-                    owner_before=record.owner,
-                    history=_extended(log_id, record, wanted(record)),
-                )
+            after = msgspec.structs.replace(
+                record,
+                next_epoch=record.next_epoch + 1,
+                owner=owner,
+                # What this call wrote itself, without knowing it, has no sequencer.
+                owner_before=record.owner_before if known in tried else record.owner,
+                history=_extended(log_id, record, wanted(record)),
             )
+            tried.append(after)
+            return msgspec.json.encode(after)
 
         record = await self._change(log_id, decide, (found,))
         return record.next_epoch - 1, record
@@ -315,9 +316,8 @@ class EpochStore:
     async def raise_token(self, log_id: int, token: int, holder: str) -> EpochRecord:
         """Give a log a higher fencing token, and with it an epoch that nobody rules.
 
-        Sequencers of that epoch and below do not know of it; those above do. So it holds once
-        a sequencer of a higher epoch has begun. The same token for the same holder again
-        changes nothing.
+        Sequencers of that epoch and below do not know of it: it holds once one of a higher epoch
+        has begun. The same token for the same holder again changes nothing.
 
         Returns:
             The record as stored.

@@ -12,7 +12,7 @@ import asyncio
 from functools import partial
 
 from cordwood.block import BlockKind
-from cordwood.client.replica_scan import Copy, scan_copies
+from cordwood.client.read.replica_scan import Copy, scan_copies
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

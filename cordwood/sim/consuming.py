@@ -18,8 +18,8 @@ import contextlib
 import random
 
 from cordwood.block import Gap, Record
-from cordwood.client.consumer import Consumer
-from cordwood.client.hand import Portion
+from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.hand import Portion
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

@@ -6,7 +6,7 @@ stay connected over many changes, as an application does: they append and read b
 again by a number that they know, and consume. Whatever they are given must be of the log that they
 asked for; a consumer begins each log at its first record (S32).
 
-Source: reliability digest §3; `client.known_logs`, `client.consumer_logs`.
+Source: docs/sources/reliability.md §3; `client.find.known_logs`, `client.read.consumer_logs`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import random
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, LogExists, UnknownLog
 from cordwood.host.seams import Host

@@ -8,21 +8,21 @@ from cordwood.errors import CordwoodError
 from cordwood.sim.probes_of_nodes import Row, row
 from cordwood.sim.watch import gave
 
-_APPENDS = "client.log_appends:LogAppends"
+_APPENDS = "client.append.log_appends:LogAppends"
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _CHOICE = "protocol.single_copy:SenderChoice"
 _CLUSTER = "client.cluster:Cluster"
-_FINDING = "client.log_finding:LogFinding"
-_CONSUMER = "client.consumer:Consumer"
+_FINDING = "client.find.log_finding:LogFinding"
+_CONSUMER = "client.read.consumer:Consumer"
 _LINK = "wire.connection:Connection"
-_POSITIONS = "client.positions:Positions"
-_PUBLISHER = "client.publishing:Publisher"
-_SEAT = "client.shared_tail:Seat"
-_SENDERS = "client.senders:Senders"
+_POSITIONS = "client.admin.positions:Positions"
+_PUBLISHER = "client.publish.publishing:Publisher"
+_SEAT = "client.read.shared_tail:Seat"
+_SENDERS = "client.read.senders:Senders"
 _SLOW = "protocol.slow_shards:SlowShards"
-_STREAM = "client.read_stream:ReadStream"
-_TAIL = "client.shared_tail:SharedTail"
-_WRITER = "client.buffered_writer:BufferedWriter"
+_STREAM = "client.read.read_stream:ReadStream"
+_TAIL = "client.read.shared_tail:SharedTail"
+_WRITER = "client.append.buffered_writer:BufferedWriter"
 
 CLIENT_ROWS: tuple[Row, ...] = (
     row("append-group", "a client sent a group", f"{_APPENDS}.add_group"),
@@ -63,8 +63,15 @@ CLIENT_ROWS: tuple[Row, ...] = (
         f"{_PUBLISHER}.publish",
         raises=CordwoodError,
     ),
-    row("stage-elsewhere", "staging looked for a copyset", "client.staging:Stager._copyset"),
-    row("stage-failed", "staging failed", "client.staging:Stager.stage", raises=CordwoodError),
+    row(
+        "stage-elsewhere", "staging looked for a copyset", "client.publish.staging:Stager._copyset"
+    ),
+    row(
+        "stage-failed",
+        "staging failed",
+        "client.publish.staging:Stager.stage",
+        raises=CordwoodError,
+    ),
     row("reader-rewinds", "a reader's rewind went out", f"{_SENDERS}._rewind"),
     row("reader-switches", "a reader began to switch its order", f"{_SENDERS}._begin_switch"),
     row("reader-told-gaps", "a reader was told what it is not sent", f"{_SENDERS}.on_gaps"),
@@ -121,11 +128,13 @@ CLIENT_ROWS: tuple[Row, ...] = (
         gave,
     ),
     row("key-looked-for", "a client looked a key up", f"{_POSITIONS}.find_key"),
-    row("node-scanned", "a node was asked for all its copies", "client.replica_scan:scan_node"),
+    row(
+        "node-scanned", "a node was asked for all its copies", "client.read.replica_scan:scan_node"
+    ),
     row(
         "scan-damaged",
         "a node that was scanned said that it lost something",
-        "client.replica_scan:scan_node",
+        "client.read.replica_scan:scan_node",
         lambda s: s.result.is_damaged,
     ),
     row("trim-asked", "a client trimmed a log", f"{_POSITIONS}.trim"),
@@ -138,14 +147,14 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row(
         "released-looked-up",
         "a client asked for what is released",
-        "client.ask_released:ReleasedAsker.ask",
+        "client.find.ask_released:ReleasedAsker.ask",
     ),
     row(
         "token-used",
         "a client appends under a fencing token",
-        "client.stages:Stages.use_fencing_token",
+        "client.publish.stages:Stages.use_fencing_token",
     ),
-    row("fence-raised", "a client fenced the others", "client.stages:Stages.fence"),
+    row("fence-raised", "a client fenced the others", "client.publish.stages:Stages.fence"),
 )
 
 WIRE_ROWS: tuple[Row, ...] = (

@@ -14,8 +14,8 @@ import json
 import random
 from typing import Any
 
-from cordwood.client.publishing import Published
-from cordwood.client.staging import StagedRef
+from cordwood.client.publish.publishing import Published
+from cordwood.client.publish.staging import StagedRef
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, OutcomeUnknown, Rejected, Retryable
 from cordwood.host.seams import Host

@@ -14,8 +14,8 @@ import enum
 import random
 
 from cordwood.block import Gap, Record
-from cordwood.client.hand import Portion
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.hand import Portion
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cordwood.client.producer import Producer
+from cordwood.client.append.producer import Producer
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

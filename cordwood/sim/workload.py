@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from cordwood.client.buffered_writer import BufferedWriter, WriteMode, WriterOptions
-from cordwood.client.producer import Producer
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.append.buffered_writer import BufferedWriter, WriteMode, WriterOptions
+from cordwood.client.append.producer import Producer
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, LogExists, OutcomeUnknown
 from cordwood.host.seams import Host

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from cordwood.client.blocking import BlockingStore
-from cordwood.client.publishing import Published
-from cordwood.client.staging import StagedRef
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.client.publish.publishing import Published
+from cordwood.client.publish.staging import StagedRef
 from cordwood.errors import (
     CordwoodError,
     OutcomeUnknown,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from cordwood.block import Gap, GapKind
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import AccessDenied, CordwoodError, UnknownLog, Unreachable
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.splitting import Slice

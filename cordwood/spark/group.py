@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Container, Mapping
 
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.lsn import Lsn
 

@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from cordwood.client.blocking import BlockingStore
-from cordwood.client.producer import PRODUCER_MAX, Producer
+from cordwood.client.append.producer import PRODUCER_MAX, Producer
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.lsn import Lsn
 from cordwood.protocol.producers import PLACES_MAX, USERS

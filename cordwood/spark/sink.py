@@ -36,9 +36,9 @@ from cordwood.spark.sink_rows import Portion, portions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cordwood.client.blocking import BlockingStore
-    from cordwood.client.publishing import Published
-    from cordwood.client.staging import StagedRef
+    from cordwood.client.blocking.blocking_store import BlockingStore
+    from cordwood.client.publish.publishing import Published
+    from cordwood.client.publish.staging import StagedRef
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind
-from cordwood.client.batches import BatchGatherer
-from cordwood.client.blocking import BlockingStore
-from cordwood.client.blocking_readers import BlockingReader
-from cordwood.client.senders import HeldBlock
+from cordwood.client.blocking.blocking_readers import BlockingReader
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.client.read.arrow_batches import BatchGatherer
+from cordwood.client.read.senders import HeldBlock
 from cordwood.errors import UnknownLog, Unreachable
 from cordwood.lsn import format_lsn
 from cordwood.protocol.gap_detection import Delivery

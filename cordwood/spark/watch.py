@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
 from cordwood.lsn import OLDEST, Lsn

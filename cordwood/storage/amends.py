@@ -40,12 +40,12 @@ from cordwood.layout.waves import (
     read_amend,
 )
 from cordwood.lsn import format_lsn
-from cordwood.storage.partition import Part
+from cordwood.storage.logs_db.partition import Part
+from cordwood.storage.logs_db.tables import TablesFailed
 from cordwood.storage.refusals import refusal_of
-from cordwood.storage.tables import TablesFailed
 
 if TYPE_CHECKING:
-    from cordwood.storage.shard import Shard
+    from cordwood.storage.engine import Shard
 
 logger = logging.getLogger(__name__)
 

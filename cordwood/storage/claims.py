@@ -22,7 +22,7 @@ from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.lsn import format_lsn
 from cordwood.nodes import NodeId
-from cordwood.storage.shard import Shard
+from cordwood.storage.engine import Shard
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.rebuild_plan import Held, Losses, Stuck, plan_move
 from cordwood.quorum.authority import rebuilt_nodes
-from cordwood.storage.partition import Part
-from cordwood.storage.shard import Shard
+from cordwood.storage.engine import Shard
+from cordwood.storage.logs_db.partition import Part
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from cordwood.block import BlockHeader, Produced
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
+from cordwood.storage.logs_db.tables import Row
 from cordwood.storage.produced_index import ProducedIndex
-from cordwood.storage.tables import Row
 
 ENDS_KNOWING_PRODUCERS = 64
 """Of older epochs nobody asks what was known of producers then: only recovery does, of the

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.log_cache import CachedLog, LogCache
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.partition import Part, Run, Wanted
-from cordwood.storage.recent_blocks import RecentBlocks
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.partition import Part, Run, Wanted
+from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 
 
 class LogReader:

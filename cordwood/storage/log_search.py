@@ -27,10 +27,10 @@ from cordwood.layout.log_questions import (
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.protocol.log_position import Part, bytes_between
-from cordwood.storage.index_search import last_header, search
+from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import CachedLog
-from cordwood.storage.partition import Part as Wish
-from cordwood.storage.shard import Shard
+from cordwood.storage.logs_db.index_search import last_header, search
+from cordwood.storage.logs_db.partition import Part as Wish
 
 HEADS_AT_ONCE = 64
 """Blocks looked at in one read for the first record: recovery's marks come in small numbers."""

@@ -5,7 +5,7 @@ of it, and not by that node alone: what is stored so late would escape the rebui
 readers, who do not wait for that node, would miss one of the copies that they count on. This
 holds for what recoveries store too: their copysets are new ones. It is what this node knows
 (`Shard.rebuilding`), as last read from the metadata store. Nobody waits for good: a node that
-is up takes such a word about itself back (`metadata.authority_calls`), and until the others have
+is up takes such a word about itself back (`admin.authority_calls`), and until the others have
 heard of that, those who have no other copyset are refused and come again; the rule of how copies
 are spread is never broken instead.
 
@@ -27,7 +27,7 @@ from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 from cordwood.lsn import format_lsn
 
 if TYPE_CHECKING:
-    from cordwood.storage.shard import Shard
+    from cordwood.storage.engine import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -51,13 +51,13 @@ from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
 from cordwood.lsn import format_lsn
 from cordwood.storage.claims import SEAL_AHEAD_MAX, Claims
 from cordwood.storage.copy_survey import CopySurvey
-from cordwood.storage.kept_bytes import kept_here
+from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.log_search import LogSearch
-from cordwood.storage.read_gate import ReadGate
-from cordwood.storage.read_rights import ReadRights
-from cordwood.storage.read_streams import ReadStreams
-from cordwood.storage.shard import Shard
+from cordwood.storage.push.read_gate import ReadGate
+from cordwood.storage.push.read_rights import ReadRights
+from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.storage.space.kept_bytes import kept_here
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import is_node
 

@@ -30,13 +30,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer, Gap, Record
-from cordwood.client.appending import Appending
-from cordwood.client.log_info import AnyLog
+from cordwood.client.admin.position_calls import Position, Start, to_lsn
+from cordwood.client.admin.positions import Trimmed
+from cordwood.client.append.open_log import Appending
+from cordwood.client.append.producer import Producer
+from cordwood.client.find.log_info import AnyLog
 from cordwood.client.opening import OpeningItems
-from cordwood.client.position_calls import Position, Start, to_lsn
-from cordwood.client.positions import Trimmed
-from cordwood.client.producer import Producer
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Rejected, Retryable
 from cordwood.lsn import Lsn, parse_lsn
@@ -54,7 +54,7 @@ from cordwood.testing.recorded_stream import RecordedStream
 if TYPE_CHECKING:
     # Type checkers see a Store, so that an application's annotations hold; at run time
     # it is a proxy, because a Store is made by its own connection only.
-    from cordwood.client.appending import Appending as _Appending
+    from cordwood.client.append.open_log import Appending as _Appending
     from cordwood.client.store import Store as _Store
 else:
     _Store = _Appending = object

@@ -72,6 +72,9 @@ def test_a_log_is_renamed_and_deleted(run):
     run("logs", "delete", "orders/old", "--yes")
     assert "old" not in run("logs", "list")
     assert "no log" in run("logs", "delete", "orders/old", "--yes", exit_code=1)
+    run("logs", "create", "brief")
+    told = json.loads(run("logs", "delete", "brief", "--yes", "--json"))
+    assert (told["name"], told["deleted"]) == ("/brief", True)
 
 
 def test_epochs_and_sequencer(run):

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
-from cordwood.client.nodes import IfLost
+from cordwood.client.admin.nodes import IfLost
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, CordwoodError, Unreachable
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Authority, NodeId
 from cordwood.storage import copy_survey
-from cordwood.storage.partition import Part
+from cordwood.storage.logs_db.partition import Part
 
 RECORDS = 40
 LOGS = ("one", "two", "three")

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 
+from cordwood.admin.log_replies import member_infos
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
@@ -39,7 +40,6 @@ from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
 from cordwood.layout.reading import ReadStatus, pack_reading, read_read
 from cordwood.layout.waves import pack_pairs
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX
-from cordwood.metadata.log_replies import member_infos
 from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 

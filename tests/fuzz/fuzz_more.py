@@ -21,8 +21,8 @@ from crc32c import crc32c
 from fuzz_targets import target
 
 from cordwood.block import BlockHeader, BlockKind, Codec
-from cordwood.client.position_calls import to_lsn
-from cordwood.client.staging import StagedRef
+from cordwood.client.admin.position_calls import to_lsn
+from cordwood.client.publish.staging import StagedRef
 from cordwood.errors import CordwoodError
 from cordwood.layout import logs_db, staged, wal_block, wal_run
 from cordwood.layout.append_group import pack_group, read_group

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_play import run_patiently
 
-from cordwood.errors import BadSetting, Fenced, Malformed, Rejected, UnknownLog, Unreachable
+from cordwood.errors import (
+    BadSetting,
+    Fenced,
+    Malformed,
+    OutcomeUnknown,
+    Rejected,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.lsn import EPOCH_MAX, make_lsn
 from cordwood.metadata.epoch_store import (
     BEGUN_MAX,
@@ -167,6 +175,20 @@ class TestTakingEpochs:
                 with pytest.raises(Rejected, match="used up"):
                     await EpochStore(memory).take_epoch(LOG)
             assert await EpochStore(memory).read(LOG) == record
+
+        run_patiently(main())
+
+    def test_a_token_leaves_the_last_epoch_to_a_sequencer(self, memory):
+        """One that took it would leave a log that nobody ever rules again."""
+
+        async def main() -> None:
+            epochs, since = EpochStore(memory), (NodesetSince(1, THREE, 3, 1),)
+            await put(memory, EpochRecord(EPOCH_MAX - 1, 0, 0, since))
+            await epochs.raise_token(LOG, 1, "first")
+            with pytest.raises(Rejected, match="used up"):
+                await epochs.raise_token(LOG, 2, "second")
+            epoch, record = await epochs.take_epoch(LOG)
+            assert (epoch, record.token) == (EPOCH_MAX, 1)
 
         run_patiently(main())
 
@@ -434,6 +456,36 @@ class TestForeignRecords:
             assert found.value == value
 
         run_patiently(main())
+
+
+class Unsure(MemoryMetadata):
+    """Writes what it is given, and once does not say so."""
+
+    is_sure = True
+
+    async def compare_and_set(self, key: str, value: bytes, version: int) -> bool:
+        done = await super().compare_and_set(key, value, version)
+        was_sure, self.is_sure = self.is_sure, True
+        if not was_sure:
+            raise OutcomeUnknown("it went away")
+        return done
+
+
+def test_one_that_took_an_epoch_unawares_asks_the_node_before_it_to_finish():
+    """It was told that it had been the node before itself, and nobody was asked."""
+
+    async def main() -> None:
+        store = Unsure(random.Random(1))
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE, Replication(3))
+        await epochs.take_epoch(LOG, owner=1)
+        store.is_sure = False
+        epoch, record = await epochs.take_epoch(LOG, owner=2)
+        assert (epoch, record.owner, record.owner_before) == (3, 2, 1)
+        _, record = await epochs.take_epoch(LOG, owner=2)
+        assert record.owner_before == 2
+
+    run_patiently(main())
 
 
 class TestWhereEpochsBegan:

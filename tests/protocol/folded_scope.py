@@ -176,7 +176,7 @@ class Folding:
 
     Args:
         places: of each block, which of `COPYSETS` its first wave goes to.
-        attempts: that each recovery makes at most.
+        attempts: see `small_scope.start`.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Folding:
         attempts: int = 1,
     ) -> None:
         self.blocks, self.waves, self.attempts = blocks, waves, attempts
-        self.recoveries, self.courses = recoveries, recoveries * attempts
+        self.recoveries, self.courses = recoveries, recoveries - 1 + attempts
         self.places = places[:blocks]
         self.node, self.course = Numbered[Node](), Numbered[Course]()
         self.row, self.shown = Numbered[tuple[Block, ...]](), Numbered[frozenset[Held]]()
@@ -659,7 +659,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--recoveries", type=int, default=2)
     parser.add_argument("--waves", type=int, default=1, help="copysets that a block may go to")
-    parser.add_argument("--attempts", type=int, default=1, help="that each recovery makes")
+    parser.add_argument("--attempts", type=int, default=1, help="that the first recovery makes")
     parser.add_argument("--places", default="012", help="the first copyset of each block")
     parser.add_argument("--unfolded", action="store_true", help="walk these as well; compare")
     asked = parser.parse_args()

@@ -153,7 +153,7 @@ def start(
     """Nothing has happened.
 
     Args:
-        attempts: that each recovery makes at most.
+        attempts: that the first recovery makes at most; the others make one.
     """
     return World(
         waves=(1,) * blocks,
@@ -162,10 +162,9 @@ def start(
         disks=(Disk(),) * len(NODES),
         taken=frozenset(),
         heard=frozenset(),
-        recoveries=tuple(
-            Recovery(2 + n, attempt=0 if tried else 1)
-            for n in range(recoveries)
-            for tried in range(attempts)
+        recoveries=(
+            *(Recovery(2, attempt=0 if tried else 1) for tried in range(attempts)),
+            *(Recovery(3 + n) for n in range(recoveries - 1)),
         ),
     )
 

@@ -26,7 +26,7 @@ from cordwood.nodes import NodeId
 from cordwood.sequencer import role
 from cordwood.settings import MIB, SequencerSettings
 from cordwood.sim.memory_logs import MemoryTables
-from cordwood.storage.tables import Row, TablesNoSpace
+from cordwood.storage.logs_db.tables import Row, TablesNoSpace
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1

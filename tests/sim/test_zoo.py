@@ -135,6 +135,6 @@ def test_every_probe_is_watched_for():
 
 @pytest.mark.parametrize("bug", [each for each in ZOO if each.scene], ids=lambda bug: bug.name)
 def test_a_scene_plants_the_bug_that_is_left_to_it(bug):
-    scene = Path(__file__).parents[2] / bug.scene
-    planting = {scene, scene.parents[2] / "cordwood/sim/crash_states/planted.py"}
+    root = Path(__file__).parents[2]
+    planting = {root / bug.scene, root / "cordwood/sim/crash_states/planted.py"}
     assert any(f'"{bug.name}"' in path.read_text() for path in planting)

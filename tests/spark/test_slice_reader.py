@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 import cordwood
 from cordwood.block import BlockHeader, Codec, Envelope, Gap, GapKind
-from cordwood.client.batches import BATCH_BYTES, ROWS_MAX, SMALL_BLOCK_RECORDS, BatchGatherer
-from cordwood.client.read_stream import HeldBlock
+from cordwood.client.read.arrow_batches import (
+    BATCH_BYTES,
+    ROWS_MAX,
+    SMALL_BLOCK_RECORDS,
+    BatchGatherer,
+)
+from cordwood.client.read.read_stream import HeldBlock
 from cordwood.errors import AccessDenied
 from cordwood.layout.arrow import COLUMNS, batch_schema
 from cordwood.layout.body import encode_body, seal_body

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore, connect
+from cordwood.client.blocking.blocking_store import BlockingStore, connect
 from cordwood.errors import BadSetting, UnknownLog, Unreachable
 from cordwood.layout.arrow import COLUMNS
 from cordwood.lsn import OLDEST, Lsn, format_lsn, parse_lsn

@@ -12,7 +12,7 @@ from made_blocks import LOG, Made, at, packed, run, turns
 
 from cordwood.errors import Unreachable
 from cordwood.layout.log_questions import AskExtent, AskTime
-from cordwood.storage.read_streams import ReadStreams
+from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.role import StorageRole
 
 

@@ -1,9 +1,9 @@
 """S32: who asks for a log is given that log, whatever its name was before and becomes.
 
 The namer says where the name leads, and each of its records for which log it is. A name may be old
-by BOUND_S, as the client promises (`client.known_logs`), where no fault strikes near.
+by BOUND_S, as the client promises (`client.find.known_logs`), where no fault strikes near.
 
-Source: reliability digest §3 (S32).
+Source: docs/sources/reliability.md §3 (S32).
 """
 
 from __future__ import annotations

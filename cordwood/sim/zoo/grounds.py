@@ -532,7 +532,7 @@ BAD_METADATA = ground("metadata_loss", "crash", "metadata_slow")
 
 CONSUMERS = ground(
     "client_pause", "client_crash", members=3, logs=("/sim/a", "/sim/b", "/sim/c"), readers=3,
-    turns=(("client.consumer.MEMBER_TTL_S", 0),),
+    turns=(("client.read.consumer.MEMBER_TTL_S", 0),),
 )  # fmt: skip
 """Members of a consumer stand still until their logs are others', and go on."""
 

@@ -42,19 +42,19 @@ def _opened_by_name(right: Any) -> Any:
 BUGS = (
     PlantedBug("position-by-name", "a consumer's position is kept by the name of its log",
                changed({
-                   "client.consumer_logs:ConsumerLogs.__init__": _kept_by_name,
-                   "client.consumer_logs:ConsumerLogs._key":
+                   "client.read.consumer_logs:ConsumerLogs.__init__": _kept_by_name,
+                   "client.read.consumer_logs:ConsumerLogs._key":
                        instead(lambda self, log: _by_name(log)),
                }), hunt=grounds.NAMES),
     PlantedBug("read-by-name", "a log that is asked for by its number is looked for by its name",
                changed({
-                   "client.log_finding:LogFinding._ask_log": _asked_by_name,
-                   "client.log_finding:LogFinding.find_log": _opened_by_name,
+                   "client.find.log_finding:LogFinding._ask_log": _asked_by_name,
+                   "client.find.log_finding:LogFinding.find_log": _opened_by_name,
                }), hunt=grounds.NAMES),
     PlantedBug("cached-number-kept", "a client believes a name for as long as it runs",
                changed({
-                   "client.known_logs:KnownLogs.has_changed": instead(lambda self, log: False),
-                   "client.known_logs:KnownLogs.is_old": instead(lambda self, log: False),
+                   "client.find.known_logs:KnownLogs.has_changed": instead(lambda self, log: False),
+                   "client.find.known_logs:KnownLogs.is_old": instead(lambda self, log: False),
                }), hunt=grounds.NAMES),
     PlantedBug("change-unasked", "a node changes a log without asking for its tokens",
                changed({"metadata.log_rights:_changed": instead(lambda was, becomes: ())}),

@@ -18,10 +18,10 @@ from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _BUFFER = "protocol.gap_detection:ReadBuffer"
-_STREAM = "client.read_stream:ReadStream"
-_SENDERS = "client.senders:Senders"
+_STREAM = "client.read.read_stream:ReadStream"
+_SENDERS = "client.read.senders:Senders"
 _CHOICE = "protocol.single_copy:SenderChoice"
-_STREAMS = "storage.read_streams:ReadStreams"
+_STREAMS = "storage.push.read_streams:ReadStreams"
 
 HEARD = QuorumVerdict.COMPLETE
 
@@ -251,16 +251,16 @@ BUGS = (
                changed({f"{_BUFFER}.on_connected": _asked_again,
                         f"{_BUFFER}.take": _out_of_order}), hunt=grounds.READERS),
     PlantedBug("share-unseen", "a stream that asks for all is sent the share of one beside it",
-               changed({"storage.shared_push:Pushes.find": _share_unseen,
+               changed({"storage.push.shared_push:Pushes.find": _share_unseen,
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
                hunt=grounds.READERS),
     PlantedBug("kept-says-all", "what stayed in memory after a flush counts as all there is",
-               changed({"storage.recent_blocks:RecentBlocks.complete_from": _kept_says_all})),
+               changed({"storage.logs_db.recent_blocks:RecentBlocks.complete_from": _kept_says_all})),
 )  # fmt: skip
 
 EMPTY_IS_FULL = PlantedBug(
     "empty-is-full", "a node whose data lies elsewhere by now is waited for",
-    changed({"client.read_stream:weigh_replies": _empty_is_full}),
+    changed({"client.read.read_stream:weigh_replies": _empty_is_full}),
 )  # fmt: skip
 EPOCH_GUESSED = PlantedBug(
     "epoch-guessed", "an epoch whose nodeset is not known is taken to have the one before it",
@@ -286,7 +286,7 @@ KNOWN_DOWN_NOT_TOLD = PlantedBug(
 )  # fmt: skip
 SAVED_BEFORE = PlantedBug(
     "saved-before", "what a consumer is about to be given counts as dealt with",
-    changed({"client.consumer:Consumer.read": _saved_before}),
+    changed({"client.read.consumer:Consumer.read": _saved_before}),
 )  # fmt: skip
 FILTER_KEPT = PlantedBug(
     "filter-kept", "a node that is asked for all goes on to send its share only",
@@ -300,4 +300,4 @@ SCENES = (
 )  # fmt: skip
 """Each needs what a seed does not do, or seldom: a status set by hand, a damaged copy on every
 node, a consumer that dies, a reader that stays while a node is gone. Scenarios of their own
-catch them (tests/client/test_read_bugs.py)."""
+catch them (tests/client/read/test_read_bugs.py)."""

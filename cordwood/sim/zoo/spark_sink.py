@@ -170,7 +170,7 @@ CHECKPOINT_BUGS = (
     PlantedBug(
         "repeat-unchecked",
         "A batch whose number was published is taken for a repeat, whatever it holds.",
-        changed({"client.publishing:check_repeat": _no_word}),
+        changed({"client.publish.publishing:check_repeat": _no_word}),
     ),
     PlantedBug(
         "plan-not-noted",

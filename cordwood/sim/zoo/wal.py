@@ -15,7 +15,7 @@ from typing import Any
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
-_WAL = "storage.wal:Wal"
+_WAL = "storage.wal.delta_wal:Wal"
 _SPACE = "protocol.wal_ring:RingSpace"
 
 

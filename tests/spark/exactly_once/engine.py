@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.sim.checkers.spark_sink import BatchTry, SinkRow
 from cordwood.spark.offsets import parse_offset
 from cordwood.spark.source import CordwoodSource
