@@ -28,7 +28,7 @@ def run(tmp_path_factory):
         where = ["--cluster", str(tmp_path / "store")]
         outcome = CliRunner().invoke(app, [*arguments, *where])
         assert outcome.exit_code == exit_code, outcome.output
-        return outcome.stderr if exit_code else outcome.stdout
+        return outcome.stdout or outcome.stderr
 
     return invoke
 
