@@ -14,7 +14,12 @@ from cordwood.cli.wording import bytes_words
 from cordwood.errors import CordwoodError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cordwood.client.admin.nodes import IfLost
+    from cordwood.nodes import NodeId
+
+    Answers = Mapping[NodeId, IfLost | CordwoodError]
 
 
 def if_lost(
@@ -30,26 +35,34 @@ def if_lost(
     """
     with open_store(cluster) as store:
         answers = store.if_lost(nodes)
-    found = {n: each for n, each in answers.items() if not isinstance(each, CordwoodError)}
-    failed = {n: each for n, each in answers.items() if isinstance(each, CordwoodError)}
-    total = {
-        name: sum(asdict(each)[name] for each in found.values())
-        for name in ("blocks", "bytes", "stuck", "last", "gone", "unknown")
-    }
-    # A node that is to be lost need not answer; what it alone knows is what would be gone.
-    silent = sorted(failed.keys() - set(nodes))
+    total = total_of(answers)
+    silent = silent_of(answers)
     if as_json:
+        found = {n: e for n, e in answers.items() if not isinstance(e, CordwoodError)}
         rows = [{"node": n, **asdict(each)} for n, each in found.items()]
-        errors = [{"node": n, "error": str(each)} for n, each in failed.items()]
+        errors = [{"node": n, "error": str(answers[n])} for n in silent]
         typer.echo(json.dumps({"nodes": rows + errors, "total": total}))
     else:
         show_table(
             ["node>", "gives blocks>", "sends>", "no place for>"],
             [_row(node, answers[node]) for node in answers],
         )
-        typer.echo(_words(total, len(failed)))
-    if total["gone"] or total["unknown"] or silent:
+        typer.echo(words_of(total, len(silent)))
+    # A node that is to be lost need not answer.
+    if total["gone"] or total["unknown"] or set(silent) - set(nodes):
         raise typer.Exit(1)
+
+
+def total_of(answers: Answers) -> dict[str, int]:
+    """The sum of all answers, by name."""
+    found = [asdict(each) for each in answers.values() if not isinstance(each, CordwoodError)]
+    names = ("blocks", "bytes", "stuck", "last", "gone", "unknown")
+    return {name: sum(each[name] for each in found) for name in names}
+
+
+def silent_of(answers: Answers) -> list[NodeId]:
+    """The nodes that did not answer."""
+    return [node for node, each in answers.items() if isinstance(each, CordwoodError)]
 
 
 def _row(node: int, answer: IfLost | CordwoodError) -> tuple[object, ...]:
@@ -58,7 +71,8 @@ def _row(node: int, answer: IfLost | CordwoodError) -> tuple[object, ...]:
     return (node, answer.blocks, bytes_words(answer.bytes), answer.stuck or "-")
 
 
-def _words(total: dict[str, int], failed: int) -> str:
+def words_of(total: Mapping[str, int], silent: int) -> str:
+    """A sum in a sentence."""
     said = [
         f"{total['blocks']} blocks would get new copies, {bytes_words(total['bytes'])} in all",
         f"{total['last']} blocks would have one copy left",
@@ -67,7 +81,10 @@ def _words(total: dict[str, int], failed: int) -> str:
         said.append(f"for {total['stuck']} too few nodes are left: they keep fewer copies")
     if total["unknown"]:
         said.append(f"{total['unknown']} blocks or ranges could not be judged")
-    if failed:
-        said.append(f"{failed} nodes did not answer, and what they would give is missing here")
-    said.append(f"{total['gone']} blocks would be lost" if total["gone"] else "none would be lost")
+    if silent:
+        said.append(f"{silent} nodes did not answer, and what they alone know is missing here")
+    if total["gone"]:
+        said.append(f"{total['gone']} blocks would be lost")
+    else:
+        said.append("of those that were looked at none would be lost")
     return "; ".join(said) + "."

@@ -133,6 +133,22 @@ def test_what_is_said_of_a_nodes_data(run):
     assert "unavailable" in run("nodes", "status", "1", "unavailable", "--yes")
 
 
+def test_a_node_is_not_called_empty_while_blocks_count_on_it(run):
+    said = run("nodes", "status", "1", "authoritative-empty", "--yes", exit_code=1)
+    assert "blocks count on node 1" in said
+    assert "--unchecked" in said
+    unchecked = ("authoritative-empty", "--yes", "--unchecked")
+    assert "node 1 is up" in run("nodes", "status", "1", *unchecked, exit_code=1)
+
+
+def test_a_node_may_be_called_empty_once_no_block_counts_on_it(tmp_path):
+    with cordwood.connect(str(tmp_path / "store")):
+        pass
+    words = ["nodes", "status", "1", "authoritative-empty", "--yes"]
+    outcome = CliRunner().invoke(app, [*words, "--cluster", str(tmp_path / "store")])
+    assert "node 1 is up" in outcome.stderr, "nothing else speaks against it"
+
+
 def test_nodesets_tile_the_epochs():
     history = [EpochNodes(1, [1, 2, 3], 3, 1), EpochNodes(4, [1, 2], 2, 1)]
     rows = epoch_rows(EpochsReply(9, 7, 5, 0, 1, 0, history))
