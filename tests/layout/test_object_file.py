@@ -39,7 +39,7 @@ from cordwood.layout.object_file import (
     read_footer,
     read_group,
 )
-from cordwood.layout.object_names import parse_object_name
+from cordwood.layout.object_names import own_name, parse_object_name
 from cordwood.layout.object_writer import ObjectWriter
 from cordwood.lsn import Lsn, make_lsn
 
@@ -402,9 +402,9 @@ class TestNames:
             "",
             "logs/0000000000000007/head",
             "logs/7/objects/1-2-3.parquet",
-            "logs/0000000000000007/objects/0000000300000002-0000000300000001-00000000.parquet",
-            "logs/0000000000000000/objects/0000000300000001-0000000300000001-00000000.parquet",
-            "logs/0000000000000007/objects/0000000300000001-ffffffffffffffff-00000000.parquet",
+            own_name(7, 5, 4, 1, 0),
+            own_name(0, 5, 5, 1, 0),
+            own_name(7, 5, 2**64 - 1, 1, 0),
             "shared/20261124/12-00000000.parquet",
             "shared/20261124/" + "0" * 32 + "-00000000.parquet\n",
         ],
