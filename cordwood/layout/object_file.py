@@ -174,10 +174,13 @@ def read_footer(tail: Buffer, crc: int, size: int) -> Footer:
         raise Malformed(f"a footer of {footer_bytes(tail)} bytes in {len(tail)}")
     try:
         metadata = pq.read_metadata(pa.BufferReader(tail))
+        schema = metadata.schema.to_arrow_schema()
         text = (metadata.metadata or {})[INDEX_KEY]
         index = msgspec.json.decode(text, type=ObjectIndex)
     except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Malformed(f"the footer of an object cannot be read: {error}") from error
+    if not schema.equals(object_schema()):
+        raise Malformed("an object has other columns than ours")
     _check_index(index, metadata, size - len(tail))
     return Footer(index, metadata, len(tail))
 
@@ -241,10 +244,7 @@ def read_group(
             rows = file.read_row_group(number, columns=list(columns), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Malformed(f"row group {number} of an object cannot be read: {error}") from error
-    wanted = object_schema()
-    if rows.num_rows != group.rows or any(
-        rows.schema.field(name).type != wanted.field(name).type for name in columns
-    ):
+    if rows.num_rows != group.rows:
         raise Malformed(f"row group {number} of an object has other rows than its index says")
     return rows.select(list(columns))
 
