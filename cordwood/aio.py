@@ -1,4 +1,4 @@
-"""`await cordwood.aio.connect(url)`: a cluster's URL, or a directory for the embedded store."""
+"""`cordwood.aio.connect(url)`: a cluster's URL, or a directory for the embedded store."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import os
 from cordwood import embedded
 from cordwood.client import aio
 from cordwood.client.address import is_cluster
+from cordwood.client.opening import Opening
 from cordwood.client.store import Store
 from cordwood.settings import ClientSettings
 
 __all__ = ["ClientSettings", "Store", "connect"]
 
 
-async def connect(
+def connect(
     url: str | os.PathLike[str],
     settings: ClientSettings | None = None,
     *,
     wal_mib: int | None = None,
-) -> Store:
+) -> Opening[Store]:
     """Connect to a cluster, or open a directory in this process.
+
+    `async with connect(url) as store` closes the store at the end; `await connect(url)` leaves
+    that to `Store.close`.
 
     Args:
         url: `cordwood://host:port,…`; or the directory of a local cluster that runs
@@ -32,10 +36,14 @@ async def connect(
         StoreInUse: another process has the directory open.
         BadSetting: the URL has another scheme, or the directory is none.
     """
-    text = resolve(url)
-    if is_cluster(text):
-        return await aio.connect(text, settings)
-    return await embedded.connect(text, settings, wal_mib=wal_mib)
+
+    async def opening() -> Store:
+        text = resolve(url)
+        if is_cluster(text):
+            return await aio.connect(text, settings)
+        return await embedded.connect(text, settings, wal_mib=wal_mib)
+
+    return Opening(opening)
 
 
 def resolve(url: str | os.PathLike[str]) -> str:

@@ -4,7 +4,7 @@ A block is a run of consecutive LSNs `[first, last]` of one epoch of one log. It
 has an immutable header, a mutable envelope and a body that only clients open.
 Hole plugs and bridges are blocks without a body.
 
-Source: design.md §2.
+Source: docs/design.md §2.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from cordwood.lsn import Lsn
 
@@ -122,7 +124,7 @@ class BlockHeader:
 
     @property
     def depends(self) -> bool:
-        """Whether it may stand only where all before it stands (design.md §3)."""
+        """Whether it may stand only where all before it stands (docs/design.md §3)."""
         return bool(self.producer or self.flags & HeaderFlag.CONDITIONAL)
 
     @property
@@ -154,7 +156,7 @@ class Envelope:
 
     @property
     def precedence(self) -> tuple[bool, int, int]:
-        """Order among copies of one range; the highest counts (design.md §2)."""
+        """Order among copies of one range; the highest counts (docs/design.md §2)."""
         return (bool(self.flags & EnvelopeFlag.BY_RECOVERY), self.seal_epoch, self.wave)
 
 
@@ -208,9 +210,12 @@ class Block:
     body: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One record as a reader gets it.
+
+    A struct of msgspec, because a reader makes millions of them: made in C in a tenth of the time
+    of a frozen dataclass, and not looked at by the garbage collector, as nothing in it leads back
+    to it. `msgspec.structs.replace` makes a changed copy.
 
     Attributes:
         lsn: its place in the log.

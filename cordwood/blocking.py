@@ -6,9 +6,9 @@ import os
 
 from cordwood import embedded
 from cordwood.aio import resolve
-from cordwood.client import blocking
 from cordwood.client.address import is_cluster
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking import blocking_store as blocking
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.settings import ClientSettings
 
 __all__ = ["BlockingStore", "connect"]

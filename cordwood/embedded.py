@@ -5,7 +5,7 @@ network that lives in memory, so nothing behaves differently; durability is one
 copy's, on this disk. `store.serve()` opens it to other processes of this machine, as
 Spark's executors are.
 
-Source: design.md §7, §11.
+Source: docs/design.md §7, §11.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from cordwood.client.aio import open_store
-from cordwood.client.blocking import BlockingStore, open_blocking
+from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting
+from cordwood.host.collector import rare_collections
 from cordwood.host.memory_network import MemoryNetwork
 from cordwood.host.real import real_host
 from cordwood.metadata.sqlite import SqliteMetadata
@@ -60,7 +61,7 @@ async def embedded_store(
     """
     # Loaded when a store is opened, as it takes a tenth of a second: `connect` may be given
     # a cluster's address, and never need it.
-    from cordwood.storage.rocks_logs import rocks_tables
+    from cordwood.storage.logs_db.rocks_logs import rocks_tables
 
     path = _check_directory(directory)
     _check_space(path, storage.wal_bytes if storage is not None else wal_bytes)
@@ -96,6 +97,7 @@ async def embedded_store(
             return listener.address
 
         store.serve_with(serve)
+        exit_stack.enter_context(rare_collections(settings.rare_collections))
         yield store
 
 

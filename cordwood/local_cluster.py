@@ -4,7 +4,7 @@ One directory holds everything: `cluster.json` (what was made), `metadata.sqlite
 the metadata store is elsewhere), `address` (where it listens, while it runs), and
 `node-N/` for each node. Started again on the same directory it is the same cluster.
 
-Source: design.md §11.
+Source: docs/design.md §11.
 """
 
 from __future__ import annotations

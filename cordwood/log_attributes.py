@@ -5,7 +5,8 @@ directory above, up to the root and then to DEFAULTS. Names are LogDevice's wher
 one. Each is as it takes effect: `replicate_across` and `nodeset_size` with a new epoch,
 the others as nodes and clients hear of them.
 
-Source: LogDevice digest 1 ("LogsConfig"); design.md §4 (a weaker ack is an attribute).
+Source: docs/sources/logdevice.md 1 ("LogsConfig"); docs/design.md §4 (a weaker ack is an
+attribute).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ a bridge always finds a place.
 
 Hot loops use plain integers; `Lsn` is what callers are given.
 
-Source: design.md §2; LogDevice, "include/types.h".
+Source: docs/design.md §2; LogDevice, "include/types.h".
 """
 
 from __future__ import annotations

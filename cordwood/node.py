@@ -4,7 +4,7 @@ A node is a storage node, may sequence any log, and answers questions about the
 cluster. Everything it needs of the machine comes through its `Host`, so the same
 assembly runs as a process, inside an application, and in the simulator.
 
-Source: style.md §2; design.md §1, §11.
+Source: CONTRIBUTING.md, "The idea"; docs/design.md §1, §11.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from cordwood import __version__
+from cordwood.admin.authority_calls import read_members, set_authority
+from cordwood.admin.consumer_calls import ConsumerCalls
+from cordwood.admin.log_calls import LogCalls
+from cordwood.admin.log_replies import member_infos
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -49,12 +53,8 @@ from cordwood.layout.message_nodes import (
 )
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
-from cordwood.metadata.authority_calls import read_members, set_authority
-from cordwood.metadata.consumer_calls import ConsumerCalls
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
-from cordwood.metadata.log_calls import LogCalls
-from cordwood.metadata.log_replies import member_infos
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
@@ -72,22 +72,23 @@ from cordwood.sequencer.appender import AppenderTools
 from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
+from cordwood.storage.claims import Claims
 from cordwood.storage.data_directory import DataDirectory
-from cordwood.storage.flusher import Flusher
+from cordwood.storage.engine import Shard
 from cordwood.storage.identity import ACCEPTED
-from cordwood.storage.kept_bytes import KeptBytes
 from cordwood.storage.log_states import log_states
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.read_rights import ReadRights
-from cordwood.storage.read_streams import ReadStreams
-from cordwood.storage.retention import Retention
+from cordwood.storage.logs_db.flusher import Flusher
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.tables import MakeTables
+from cordwood.storage.push.read_rights import ReadRights
+from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.role import StorageRole
-from cordwood.storage.scrub import Scrub
-from cordwood.storage.shard import Shard
-from cordwood.storage.space_watch import SpaceWatch
-from cordwood.storage.staging import Staging
-from cordwood.storage.staging_sweep import StagingSweep
-from cordwood.storage.tables import MakeTables
+from cordwood.storage.scrub.scrub import Scrub
+from cordwood.storage.space.kept_bytes import KeptBytes
+from cordwood.storage.space.retention import Retention
+from cordwood.storage.space.space_watch import SpaceWatch
+from cordwood.storage.staging.staging import Staging
+from cordwood.storage.staging.staging_sweep import StagingSweep
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import check_call, check_frame
 from cordwood.wire.gossip import Gossip
@@ -134,7 +135,7 @@ class Node:
         base = replicate_across(settings.default_replication)
         self._logs = LogTree(metadata, LogAttributes(replicate_across=base).over(DEFAULTS))
         self._epochs = EpochStore(metadata)
-        self._consumers = ConsumerCalls(Consumers(metadata), host.clock.now_us)
+        self._consumers = ConsumerCalls(Consumers(metadata), self._logs, host.clock.now_us)
         self._publications = Publications(
             metadata, host.random.getrandbits, lambda: self._group_bytes_max
         )
@@ -164,6 +165,7 @@ class Node:
         self._scrub: Scrub
         self._streams: ReadStreams
         self._rights: ReadRights
+        self._claims: Claims
         self._storage: StorageRole
         self._staging: Staging
         self._sequencer: SequencerRole
@@ -173,12 +175,12 @@ class Node:
         self._states: NodeStates
         self._gossip: Gossip
         self._digests: DigestReads
-        self._server: Server
+        self.server: Server
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return self._server.address
+        return self.server.address
 
     @property
     def shard(self) -> Shard:
@@ -211,8 +213,11 @@ class Node:
         await self._open_shard()
         self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
-        newest = self._epochs.newest_of
-        self._storage = StorageRole(self._shard, self._streams, self._rights, newest)
+        self._claims = Claims(
+            self._shard, self._epochs.newest_of, lambda ask: self._sequencer.released(ask),
+            lambda: self._peers,
+        )  # fmt: skip
+        self._storage = StorageRole(self._shard, self._streams, self._rights, self._claims)
         self._staging = Staging(self._shard, host.clock.now_us)
         if self._shard.has_lost:
             await self._renew_seals()
@@ -226,9 +231,9 @@ class Node:
         self._exit.push_async_callback(self._sequencer.close)
         await self._refresh_members()  # before the first caller, who may say to be one of them
         ours = self._hello(NodeId(0))
-        self._server = Server(host.network, ours, self, self._tasks, self._check_node)
-        self._exit.push_async_callback(self._server.close)
-        await self._server.listen(settings.listen)
+        self.server = Server(host.network, ours, self, self._tasks, self._check_node)
+        self._exit.push_async_callback(self.server.close)
+        await self.server.listen(settings.listen)
         await self._refresh_members()
         works = (
             self._refresh(),
@@ -236,6 +241,7 @@ class Node:
             self._gossip.run(),
             self._streams.run(),
             self._rights.run(),
+            self._claims.run(),
             self._log_watch.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
@@ -250,7 +256,7 @@ class Node:
         self._exit.callback(self._stop_purging)
         for log in sorted(self._shard.cache.logs):
             self._on_change(log)
-        logger.info("node %d listens on %s", settings.node, self._server.address)
+        logger.info("node %d listens on %s", settings.node, self.server.address)
 
     async def _open_shard(self) -> None:
         """Open WAL and LogsDB, replay, and begin to flush."""
@@ -509,13 +515,11 @@ class Node:
         match call:
             case Ping():
                 raise AssertionError("a ping is the server's to answer")
-            case Seal():
-                return await self._storage.seal(call)
-            case Clean():
-                return await self._storage.clean(call)
+            case Seal() | Clean() | Trim() | TellNodesets():
+                return await self._storage.mark(connection, call)
             case AskMembers():
-                dead: list[int] = sorted(self._gossip.dead)
-                return MembersReply(self._cluster, member_infos(self._members), dead)
+                dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
+                return MembersReply(self._cluster, member_infos(self._members), dead, changes)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
@@ -527,15 +531,10 @@ class Node:
             case Yield():
                 await self._sequencer.give_up(call.log, call.epoch, NodeId(call.node))
                 return DoneReply()
-            case TellNodesets():
-                await self._shard.tell_nodesets(call.log, call.epoch, call.history)
-                return DoneReply()
             case AskNodesets():
                 return NodesetsReply(*self._shard.nodesets(call.log), member_infos(self._members))
             case AskEpoch():
                 return self._storage.epoch_end(call)
-            case Trim():
-                return await self._storage.trim(call)
             case AskTime() | AskExtent() | AskSize() | AskKept():
                 return await self._storage.look(call)
             case AskTail():
@@ -561,7 +560,7 @@ class Node:
             cache_bytes=shard.cache.bytes,
             logs_bytes=shard.logs.stored_bytes,
             partitions=len(shard.logs.partitions),
-            connections=self._server.connections,
+            connections=self.server.connections,
             appended_records=self._sequencer.appended_records,
             stored_blocks=shard.stored_blocks,
             sent_blocks=self._streams.sent_blocks,

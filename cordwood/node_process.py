@@ -4,26 +4,25 @@ Reads its settings, runs on uvloop, says `ready HOST:PORT` on standard output, a
 stops on SIGTERM, SIGINT or when standard input ends, so that a node never outlives
 the process that started it.
 
-Source: design.md §4 (gc, uvloop), §11.
+Source: docs/design.md §4 (gc, uvloop), §11.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import msgspec
 import uvloop
 
 from cordwood.errors import CordwoodError
+from cordwood.host.collector import rare_collections
 from cordwood.host.kept_memory import keep_memory
 from cordwood.host.process_log import BoundedLog, RareLines
 from cordwood.host.real import real_host
@@ -32,30 +31,12 @@ from cordwood.host.shortcut_network import ShortcutNetwork
 from cordwood.metadata.where import open_metadata
 from cordwood.node import running_node
 from cordwood.settings import NodeSettings
-from cordwood.storage.rocks_logs import rocks_tables
-
-GC_THRESHOLD = 50_000
-"""Blocks are long-lived and free of cycles; a young collection every 700 objects costs
-7 % of throughput (hotpath digest §5)."""
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
 
 
 def encode_settings(settings: NodeSettings) -> bytes:
     """Settings as the JSON that a node process reads."""
     return msgspec.json.encode(settings)
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Leave alone what is there now, and look for cycles rarely, for the length of the block."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 20, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 async def run(settings: NodeSettings, clock: Clock | None = None) -> None:

@@ -6,7 +6,7 @@ over how many racks and other scopes they must be spread, as LogDevice's
 `replicate_across` does: `{node: 4, rack: 3, region: 2}` is four copies over three
 racks or more, and these over two regions or more.
 
-Source: LogDevice digest, "replicate_across"; design.md §3.
+Source: docs/sources/logdevice.md, "replicate_across"; docs/design.md §3.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `protocol.write_pace` keeps a writer to it.
 
-Source: seed "How to implement high-performance WAL based on raw devices"; AWS's words on gp3.
+Source: docs/sources/s3stream.md (d); AWS's words on gp3.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from cordwood.settings import (
 from cordwood.sim.host import SimClock, SimMachine, Simulation, sim_host
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.streams import stream
-from cordwood.storage.tables import MakeTables
+from cordwood.storage.logs_db.tables import MakeTables
 
 Result = TypeVar("Result")
 

@@ -16,6 +16,8 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from cordwood.testing import plugin
+
 SPARK, REAL = "spark", "real"
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +37,12 @@ def end_for_want_of(name: str, reason: str) -> NoReturn:
     if name in required:
         pytest.fail(f"CORDWOOD_REQUIRE asks for {name}: {reason}")
     pytest.skip(f"{name}: {reason}")
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Load the fixture's plugin from this checkout: its entry point is `proof/pyproject.toml`'s."""
+    if not pluginmanager.is_registered(plugin):
+        pluginmanager.register(plugin, "cordwood")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

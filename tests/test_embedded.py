@@ -16,8 +16,8 @@ import pytest
 import cordwood
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.aio import open_store
-from cordwood.client.blocking import BlockingStore, connect, open_blocking
-from cordwood.client.cursors import Lag
+from cordwood.client.blocking.blocking_store import BlockingStore, connect, open_blocking
+from cordwood.client.read.cursors import Lag
 from cordwood.embedded import embedded_store
 from cordwood.errors import BadSetting, Closed, NotOurCluster, StoreInUse, Unreachable
 from cordwood.lsn import Lsn, make_lsn, parse_lsn
@@ -288,7 +288,7 @@ class TestServe:
         script = """
 import sys
 from cordwood.block import Record
-from cordwood.client.blocking import connect
+from cordwood.client.blocking.blocking_store import connect
 
 with connect(sys.argv[1]) as store:
     found = [each.value for each in store.read("log") if isinstance(each, Record)]

@@ -11,7 +11,7 @@ from cordwood.block import Record
 from cordwood.client.cluster import Cluster
 from cordwood.errors import Retryable, Unreachable
 from cordwood.log_attributes import LogAttributes
-from cordwood.storage.shard import Shard
+from cordwood.storage.engine import Shard
 
 LOG = 1
 

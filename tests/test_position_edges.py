@@ -1,6 +1,6 @@
 """The edges of the calls about places in a log, a row for each sentence of LogDevice's.
 
-Source: LogDevice digest 1 ("Positions"), 2.13. Where this store differs the row says so.
+Source: docs/sources/logdevice.md 1 ("Positions"), 2.13. Where this store differs the row says so.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class TestKeys:
         simulate(scenario, nodes=3)
 
     def test_a_log_without_keys_is_not_searched_to_its_end(self, monkeypatch):
-        monkeypatch.setattr("cordwood.client.positions.KEYLESS_MAX", 10)
+        monkeypatch.setattr("cordwood.client.admin.positions.KEYLESS_MAX", 10)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -4,5 +4,6 @@
 the page and the charts from that. One peer's servers run at a time, in a temporary directory,
 on loopback. A peer that is not installed is skipped, and the page says so.
 
-Source: hotpath digest §5 (fair clients); research digest on peers §3 (how each is started).
+Source: docs/sources/hotpath.md §5 (fair clients); research digest on peers §3 (how each is
+started).
 """

@@ -4,7 +4,7 @@ One connection on uvloop; what one read brings is answered by one write; no obje
 A client library would be what is measured in place of the server: nats-py ends at a tenth of
 what nats-server takes through this.
 
-Source: hotpath digest §5.
+Source: docs/sources/hotpath.md §5.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`docs/benchmarks.md`, from the results of a run. Pure: results in, text out.
 
-No figure is written by hand, nor is it by hand that the page says where Cordwood loses, and
-whether the run was a short one or the machine a busy one.
+Nobody writes a figure by hand. The page itself says where Cordwood loses, whether the run was
+short, and whether the machine was busy.
 """
 
 from __future__ import annotations
@@ -29,38 +29,40 @@ NONE = "–"
 
 HEAD = """# Cordwood beside its peers
 
-The same workloads, one system after the other, on one machine in one run: all servers, the client
-and the disk are shared by everything a system consists of. So this compares what systems cost on
-a small machine; on many machines, or with another disk, the order may be another. **An ack does
-not mean the same thing everywhere**: read the table of acks before the others.
+Every system ran the same workloads, one system after the other, on one machine in one run. The
+servers of a system and its client share the machine's cores and its disk. So this page compares
+what systems cost on a small machine. On many machines, or with another disk, the order may differ.
+**An ack does not mean the same thing everywhere**: read the table of acks before the others.
 
-Made by `{command}`, on {made} UTC. Nothing here is written by hand.
+`{command}` made this page on {made} UTC. Nobody wrote a figure by hand.
 """
 
-BIASES = """## What speaks for whom
+BIASES = """## Which system the set-up favours
 
-- Records go to one log, from one client with one connection, so nothing is gained by spreading
-  over partitions, which is how Kafka, BookKeeper's users and Cordwood grow.
-- Servers, client and (for Java) their compilers share the machine's cores. Systems of one
-  process have fewer wake-ups for a record than those of three, whatever they are written in.
-- Redis, NATS and RabbitMQ are driven by raw clients of ours, which are lighter than any library;
-  Kafka and BookKeeper by their own Java clients; Cordwood by its public client, a future for each
-  record. That is to Cordwood's disadvantage where a client is what limits.
-- Records are sent one by one, as many in flight as the column says. Clients that gather (Kafka,
-  Cordwood, RabbitMQ streams) may send together what is there at one time, and none may wait for
-  more. BookKeeper's does not gather: those who use it do that above it.
-- JVMs are warmed up for seconds, not minutes, and have small heaps, for three of them fit here.
-- What is read was appended just before: it comes from memory (page cache, or a server's own).
-- Everything is on loopback, and an fsync costs what the disk below says, which is little.
+- Records go to one log, from one client with one connection. No system gains from partitions,
+  which are how Kafka, users of BookKeeper and Cordwood grow.
+- Servers, client and (for Java) their compilers share the machine's cores. A system of one process
+  has fewer wake-ups for a record than a system of three, whatever language it is written in.
+- Raw clients of this benchmark drive Redis, NATS and RabbitMQ; they are lighter than any library.
+  Their own Java clients drive Kafka and BookKeeper. Cordwood's public client drives Cordwood, with
+  a future for each record. This is a disadvantage for Cordwood where the client is the limit.
+- Records are sent one by one, with as many in flight as the column says. Clients that gather
+  (Kafka, Cordwood, RabbitMQ streams) may send together the records that are there at one time, and
+  may not wait for more. BookKeeper's client does not gather; its users gather above it.
+- JVMs warm up for seconds, not minutes, and have small heaps, because three of them run here.
+- Readers read records that were appended just before, so the data comes from memory (the page cache
+  or a server's own memory).
+- Everything is on loopback, and an fsync costs what the probe above says, which is little.
 """
 
-FOOT = """## Again
+FOOT = """## Measure it again
 
-`make peers` measures all that is installed and writes this page, its chart and
-[what was measured](benchmarks.json); `python -m benchmarks.peers --draw` only draws both anew.
-`--only kafka,nats_r3 --quick` is a short run that leaves this page as it is. Jars come by Maven and
-matplotlib by pip into `.peers/`; servers of Debian's are `nats-server`, `redis-server` and
-`rabbitmq-server`. Measured on a machine that does nothing else, or the page says so.
+`make peers` measures every installed system and writes this page, its chart and
+[the results](benchmarks.json). `python -m benchmarks.peers --draw` only draws page and chart anew.
+`--only kafka,nats_r3 --quick` is a short run that leaves this page as it is. Maven brings jars, and
+pip brings matplotlib into `.peers/`. Debian has the servers `nats-server`, `redis-server` and
+`rabbitmq-server`. Measure on a machine with no other work; otherwise the page says that the machine
+was busy.
 """
 
 
@@ -115,17 +117,17 @@ def _machine(results: Results) -> str:
         f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB, "
         f"{machine['system']}, {machine['file_system']}, CPython {machine['python']}. Medians of "
         f"{results.repeats} run{'s' * (results.repeats > 1)} of {results.seconds:g} s (or "
-        f"{results.bytes_max >> 20} MiB, if that is sooner); ratios are Cordwood over the peer, "
-        "the median of the repeats' own."
+        f"{results.bytes_max >> 20} MiB, if that is sooner). A ratio is Cordwood over the peer: "
+        "the median of the ratios of the runs."
     ]
     if probes:
         syncs = [each["syncs_per_s"] for each in probes]
         spins = [each["spin_ms"] for each in probes]
         lines.append(
-            "Before each turn of a system the machine was probed: between "
-            f"{min(syncs):,.0f} and {max(syncs):,.0f} synced writes of 4 KiB a second, and "
-            f"{min(spins):.1f} to {max(spins):.1f} ms for a fixed loop. By as much as these "
-            "differ, so may figures for no reason of the systems'."
+            "The machine was probed before each system ran: it made between "
+            f"{min(syncs):,.0f} and {max(syncs):,.0f} synced writes of 4 KiB a second, and took "
+            f"{min(spins):.1f} to {max(spins):.1f} ms for a fixed loop. Figures of systems may "
+            "differ as much as these probes do, for reasons outside the systems."
         )
     return "\n\n".join(lines) + "\n"
 
@@ -150,7 +152,7 @@ def _acks(results: Results) -> str:
         if not system.skipped and fewest < results.repeats:
             text += (
                 f"\n{system.title} was too slow for its share of the run: medians of {fewest} "
-                "where fewest.\n"
+                "where there were fewest.\n"
             )
         if system.skipped:
             what = "was measured in part" if system.cells else "was not measured"
@@ -171,7 +173,7 @@ def _appends(results: Results, measured: Sequence[System], size: int) -> str:
         f"## Appends of {size_words(size)}\n\n"
         f"{'MB/s' if _in_bytes(size) else 'Records/s'} (p50 / p99 ms from sending to ack).\n\n"
         + _table(head, rates)
-        + "\nCordwood over the peer, bold where the peer has more:\n\n"
+        + "\nCordwood over the peer, bold where the peer is faster:\n\n"
         + _table(head, _ratio_rows(results, measured, names))
     )
 
@@ -184,10 +186,10 @@ def _catch_up(results: Results, measured: Sequence[System]) -> str:
         for system in measured
     ]
     return (
-        "## Catching up\n\nOne reader, from the oldest record to the newest, records/s (MB/s); "
-        "each record becomes an object of the client's language.\n\n"
+        "## Catching up\n\nOne reader reads from the oldest record to the newest: records/s "
+        "(MB/s). Each record becomes an object of the client's language.\n\n"
         + _table(head, rows)
-        + "\nCordwood over the peer, bold where the peer has more:\n\n"
+        + "\nCordwood over the peer, bold where the peer is faster:\n\n"
         + _table(head, _ratio_rows(results, measured, names))
     )
 
@@ -204,8 +206,9 @@ def _tail(results: Results, measured: Sequence[System]) -> str:
     head = ("System", "p50 ms", "p99 ms", "Cordwood over the peer (below 1: Cordwood is sooner)")
     return (
         f"## The lag of a reader at the tail\n\n{size_words(TAIL_SIZE)} records, {TAIL_RATE:,} a "
-        "second whatever becomes of them: from when a record was due until the reader has it, all "
-        "the way through client, servers and reader.\n\n" + _table(head, rows)
+        "second, sent on time whatever happens to earlier ones. The lag runs from the time at "
+        "which a record was due until the reader has it, through client, servers and reader.\n\n"
+        + _table(head, rows)
     )
 
 
@@ -245,7 +248,7 @@ def _losses(results: Results, measured: Sequence[System]) -> str:
     if results.system(CORDWOOD) not in measured:
         text = "Cordwood was not measured in this run.\n"
     elif lines:
-        text = "Cordwood over the peer, wherever the peer is better:\n\n" + "\n".join(lines) + "\n"
+        text = "Cordwood over the peer, where the peer is better:\n\n" + "\n".join(lines) + "\n"
     else:
         text = "Nowhere in this run.\n"
     return "## Where Cordwood loses\n\n" + text

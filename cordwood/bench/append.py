@@ -3,7 +3,7 @@
 Three standard profiles: small records one by one with many in flight, 64 KiB blocks, and
 small records in blocks that the client makes.
 
-Source: design.md §4; hotpath digest §5 (its toy: 467,000/s and 260 to 570 MB/s).
+Source: docs/design.md §4; docs/sources/hotpath.md §5 (its toy: 467,000/s and 260 to 570 MB/s).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Appends beside other loads of the same run: NATS on the same disk, and one log beside many.
 
-Source: hotpath digest §5 (its table of peers, interleaved).
+Source: docs/sources/hotpath.md §5 (its table of peers, interleaved).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Both keep a fixed number in flight, check every answer, and take a latency for each.
 
-Source: hotpath digest §6 (a client's futures and tasks are its ceiling). Measured on
+Source: docs/sources/hotpath.md §6 (a client's futures and tasks are its ceiling). Measured on
 2 cores, 5 nodes, 256 B, 2,048 in flight: this window 310,000 appends a second, a
 callback on each future 246,000, a task for each in flight 211,000.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from time import perf_counter
 
-from cordwood.client.appending import Appending
+from cordwood.client.append.open_log import Appending
 from cordwood.client.store import Store
 from cordwood.lsn import Lsn
 from cordwood.settings import MIB, ClientSettings

@@ -5,7 +5,7 @@ more: so one hot log is served by every node and not by R of them, which is what
 is for. The figure is what the least used node holds, beside
 what it would hold if all held the same.
 
-Source: seed on LogDevice's architecture (copysets, nodesets); design.md §4.
+Source: docs/sources/logdevice.md 2.5 (copysets, nodesets); docs/design.md §4.
 """
 
 from __future__ import annotations

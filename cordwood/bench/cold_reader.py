@@ -8,8 +8,8 @@ The reference of each latency is the same latency alone, a moment before.
 As a program it is that reader: `python -m cordwood.bench.cold_reader URL` reads until its
 standard input ends, and prints how many bytes a second it got.
 
-Source: design.md §5 ("a catch-up reader does not disturb tailing"); S3Stream digest (e), the
-row on catch-up reads.
+Source: docs/design.md §5 ("a catch-up reader does not disturb tailing"); docs/sources/s3stream.md
+(e), the row on catch-up reads.
 """
 
 from __future__ import annotations

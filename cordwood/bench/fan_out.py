@@ -8,7 +8,7 @@ reader has it, so readers that fell behind are waited for.
 As a program it is those readers: `python -m cordwood.bench.fan_out URL READERS RECORDS` prints a
 line once all of them are at the tail, and another once each was given so many records.
 
-Source: LogDevice digest 2.10 and 4; design.md §4.
+Source: docs/sources/logdevice.md 2.10 and 4; docs/design.md §4.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from time import perf_counter
 from cordwood import aio
 from cordwood.bench.append_loops import Limit, append_batches, client_settings
 from cordwood.bench.figure import Sample
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import Unreachable
 from cordwood.protocol.gap_detection import Delivery
 

@@ -1,6 +1,6 @@
 """A measured figure: the median of repeats, and how it compares with a reference.
 
-Source: hotpath digest ("ratios, measured interleaved in one run, are the result;
+Source: docs/sources/hotpath.md ("ratios, measured interleaved in one run, are the result;
 absolute numbers move by 30 %").
 """
 

@@ -1,7 +1,6 @@
 """fio's word on a disk: the same writes, made by a program that does nothing else.
 
-Source: seed "How to implement high-performance WAL based on raw devices" (its note on
-fio); hotpath digest §1.
+Source: docs/sources/s3stream.md (e); docs/sources/hotpath.md §1.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ opened again, as a node's start does it.
 As a program it is one of those processes: `python -m cordwood.bench.idle DIR LOGS PARTITIONS`
 fills a LogsDB in DIR with so many logs in each of so many partitions and prints what that cost.
 
-Source: design.md §5 (thousands of partitions and 100,000 logs stay cheap).
+Source: docs/design.md §5 (thousands of partitions and 100,000 logs stay cheap).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import make_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.rocks_logs import rocks_tables
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
 
 BODY = bytes(100)
 

@@ -1,6 +1,6 @@
 """What importing costs a program, in a fresh interpreter.
 
-Source: design.md §11 (pyarrow is a core dependency, imported lazily).
+Source: docs/design.md §11 (pyarrow is a core dependency, imported lazily).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ and the machine's cache of its files is dropped before each repeat, so that the 
 One reader takes batch after batch, as a read stream does. The reference reads a file with
 blocks as large as ours, one at a time, past the machine's cache.
 
-Source: design.md §5 ("reads never block the loop, bounded batches, read-ahead"); hotpath
-digest §2.
+Source: docs/design.md §5 ("reads never block the loop, bounded batches, read-ahead");
+docs/sources/hotpath.md §2.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import make_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, StorageSettings
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.read_streams import BATCH_BYTES
-from cordwood.storage.rocks_logs import rocks_tables
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
+from cordwood.storage.push.read_streams import BATCH_BYTES
 
 LOG = 1
 FLUSH_BYTES = 32 * MIB

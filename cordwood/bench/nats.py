@@ -6,7 +6,8 @@ the servers are what is measured. JetStream acks once a majority holds a message
 not sync it to disk first: it promises less than the appends beside it, which are synced
 on every copy.
 
-Source: NATS client protocol; hotpath digest §5 (no client library reached the servers' limit).
+Source: NATS client protocol; docs/sources/hotpath.md §5 (no client library reached the servers'
+limit).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One node, one connection, waves of one block as a sequencer sends them, so many 
 answered yet. Everything of the node is at work: network, checks, WAL, log cache, and the
 flush into LogsDB once enough has gathered.
 
-Source: hotpath digest §5 ("One node alone vs fio").
+Source: docs/sources/hotpath.md §5 ("One node alone vs fio").
 """
 
 from __future__ import annotations

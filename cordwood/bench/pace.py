@@ -3,7 +3,7 @@
 Whatever came of those before, the next are offered at their time, so that a stall is measured
 and not waited for.
 
-Source: research digest on the hot path ("coordinated omission").
+Source: docs/sources/hotpath.md ("coordinated omission").
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ blocks with their bodies unopened. Blocks are also read with every node sending 
 (`scd_enabled` off), which shows what sending one copy saves: each figure says how many bytes
 the nodes sent for each byte that was read.
 
-Source: design.md §7; hotpath digest §3.
+Source: docs/design.md §7; docs/sources/hotpath.md §3.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.loopback import REFERENCE_IS, loopback_bytes_per_second
 from cordwood.bench.place import bench_place
 from cordwood.block import Gap, Record
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Corrupt
 from cordwood.layout.message import StatusReply

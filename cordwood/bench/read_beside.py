@@ -4,7 +4,7 @@ The same records: catching up, as bytes objects one by one, and following the ta
 record carries the time at which it was due. Both clusters acknowledge what is read before it is
 read; ours synced it on every copy, theirs holds it on a majority.
 
-Source: hotpath digest §5; research digest on the hot path ("coordinated omission").
+Source: docs/sources/hotpath.md §5; docs/sources/hotpath.md ("coordinated omission").
 """
 
 from __future__ import annotations

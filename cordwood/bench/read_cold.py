@@ -5,7 +5,7 @@ memory. Then the nodes are stopped, their files leave the machine's page cache, 
 again, and the log is read once more. What no flush had taken by then lies in the WAL, which a
 start reads anyway: `unflushed_share` says how much that was.
 
-Source: issue text of the read path ("cold ≥ 0.6 of cached").
+Source: docs/reading.md, "How fast readers are" (from the disk: 0.6 of from memory).
 """
 
 from __future__ import annotations

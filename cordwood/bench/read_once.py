@@ -9,7 +9,7 @@ nodes sending all they hold, which is the reference.
 
 Nothing else reads meanwhile: no scrubbing, and no memory of what was flushed.
 
-Source: LogDevice digest 2.10 (copyset index); issue text of the read path.
+Source: docs/sources/logdevice.md 2.10 (copyset index).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cordwood.node import Node, running_node
 from cordwood.nodes import NodeId, Replication
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.settings import MIB, ClientSettings, NodeSettings, StorageSettings
-from cordwood.storage.rocks_logs import rocks_tables
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
 
 LOG = "bench/once"
 

@@ -5,7 +5,7 @@ answers, and it is of no use. A reader notices that its windows take longer ther
 and has others send in its place (`protocol.slow_shards`). What is measured is the second half of
 the log, when that has happened, beside the same half read from healthy nodes.
 
-Source: issue text of the read path ("throughput with one node 100 × slower").
+Source: docs/reading.md, "How fast readers are" (beside a slow node).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cordwood.bench.append import Say
 from cordwood.bench.append_loops import Limit, append_batches, client_settings
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.place import PREFIX, bench_shape
-from cordwood.client.read_stream import ReadStream
-from cordwood.client.senders import SenderView
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.senders import SenderView
 from cordwood.errors import Corrupt
 from cordwood.local_cluster import LocalCluster, local_cluster
 from cordwood.lsn import Lsn

@@ -5,7 +5,7 @@ through client, sequencer, three disks and back. Records are offered at a fixed 
 came of those before, so that a stall is measured and not waited for. Writer and reader are two
 clients on one loop, which adds to the lag what that loop does meanwhile. The rest is `fan_out`.
 
-Source: research digest on the hot path ("coordinated omission"); LogDevice digest 4.
+Source: docs/sources/hotpath.md ("coordinated omission"); docs/sources/logdevice.md 4.
 """
 
 from __future__ import annotations

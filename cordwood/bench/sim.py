@@ -8,7 +8,7 @@ plain work measured between the seeds.
 
 Not asynchronous: a simulation brings its own loop.
 
-Source: design.md §10; reliability digest §4 ("budget arithmetic").
+Source: docs/design.md §10; docs/sources/reliability.md §4 ("budget arithmetic").
 """
 
 from __future__ import annotations

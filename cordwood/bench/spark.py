@@ -4,7 +4,7 @@ One session on `local[2]`, one log of small records, on a local cluster that sha
 cores. Each figure is a ratio to the trivial source or sink (`spark_trivial`), measured right
 before it in the same session.
 
-Source: research digest on PySpark 4.3, §3, §8 (bars).
+Source: docs/sources/spark.md §3, §8 (bars).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.place import bench_place
 from cordwood.bench.spark_trivial import NAME, TrivialSource
-from cordwood.client import blocking
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking import blocking_store as blocking
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.settings import MIB
 from cordwood.spark.jobs.land import land
 from cordwood.spark.jobs.landing import Landing

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from cordwood.client.batches import ROWS_MAX
+from cordwood.client.read.arrow_batches import ROWS_MAX
 from cordwood.layout.batch_columns import COLUMNS
 from cordwood.spark.source import spark_schema
 

@@ -5,8 +5,7 @@ closed (so many records in flight, the next as soon as one is durable) or, given
 throughput, open: records are due at their times, and latency counts from then, so that a
 stall is charged for all that it held up.
 
-Source: seed "How to implement high-performance WAL based on raw devices"; AutoMQ
-S3Stream digest (c) (WriteBench).
+Source: docs/sources/s3stream.md (c) (WriteBench).
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from cordwood.host.real_disk import RealDisk
 from cordwood.layout.wal_batch import batch_bytes
 from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES, WAL_RING_START, align_up
 from cordwood.nodes import NodeId
-from cordwood.storage.wal import Wal, WalLimits
-from cordwood.storage.wal_errors import WalFull
-from cordwood.storage.wal_file import BLANK_BYTES
+from cordwood.storage.wal.delta_wal import Wal, WalLimits
+from cordwood.storage.wal.wal_errors import WalFull
+from cordwood.storage.wal.wal_file import BLANK_BYTES
 from cordwood.write_budget import UNLIMITED, WriteBudget
 
 OWNER = NodeId(0xFFFF_FFFF)

@@ -3,8 +3,7 @@
 Runs of the WAL and of fio take turns, so that both meet the same minutes of a shared
 disk; the median of the pairs' ratios counts.
 
-Source: seed "How to implement high-performance WAL based on raw devices" (WriteBench, and
-its word that fio is what to compare with); hotpath digest §1.
+Source: docs/sources/s3stream.md (c) (WriteBench); docs/sources/hotpath.md §1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The process is as if killed: the header does not say that the end was graceful, 
 start also looks through a window past the end. The reference is fio reading as many
 bytes in the same order: no start that looks at all of them is quicker.
 
-Source: AutoMQ S3Stream digest (a), "Recovery" (92.7 s for 1 GiB, later 15.3 s).
+Source: docs/sources/s3stream.md (a), "Recovery" (92.7 s for 1 GiB, later 15.3 s).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cordwood.bench.wal import OWNER, ring_place
 from cordwood.bench.wal_figures import NO_FIO, Say
 from cordwood.host.real_disk import RealDisk
 from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES
-from cordwood.storage.wal import Wal
-from cordwood.storage.wal_errors import WalFull
-from cordwood.storage.wal_recovery import READ_BUFFER_BYTES
+from cordwood.storage.wal.delta_wal import Wal
+from cordwood.storage.wal.wal_errors import WalFull
+from cordwood.storage.wal.wal_recovery import READ_BUFFER_BYTES
 
 RECORD_BYTES = (1 << 10, 64 << 10)
 """A client's small record alone in its wave, and a block of a busy client."""

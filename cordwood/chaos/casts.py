@@ -1,7 +1,7 @@
 """Who works on a cluster while it is struck, and how they come to their end.
 
-Source: reliability digest §1 (Jepsen's Kafka workload), §3 (S5: "whatever nodes, SCD mode, filters
-or restarts").
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3 (S5: "whatever nodes, SCD mode,
+filters or restarts").
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ clock is off by the microseconds written in `DIRECTORY.clock`. Cordwood takes th
 one seam only; what RocksDB, SQLite and the kernel take is not stepped, and the monotonic
 clock never jumps on a real machine either.
 
-Source: reliability digest §5.1 ("clock jump").
+Source: docs/sources/reliability.md §5.1 ("clock jump").
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A long run is cut into ordeals of so many minutes, each on a fresh cluster and with the next
 seed, since a history is judged as a whole and in memory.
 
-Source: issue text; reliability digest §6 ("nightly-size 60 min").
+Source: docs/sources/reliability.md §6 ("nightly-size 60 min").
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ more, its disk cloned, and the node killed; then the clone is mounted in place o
 
 What the device itself would lose of what it had taken and not flushed is not lost here.
 
-Source: reliability digest §5.3.
+Source: docs/sources/reliability.md §5.3.
 """
 
 from __future__ import annotations

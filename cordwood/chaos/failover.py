@@ -6,7 +6,7 @@ rounds the cluster is whole again. Each round's figure is the longest time witho
 acknowledgement from the strike on. What strikes there are: `chaos.strikes`.
 
 Source: issue texts of the write path and of the read path ("kill -9 and SIGSTOP under load, the
-same checkers"); LogDevice digest 2.12.
+same checkers"); docs/sources/logdevice.md 2.12.
 """
 
 from __future__ import annotations

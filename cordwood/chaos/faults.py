@@ -3,7 +3,7 @@
 Each is a block: what it does is undone when the block ends, and then the node runs. What is
 held against the cluster at the end (frames that were damaged and refused) is counted.
 
-Source: reliability digest §5.1.
+Source: docs/sources/reliability.md §5.1.
 """
 
 from __future__ import annotations

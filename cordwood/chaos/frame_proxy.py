@@ -9,7 +9,7 @@ What a TCP connection never does by itself, it does here: a frame that comes twi
 turn with a good checksum is what a bad middle box, a replay or a bug in a peer would send. Like
 one that is damaged, it must be refused, and its connection with it.
 
-Source: reliability digest §5.1; TigerBeetle's Vortex (§1).
+Source: docs/sources/reliability.md §5.1; TigerBeetle's Vortex (§1).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ each record once, each writer's in its order, and nothing that nobody sent.
 RocksDB is the real one here, as the file system is: what the simulator's twin of it promises
 is what a kill of the real one must leave.
 
-Source: reliability digest §5.2; design.md §10 ("kill -9").
+Source: docs/sources/reliability.md §5.2; docs/design.md §10 ("kill -9").
 """
 
 from __future__ import annotations

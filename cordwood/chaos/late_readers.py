@@ -6,7 +6,7 @@ stands, how far it comes in a few seconds, and whom it waits for; what the nodes
 its epochs and of its streams; and for how long each process ran and for how long it was kept
 from running. Whoever finds this in a verdict need not have it happen again.
 
-Source: LogDevice digest 2.11 (read streams' state for people); proc_pid_schedstat(5).
+Source: docs/sources/logdevice.md 2.11 (read streams' state for people); proc_pid_schedstat(5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

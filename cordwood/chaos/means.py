@@ -1,6 +1,6 @@
 """What this machine has the means for, and what is left out for want of which.
 
-Source: reliability digest §5.2.
+Source: docs/sources/reliability.md §5.2.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ standard input ends, so that it never outlives the run.
 
 Times are the machine's monotonic clock's, which all processes share.
 
-Source: issue text of the proving ground ("ordered producers and readers … kill -9, SIGSTOP").
+Source: docs/reliability.md, "Real processes".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ SIGSTOP for so long that now and then the others take its logs over and it comes
 each was given and saved is taken from its notes; with what the metadata store held
 (`chaos.store_audit`) that is judged as in the simulator: S24.
 
-Source: issue text of the proving ground; `protocol.consumer_group`.
+Source: docs/reliability.md, "Real processes"; `protocol.consumer_group`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 import msgspec
 
 from cordwood.chaos.store_audit import SAVE_EARLIER_US, audited, begin_audit
-from cordwood.client.consumer import MEMBER_TTL_S
+from cordwood.client.read.consumer import MEMBER_TTL_S
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError, Unreachable
 from cordwood.host.seams import Host

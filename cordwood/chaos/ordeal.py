@@ -7,7 +7,7 @@ oldest record again and again. Nodes flush within a second and keep nothing of i
 what is older is read from their disks. What the clients saw is a history, which the same
 checkers judge as in the simulator and in `cordwood verify`.
 
-Source: reliability digest §1 (Vortex), §5, §6.
+Source: docs/sources/reliability.md §1 (Vortex), §5, §6.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pure function of the history, so that it can be held against bad ones.
 
-Source: reliability digest §3, §6.
+Source: docs/sources/reliability.md §3, §6.
 """
 
 from __future__ import annotations

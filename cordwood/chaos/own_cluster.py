@@ -5,7 +5,7 @@ when that strike is over, `COMMAND ease NODE`: it may stop a service by ssh, pul
 packets. When to strike whom follows from the seed, and no more nodes are struck at once than
 the log's copies allow. The load goes to two logs made for it, deleted at the end if all is well.
 
-Source: issue text ("how to … run chaos on one's own cluster").
+Source: docs/reliability.md, "Real processes" (on a cluster of your own).
 """
 
 from __future__ import annotations

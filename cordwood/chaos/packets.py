@@ -4,7 +4,7 @@ One table a node, set and taken away as a whole. What is dropped is lost and nob
 when a switch fails; a reset tells both ends. Frames are turned over to a proxy inside the
 namespace by redirecting new connections, after those that are open were reset.
 
-Source: nft(8); reliability digest §5.1, §5.2.
+Source: nft(8); docs/sources/reliability.md §5.1, §5.2.
 """
 
 from __future__ import annotations

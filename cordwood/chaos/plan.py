@@ -8,7 +8,8 @@ of all at once, which comes alone and after which all come back.
 Kinds come from a deck that is shuffled anew whenever it is used up, so that every kind
 comes before any comes a second time.
 
-Source: reliability digest §5.1; FoundationDB's choice of kills by the replication policy (§1).
+Source: docs/sources/reliability.md §5.1; FoundationDB's choice of kills by the replication policy
+(§1).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ disk; the history's clock is another one, and the two drift apart by a fraction 
 second where the one is corrected. So a change is noted EARLIER_US before its time, never behind an
 answer to it, and a save may be held against what was there up to `SAVE_EARLIER_US` before it.
 
-Source: sqlite.org, "CREATE TRIGGER"; reliability digest §3 (S24).
+Source: sqlite.org, "CREATE TRIGGER"; docs/sources/reliability.md §3 (S24).
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ kill -9; SIGSTOP, by which a node is there and says nothing; cut off from all ot
 network namespaces; and a disk that is slow, by strace, which lets each of the node's writes
 wait. What this machine has no means for is left out, and `missing` says why.
 
-Source: issue text of the read path ("kill -9, SIGSTOP, partition, a throttled disk"); reliability
-digest §5.1.
+Source: docs/reliability.md, "Real processes"; docs/sources/reliability.md §5.1.
 """
 
 from __future__ import annotations

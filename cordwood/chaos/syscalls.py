@@ -4,7 +4,7 @@ Slow writes and fsyncs are a disk that is ill; slow reads are one under a reader
 flushed; a failed fsync is one that lost what it had taken. A node that is traced is slower in
 all it does besides: each of its calls stops twice.
 
-Source: strace(1), "Tampering"; reliability digest §5.1; Rebello et al., ATC 2020.
+Source: strace(1), "Tampering"; docs/sources/reliability.md §5.1; Rebello et al., ATC 2020.
 """
 
 from __future__ import annotations

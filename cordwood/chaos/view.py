@@ -1,7 +1,6 @@
 """An ordeal as it goes on: redrawn on a terminal, a line a minute anywhere else; then its table.
 
-Source: issue text ("Live view while it runs; at the end faults by kind, longest stall of
-appends and of reads, the verdict").
+Source: docs/reliability.md, "Real processes" (the report at the end).
 """
 
 from __future__ import annotations

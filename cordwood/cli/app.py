@@ -1,6 +1,6 @@
 """The verbs together, and what is common to all of them.
 
-Source: design.md §11.
+Source: docs/design.md §11.
 """
 
 from __future__ import annotations
@@ -35,7 +35,18 @@ from cordwood.cli import (
 from cordwood.cli.ending import verb_ending
 
 
-class Verbs(TyperGroup):
+class Group(TyperGroup):
+    """Verbs that belong together: without one, their help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Show the help where nothing is asked for: that is no mistake, so it ends with 0."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
+class Verbs(Group):
     """Every verb runs through here, so that all of them end alike."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -58,20 +69,20 @@ app.command(name="append")(records.append)
 app.command(name="tail")(records.tail)
 app.command(name="readers")(readers.readers)
 app.command(name="groups")(readers.groups)
-app.add_typer(logs.app, name="logs")
+app.add_typer(logs.app, name="logs", cls=Group)
 app.command(name="epochs")(epochs.epochs)
 app.command(name="sequencer")(epochs.sequencer)
 app.command(name="fence")(epochs.fence)
-app.add_typer(nodes.app, name="nodes")
+app.add_typer(nodes.app, name="nodes", cls=Group)
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)
 app.command(name="chaos")(chaos.chaos)
-app.add_typer(sim.app, name="sim")
+app.add_typer(sim.app, name="sim", cls=Group)
 app.command(name="verify")(verify.verify)
-app.add_typer(bench.app, name="bench")
-app.add_typer(wal.app, name="wal")
-app.add_typer(spark.app, name="spark")
-app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(bench.app, name="bench", cls=Group)
+app.add_typer(wal.app, name="wal", cls=Group)
+app.add_typer(spark.app, name="spark", cls=Group)
+app.add_typer(pipeline.app, name="pipeline", cls=Group)
 
 
 def _tell_version(wanted: bool) -> None:

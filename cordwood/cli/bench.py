@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from cordwood.cli.measuring import run_measurement, say, show_figures
+from cordwood.cli.proof import need_testing
 from cordwood.cli.target import JsonOption
 from cordwood.errors import BadSetting
 
@@ -312,6 +313,7 @@ def sim(
     as_json: JsonOption = False,
 ) -> None:
     """How many simulated seconds a second of one core makes: 6 nodes, 3 clients, faults."""
+    need_testing("cordwood bench sim")
     from cordwood.bench.sim import bench_sim
 
     show_figures([bench_sim(minutes=minutes, repeats=repeat, say=say)], as_json)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from cordwood.cli.proof import need_testing
 from cordwood.cli.target import JsonOption
 
 
@@ -71,6 +72,7 @@ def chaos(
 
     Exit code 1 if a promise was broken or, but for --no-bounds, something took too long.
     """
+    need_testing("cordwood chaos")
     if rounds is not None:
         _play_rounds(seed, rounds, minutes, directory, bounds=bounds, as_json=as_json)
         return

@@ -4,7 +4,7 @@ A portion of lines is one atomic group of the producer: the log knows a repeat o
 so a portion of unknown outcome is sent again until it is answered. The lines that are stored are
 always a prefix of the input, and a later run goes on behind it (`cordwood append --resume ID`).
 
-Source: client/producer.py; protocol/producers.py (a repeat is answered with its place).
+Source: client/append/producer.py; protocol/producers.py (a repeat is answered with its place).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cordwood.client.producer import PRODUCER_MAX, Producer
+from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.errors import (
     BadSetting,
     CordwoodError,

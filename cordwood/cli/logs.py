@@ -49,6 +49,28 @@ SettingsArgument = Annotated[
 ]
 
 
+def _attributes(settings: Sequence[str] | None) -> LogAttributes:
+    """Attributes from `NAME=VALUE`; of a token the value says where it is.
+
+    Raises:
+        BadSetting: one is wrong, or a token itself stands on the command line.
+    """
+    from cordwood.errors import BadSetting
+    from cordwood.log_attributes import TOKENS, parse_attributes
+    from cordwood.spark.secrets import tokens_at
+
+    read: list[str] = []
+    for setting in settings or ():
+        name, equals, place = setting.partition("=")
+        if name.strip() in TOKENS and place:
+            token = tokens_at(name.strip(), place.strip())
+            if "," in token:
+                raise BadSetting(f"{name.strip()}: a log asks for one token, and there are several")
+            setting = f"{name}{equals}{token}"
+        read.append(setting)
+    return parse_attributes(read)
+
+
 @app.command()
 def create(
     name: NameArgument,
@@ -65,9 +87,7 @@ def create(
     cluster: ClusterOption = None,
 ) -> None:
     """Make a log. What is not said it inherits from its directory."""
-    from cordwood.log_attributes import parse_attributes
-
-    attributes = parse_attributes(settings or [])
+    attributes = _attributes(settings)
     with open_store(cluster) as store:
         log = store.create_log(name, copies=copies, racks=racks, attributes=attributes)
         made = view_logs([log], store.status())[0]
@@ -130,14 +150,14 @@ def set_attributes(
 ) -> None:
     """Set attributes of a log or a directory. Nodes know within a second.
 
-    Another replication or nodeset takes a new epoch; what is stored stays as it is.
+    Another replication or nodeset takes a new epoch; what is stored stays as it is. A token is
+    taken from a variable or a file: write_token=env:NAME, read_token=file:PATH.
     """
     from cordwood.errors import BadSetting
-    from cordwood.log_attributes import parse_attributes
 
     if not settings and not unset:
         raise BadSetting("nothing to set: write NAME=VALUE, or --unset NAME")
-    attributes = parse_attributes(settings or [])
+    attributes = _attributes(settings)
     with open_store(cluster) as store:
         store.log_tree.set_attributes(path, attributes, tuple(unset or ()))
         if path.endswith("/"):
@@ -173,6 +193,7 @@ def delete(
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask: the records cannot be had back.")
     ] = False,
+    as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Delete a log and its records."""
@@ -181,7 +202,10 @@ def delete(
         if not yes:
             typer.confirm(f"Delete {log.name} and all its records?", abort=True)
         store.log_tree.delete(name)
-    typer.echo(f"{log.name} is deleted")
+    if as_json:
+        typer.echo(json.dumps({"id": log.log_id, "name": log.name, "deleted": True}))
+    else:
+        typer.echo(f"{log.name} is deleted")
 
 
 @app.command()

@@ -27,7 +27,7 @@ def run_measurement(work: Coroutine[object, object, Result]) -> Result:
     """
     import uvloop
 
-    from cordwood.node_process import rare_collections
+    from cordwood.host.collector import rare_collections
 
     try:
         with (

@@ -1,7 +1,7 @@
 """`cordwood nodes status`: what became of the data of a node that is down, shown and said.
 `cordwood nodes storage`: whether a node stores anything, shown and said.
 
-Source: `quorum.authority`; LogDevice digest 2.7 (4), 2.9.
+Source: `quorum.authority`; docs/sources/logdevice.md 2.7 (4), 2.9.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _group_rows(store: BlockingStore, group: GroupReply) -> list[Row]:
             {
                 "consumer": group.consumer,
                 "generation": group.generation,
-                "log": log,
+                "log": log if log.startswith("/") else f"log {log}",
                 "member": group.owners.get(log, ""),
                 "next": "" if position is None else format_lsn(position),
                 "tail": "" if lag is None else format_lsn(lag.tail),

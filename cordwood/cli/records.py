@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordwood.block import Gap, GapKind, Record
 from cordwood.cli.ending import FAILED, tell_error
+from cordwood.cli.form import Form
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.times import time_of
-from cordwood.cli.wording import Json, gap_json, gap_words, record_json
 from cordwood.errors import BadSetting, CordwoodError, OutcomeUnknown
-from cordwood.lsn import Lsn, format_lsn, parse_lsn
+from cordwood.lsn import Lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
     from cordwood.cli.line_appends import LineAppends
-    from cordwood.client.blocking_readers import BlockingReader
-    from cordwood.client.position_calls import Position
+    from cordwood.client.admin.position_calls import Position
+    from cordwood.client.blocking.blocking_readers import BlockingReader
 
 STDIN = "-"
-
-
-class Form(enum.StrEnum):
-    """How records are printed."""
-
-    RAW = "raw"
-    JSON = "json"
-    HEX = "hex"
 
 
 LogArgument = Annotated[
@@ -209,8 +199,10 @@ def tail(
 
     Payloads are written as they are. Gaps are told on standard error, and with --json
     (or --format json) in their place among the records. The exit code is 1 if records
-    were lost.
+    were lost, or may not be read.
     """
+    from cordwood.cli.record_output import Printer, portions
+
     with open_store(cluster) as store:
         # Asked for first, because following a log that is not there might make it.
         store.log(log)
@@ -223,12 +215,18 @@ def tail(
         with store.read(log, start, _last(store, log, follow, until)) as reader:
             printer = Printer(sys.stdout.buffer, Form.JSON if as_json else form, gaps=gaps)
             try:
-                printer.print_all(_portions(reader), count)
+                printer.print_all(portions(reader), count)
             finally:
                 if stats:
                     _tell_senders(reader)
     if printer.lost:
         tell_error(f"{printer.lost} range(s) of {log} are lost")
+        raise typer.Exit(FAILED)
+    if printer.is_denied:
+        tell_error(
+            f"{log} asks for a read token that this command does not have: give it in the "
+            "environment, as CORDWOOD_READ_TOKENS"
+        )
         raise typer.Exit(FAILED)
 
 
@@ -256,14 +254,6 @@ def _lsn_of(start: str) -> str:
     return start
 
 
-def _portions(reader: BlockingReader) -> Iterator[Sequence[Record | Gap]]:
-    """Records and gaps in the portions in which they came."""
-    from cordwood.client.delivered import records_of
-
-    for taken in reader.blocks():
-        yield [taken] if isinstance(taken, Gap) else records_of(taken)
-
-
 def _tell_senders(reader: BlockingReader) -> None:
     """Who sent what, on standard error."""
     typer.echo(f"\n{'node':>5} {'blocks':>9} {'window':>9}  state", err=True)
@@ -272,64 +262,3 @@ def _tell_senders(reader: BlockingReader) -> None:
         state = each.doubt or ("sending" if each.is_connected else "not connected")
         typer.echo(f"{each.node:>5} {each.blocks:>9} {window:>9}  {state}", err=True)
     typer.echo(f"asked anew {reader.rewinds} times", err=True)
-
-
-class Printer:
-    """Writes portions of records to `output`, and tells gaps.
-
-    Attributes:
-        lost: gaps seen that are data loss.
-    """
-
-    def __init__(self, output: BinaryIO, form: Form = Form.RAW, *, gaps: bool = True) -> None:
-        self.lost = 0
-        self._output = output
-        self._form = form
-        self._gaps = gaps
-
-    def print_all(
-        self, portions: Iterable[Sequence[Record | Gap]], count_max: int | None = None
-    ) -> None:
-        """Write everything, or no more than the first `count_max` records."""
-        left = sys.maxsize if count_max is None else count_max
-        if not left:
-            return
-        for portion in portions:
-            records: list[Record] = []
-            for item in portion:
-                if isinstance(item, Gap):
-                    self._tell_gap(item)
-                else:
-                    records.append(item)
-            self._write(records[:left])
-            left -= len(records)
-            if left <= 0:
-                return
-
-    def _write(self, records: Sequence[Record]) -> None:
-        if self._form is Form.JSON:
-            lines = [_json_line(record_json(record)) for record in records]
-        elif self._form is Form.HEX:
-            lines = [
-                b"%b %b\n" % (format_lsn(record.lsn).encode(), record.value.hex().encode())
-                for record in records
-            ]
-        else:
-            lines = [b"%b\n" % record.value for record in records]
-        self._output.write(b"".join(lines))
-        self._output.flush()
-
-    def _tell_gap(self, gap: Gap) -> None:
-        """A gap comes alone in its portion, so it stands between the right records."""
-        self.lost += gap.kind is GapKind.DATA_LOSS
-        if not self._gaps and gap.kind is not GapKind.DATA_LOSS:
-            return
-        if self._form is Form.JSON:
-            self._output.write(_json_line(gap_json(gap)))
-            self._output.flush()
-        else:
-            typer.echo(gap_words(gap), err=True)
-
-
-def _json_line(value: Json) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode() + b"\n"

@@ -1,6 +1,6 @@
 """`cordwood sim`: the cluster under a seeded loop in virtual time.
 
-Source: design.md §10; docs/simulator.md.
+Source: docs/design.md §10; docs/simulator.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordwood.cli.proof import need_testing
 from cordwood.cli.target import JsonOption
 from cordwood.errors import BadSetting
 
@@ -35,6 +36,13 @@ FaultsOption = Annotated[
     str | None,
     typer.Option("--faults", metavar="1,4,7", help="Keep only these faults of the plan."),
 ]
+
+
+@app.callback()
+def _begin() -> None:
+    need_testing("cordwood sim")
+
+
 SeedArgument = Annotated[int, typer.Argument(help="The seed.", metavar="SEED")]
 
 

@@ -1,6 +1,6 @@
 """Which store a verb talks to: `--cluster`, $CORDWOOD_CLUSTER, or the cluster that runs here.
 
-Source: design.md §11 ("address file inside, so that the other verbs find it").
+Source: docs/design.md §11 ("address file inside, so that the other verbs find it").
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def _settings() -> ClientSettings:
     """
     from cordwood.settings import ClientSettings
 
-    return ClientSettings(write_tokens=_tokens("WRITE"), read_tokens=_tokens("READ"))
+    return ClientSettings(
+        write_tokens=_tokens("WRITE"), read_tokens=_tokens("READ"), rare_collections=True
+    )
 
 
 def _tokens(what: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ A node that dies is told of and started again, as an init system would do: while
 node of a log is away its sequencer may not change hands, and `kill -9` to see what
 happens is what this verb is for.
 
-Source: design.md §11.
+Source: docs/design.md §11.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cordwood.cli.proof import need_testing
 from cordwood.cli.target import JsonOption
 
 
@@ -24,6 +25,7 @@ def verify(
 
     The exit code is 1 if a promise was broken, or if the file is no history.
     """
+    need_testing("cordwood verify")
     from cordwood.sim.verify import show
 
     raise typer.Exit(show(history, as_json=as_json))

@@ -22,7 +22,7 @@ from cordwood.cli.wording import bytes_words
 
 if TYPE_CHECKING:
     from cordwood.host.read_only_file import ReadOnlyFile
-    from cordwood.storage.wal_inspect import WalVerdict
+    from cordwood.storage.wal.wal_inspect import WalVerdict
 
 app = typer.Typer(help="Look at a node's WAL, or measure one.", no_args_is_help=True)
 app.command()(bench)
@@ -57,7 +57,7 @@ def dump(
 @app.command()
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     """Read all that is live in a WAL and check it. The exit code is 1 if something is lost."""
-    from cordwood.storage.wal_inspect import WalView
+    from cordwood.storage.wal.wal_inspect import WalView
 
     async def check(file: ReadOnlyFile, name: str) -> WalVerdict:
         return await (await WalView.open(file, name)).check()

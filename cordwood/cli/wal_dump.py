@@ -30,8 +30,8 @@ from cordwood.layout.wal_batch import read_batch
 from cordwood.layout.wal_block import WalHeader, WalKind, unpack_holes
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import format_lsn
-from cordwood.storage.wal_inspect import DATA_KINDS, NothingThere, Seen, SeenRecord, WalView
-from cordwood.storage.wal_recovery import records_of
+from cordwood.storage.wal.wal_inspect import DATA_KINDS, NothingThere, Seen, SeenRecord, WalView
+from cordwood.storage.wal.wal_recovery import records_of
 
 BLOCKS_SHOWN = 4
 """Blocks of one record that a line names; JSON has all of them."""

@@ -1,64 +1,10 @@
-"""Records and gaps, for people and for programs.
-
-A payload is bytes. As text it is written as it is; in JSON, bytes that are not UTF-8
-go as base64 under another name, so that nothing is changed on the way.
-"""
+"""Times, sizes and attributes as people read them."""
 
 from __future__ import annotations
 
-import base64
 import datetime
-from collections.abc import Sequence
-
-from cordwood.block import Gap, GapKind, Record
-from cordwood.lsn import format_lsn
 
 Json = dict[str, object]
-
-_WHY = {
-    GapKind.BRIDGE: "an epoch ended here, and nothing is missing",
-    GapKind.HOLE: "nothing was ever acknowledged here",
-    GapKind.TRIM: "deleted on purpose",
-    GapKind.DATA_LOSS: "LOST: acknowledged once, and no intact copy is left",
-    GapKind.ACCESS: "this reader may not see them",
-    GapKind.NOT_IN_CONFIG: "the log is not there (any more)",
-    GapKind.FILTERED: "there are records, and none that was asked for",
-}
-
-
-def gap_words(gap: Gap) -> str:
-    """A gap as a sentence."""
-    where = format_lsn(gap.first)
-    if gap.last != gap.first:
-        where += f" to {format_lsn(gap.last)}"
-    return f"gap {where}: {_WHY[gap.kind]}"
-
-
-def gap_json(gap: Gap) -> Json:
-    """A gap as one JSON object."""
-    return {"gap": gap.kind.value, "first": format_lsn(gap.first), "last": format_lsn(gap.last)}
-
-
-def record_json(record: Record) -> Json:
-    """A record as one JSON object; times in µs since 1970 UTC."""
-    headers: Sequence[tuple[str, bytes | None]] = record.headers
-    return {
-        "lsn": format_lsn(record.lsn),
-        **_bytes_json("key", record.key),
-        **_bytes_json("value", record.value),
-        "timestamp_us": record.timestamp_us,
-        "append_time_us": record.append_time_us,
-        "headers": [{"name": name, **_bytes_json("value", value)} for name, value in headers],
-    }
-
-
-def _bytes_json(name: str, value: bytes | None) -> Json:
-    if value is None:
-        return {name: None}
-    try:
-        return {name: str(value, "utf-8")}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
 def utc_words(time_us: int) -> str:

@@ -3,7 +3,7 @@
 The module stands apart from the client, which takes half a second to import: code that only checks
 what a user gave needs no more than this.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations

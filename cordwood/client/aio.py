@@ -1,6 +1,6 @@
 """`connect` for programs with a loop of their own.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from cordwood.client.address import parse_url
+from cordwood.client.opening import Opening
 from cordwood.client.store import Store, connected
+from cordwood.host.collector import rare_collections
 from cordwood.host.real import real_host
 from cordwood.settings import ClientSettings
 
 
-async def connect(url: str, settings: ClientSettings | None = None) -> Store:
-    """Connect to a cluster.
+def connect(url: str, settings: ClientSettings | None = None) -> Opening[Store]:
+    """Connect to a cluster: `async with connect(url) as store`, or `await` it and close it.
 
     Args:
         url: `cordwood://host:port,…`.
@@ -25,7 +27,12 @@ async def connect(url: str, settings: ClientSettings | None = None) -> Store:
         BadSetting: the URL is not one.
         Unreachable: no node answered; the text says how to start one.
     """
-    return await open_store(_on_this_machine(parse_url(url), settings or ClientSettings()))
+
+    async def opening() -> Store:
+        chosen = settings or ClientSettings()
+        return await open_store(_on_this_machine(parse_url(url), chosen))
+
+    return Opening(opening)
 
 
 @asynccontextmanager
@@ -33,7 +40,8 @@ async def _on_this_machine(
     addresses: tuple[str, ...], settings: ClientSettings
 ) -> AsyncIterator[Store]:
     async with real_host() as host, connected(addresses, host, settings) as store:
-        yield store
+        with rare_collections(settings.rare_collections):
+            yield store
 
 
 async def open_store(manager: AbstractAsyncContextManager[Store]) -> Store:

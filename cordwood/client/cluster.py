@@ -1,6 +1,6 @@
 """A client's view of the cluster: members, connections, logs by name.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations
@@ -9,25 +9,23 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cordwood.client.line import Line
-from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, UnknownLog, Unreachable
+from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_S, LogFinding
+from cordwood.client.find.log_info import AnyLog as AnyLog
+from cordwood.client.find.log_info import LogInfo as LogInfo
+from cordwood.client.find.log_info import log_info as log_info
+from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.message import (
-    AskNodesets,
     Call,
     EpochNodes,
-    FindLog,
-    LogReply,
-    NodesetsReply,
     Reply,
+    check_call,
 )
 from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
-from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.wire.connection import Connection, FrameHandler, dial
@@ -42,68 +40,10 @@ CUT_OFF_S = 1.0
 """How long one of the addresses that the client was given may take, once no node that it knows is
 up; and the pause before they are tried again, beside the dials to those nodes."""
 
-CHECK_S = 0.5
-"""How long a node may take to say what it thinks of another one; the next is asked then."""
-
-LEARN_EVERY_S = 0.5
-"""How often a log's epochs are asked for while readers meet one they do not know."""
-
-ASK_ONE_S = 5.0
-"""How long one node may take before another one is asked."""
-
 ASK_AGAIN_S = 0.05
 ASK_AGAIN_MAX_S = 1.0
 """Pauses before all are asked again: short while nodes are away, growing while they have too
 much to do, so that those who were refused do not come back together."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogInfo:
-    """A log as a client knows it.
-
-    Attributes:
-        log_id: its number.
-        name: its path.
-        replication: for new epochs.
-        created_us: µs since 1970 UTC.
-        history: nodesets by epoch, oldest first.
-        epoch: up to this one the history is known to be complete.
-        own: attributes that were set on the log itself.
-        attributes: all of them, as set or inherited.
-    """
-
-    log_id: int
-    name: str
-    replication: Replication
-    created_us: int
-    history: tuple[EpochNodes, ...] = ()
-    epoch: int = 0
-    own: LogAttributes = field(default_factory=LogAttributes)
-    attributes: LogAttributes = DEFAULTS
-
-    def nodes_of(self, epoch: int) -> tuple[NodeId, ...]:
-        """The nodes that may hold records of `epoch`; empty if that is not known."""
-        for each in reversed(self.history):
-            if each.since <= epoch:
-                return tuple(map(NodeId, each.nodes))
-        return ()
-
-    @property
-    def all_nodes(self) -> tuple[NodeId, ...]:
-        """The nodes of every epoch."""
-        return tuple(sorted({NodeId(node) for each in self.history for node in each.nodes}))
-
-
-OnLearnt = Callable[[LogInfo], None]
-
-
-def log_info(reply: LogReply) -> LogInfo:
-    """A log from the wire."""
-    scopes = {**reply.wider, "node": reply.copies, "rack": reply.racks}
-    return LogInfo(
-        reply.log, reply.name, Replication.across(scopes), reply.created_us, tuple(reply.history),
-        reply.epoch, reply.own, reply.attributes,
-    )  # fmt: skip
 
 
 class NodeListener(Protocol):
@@ -114,7 +54,7 @@ class NodeListener(Protocol):
     def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None: ...
 
 
-class Cluster:
+class Cluster(LogFinding):
     """See the module. `start` must have returned before anything else is called.
 
     Attributes:
@@ -126,18 +66,12 @@ class Cluster:
     """
 
     def __init__(self, host: Host, addresses: Sequence[str], tasks: asyncio.TaskGroup) -> None:
+        super().__init__()
         self._host = host
         self._addresses = addresses
         self._tasks = tasks
         self._cluster = ANY_CLUSTER
         self._listeners: list[NodeListener] = []
-        self._logs: dict[str, LogInfo] = {}
-        self._asking: dict[tuple[str, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
-        # Calls that wait for a log, by its name as they gave it.
-        self._lines: dict[str, Line] = {}
-        self._learning: dict[int, asyncio.Task[None]] = {}
-        self._learners: dict[int, dict[OnLearnt, LogInfo]] = {}
-        self._closed = False
         self.members: dict[NodeId, Member] = {}
         self.dead: frozenset[NodeId] = frozenset()
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
@@ -206,10 +140,12 @@ class Cluster:
         """Ask any node that is up, one after another until one answers.
 
         Raises:
+            BadSetting: no node could read it.
             Unreachable: none answered in time.
             Overloaded: all that answered had too much to do, all the time.
             CordwoodError: what the first one that answered said.
         """
+        check_call(message)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         failure: Retryable = Unreachable("no node of the cluster is up")
@@ -274,154 +210,6 @@ class Cluster:
         return await dial(
             self._host.network, member.address, self._hello(node), handler, timeout_s=timeout_s
         )
-
-    async def find_log(
-        self, name: str, *, create: bool, timeout_s: float, fresh: bool = False
-    ) -> LogInfo:
-        """Look a log up, from memory where `fresh` does not forbid it.
-
-        Raises:
-            UnknownLog: it is not there, or may not be made by looking it up.
-            Unreachable: no node answered.
-        """
-        if fresh:
-            return await self._ask_log(name, create, timeout_s)
-        known, line = self._logs.get(name), self._lines.get(name)
-        if known is not None and line is None:
-            return known
-        # A call that finds the answer in memory must not pass those that still wait to be woken
-        # with it: appends to a log go on in the order in which they were made.
-        if line is None:
-            line = self._lines[name] = Line(asyncio.get_running_loop())
-        place = line.join(is_ready=known is not None)
-        try:
-            if known is None:
-                # Ready by a callback: were each call ready only once its task is woken, calls
-                # with the same answer would be let go one by one.
-                asking = self._share_question(name, create, timeout_s)
-                asking.add_done_callback(lambda _: line.ready(place))
-            await line.turn(place)
-            if known is not None:
-                return known
-            answer = Closed("this client was closed") if asking.cancelled() else asking.result()
-            if isinstance(answer, CordwoodError):
-                raise answer
-            return answer
-        finally:
-            line.leave(place)
-            if line.is_empty and self._lines.get(name) is line:
-                del self._lines[name]
-
-    def _share_question(
-        self, name: str, create: bool, timeout_s: float
-    ) -> asyncio.Task[LogInfo | CordwoodError]:
-        """One question for all callers that want the same."""
-        asking = self._asking.get((name, create))
-        if asking is None:
-            asking = self._tasks.create_task(self._ask_log_once(name, create, timeout_s))
-            self._asking[name, create] = asking
-            asking.add_done_callback(lambda _: self._asking.pop((name, create), None))
-        return asking
-
-    async def _ask_log_once(
-        self, name: str, create: bool, timeout_s: float
-    ) -> LogInfo | CordwoodError:
-        """For several who wait: an error is theirs, and none of the task's."""
-        try:
-            return await self._ask_log(name, create, timeout_s)
-        except CordwoodError as error:
-            return error
-
-    async def _ask_log(self, name: str, create: bool, timeout_s: float) -> LogInfo:
-        reply = await self.call_any(FindLog(name, create), timeout_s=timeout_s)
-        assert isinstance(reply, LogReply), "FindLog is answered with a log"
-        self._want(reply.members)
-        info = self._logs[name] = log_info(reply)
-        return info
-
-    def learn_log(self, info: LogInfo, learnt: OnLearnt) -> None:
-        """Ask for the epochs of a log after `info.epoch`; `learnt` gets what is known then.
-
-        Storage nodes are asked, and the metadata store only if none of them was told.
-
-        One question at a time for each log, and not more than one each LEARN_EVERY_S: whoever
-        asks meanwhile is answered by the next one.
-        """
-        known = self._logs.get(info.name)
-        if known is not None and known.log_id == info.log_id and known.epoch > info.epoch:
-            learnt(known)
-            return
-        log = info.log_id
-        self._learners.setdefault(log, {})[learnt] = info
-        if log not in self._learning:
-            self._learning[log] = self._tasks.create_task(self._learn_log(log))
-
-    async def _learn_log(self, log: int) -> None:
-        while not self._closed and (asking := self._learners.pop(log, None)):
-            known = max(asking.values(), key=lambda info: info.epoch)
-            try:
-                info = await self._ask_nodesets(known)
-                if info is None:
-                    info = await self._ask_log(known.name, create=False, timeout_s=ASK_ONE_S)
-            except CordwoodError as error:
-                logger.debug("the epochs of %s could not be asked for: %s", known.name, error)
-            else:
-                if not self._closed:
-                    for learnt in asking:
-                        learnt(info)
-            await asyncio.sleep(LEARN_EVERY_S)
-        self._learning.pop(log, None)  # here and not when the task ends: none may ask between
-
-    def look_up_again(self, info: LogInfo, learnt: Callable[[LogInfo | None], None]) -> None:
-        """Ask the metadata store for a log that has changed; `learnt` gets what it is now, None
-        where its name is gone or another log's. It is asked until it answers."""
-        self._tasks.create_task(self._look_up_again(info, learnt))
-
-    async def _look_up_again(
-        self, known: LogInfo, learnt: Callable[[LogInfo | None], None]
-    ) -> None:
-        while not self._closed:
-            try:
-                info = await self._ask_log(known.name, create=False, timeout_s=ASK_ONE_S)
-            except UnknownLog:
-                learnt(None)
-                return
-            except CordwoodError as error:
-                logger.debug("%s could not be looked up again: %s", known.name, error)
-                await asyncio.sleep(LEARN_EVERY_S)
-                continue
-            learnt(info if info.log_id == known.log_id else None)
-            return
-
-    async def _ask_nodesets(self, known: LogInfo) -> LogInfo | None:
-        """What a node of the log was told of epochs after `known.epoch`; None if none was."""
-        for node in known.all_nodes:
-            connection = self.peers.get(node)
-            if connection is None:
-                continue
-            try:
-                reply = await connection.call(AskNodesets(known.log_id), timeout_s=CHECK_S)
-            except CordwoodError as error:
-                logger.debug("node %d was asked for nodesets of %s: %s", node, known.name, error)
-                continue
-            if isinstance(reply, NodesetsReply) and reply.epoch > known.epoch:
-                self._want(reply.members)
-                newer = replace(known, history=tuple(reply.history), epoch=reply.epoch)
-                newest = self._logs.get(known.name)
-                if newest is None or (known.log_id == newest.log_id and newest.epoch < newer.epoch):
-                    self._logs[known.name] = newer
-                return newer
-        return None
-
-    def forget_log(self, name: str) -> None:
-        """Ask anew when next this log is looked up: it changed, or is gone."""
-        for known in (name, f"/{name}", name.removeprefix("/")):
-            self._logs.pop(known, None)
-
-    def note_refusal(self, log: int, error: CordwoodError) -> None:
-        """Forget a log's number if it was refused because there is no such log any more."""
-        if isinstance(error, UnknownLog):
-            self._logs = {name: info for name, info in self._logs.items() if info.log_id != log}
 
     def sequencers(self, log: int) -> tuple[NodeId, ...]:
         """Nodes in the order in which they should sequence a log; the dead come last."""
@@ -511,6 +299,7 @@ class Cluster:
         assert isinstance(reply, MembersReply), "AskMembers is answered with members"
         self._cluster = reply.cluster
         self.dead = frozenset(NodeId(node) for node in reply.dead)
+        self.note_changes(reply.log_changes)
         self._want(reply.members)
 
     def _want(self, members: Sequence[MemberInfo]) -> None:

@@ -1,6 +1,6 @@
 """The asyncio client: one object for a whole cluster.
 
-Source: design.md §7.
+Source: docs/design.md §7.
 """
 
 from __future__ import annotations
@@ -8,43 +8,47 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 from weakref import WeakValueDictionary
 
-from cordwood.block import Buffer
+from cordwood.block import Buffer, Gap, Record
 from cordwood.client.address import SCHEME
-from cordwood.client.append_calls import AppendCalls
-from cordwood.client.appending import Appending
-from cordwood.client.appends import Appends
-from cordwood.client.ask_released import ReleasedAsker
-from cordwood.client.ask_tail import ask_tail
-from cordwood.client.buffered_writer import (
+from cordwood.client.admin.log_tree import LogTree
+from cordwood.client.admin.nodes import Nodes
+from cordwood.client.admin.position_calls import Position, PositionCalls, Start
+from cordwood.client.admin.positions import Positions
+from cordwood.client.append.append_calls import AppendCalls
+from cordwood.client.append.appends import Appends
+from cordwood.client.append.buffered_writer import (
     BufferedWriter,
     OnFailure,
     OnRetry,
     OnSuccess,
     WriterOptions,
 )
+from cordwood.client.append.open_log import Appending
+from cordwood.client.append.producer import Producer
+from cordwood.client.append.record_check import Headers, Timestamp
 from cordwood.client.cluster import Cluster, LogInfo, log_info
-from cordwood.client.consumer import Consumer
-from cordwood.client.cursors import Cursors
-from cordwood.client.log_tree import LogTree, check_write_token
-from cordwood.client.nodes import Nodes
-from cordwood.client.position_calls import Position, PositionCalls, Start
-from cordwood.client.positions import Positions
-from cordwood.client.producer import Producer
-from cordwood.client.publishing import Publisher
-from cordwood.client.read_stream import ReadStream
-from cordwood.client.reader import OnLogHealth, Reader
-from cordwood.client.record_check import Headers, Timestamp
-from cordwood.client.senders import HeldBlock
-from cordwood.client.shared_tail import SharedTails
-from cordwood.client.stages import Stages
-from cordwood.client.staging import Stager
-from cordwood.errors import BadSetting, Closed, Malformed, Unreachable
+from cordwood.client.find.ask_released import ReleasedAsker
+from cordwood.client.find.ask_tail import ask_tail
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.find.tail_calls import TailCalls
+from cordwood.client.opening import Opening, OpeningItems
+from cordwood.client.publish.publishing import Publisher
+from cordwood.client.publish.stages import Stages
+from cordwood.client.publish.staging import Stager
+from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.consumer_logs import ConsumerLogs
+from cordwood.client.read.cursors import Cursors
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.reader import OnLogHealth, Reader
+from cordwood.client.read.senders import HeldBlock
+from cordwood.client.read.shared_tail import SharedTails
+from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.message import Call, ListLogs, LogsReply, Reply
@@ -56,7 +60,7 @@ from cordwood.layout.reading import (
     read_shared_frame,
 )
 from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import ESN_MAX, LSN_MAX, Lsn, make_lsn
+from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
@@ -67,11 +71,8 @@ logger = logging.getLogger(__name__)
 TRIED_S = 0.1
 """How long a reader waits for the first dial to each node: none is dead that was not dialled."""
 
-TAILS_AT_ONCE = 256
-"""Questions in flight in `tails`: enough to hide the round trips, few to queue at a node."""
 
-
-class Store(Stages, PositionCalls, Nodes):
+class Store(TailCalls, Stages, PositionCalls, Nodes):
     """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
 
     Attributes:
@@ -94,7 +95,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
         self._tasks = tasks
-        self.cursors = Cursors(self._ask, self._find, self._tail_of)
+        self.cursors = Cursors(self._ask, self._find, self._tail_of, self._names)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._positions = Positions(cluster, self._tail_of, self.read, settings)
@@ -132,7 +133,7 @@ class Store(Stages, PositionCalls, Nodes):
         """Append one record; return once it is on stable storage on every copy.
 
         Args:
-            producer, expected_tail: see `client.producer`, for their errors too.
+            producer, expected_tail: see `client.append.producer`, for their errors too.
         Raises:
             Retryable: nothing was stored within the client's timeout.
             OutcomeUnknown: it may or may not be stored.
@@ -174,8 +175,10 @@ class Store(Stages, PositionCalls, Nodes):
             log, values, keys, timestamps, headers, producer
         )
 
-    async def open_log(self, log: str) -> Appending:
-        """A log for `append_nowait`, the fastest way to append one by one.
+    async def open_log(self, log: AnyLog) -> Appending:
+        """A log, by name or number, for `append_nowait`, the fastest way to append one by one.
+
+        It is that log for good, whatever its name is by then.
 
         Raises:
             UnknownLog: it is not there and may not be made.
@@ -191,7 +194,7 @@ class Store(Stages, PositionCalls, Nodes):
         on_failure: OnFailure | None = None,
         on_retry: OnRetry | None = None,
     ) -> BufferedWriter:
-        """A writer that gathers records into large blocks; see `client.buffered_writer`.
+        """A writer that gathers records into large blocks; see `client.append.buffered_writer`.
 
         Args:
             on_success, on_failure: called from the loop for records put in, once a block.
@@ -207,9 +210,9 @@ class Store(Stages, PositionCalls, Nodes):
 
     # Reading.
 
-    async def read(
+    def read(
         self,
-        log: str,
+        log: AnyLog,
         start: Start = "oldest",
         until: Position | None = "tail",
         *,
@@ -217,13 +220,17 @@ class Store(Stages, PositionCalls, Nodes):
         payloads: bool = True,
         record_keys: bool = True,
         gaps: bool = True,
-    ) -> ReadStream:
-        """Read `[start, until]`, both ends included; iterate what this returns.
+    ) -> OpeningItems[ReadStream, Record | Gap]:
+        """Read `[start, until]`, both ends included: `async for item in store.read(log)`.
+
+        `await` gives the stream itself, and `async with` closes it at the end.
 
         It has ended once it gave out `until`; one that is left before is closed by `close`, or
         once nothing refers to it.
 
         Args:
+            log: a name, or a number: the same log for ever, whatever its name is by then. A name
+                leads to the log that has it, as of some seconds ago (`client.find.known_logs`).
             start: the first LSN, `oldest`, `tail` for what comes after now, or a time, resolved
                 by `find_time` (where too few nodes answer it begins too early, never too late).
             until: the last LSN, `tail` for what is readable now, None to follow. A log that is
@@ -243,10 +250,34 @@ class Store(Stages, PositionCalls, Nodes):
             UnknownLog: there is no such log.
             Retryable: `tail` or a time was asked for, and no sequencer could be found.
         """
+        opening = partial(
+            self._open_read, log, start, until,
+            keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps,
+        )  # fmt: skip
+        return OpeningItems(opening)
+
+    async def _open_read(
+        self,
+        log: AnyLog,
+        start: Start,
+        until: Position | None,
+        *,
+        keys: Collection[bytes] | None = None,
+        payloads: bool = True,
+        record_keys: bool = True,
+        gaps: bool = True,
+    ) -> ReadStream:
         if keys is not None and not payloads:
             raise BadSetting("records are chosen by keys, which are sent with payloads only")
         info = await self._find(log, create=until != "tail")
-        first, last = await self._bounds(log, start, until)
+        try:
+            first, last = await self._bounds(info.log_id, start, until)
+        except UnknownLog:
+            if isinstance(log, int):
+                raise
+            # The name led to a log that was deleted since, and may be another one's by now.
+            info = await self._find(log, create=until != "tail")
+            first, last = await self._bounds(info.log_id, start, until)
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         self._cluster.check_open()  # it may have been closed meanwhile
         number = next(self._numbers) & 0xFFFF_FFFF
@@ -281,7 +312,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._streams[number] = stream
         return number
 
-    async def reader(
+    def reader(
         self,
         *logs: str,
         start: Start = "oldest",
@@ -291,8 +322,10 @@ class Store(Stages, PositionCalls, Nodes):
         record_keys: bool = True,
         gaps: bool = True,
         on_health: OnLogHealth | None = None,
-    ) -> Reader:
+    ) -> OpeningItems[Reader, tuple[str, Record | Gap]]:
         """A reader of several logs at once, which more may be added to.
+
+        `async with store.reader("a", "b") as reader`, or `await` it and close it.
 
         Args:
             start, until: for each of these logs, see `read`; None follows them.
@@ -302,17 +335,20 @@ class Store(Stages, PositionCalls, Nodes):
             BadSetting, UnknownLog, Retryable: see `read`.
         """
         read = partial(self.read, keys=keys, payloads=payloads, record_keys=record_keys)
-        made = Reader(read, self._tasks, gaps=gaps, on_health=on_health)
-        self._readers = [*filter(_is_used, self._readers), weakref.ref(made)]
-        try:
-            for log in logs:
-                await made.start(log, start, until)
-        except BaseException:
-            made.close()
-            raise
-        return made
 
-    async def consumer(
+        async def opening() -> Reader:
+            made = self._new_reader(Reader(read, self._tasks, gaps=gaps, on_health=on_health))
+            try:
+                for log in logs:
+                    await made.start(log, start, until)
+            except BaseException:
+                made.close()
+                raise
+            return made
+
+        return OpeningItems(opening)
+
+    def consumer(
         self,
         name: str,
         *logs: str,
@@ -320,7 +356,7 @@ class Store(Stages, PositionCalls, Nodes):
         start: Start = "oldest",
         save_every_s: float | None = 5.0,
         on_health: OnLogHealth | None = None,
-    ) -> Consumer:
+    ) -> Opening[Consumer]:
         """A reader whose positions are kept under `name`, to be entered with `async with`.
 
         Args:
@@ -332,93 +368,27 @@ class Store(Stages, PositionCalls, Nodes):
         Raises:
             UnknownLog: one of the logs is not there and may not be made.
         """
-        names = [(await self._find(log, create=True)).name for log in logs]
-        reader = await self.reader(on_health=on_health)
-        return Consumer(
-            name, names, reader, self._ask, self._tasks,
-            member=member, start=start, save_every_s=save_every_s,
-        )  # fmt: skip
+
+        async def opening() -> Consumer:
+            infos = [await self._find(log, create=True) for log in logs]
+            found = ConsumerLogs(infos, self._ask, self.read)
+            reader = self._new_reader(Reader(found.read, self._tasks, on_health=on_health))
+            return Consumer(
+                name, found.names, reader, found.ask, self._tasks,
+                member=member, start=start, save_every_s=save_every_s,
+            )  # fmt: skip
+
+        return Opening(opening)
+
+    def _new_reader(self, made: Reader) -> Reader:
+        self._readers = [*filter(_is_used, self._readers), weakref.ref(made)]
+        return made
+
+    async def _names(self) -> dict[int, str]:
+        return await self.log_tree.names()
 
     async def _ask(self, message: Call) -> Reply:
         return await self._cluster.call_any(message, timeout_s=self._settings.timeout_s)
-
-    async def tail(self, log: str) -> Lsn:
-        """The last LSN that readers may see; (E, 0) while epoch E is empty.
-
-        Raises:
-            UnknownLog: there is no such log.
-            Retryable: no sequencer answered within the client's timeout.
-        """
-        return await self._tail_of(await self._find(log))
-
-    async def _tail_of(self, info: LogInfo) -> Lsn:
-        return await ask_tail(self._cluster, info, timeout_s=self._settings.timeout_s)
-
-    async def tails(self, logs: Sequence[str]) -> list[Lsn]:
-        """The tails of several logs, in their order, asked for at the same time.
-
-        Raises:
-            CordwoodError: as `tail`, for the first that failed.
-        """
-        asking = asyncio.Semaphore(TAILS_AT_ONCE)
-
-        async def ask(log: str) -> Lsn:
-            async with asking:
-                return await self.tail(log)
-
-        answers = await asyncio.gather(*map(ask, logs), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-    async def released(self, logs: Sequence[str]) -> list[Lsn]:
-        """Where each log can be read up to, in their order, as its sequencer knows it.
-
-        A call a node for all the logs it sequences, so it is cheap to ask often. It may
-        lie below `tail` for as long as a sequencer has not heard that another one took over;
-        it is never above it. A log without a sequencer is asked for its `tail`.
-
-        Raises:
-            CordwoodError: as `tail`, for the first that failed.
-        """
-        numbers = {log: (await self._find(log)).log_id for log in dict.fromkeys(logs)}
-        known = await self.released_by_number({number: log for log, number in numbers.items()})
-        return [known[numbers[log]] for log in logs]
-
-    async def released_by_number(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
-        """As `released`, by number, for who knows the numbers of many logs (names by number)."""
-        self._cluster.check_open()
-        known: dict[int, int] = await self._asker.ask(logs)
-        left = [log for log in logs if log not in known]
-        known.update(zip(left, await self.tails([logs[log] for log in left]), strict=True))
-        return {log: Lsn(known[log]) for log in logs}
-
-    async def epoch_end(self, log: str, epoch: int) -> Lsn | None:
-        """Where the records of a closed epoch end: the LSN of its bridge.
-
-        Read from the bridge itself, so it is one round trip however long the epoch is.
-        For planning only: recovery may have left holes below it.
-
-        Args:
-            epoch: one that readers have seen the end of, so below the tail's.
-        Returns:
-            The bridge's first LSN; None if no copy of the bridge is left.
-        Raises:
-            UnknownLog: there is no such log.
-            Retryable: the nodes did not say within the client's timeout.
-        """
-        await self._find(log)  # a read up to an LSN would make it
-        last = make_lsn(epoch, ESN_MAX)
-        stream = await self.read(log, last, last)
-        try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                await stream.next()
-        except TimeoutError:
-            raise Unreachable(f"no node says where epoch {epoch} of {log} ends") from None
-        finally:
-            stream.close()
-        return stream.bridge
 
     # Logs and nodes.
 
@@ -431,10 +401,10 @@ class Store(Stages, PositionCalls, Nodes):
     @property
     def log_tree(self) -> LogTree:
         """Attributes, directories, names and epochs of logs, to look at and to change."""
-        return LogTree(self._cluster, self._settings.timeout_s)
+        return LogTree(self._cluster, self._settings)
 
-    async def log(self, log: str) -> LogInfo:
-        """One log.
+    async def log(self, log: AnyLog) -> LogInfo:
+        """One log, by name or number, as the log tree has it now.
 
         Raises:
             UnknownLog: it is not there.
@@ -510,18 +480,6 @@ class Store(Stages, PositionCalls, Nodes):
     def run_by(self, runner: asyncio.Task[None]) -> None:
         """`close` waits for this task too: it is the one that owns the connections."""
         self._runner = runner
-
-    async def _find(self, log: str, *, create: bool = False) -> LogInfo:
-        """A log; only what appends, or waits for records, makes one that is not there: by asking
-        nobody brings back what was deleted."""
-        self._cluster.check_open()
-        timeout_s = self._settings.timeout_s
-        return await self._cluster.find_log(log, create=create, timeout_s=timeout_s)
-
-    async def _find_to_append(self, log: str) -> LogInfo:
-        info = await self._find(log, create=True)
-        check_write_token(info, self._settings.write_tokens)
-        return info
 
     # What the cluster tells; see `cluster.NodeListener`.
 

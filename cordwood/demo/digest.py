@@ -15,7 +15,7 @@ in Parquet in the JVM, with none of our code, and Python sums up the source. Two
 bits, because they fit a BIGINT for 2**31 records; one of 60 bits needs a DECIMAL, which
 took 2.2 s instead of 1.2 for the flights. Python takes 0.4 s.
 
-Source: design.md §8 ("check count, LSN continuity, digest").
+Source: docs/design.md §8 ("check count, LSN continuity, digest").
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 
 from cordwood.block import Envelope, Gap
-from cordwood.client.delivered import records_of
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.delivered import records_of
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.demo.checks import CheckFailed
 from cordwood.demo.pauses import Pauses

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from cordwood.client.producer import Producer
+from cordwood.client.append.producer import Producer
 from cordwood.client.store import Store
 from cordwood.demo.checks import CheckFailed
 from cordwood.demo.digest import Digest

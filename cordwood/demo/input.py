@@ -4,8 +4,7 @@ Two sources: the flights (`demo.flights`) and files of any kind (`demo.files`). 
 says beforehand how large its records can become, so that the WAL is made large enough
 never to stand in the way of what the demo shows.
 
-Source: design.md §11; the records' columns are those of Kafka (research digest on
-PySpark 4.3, §6).
+Source: docs/design.md §11; the records' columns are those of Kafka (docs/sources/spark.md §6).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 BATCH_BYTES = 256 << 10
-"""One append's worth of values. Batched appends gain nothing past it (hotpath digest §4),
+"""One append's worth of values. Batched appends gain nothing past it (docs/sources/hotpath.md §4),
 and some hundred of them make a bar that moves."""
 
 BATCH_RECORDS = 1_000

@@ -11,7 +11,7 @@ output, everything else to standard error.
 2. Audit: count, LSNs and digest of what lies in Parquet, summed up in SQL.
 3. Query: per carrier or per file.
 
-Source: research digest on PySpark 4.3, §1, §7 ("land raw first, decode second").
+Source: docs/sources/spark.md §1, §7 ("land raw first, decode second").
 """
 
 from __future__ import annotations

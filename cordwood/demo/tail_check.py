@@ -10,7 +10,7 @@ first is kept until the other comes, so memory holds what the tail lags behind, 
   headers. None was read that nobody appended.
 - No acknowledged LSN lies in a gap, and no gap is a loss of data.
 
-Source: research digest on reliability, §3; design.md §2 ("tiles exactly").
+Source: docs/sources/reliability.md §3; docs/design.md §2 ("tiles exactly").
 """
 
 from __future__ import annotations

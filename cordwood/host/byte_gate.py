@@ -5,6 +5,20 @@ from __future__ import annotations
 from cordwood.host.waits import Condition
 
 
+class Share:
+    """Bytes that wait for a gate, or were taken from it; made for one use.
+
+    Attributes:
+        is_taken: they count at the gate, until they are given back.
+    """
+
+    __slots__ = ("is_taken", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.is_taken = False
+
+
 class ByteGate:
     """See the module.
 
@@ -17,19 +31,23 @@ class ByteGate:
         self._bytes_max = bytes_max
         self._changed = Condition()
 
-    def take(self, size: int, timeout_s: float) -> bool:
-        """Take `size` bytes as soon as fewer than the bound are taken; False if none were in time.
+    def take(self, share: Share, timeout_s: float) -> bool:
+        """Take bytes as soon as fewer than the bound are taken; False if none were in time.
 
         The last one in may pass the bound: what is larger than it must get through too.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self.bytes < self._bytes_max, timeout_s):
                 return False
-            self.bytes += size
+            # No call in between: an error of a signal handler comes before both or after both.
+            self.bytes += share.size
+            share.is_taken = True
             return True
 
-    def give_back(self, size: int) -> None:
-        """`size` bytes are free again."""
+    def give_back(self, share: Share) -> None:
+        """Bytes that were taken are free again. Safe to call twice."""
         with self._changed:
-            self.bytes -= size
-            self._changed.notify_all()
+            if share.is_taken:
+                self.bytes -= share.size
+                share.is_taken = False
+                self._changed.notify_all()

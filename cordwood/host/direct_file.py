@@ -15,7 +15,7 @@ Durable means one of two things here:
   the kernel reports a failed write-back once to each open file, so with a shared
   one the thread that did not hear of it would acknowledge lost bytes.
 
-Source: research digest of the hot path, §1 (disk); Rebello et al., ATC 2020
+Source: docs/sources/hotpath.md §1 (disk); Rebello et al., ATC 2020
 (what fsync failures do to pages).
 """
 

@@ -1,6 +1,7 @@
 """An event loop in a thread of its own, for callers that have none.
 
-Source: design.md §7 (`connect` blocks); style.md §8 (threads only in this room).
+Source: docs/design.md §7 (`connect` blocks); CONTRIBUTING.md, "Determinism" (threads only in this
+room).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -18,7 +19,7 @@ from typing import Any, Generic, TypeVar, cast
 import uvloop
 
 from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Unreachable
-from cordwood.host.waits import FOREVER, ThreadFuture
+from cordwood.host.waits import FOREVER, ThreadFuture, take
 
 Result = TypeVar("Result")
 
@@ -27,11 +28,15 @@ STOP_TIMEOUT_S = 10.0
 
 LATE_S = 2.0
 """How long a call that is late waits for the loop: after a pause of the whole process (SIGSTOP, a
-frozen container) the waiting thread may wake first, and the loop holds the answer."""
+frozen container) the waiting thread may wake first, and the loop holds the answer. As long, one
+that is broken off waits until it has ended on the loop, where it takes a turn or two."""
 
 END_S = 5.0
 """How long calls in other threads may take to tell their outcome while the client closes, and as
 long again to be cancelled: what they wait for has failed by then, so a few turns are enough."""
+
+
+_FORKED = "this client is of the process that was forked: connect anew"
 
 
 class _Call(Generic[Result]):
@@ -62,6 +67,7 @@ class _Call(Generic[Result]):
         if self._is_given_up:
             self._work.close()
             on_end(self)
+            self.wake()
             return
         self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(partial(self._end, on_end))
@@ -77,9 +83,14 @@ class _Call(Generic[Result]):
         on_end(self)
         self.wake()
 
-    def cancel(self) -> None:
+    def cancel(self, on_end: Callable[[_Call[Any]], object]) -> None:
         if self._task is not None:
             self._task.cancel()
+        else:
+            # A signal handler raised before it was handed to the loop.
+            self._work.close()
+            on_end(self)
+            self.wake()
 
     # On any thread.
 
@@ -99,8 +110,7 @@ class _Call(Generic[Result]):
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it has ended within `timeout_s`, which `waits.FOREVER` does not bound."""
-        bound = FOREVER if timeout_s < 0 else min(timeout_s, threading.TIMEOUT_MAX)
-        return self._ended.acquire(True, bound)
+        return take(self._ended, timeout_s)
 
     def outcome(self) -> Result:
         """What the coroutine returned; raises what it raised. To be asked for once."""
@@ -156,8 +166,9 @@ class LoopThread:
         """Run a coroutine on the loop and wait for what it returns.
 
         Whatever is raised in this thread while it waits (a signal handler's error, as of a
-        time limit, `SystemExit`, `KeyboardInterrupt`) cancels it. It may have ended by then, so
-        what it takes for its caller has to stay where it is until this thread has it.
+        time limit, `SystemExit`, `KeyboardInterrupt`) cancels it, and comes out once it has ended
+        on the loop, within LATE_S. It may have done its work by then, so what it takes for its
+        caller has to stay where it is until this thread has it.
         `timeout_s` None leaves the deadline to the coroutine.
 
         Args:
@@ -183,6 +194,9 @@ class LoopThread:
         return call.outcome()
 
     def _begin(self, call: _Call[Any]) -> None:
+        if self.is_of_other_process:
+            call.refuse()
+            raise Closed(_FORKED)
         with self._lock:
             if self._is_closing or not self._is_alive:
                 call.refuse()
@@ -192,9 +206,15 @@ class LoopThread:
 
     def _cancel(self, call: _Call[Any]) -> None:
         call.give_up()
+        if self.is_of_other_process:
+            return
         with self._lock:
-            if not call.is_done and not self._is_closing and self._is_alive:
-                self._loop.call_soon_threadsafe(call.cancel)
+            is_open = not (call.is_done or self._is_closing) and self._is_alive
+            if is_open:
+                self._loop.call_soon_threadsafe(call.cancel, self._open.discard)
+        if is_open:
+            # What runs on could count as dealt with what this thread takes and works on by then.
+            call.wait(LATE_S)
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine on the loop; its outcome comes by the future.
@@ -203,12 +223,21 @@ class LoopThread:
             Closed: the loop was closed.
         """
         future: ThreadFuture[Result] = ThreadFuture()
-        with self._lock:
-            if self._is_closing or not self._is_alive:
-                work.close()
-                raise Closed("this client was closed")
-            self._futures.add(future)
-            self._loop.call_soon_threadsafe(self._begin_future, work, future)
+        if self.is_of_other_process:
+            work.close()
+            raise Closed(_FORKED)
+        try:
+            with self._lock:
+                if self._is_closing or not self._is_alive:
+                    work.close()
+                    raise Closed("this client was closed")
+                self._futures.add(future)
+                self._loop.call_soon_threadsafe(self._begin_future, work, future)
+        except BaseException:
+            # A signal handler raised: nobody has the future, and `finish` does not wait for it.
+            self._futures.discard(future)
+            future.cancel()
+            raise
         return future
 
     def _begin_future(
@@ -238,32 +267,86 @@ class LoopThread:
         Raises:
             Closed: the loop was closed.
         """
+        self.check_process()
         with self._lock:
             if self._is_closing or not self._is_alive:
                 raise Closed("this client was closed")
             self._loop.call_soon_threadsafe(callback)
 
-    def close(self) -> None:
+    @property
+    def is_of_other_process(self) -> bool:
+        """Whether this is a forked child, which has no loop."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Refuse a forked child, before it takes a lock: another thread of the parent may have held
+        it as it forked, and nobody would let it go here.
+
+        Raises:
+            Closed: this process has no loop.
+        """
+        if self.is_of_other_process:
+            raise Closed(_FORKED)
+
+    def finish(self, timeout_s: float) -> int:
+        """Wait for what `start` began, and nobody may wait for; how many have not ended then."""
+        return len(wait(list(self._futures), timeout_s).not_done)
+
+    def close(
+        self, last: Coroutine[Any, Any, object] | None = None, *, timeout_s: float = END_S
+    ) -> None:
         """Stop the loop and its thread. Safe to call twice, and in a forked child, which has
         neither.
 
-        Calls of other threads end first: with the outcome that they have by now, else with
-        `Closed` or `OutcomeUnknown`.
+        Nothing new is taken from here on: threads that went on to call would hold up the loop for
+        as long as they did. Calls of other threads end first, with the outcome that they have by
+        now, else with `Closed` or `OutcomeUnknown`.
+
+        Args:
+            last: ends what the calls wait for; run before they are waited for.
+            timeout_s: of `last`.
+        Raises:
+            CordwoodError: what `last` raised; Unreachable where it did not end in time.
         """
-        if os.getpid() != self._pid:
+        if self.is_of_other_process:
+            _refuse(last)
             return
         with self._lock:
             was_closing, self._is_closing = self._is_closing, True
-        if not self._has_ended and not was_closing:
-            asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop)
+        failed: list[BaseException] = []
+        if self._has_ended or was_closing:
+            _refuse(last)
+        else:
+            asyncio.run_coroutine_threadsafe(self._end(last, timeout_s, failed), self._loop)
         if not self._has_ended:
-            self._thread.join(STOP_TIMEOUT_S + 2 * END_S)
+            self._thread.join(timeout_s + STOP_TIMEOUT_S + 2 * END_S)
         for call in list(self._open):
             call.wake()
         for future in list(self._futures):
             future.cancel()
         if self._has_ended and not self._loop.is_closed():
             self._loop.close()
+        for error in failed:
+            raise error
+
+    async def _end(
+        self,
+        last: Coroutine[Any, Any, object] | None,
+        timeout_s: float,
+        failed: list[BaseException],
+    ) -> None:
+        # Told by a list: the loop stops before it would tell by a future.
+        try:
+            if last is not None:
+                async with asyncio.timeout(timeout_s):
+                    await last
+        except TimeoutError:
+            failed.append(Unreachable(f"the client did not close within {timeout_s:g} s"))
+        except BaseException as error:
+            failed.append(error)
+            raise
+        finally:
+            await self._end_calls()
 
     async def _end_calls(self) -> None:
         """Give every call its last turns, then stop the loop."""
@@ -277,6 +360,11 @@ class LoopThread:
                     await asyncio.wait(late, timeout=END_S)
         finally:
             self._loop.stop()
+
+
+def _refuse(work: Coroutine[Any, Any, object] | None) -> None:
+    if work is not None:
+        work.close()
 
 
 def _tell(future: Future[Result], task: asyncio.Task[Result]) -> None:

@@ -3,7 +3,7 @@
 Bytes go from one side's `writelines` to the other's `data_received` in the next
 turn of the loop. Copied once, because the receiver may keep what it is given.
 
-Source: design.md §7 (embedded: the same node code in this process).
+Source: docs/design.md §7 (embedded: the same node code in this process).
 """
 
 from __future__ import annotations

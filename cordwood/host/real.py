@@ -8,7 +8,7 @@
 Works on uvloop and on plain asyncio. Threads are the only thing that it holds;
 leaving the block stops them and closes the direct files still open.
 
-Source: style.md §1; design.md §10.
+Source: CONTRIBUTING.md, "The idea"; docs/design.md §10.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ is synced, so that a crash leaves the old state or the new one; `list_dir` leave
 such names out.
 
 Source: Pillai et al., OSDI 2014 (what a rename without a synced directory
-loses); style.md §1.
+loses); CONTRIBUTING.md, "The idea".
 """
 
 from __future__ import annotations

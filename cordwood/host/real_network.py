@@ -3,7 +3,7 @@
 Both loops set TCP_NODELAY on every stream, which the contract suite checks:
 shells cork their own writes, so Nagle's wait would only add latency.
 
-Source: research digest of the hot path, §3; style.md §1.
+Source: docs/sources/hotpath.md §3; CONTRIBUTING.md, "The idea".
 """
 
 from __future__ import annotations

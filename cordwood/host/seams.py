@@ -8,7 +8,7 @@ words below.
 Errors: each implementation turns the machine's errors into ours once, here at
 the edge. Disk errors that are not ours to name pass as `OSError`, with errno.
 
-Source: style.md §1; design.md §10.
+Source: CONTRIBUTING.md, "The idea"; docs/design.md §10.
 """
 
 from __future__ import annotations

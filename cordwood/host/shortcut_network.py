@@ -4,7 +4,7 @@ A node that sequences a log is often one of its storage nodes too. Over loopback
 its own copies is written to a socket, copied twice by the kernel and read back; here it is
 copied once. Everybody else's connections are those of the network underneath.
 
-Source: design.md §4 (roles may share a process).
+Source: docs/design.md §4 (roles may share a process).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Threads live only in this room. The pool is bounded twice: in threads, and in
 calls that wait for one, because a stalled disk must not gather work without end.
 
-Source: style.md §8; design.md §6.
+Source: CONTRIBUTING.md, "Determinism"; docs/design.md §6.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ they are taken, or their error is raised before they are.
 from __future__ import annotations
 
 import _thread
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,25 @@ Result = TypeVar("Result")
 
 FOREVER = -1.0
 """What a lock takes for "without a limit"."""
+
+LOOK_S = 1.0
+"""How long a thread waits before it looks whether a signal came. One that comes right before the
+wait begins, or to another thread, does not end it: the handler would run once the wait is over."""
+
+
+def take(lock: _thread.LockType, timeout: float) -> bool:
+    """Take a lock, within `timeout` seconds unless that is FOREVER; whether it was taken."""
+    if timeout < 0:
+        while not lock.acquire(True, LOOK_S):
+            pass
+        return True
+    end = time.monotonic() + timeout
+    while True:
+        left = end - time.monotonic()
+        if lock.acquire(True, min(max(left, 0.0), LOOK_S)):
+            return True
+        if left <= LOOK_S:
+            return False
 
 
 class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
@@ -36,7 +54,7 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
         self._waiting.append(waiter)
         try:
             self.release()
-            return waiter.acquire(True, _bounded(timeout))
+            return take(waiter, FOREVER if timeout is None else max(timeout, 0.0))
         finally:
             # A signal handler may have raised before the release.
             if not self._is_owned():  # type: ignore[attr-defined]
@@ -56,10 +74,6 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
         """Wake all that wait. Only the holder may call it."""
         while self._waiting:
             self._waiting.popleft().release()
-
-
-def _bounded(timeout: float | None) -> float:
-    return FOREVER if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
 
 
 class ThreadFuture(Future[Result]):

@@ -12,7 +12,7 @@ back::
     20     1     codec
     21     3     reserved, 0
 
-Source: design.md §2 ("atomic group"), §4.
+Source: docs/design.md §2 ("atomic group"), §4.
 """
 
 from __future__ import annotations

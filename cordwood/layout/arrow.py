@@ -25,7 +25,7 @@ of its own schema, where it is the default.
 
 pyarrow is imported inside functions, so that only readers that ask for batches load it.
 
-Source: design.md §2; spark.md §2 trap 8, §6; Spark's KafkaRecordToRowConverter.
+Source: docs/design.md §2; docs/sources/spark.md §2 trap 8, §6; Spark's KafkaRecordToRowConverter.
 """
 
 from __future__ import annotations

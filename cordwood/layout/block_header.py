@@ -42,7 +42,7 @@ Envelope, 24 + 4 × copies bytes, little-endian::
     20  4  node id, 1 or more and each once; copies times
      …  4  CRC32C of everything above
 
-Source: design.md §2.
+Source: docs/design.md §2.
 """
 
 from __future__ import annotations

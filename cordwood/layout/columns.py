@@ -6,7 +6,7 @@ parts start at a multiple of 8 and are padded with zeros. `ColumnReader` believe
 nothing: a part that sticks out, an offset that falls, padding that is not zero, all
 are Malformed, so that what comes after may index without looking.
 
-Source: design.md §2; Apache Arrow, "Columnar format", variable-size binary.
+Source: docs/design.md §2; Apache Arrow, "Columnar format", variable-size binary.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ checked against the block header before anything is allocated:
 - lz4: one bare block, without the size prefix that python-lz4 writes by default. The
   header's `raw_bytes` is the size, so there is no second one that could lie.
 
-Source: design.md §2 ("a decoder bounds what it will inflate").
+Source: docs/design.md §2 ("a decoder bounds what it will inflate").
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from cordwood.errors import Malformed
 from cordwood.layout.limits import BODY_BYTES_MAX
 
 ZSTD_LEVEL = 1
-"""546 MB/s on log text against 389 at level 3, for nearly the same ratio (hotpath.md §4)."""
+"""546 MB/s on log text against 389 at level 3, for nearly the same ratio (docs/sources/hotpath.md
+§4)."""
 
 
 def compress(raw: bytes, codec: Codec) -> bytes:

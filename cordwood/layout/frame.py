@@ -19,7 +19,7 @@ The payload comes first into the checksum so that a payload sent to several
 peers is summed once. Lengths are checked against the kind's limit before a byte
 of the payload is kept. Until the hello is done only a hello is read.
 
-Source: design.md §4; hotpath digest §3; reliability digest §7 (4, 5).
+Source: docs/design.md §4; docs/sources/hotpath.md §3; docs/sources/reliability.md §7 (4, 5).
 """
 
 from __future__ import annotations
@@ -182,6 +182,10 @@ class FrameParser:
         if at < end:
             self._rest = bytes(view[at:])
         return frames
+
+    def drop(self) -> None:
+        """Let go of what is not whole: nothing comes any more."""
+        self._rest, self._frame, self._filled = b"", None, 0
 
     def receive_into(self) -> memoryview | None:
         """Where the rest of a frame that has begun to arrive belongs, so that it may be put

@@ -9,7 +9,7 @@ Little-endian: `u32 words, u32 reserved 0`, then per word 20 bytes::
     16     1     flags: 1 leaving
     17     3     reserved, 0
 
-Source: LogDevice digest 2.12.
+Source: docs/sources/logdevice.md 2.12.
 """
 
 from __future__ import annotations

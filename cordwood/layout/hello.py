@@ -15,7 +15,7 @@ Little-endian, 48 bytes for HELLO and WELCOME alike::
 A REFUSAL is a UTF-8 sentence of at most 512 bytes. The request field of its frame says what
 follows from it, see `RefusalKind`.
 
-Source: reliability digest §7 (4); LogDevice digest 2.14.
+Source: docs/sources/reliability.md §7 (4); docs/sources/logdevice.md 2.14.
 """
 
 from __future__ import annotations

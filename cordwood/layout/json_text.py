@@ -1,6 +1,6 @@
 """JSON of ours, from a metadata store or a disk that anybody may have written to.
 
-Source: reliability digest §7.
+Source: docs/sources/reliability.md §7.
 """
 
 from __future__ import annotations

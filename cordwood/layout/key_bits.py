@@ -8,7 +8,7 @@ there which is not, so the reader filters records once more; it never denies one
 With one key wanted, a block of one key is sent in vain once in 31 times, a block of eight in a
 quarter of all cases, one of a hundred nearly always: it pays where blocks have few keys.
 
-Source: LogDevice digest 1 (FILTERABLE keys), 2.10 (FILTERED_OUT); Bloom, CACM 13 (1970).
+Source: docs/sources/logdevice.md 1 (FILTERABLE keys), 2.10 (FILTERED_OUT); Bloom, CACM 13 (1970).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Hard limits are part of the format: every decoder refuses what is over them
 before it allocates, so raising one needs a new format version. Soft limits are
 defaults that a client's settings may move, below the hard ones.
 
-Source: design.md §2 ("a block is bounded in bytes and records", "a decoder bounds
+Source: docs/design.md §2 ("a block is bounded in bytes and records", "a decoder bounds
 what it will inflate").
 """
 

@@ -14,28 +14,29 @@ _NAME = re.compile(rf"/?({_PATH})")
 _DIRECTORY = re.compile(rf"/?(?:({_PATH})/)?")
 
 
-def normalise_name(text: str) -> str:
+def normalise_name(text: object) -> str:
     """A log's name as it is kept, with its leading slash.
 
     Raises:
         BadSetting: it is no path of letters, digits, `_`, `.` and `-`, or is too long.
     """
-    match = _NAME.fullmatch(text)
+    # A caller without a type checker may hand over None, bytes or a number.
+    match = _NAME.fullmatch(text) if isinstance(text, str) else None
     if match is None or len(match[1]) + 1 > NAME_BYTES_MAX:
         raise BadSetting(
-            f"{text[:64]!r} is no log name: write a path such as /orders/eu, of letters, digits, "
-            f"_ . and -, no part beginning with . or -, {NAME_BYTES_MAX} bytes at most"
+            f"{str(text)[:64]!r} is no log name: write a path such as /orders/eu, of letters, "
+            f"digits, _ . and -, no part beginning with . or -, {NAME_BYTES_MAX} bytes at most"
         )
     return f"/{match[1]}"
 
 
-def normalise_directory(text: str) -> str:
+def normalise_directory(text: object) -> str:
     """A directory's path as it is kept, with a slash at both ends; the root is `/`.
 
     Raises:
         BadSetting: it does not end with a slash, or is no path.
     """
-    match = _DIRECTORY.fullmatch(text)
-    if match is None or not text.endswith("/") or len(match[1] or "") + 1 > NAME_BYTES_MAX:
-        raise BadSetting(f"{text[:64]!r} is no directory: write a path such as /orders/, or /")
+    match = _DIRECTORY.fullmatch(text) if isinstance(text, str) else None
+    if match is None or not match[0].endswith("/") or len(match[1] or "") + 1 > NAME_BYTES_MAX:
+        raise BadSetting(f"{str(text)[:64]!r} is no directory: write a path such as /orders/, or /")
     return f"/{match[1]}/" if match[1] else "/"

@@ -3,7 +3,7 @@
 Each names `until`, the tail that the log's sequencer gave: what lies above it is not looked
 at, so that all nodes speak of the same part of the log.
 
-Source: LogDevice digest 1 ("Positions"), 2.13.
+Source: docs/sources/logdevice.md 1 ("Positions"), 2.13.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ class ForReaders(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A question for which a log may ask for its read token, as for its records.
 
     Attributes:
+        timeout_ms: how long who asks waits; the node stops to look then. 0 for no word of it.
         token: shown to nobody, so a question is told without it.
     """
 
+    timeout_ms: Annotated[int, Meta(ge=0, le=2**31)] = 0
     token: Token = ""
 
     def __repr__(self) -> str:
@@ -108,7 +110,7 @@ class AskKept(Struct, frozen=True, tag="ask_kept"):
 
 
 class KeptReply(Struct, frozen=True, tag="kept"):
-    """Bytes for each LSN, at most: see `storage.payload_count`."""
+    """Bytes for each LSN, at most: see `storage.space.payload_count`."""
 
     bytes: Annotated[tuple[AnyLsn, ...], Meta(max_length=KEPT_LSNS_MAX)]
 

@@ -27,8 +27,8 @@ The metadata table holds::
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
     "s", "x" ► of scrubbing, see `scrub_rows`
 
-Source: design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
-partitions); LogDevice digest 2.13.
+Source: docs/design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
+partitions); docs/sources/logdevice.md 2.13.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class DirectoryEntry(NamedTuple):
         blocks, bytes: stored, copies of one block counted each.
         first_us, last_us: the lowest and the highest append time.
         payload: of its blocks' bodies, what this node answers for: over all nodes each block
-            is counted once at most (`storage.payload_count`).
+            is counted once at most (`storage.space.payload_count`).
     """
 
     first: int

@@ -4,7 +4,7 @@ A CALL frame holds one of `Call`, its REPLY one of `Reply`, its FAULT a `Fault`.
 Unknown fields are ignored, unknown tags are refused. Nothing here is on the
 path of an append.
 
-Source: design.md §4 ("msgspec (control messages only)"); reliability digest §7 (7).
+Source: docs/design.md §4 ("msgspec (control messages only)"); docs/sources/reliability.md §7 (7).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from cordwood.block import Buffer
-from cordwood.errors import Malformed
+from cordwood.errors import BadSetting, Malformed
 from cordwood.layout.log_questions import (
     AskExtent,
     AskKept,
@@ -40,6 +40,7 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
+from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.layout.message_staging import (
     PublicationReply,
     PublishCall,
@@ -198,10 +199,12 @@ class DoneReply(Struct, frozen=True, tag="done"):
 
 
 class FindLog(Struct, frozen=True, tag="find_log"):
-    """Look a log up by name; `create` makes it where the cluster allows that."""
+    """Look a log up by name, or by number where `log` is one; `create` makes it by its name where
+    the cluster allows that."""
 
     name: Name
     create: bool
+    log: U62 | None = None
 
 
 class CreateLog(Struct, frozen=True, tag="create_log"):
@@ -211,18 +214,6 @@ class CreateLog(Struct, frozen=True, tag="create_log"):
     copies: U32
     racks: U32
     attributes: LogAttributes = LogAttributes()
-
-
-class SetAttributes(Struct, frozen=True, tag="set_attributes"):
-    """Set attributes of a log, or of a directory (`path` ends with a slash).
-
-    Attributes:
-        unset: names that are inherited again.
-    """
-
-    path: Name
-    attributes: LogAttributes
-    unset: Annotated[list[Name], Meta(max_length=64)] = []
 
 
 class AskDirectory(Struct, frozen=True, tag="ask_directory"):
@@ -237,19 +228,6 @@ class DirectoryReply(Struct, frozen=True, tag="directory"):
     path: Name
     own: LogAttributes
     attributes: LogAttributes
-
-
-class DeleteLog(Struct, frozen=True, tag="delete_log"):
-    """Delete a log."""
-
-    name: Name
-
-
-class RenameLog(Struct, frozen=True, tag="rename_log"):
-    """Give a log another name."""
-
-    name: Name
-    new_name: Name
 
 
 class AskEpochs(Struct, frozen=True, tag="ask_epochs"):
@@ -270,14 +248,6 @@ class EpochsReply(Struct, frozen=True, tag="epochs"):
     history: list[EpochNodes]
     token: AnyLsn = 0
     holder: Name = ""
-
-
-class RaiseToken(Struct, frozen=True, tag="raise_token"):
-    """Give a log a higher fencing token; see `metadata.epoch_store.EpochStore.raise_token`."""
-
-    name: Name
-    token: AnyLsn
-    holder: Name
 
 
 class ListLogs(Struct, frozen=True, tag="list_logs"):
@@ -517,6 +487,19 @@ _append_faults = msgspec.msgpack.Decoder(list[AppendFault])
 def pack(message: Call | Reply | Fault | list[AppendFault]) -> bytes:
     """Any control message as MessagePack."""
     return _encoder.encode(message)
+
+
+def check_call(message: Call) -> None:
+    """Refuse a call that nodes could not read: they would close the connection, and with it all
+    that is in flight.
+
+    Raises:
+        BadSetting: what is asked for is no text, too long, or the like.
+    """
+    try:
+        _calls.decode(_encoder.encode(message))
+    except (msgspec.DecodeError, UnicodeError, OverflowError, RecursionError, TypeError) as error:
+        raise BadSetting(f"{type(message).__name__} cannot be asked for so: {error}") from None
 
 
 def read_call(payload: Buffer) -> Call:

@@ -1,6 +1,6 @@
 """Control messages about nodes; `layout.message` has all others, and the reading.
 
-Source: design.md §6.
+Source: docs/design.md §6.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ class MembersReply(Struct, frozen=True, tag="members"):
 
     Attributes:
         dead: those of them that the answering node takes for dead.
+        log_changes: changes to the log tree that it has heard of, -1 where it has not yet.
     """
 
     cluster: bytes
     members: list[MemberInfo]
     dead: list[U32] = []
+    log_changes: int = -1
 
 
 class SetStorage(Struct, frozen=True, tag="set_storage"):

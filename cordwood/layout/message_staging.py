@@ -2,7 +2,7 @@
 
 A staged block travels as a call, body and all: its limit is that of a control frame.
 
-Source: design.md §9.
+Source: docs/design.md §9.
 """
 
 from __future__ import annotations

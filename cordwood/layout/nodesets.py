@@ -4,8 +4,8 @@ MessagePack of a list of `message.EpochNodes`, oldest first, as the sequencer of
 told it: complete for every epoch up to that one. What lies wholly below the trim point is
 left out; then the first entry stands for all that was before it.
 
-Source: LogDevice digest 2.8 (an entry covers until the next one's epoch less one, requests
-below the first get the first); design.md §6.
+Source: docs/sources/logdevice.md 2.8 (an entry covers until the next one's epoch less one, requests
+below the first get the first); docs/design.md §6.
 """
 
 from __future__ import annotations

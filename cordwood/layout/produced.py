@@ -4,7 +4,7 @@ Little-endian: `u32 producers`, then per producer `u64 id, u32 epoch, u32 places
 place `u64 sequence, u32 count, u64 first LSN, i64 append time in us`. No bytes at all stand for
 no producers.
 
-Source: design.md §3 ("Producer state is a durable snapshot plus the headers after it").
+Source: docs/design.md §3 ("Producer state is a durable snapshot plus the headers after it").
 """
 
 from __future__ import annotations

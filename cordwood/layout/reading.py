@@ -53,8 +53,8 @@ WINDOW, 24 bytes: `u32 stream, u32 reserved 0, u64 window high, u64 bytes`.
 
 STOP, 8 bytes: `u32 stream, u32 reserved 0`.
 
-Source: design.md §2 ("a node that ships [a, b] moves its marker to b+1");
-LogDevice digest 2.10.
+Source: docs/design.md §2 ("a node that ships [a, b] moves its marker to b+1");
+docs/sources/logdevice.md 2.10.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Little-endian but for keys, whose order is that of what they name::
     "x" u64 partition, u64 log, u64 first, u64 last ► why, in UTF-8: this copy of that range
         is damaged
 
-Source: design.md §5; `storage.scrub`.
+Source: docs/design.md §5; `storage.scrub.scrub`.
 """
 
 from __future__ import annotations

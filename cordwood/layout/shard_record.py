@@ -16,7 +16,7 @@
 
 Little-endian. The WAL's own record header around it has the checksum.
 
-Source: design.md §5; LogDevice digest 2.7, 2.13.
+Source: docs/design.md §5; docs/sources/logdevice.md 2.7, 2.13.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ LogsDB's table of staged blocks holds::
         it; attempt 0 for nobody
     "b" 16 id ► the body as stored
 
-Source: design.md §9 ("stage-then-publish").
+Source: docs/design.md §9 ("stage-then-publish").
 """
 
 from __future__ import annotations

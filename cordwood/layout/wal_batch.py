@@ -10,7 +10,7 @@ a batch it costs 4 bytes and a tenth of that. ::
 Little-endian; under the record's own CRC. Record number i of a batch at offset `o` has the
 logical offset `o + i`: ascending, inside the batch, and no record's of another.
 
-Source: design.md §4 ("coalescing is worth 13 times"); `layout.wal_block`.
+Source: docs/design.md §4 ("coalescing is worth 13 times"); `layout.wal_block`.
 """
 
 from __future__ import annotations

@@ -56,8 +56,7 @@ acknowledged) from damage to what was.
 Bodies of kind RESUME: pairs of u64 `start, stop`, the holes `[start, stop)` that
 a recovery found and went past. Those of kind BATCH are in `layout.wal_batch`.
 
-Source: design.md §5; AutoMQ S3Stream digest (a), "Layout" and "Traps" 1, 3, 4, 9;
-seed "How to implement high-performance WAL based on raw devices".
+Source: docs/design.md §5; docs/sources/s3stream.md (a), "Layout" and "Traps" 1, 3, 4, 9.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ them gives, looked up in tables: one look-up for all headers of a run at a time.
 What is read here and what `wal_block.unpack_wal_record` takes are the same; a Hypothesis
 test compares them.
 
-Source: `layout.wal_block` (the bytes); hotpath digest §6 (objects are what costs).
+Source: `layout.wal_block` (the bytes); docs/sources/hotpath.md §6 (objects are what costs).
 """
 
 from __future__ import annotations

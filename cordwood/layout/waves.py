@@ -45,7 +45,7 @@ tell of room that came back.
 
 RELEASE, sequencer to storage node: pairs of `u64 log, u64 lsn`.
 
-Source: design.md §4; hotpath digest, "Recommended design".
+Source: docs/design.md §4; docs/sources/hotpath.md, "Recommended design".
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class AppendEntry:
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether it has to wait until every lower epoch is recovered (design.md §3)."""
+        """Whether it has to wait until every lower epoch is recovered (docs/design.md §3)."""
         return bool(self.producer or self.flags & AppendFlag.CONDITIONAL)
 
 

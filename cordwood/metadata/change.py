@@ -5,7 +5,7 @@ unknown outcome is settled by reading anew and deciding anew, from whatever is t
 by then. Should the lost write come late, in between, then its version is the one
 expected, so ours is refused, and the next try reads what it left.
 
-Source: LogDevice digest 2.1 (read-modify-write with an updater); design.md §6.
+Source: docs/sources/logdevice.md 2.1 (read-modify-write with an updater); docs/design.md §6.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the change of who reads what are in one order. The rules are `protocol.consumer_
 A write of unknown outcome is decided anew from what is there by then: joining twice makes
 one more generation, saving the same positions twice changes nothing.
 
-Source: design.md §6, §7.
+Source: docs/design.md §6, §7.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A nodeset changes only with an epoch, and none is forgotten before all that it m
 is trimmed (`recovery.trim_nodesets`). Storage nodes keep that history too, for readers: see
 `recovery.tell_nodesets`.
 
-Source: LogDevice digest 2.1; design.md §3, §6.
+Source: docs/sources/logdevice.md 2.1; docs/design.md §3, §6.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from cordwood.errors import BadSetting, Malformed, Rejected, TokenFenced, UnknownLog
+from cordwood.errors import BadSetting, Fenced, Malformed, Rejected, TokenFenced, UnknownLog
 from cordwood.layout.json_text import read_json
 from cordwood.layout.message import EpochNodes
 from cordwood.log_attributes import NODESET_NODES_MAX
@@ -45,11 +45,10 @@ HISTORY_CHARS_MAX = 900_000
 """Of the nodesets and locations of a history as JSON, so that a record fits the metadata store."""
 
 BEGUN_MAX = 64
-"""Beginnings of epochs that are kept while those below them are not recovered."""
+"""Beginnings of epochs that are kept while those below are not recovered."""
 
 JUMP_MAX = 4096
-"""Epochs that nobody took and that are passed over at once: the nodes' seals say that they are of
-no use, and each has to be recovered."""
+"""Epochs that nobody took and that are passed over at once; each has to be recovered."""
 
 NODE_MAX = (1 << 32) - 1
 
@@ -157,9 +156,9 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         token: the log's fencing token: appends with a lower one are refused from the newest
             epoch on.
         holder: who has it, in words.
-        clean_seal, clean_attempt: the recovery that ended `clean_epoch`, and which attempt of it;
-            0 where that was not said. What an earlier one told nodes may say less.
+        clean_seal, clean_attempt: the recovery that ended `clean_epoch`; 0 where that was not said.
         begun: where epochs began above ones that are not recovered yet, by epoch; times rise.
+        sealed: the highest epoch that said where it begins: all below it were sealed by then.
     """
 
     next_epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX + 1)]
@@ -175,6 +174,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clean_seal: Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)] = 0
     clean_attempt: Annotated[int, msgspec.Meta(ge=0)] = 0
     begun: Annotated[tuple[Begun, ...], msgspec.Meta(max_length=BEGUN_MAX)] = ()
+    sealed: Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)] = 0
 
     def configuration(self, epoch: int) -> tuple[tuple[NodeId, ...], Replication]:
         """The nodeset and replication property of an epoch that was handed out.
@@ -289,23 +289,26 @@ class EpochStore:
             Rejected: all epochs up to EPOCH_MAX are used up, or the log has too many nodesets, or
                 `above` is JUMP_MAX above the newest one.
         """
-
         found, wanted = await asyncio.gather(
             self._store.get(_key(log_id)), (configure or _as_told(nodes, replication))()
         )
 
+        tried: list[EpochRecord] = []
+
         def decide(found: bytes | None) -> bytes | None:
-            record = _jumped(log_id, _known(log_id, found), above)
+            known = _known(log_id, found)
+            record = _jumped(log_id, known, above)
             _check_epochs_left(log_id, record)
-            return msgspec.json.encode(
-                msgspec.structs.replace(
-                    record,
-                    next_epoch=record.next_epoch + 1,
-                    owner=owner,
-                    owner_before=record.owner,
-                    history=_extended(log_id, record, wanted(record)),
-                )
+            after = msgspec.structs.replace(
+                record,
+                next_epoch=record.next_epoch + 1,
+                owner=owner,
+                # What this call wrote itself, without knowing it, has no sequencer.
+                owner_before=record.owner_before if known in tried else record.owner,
+                history=_extended(log_id, record, wanted(record)),
             )
+            tried.append(after)
+            return msgspec.json.encode(after)
 
         record = await self._change(log_id, decide, (found,))
         return record.next_epoch - 1, record
@@ -313,9 +316,8 @@ class EpochStore:
     async def raise_token(self, log_id: int, token: int, holder: str) -> EpochRecord:
         """Give a log a higher fencing token, and with it an epoch that nobody rules.
 
-        Sequencers of that epoch and below do not know of it; those above do. So it holds once
-        a sequencer of a higher epoch has begun. The same token for the same holder again
-        changes nothing.
+        Sequencers of that epoch and below do not know of it: it holds once one of a higher epoch
+        has begun. The same token for the same holder again changes nothing.
 
         Returns:
             The record as stored.
@@ -408,27 +410,33 @@ class EpochStore:
 
         return await self._change(log_id, decide)
 
-    async def note_begun(self, log_id: int, epoch: int, time_us: int) -> EpochRecord:
-        """Record where `epoch` begins, before it has a record.
+    async def note_begun(self, log_id: int, epoch: int, time_us: int | None) -> EpochRecord:
+        """Record that all below `epoch` is sealed, and where it begins, before it has a record.
 
         Whoever recovers an epoch below it keeps nothing there that is younger: append time
-        would fall along the log. An entry that a higher epoch's makes useless goes.
+        would fall along the log.
 
+        Args:
+            time_us: None where it is not known that nothing below is younger.
         Returns:
             The record as stored.
         Raises:
             UnknownLog: the log has no record.
             BadSetting: the epoch was not handed out.
+            Fenced: a higher epoch has sealed. Its recovery goes by what was recorded then; by a
+                bound that came later the next one would leave out what it kept.
         """
 
         def decide(found: bytes | None) -> bytes | None:
             record = _known(log_id, found)
             if epoch >= record.next_epoch:
                 raise BadSetting(f"log {log_id}: epoch {epoch} was not handed out")
-            begun = _with_begun(record, Begun(epoch, int(time_us)))
-            if begun == record.begun:
+            if epoch < record.sealed:
+                raise Fenced(f"log {log_id} is sealed by epoch {record.sealed}", record.sealed)
+            begun = record.begun if time_us is None else _with_begun(record, epoch, time_us)
+            if (epoch, begun) == (record.sealed, record.begun):
                 return None
-            return msgspec.json.encode(msgspec.structs.replace(record, begun=begun))
+            return msgspec.json.encode(msgspec.structs.replace(record, begun=begun, sealed=epoch))
 
         return await self._change(log_id, decide)
 
@@ -555,16 +563,13 @@ def _extended(
     return (*record.history, entry)
 
 
-def _with_begun(record: EpochRecord, new: Begun) -> tuple[Begun, ...]:
+def _with_begun(record: EpochRecord, epoch: int, time_us: int) -> tuple[Begun, ...]:
     """The beginnings that say something: of epochs above an unclean one, times rising."""
-    if new.epoch <= record.clean_epoch + 1:
+    if epoch <= record.clean_epoch + 1:
         return record.begun
-    above = [each for each in record.begun if each.epoch > new.epoch]
-    if any(each.time_us <= new.time_us for each in above):
-        return record.begun
-    below = [e for e in record.begun if e.epoch < new.epoch and e.time_us < new.time_us]
+    below = [each for each in record.begun if each.epoch < epoch and each.time_us < time_us]
     # Past the bound the newest but one goes: what it bounds is bounded by the newest, less well.
-    return (*below[: BEGUN_MAX - 1 - len(above)], new, *above)
+    return (*below[: BEGUN_MAX - 1], Begun(int(epoch), int(time_us)))
 
 
 def _jumped(log_id: int, record: EpochRecord, above: int) -> EpochRecord:

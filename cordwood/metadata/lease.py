@@ -4,7 +4,7 @@ A holder writes until when it holds; others take it over once that time is past 
 clock. Clocks that disagree make a lease longer or shorter, and leases are hints. A time
 further ahead than any lease goes (a clock was set back) counts as past.
 
-Source: design.md §6 ("ephemerals are leases").
+Source: docs/design.md §6 ("ephemerals are leases").
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ with itself for each of them. So its makers take turns, and each turn takes numb
 wait. A number that is taken and not used is never used: it names one log for ever, and there
 are more than enough.
 
-Source: design.md §6, §11; LogDevice digest 1 ("LogsConfig").
+Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Making writes counter, number, name, so that a maker that stops on the way leave
 without a log. `log_changes/latest` is written after each change to a log that was there
 already: nodes watch it, and nothing else of the tree.
 
-Source: design.md §6, §11; LogDevice digest 1 ("LogsConfig").
+Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, c
 from cordwood.lsn import LogId
 from cordwood.metadata.change import change, change_repeatably
 from cordwood.metadata.log_numbers import LOG_ID_MAX, LogNumbers
+from cordwood.metadata.log_rights import Check, anybody
 from cordwood.metadata.store import MetadataStore, Versioned
 from cordwood.nodes import Replication
 
@@ -269,26 +270,34 @@ class LogTree:
         return self._whole(normalise_directory(path), LogAttributes(), await self.directories())
 
     async def set_attributes(
-        self, path: str, attributes: LogAttributes, unset: tuple[str, ...] = ()
+        self,
+        path: str,
+        attributes: LogAttributes,
+        unset: tuple[str, ...] = (),
+        check: Check = anybody,
     ) -> None:
         """Set attributes of a log, or, if the path ends with a slash, of a directory.
 
         Args:
             unset: names that are inherited again.
+            check: whether the caller may; see `log_rights`.
         Raises:
+            AccessDenied: `check` says so.
             UnknownLog: there is no such log.
             BadSetting: the path or an attribute is wrong, or some log below could not be so.
         """
         check_attributes(attributes)
         if path.endswith("/"):
             path = normalise_directory(path)
-            await self._set_directory(path, attributes, unset)
+            await self._set_directory(path, attributes, unset, check)
         else:
             path = normalise_name(path)
-            await self._set_log(path, attributes, unset)
+            await self._set_log(path, attributes, unset, check)
         await self.note_change()
 
-    async def _set_log(self, name: str, attributes: LogAttributes, unset: tuple[str, ...]) -> None:
+    async def _set_log(
+        self, name: str, attributes: LogAttributes, unset: tuple[str, ...], check: Check
+    ) -> None:
         info = await self.get(name)
         if info is None:
             raise _unknown(name)
@@ -301,13 +310,15 @@ class LogTree:
             if not log.is_at(info.name):
                 raise _unknown(name)
             own = attributes.over(log.attributes.without(unset))
-            check_whole(self._whole(name, own, directories))
+            whole = self._whole(name, own, directories)
+            check_whole(whole)
+            check(name, self._whole(name, log.attributes, directories), whole)
             return msgspec.json.encode(msgspec.structs.replace(log, attributes=own))
 
         await change_repeatably(self._store, _id_key(info.log_id), decide)
 
     async def _set_directory(
-        self, path: str, attributes: LogAttributes, unset: tuple[str, ...]
+        self, path: str, attributes: LogAttributes, unset: tuple[str, ...], check: Check
     ) -> None:
         logs = [info for info in await self.list(path) if is_below(info.name, path)]
 
@@ -315,19 +326,27 @@ class LogTree:
             known = _decode(found, Directories, "directories") if found else {}
             own = attributes.over(known.get(path, LogAttributes()).without(unset))
             planned = {**known, path: own}
-            check_whole(self._whole(path, LogAttributes(), planned))
+            none = LogAttributes()
+            whole = self._whole(path, none, planned)
+            check_whole(whole)
+            check(path, self._whole(path, none, known), whole)
             for info in logs:
-                _check_log(info, self._whole(info.name, info.own, planned))
+                whole = self._whole(info.name, info.own, planned)
+                _check_log(info, whole)
+                check(info.name, self._whole(info.name, info.own, known), whole)
             return msgspec.json.encode({k: v for k, v in planned.items() if v.as_set()})
 
         await change_repeatably(self._store, _DIRECTORIES, decide)
 
-    async def delete(self, name: str) -> LogInfo | None:
+    async def delete(self, name: str, check: Check = anybody) -> LogInfo | None:
         """Delete a log: its name is free again, its number is not.
 
+        Args:
+            check: whether the caller may; see `log_rights`.
         Returns:
             What it was; None if a rename had left the name, whose log goes on under its other one.
         Raises:
+            AccessDenied: `check` says so.
             UnknownLog: there is no such log.
         """
         name = normalise_name(name)
@@ -343,18 +362,21 @@ class LogTree:
             if log is None or not log.is_deleted:
                 return None
             return self._info(left, log, await self.directories())
-        await self._move(info.log_id, info.name, None)
+        await self._move(info.log_id, info.name, None, check)
         await self._remove_name(info.name, info.log_id)
         await self.note_change()
         return info
 
-    async def rename(self, name: str, new_name: str) -> LogInfo:
+    async def rename(self, name: str, new_name: str, check: Check = anybody) -> LogInfo:
         """Give a log another name; what it inherits changes with it.
 
         A rename that stopped half-way changed nothing or is done, and may be made again. Of two
         at once one is done.
 
+        Args:
+            check: whether the caller may; see `log_rights`.
         Raises:
+            AccessDenied: `check` says so.
             UnknownLog: there is no such log.
             LogExists: the new name is taken.
             BadSetting: a name is wrong, or the log could not be so there.
@@ -365,9 +387,11 @@ class LogTree:
             return await self._finish_rename(name, new_name)
         if new_name == name:
             return info
-        await self.planned(new_name, info.own)
+        planned = await self.planned(new_name, info.own)
+        # Before the new name is claimed, which would be in the way of others for good.
+        _check_rename(name, info.attributes, planned, check)
         await self._claim(new_name, info.log_id)
-        await self._move(info.log_id, name, new_name)
+        await self._move(info.log_id, name, new_name, check)
         return await self._finish_rename(name, new_name)
 
     async def _finish_rename(self, name: str, new_name: str) -> LogInfo:
@@ -392,12 +416,14 @@ class LogTree:
             raise _unknown(new_name)
         return renamed
 
-    async def _move(self, log_id: LogId, name: str, new_name: str | None) -> None:
+    async def _move(self, log_id: LogId, name: str, new_name: str | None, check: Check) -> None:
         """Give a log its new name, or delete it: the one write that decides.
 
         Raises:
             UnknownLog: the log has gone from `name` meanwhile.
+            AccessDenied: `check` says so.
         """
+        directories = await self.directories()
 
         def decide(found: bytes | None) -> bytes | None:
             log = _decode(found, _Log, f"log {name}") if found else None
@@ -408,11 +434,14 @@ class LogTree:
                 return None
             if not log.is_at(name):
                 raise _unknown(name)
-            changed = (
-                msgspec.structs.replace(log, is_deleted=True)
-                if new_name is None
-                else msgspec.structs.replace(log, name=new_name)
-            )
+            was = self._whole(name, log.attributes, directories)
+            if new_name is None:
+                check(name, was, None)
+                changed = msgspec.structs.replace(log, is_deleted=True)
+            else:
+                becomes = self._whole(new_name, log.attributes, directories)
+                _check_rename(name, was, becomes, check)
+                changed = msgspec.structs.replace(log, name=new_name)
             return msgspec.json.encode(changed)
 
         await change_repeatably(self._store, _id_key(log_id), decide)
@@ -502,6 +531,12 @@ class LogTree:
             return False
         log = await self._log(LogId(other))
         return log is None or not log.is_deleted
+
+
+def _check_rename(name: str, was: LogAttributes, becomes: LogAttributes, check: Check) -> None:
+    """A rename takes the name away, and what is inherited changes with it."""
+    check(name, was, None)
+    check(name, was, becomes)
 
 
 def _check_log(info: LogInfo, whole: LogAttributes) -> None:

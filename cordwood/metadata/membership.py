@@ -12,7 +12,7 @@ that is noticed where both are of one start.
 
 Members are never removed yet: shrinking a cluster comes with rebuilding.
 
-Source: design.md §5, §6; reliability digest §3 (S17).
+Source: docs/design.md §5, §6; docs/sources/reliability.md §3 (S17).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ waits for them.
 
 Waiting is `asyncio.sleep` and chance is the caller's, so one seed gives one run.
 
-Source: design.md §6, §10.
+Source: docs/design.md §6, §10.
 """
 
 from __future__ import annotations

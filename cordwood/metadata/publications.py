@@ -5,7 +5,7 @@ there by then: an attempt taken twice is a higher one, a commit or an end found 
 
 Entries are `publish/<hash of the query's name>`, since a name may be any text.
 
-Source: design.md §9.
+Source: docs/design.md §9.
 """
 
 from __future__ import annotations

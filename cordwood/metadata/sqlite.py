@@ -15,7 +15,7 @@ OutcomeUnknown.
 The file is one of Cordwood's if its `application_id` says so; `user_version` is the
 version of the tables. An empty file is a new one.
 
-Source: design.md §6; sqlite.org, "WAL", "PRAGMA", "Result and Error Codes".
+Source: docs/design.md §6; sqlite.org, "WAL", "PRAGMA", "Result and Error Codes".
 """
 
 from __future__ import annotations

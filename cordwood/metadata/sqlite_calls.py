@@ -5,7 +5,7 @@ the connection takes along what waits for it, and one commit does for all their 
 still has a thread of its own, which finds its answer there or, where nobody took it along,
 goes itself: nobody depends on another's being scheduled.
 
-Source: sqlite.org, "WAL" (one writer at a time); research hotpath §1 (group commit).
+Source: sqlite.org, "WAL" (one writer at a time); docs/sources/hotpath.md §1 (group commit).
 """
 
 from __future__ import annotations

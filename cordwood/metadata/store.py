@@ -11,7 +11,7 @@ Watches and leases are hints: who watches reads again what he needs, and a lease
 held by two for a moment (a process that slept does not know that its lease ran out). What
 must be right rests on compare-and-set.
 
-Source: design.md §6.
+Source: docs/design.md §6.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ deleted leaves a mark, and a path that only leads to others is empty. So a path'
     1       16     nonce of the write
     17      ...    the value
 
-Source: design.md §6 ("a compare-and-set of unknown outcome is settled by its nonce").
+Source: docs/design.md §6 ("a compare-and-set of unknown outcome is settled by its nonce").
 """
 
 from __future__ import annotations

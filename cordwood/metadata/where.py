@@ -3,7 +3,7 @@
 `PATH` is SQLite, for the processes of one machine;
 `zookeeper://host:port,host:port/chroot` is ZooKeeper, for any number of machines.
 
-Source: design.md §6, §11.
+Source: docs/design.md §6, §11.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ because a path's data version is remembered with the version of the value.
 A write whose connection breaks is looked for on the next one, by its nonce. It is of
 unknown outcome only where somebody wrote after it, or no server answers in time.
 
-Source: design.md §6; LogDevice digest 2.1.
+Source: docs/design.md §6; docs/sources/logdevice.md 2.1.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ is for its caller to find out. Deadlines are the callers'.
 kazoo hands a request to its thread by a byte in a pipe, and would block this loop when
 that pipe is full, so at most REQUESTS_MAX are with it at a time, given up ones included.
 
-Source: design.md §6.
+Source: docs/design.md §6.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Once numbered, a run is retried on new copysets until it is stored or the epoch
 ends; an answer to an earlier wave does not count, because the copies of that
 wave name another copyset.
 
-Source: design.md §3 ("Acks are in LSN order"); LogDevice digest 2.3, 2.4.
+Source: docs/design.md §3 ("Acks are in LSN order"); docs/sources/logdevice.md 2.3, 2.4.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ within the time that it had to live by then loses it all the same.
 
 Positions go back only when somebody says so in as many words.
 
-Source: design.md §6 ("leases are hints, never safety"), §7; LogDevice digest 1
-(checkpoints), reliability digest §1 (Jepsen on Kafka's consumer groups).
+Source: docs/design.md §6 ("leases are hints, never safety"), §7; docs/sources/logdevice.md 1
+(checkpoints), docs/sources/reliability.md §1 (Jepsen on Kafka's consumer groups).
 """
 
 from __future__ import annotations
@@ -260,3 +260,43 @@ def _even_out(
                     break
             if moved:
                 break
+
+
+def is_by_name(log: str) -> bool:
+    """Whether a log is kept by its name, as older versions did, and not by its number."""
+    return not log.isdigit()
+
+
+def names_in(group: Group) -> set[str]:
+    """The names that a consumer's logs are kept by, none in an entry of today's form."""
+    logs = {*group.positions, *group.owners}
+    logs.update(log for member in group.members.values() for log in member.logs)
+    return set(filter(is_by_name, logs))
+
+
+def by_number(group: Group, numbers: Mapping[str, int]) -> Group:
+    """A consumer that was kept by names, in today's form.
+
+    A position goes to the log that has the name now, and one of a name without a log is nobody's.
+    Its members are of clients that know of no numbers: they are out, and told so by their beats.
+
+    Args:
+        numbers: of the names in it that lead to a log.
+    """
+    moved = {
+        str(numbers[log]): lsn
+        for log, lsn in group.positions.items()
+        if is_by_name(log) and log in numbers
+    }
+    kept = {log: lsn for log, lsn in group.positions.items() if not is_by_name(log)}
+    stay = {
+        name: member
+        for name, member in group.members.items()
+        if not any(map(is_by_name, member.logs))
+    }
+    owners = {
+        log: own
+        for log, own in group.owners.items()
+        if not is_by_name(log) and own.member in (*stay, "")
+    }
+    return Group(group.generation + 1, stay, owners, {**moved, **kept})

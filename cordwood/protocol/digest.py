@@ -14,7 +14,7 @@ stands or falls as a whole, and so does an atomic group of them (`protocol.group
 
 Blocks of producers, and conditional ones, above the first hole become holes: a producer's
 later block must not survive an earlier one that did not, nor what was appended on condition
-of a tail that is none (design.md §3).
+of a tail that is none (docs/design.md §3).
 
 Where those heard do not meet every copyset (*non-authoritative*), what nobody holds may have been
 acknowledged, so nothing new is plugged: readers are told of a loss there, and at the epoch's end.
@@ -22,7 +22,7 @@ What is found plugged is plugged again: the recovery that plugged it heard enoug
 Blocks above what is missing are kept, for nothing shows that they were not acknowledged; only
 torn groups are not, which are never shown in part.
 
-Source: LogDevice digest 2.7 (5, 6); design.md §2, §3.
+Source: docs/sources/logdevice.md 2.7 (5, 6); docs/design.md §2, §3.
 """
 
 from __future__ import annotations

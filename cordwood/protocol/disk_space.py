@@ -9,7 +9,7 @@ What the WAL holds and LogsDB does not has still to be written to the disk, so i
 it were there: a node that took more than fits could never flush it, and so never be trimmed.
 Between two looks at the disk, what flushes have written since is taken off (`DiskRoom`).
 
-Source: LogDevice digest 2.13 ("Disk"); BookKeeper digest (c), "Read-only".
+Source: docs/sources/logdevice.md 2.13 ("Disk"); docs/sources/bookkeeper.md (c), "Read-only".
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ One for which everybody else is dead is *isolated*: it must stop to sequence, be
 others have long given its logs to another. Nodes whose data an operator gave up give nothing to
 anybody: one that has no others but those is what is left of the cluster, and goes on.
 
-Source: LogDevice digest 2.12 (every 100 ms to a random node; dead after 30 intervals;
+Source: docs/sources/logdevice.md 2.12 (every 100 ms to a random node; dead after 30 intervals;
 three lists before the own view counts).
 """
 

@@ -22,9 +22,9 @@ and gives out blocks and gaps that tile `[start, until]` exactly.
   for it does not know what it holds there; nor does one that is not connected.
 
 Whether silence means anything is for the caller to say: it does not where nodes leave out
-what another one sends (`protocol.single_copy`). Page: gap_detection.md.
+what another one sends (`protocol.single_copy`). Page: docs/protocol/read.md.
 
-Source: LogDevice digest 2.11; design.md §2 (gaps); seed logdevice-read-path.
+Source: docs/sources/logdevice.md 2.11; docs/design.md §2 (gaps).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Generic, Protocol, TypeVar
 from cordwood.block import BlockHeader, BlockKind, Gap, GapKind
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, Lsn
 from cordwood.nodes import NodeId
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 
 BAD_RANGES_MAX = 1024
 """Damaged copies remembered of one node; one with more is taken to know nothing."""
@@ -63,7 +63,7 @@ class _LeftOut:
         self.header = BlockHeader(0, first, last - first + 1, 0)
 
 
-Judge = Callable[[Set[NodeId]], Hearing]
+Judge = Callable[[Set[NodeId]], QuorumVerdict]
 """What the nodes that have come past `next` amount to, in the epoch of `next`."""
 
 
@@ -288,10 +288,10 @@ class ReadBuffer(Generic[Item]):
         reached = {node: at for node in self._markers if (at := self._knows_upto(node)) > self.next}
         for known in sorted(set(reached.values()), reverse=True):
             heard = {node for node, at in reached.items() if at >= known}
-            hearing = _amount(judge, heard - self._damaged, heard & self._damaged)
-            if hearing is Hearing.NONE:
+            verdict = _amount(judge, heard - self._damaged, heard & self._damaged)
+            if verdict is QuorumVerdict.NONE:
                 continue
-            if hearing is Hearing.INCOMPLETE and not grace_over:
+            if verdict is QuorumVerdict.INCOMPLETE and not grace_over:
                 self.wants_grace = True
                 continue
             end = min(known, self._heap[0][0]) if self._heap else known
@@ -310,17 +310,20 @@ class ReadBuffer(Generic[Item]):
         return upto
 
 
-def _amount(judge: Judge, intact: Set[NodeId], damaged: Set[NodeId]) -> Hearing:
+def _amount(judge: Judge, intact: Set[NodeId], damaged: Set[NodeId]) -> QuorumVerdict:
     """What nodes amount to of which some know that they lost records.
 
-    LogDevice, digest 2.11, tells the loss at once; here whoever else may know gets its time.
+    LogDevice (docs/sources/logdevice.md 2.11) tells the loss at once; here whoever else may know
+    gets its time.
     """
-    hearing = judge(intact)
-    if not damaged or hearing not in (Hearing.NONE, Hearing.INCOMPLETE):
-        return hearing
-    if judge({*intact, *damaged}) not in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE):
-        return hearing
-    return Hearing.COMPLETE if hearing is Hearing.INCOMPLETE else Hearing.INCOMPLETE
+    verdict = judge(intact)
+    if not damaged or verdict not in (QuorumVerdict.NONE, QuorumVerdict.INCOMPLETE):
+        return verdict
+    if judge({*intact, *damaged}) not in (QuorumVerdict.COMPLETE, QuorumVerdict.NON_AUTHORITATIVE):
+        return verdict
+    return (
+        QuorumVerdict.COMPLETE if verdict is QuorumVerdict.INCOMPLETE else QuorumVerdict.INCOMPLETE
+    )
 
 
 def _order(kind: BlockKind) -> int:

@@ -6,7 +6,7 @@ acknowledged is on full copysets, which an f-majority meets, so of such a one no
 missing. Of a group of which something is missing nothing was acknowledged, and none of it
 may ever be read.
 
-Source: design.md §2 ("ack, LNG, release and recovery treat it as one block").
+Source: docs/design.md §2 ("ack, LNG, release and recovery treat it as one block").
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ LSN in between is as good as any: all older records are below it, all others are
 
 With fewer answers it errs to the early side only.
 
-Source: LogDevice digest 1 ("findTime"), 2.13; design.md §2.
+Source: docs/sources/logdevice.md 1 ("findTime"), 2.13; docs/design.md §2.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ only paused should get its share back soon, and one that is slow again is left o
 each time. A wave in which *nobody* answered says more of the sequencer than of the nodes, and
 makes none of them slow.
 
-Source: LogDevice digest 2.4 ("NodeSetState").
+Source: docs/sources/logdevice.md 2.4 ("NodeSetState").
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ producer that may still repeat its block, which would then be stored twice.
 This holds because acknowledgements are in LSN order and recovery keeps no block of a
 producer above an epoch's first hole: what follows a block that was lost is lost too.
 
-Source: design.md §3 ("Producers"); Kafka's idempotent producer (five batches remembered).
+Source: docs/design.md §3 ("Producers"); Kafka's idempotent producer (five batches remembered).
 """
 
 from __future__ import annotations

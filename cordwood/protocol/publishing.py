@@ -10,7 +10,7 @@ commit, so each log takes each record once.
 
 A pin is over once its attempt can commit no more, or what it committed is done.
 
-Source: design.md §9; research digest on PySpark 4.3, §8.
+Source: docs/design.md §9; docs/sources/spark.md §8.
 """
 
 from __future__ import annotations

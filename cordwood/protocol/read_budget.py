@@ -8,7 +8,8 @@ again when they go.
 
 What is reserved is at most the budget and one floor for each node of each stream.
 
-Source: LogDevice digest 2.11 (memory pressure halves the window); design.md §2 (windows).
+Source: docs/sources/logdevice.md 2.11 (memory pressure halves the window); docs/design.md §2
+(windows).
 """
 
 from __future__ import annotations

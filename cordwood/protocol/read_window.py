@@ -9,7 +9,8 @@ the window the stream reserves it anew from what all streams of the client share
 (`protocol.read_budget`): twice as much as before where the window lasted less than QUICK_S,
 half where it took longer than SLOW_S. A node is told of more once a quarter was used up.
 
-Pure: times and LSNs in, what to tell nodes out. Source: LogDevice digest 2.11; design.md §2.
+Pure: times and LSNs in, what to tell nodes out. Source: docs/sources/logdevice.md 2.11;
+docs/design.md §2.
 """
 
 from __future__ import annotations

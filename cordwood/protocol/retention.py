@@ -10,7 +10,8 @@ block counts for the part of its first copyset that can be: up to `copies` times
 
 Both go by whole partitions: that is what gives space back.
 
-Source: LogDevice digest 1 ("backlog"), 2.13; design.md §2 (append time alone drives retention).
+Source: docs/sources/logdevice.md 1 ("backlog"), 2.13; docs/design.md §2 (append time alone drives
+retention).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ sequencers number before they seal. Ours seal an f-majority before they number
 (`recovery.recover_log`), so there is no such store without a seal behind it, and every seal
 is a hard one. Who is asked to finish (`Yield`) does so before the seal, not through it.
 
-Source: LogDevice digest 2.7; design.md §3; reliability digest §0 (4).
+Source: docs/sources/logdevice.md 2.7; docs/design.md §3; docs/sources/reliability.md §0 (4).
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ them sends it. Both halves of the agreement are here:
 - `ships`, asked by a storage node for each copyset (not for each block: the answer is the
   same as long as the copyset is, and a block that is filtered out costs no read of its body);
 - `SenderChoice`, a reader's: who is known to be down, whether one copy is asked for or all,
-  and when the nodes must be told anew (a *rewind*). Page: single_copy.md.
+  and when the nodes must be told anew (a *rewind*). Page: docs/protocol/single-copy-delivery.md.
 
 A reader in single-copy mode never concludes that something is lost: silence of the nodes
 that do not send means nothing. On any doubt it asks all to send all they hold, and goes
 back to single copies when its window moves next.
 
-Source: seed logdevice-read-path, "Single copy delivery"; LogDevice digest 2.10, 2.11.
+Source: docs/sources/logdevice.md 2.10, 2.11.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ single-copy mode everything waits for it. So a reader measures how long each nod
 complete its window, keeps a moving average for each, and counts on those no more that are
 far slower than their peers. After a probation they are measured again; a node that is slow
 again stays away twice as long, and one that behaved for a while comes back to the first
-probation. Page: slow_shards.md.
+probation. Page: docs/protocol/single-copy-delivery.md, "Slow nodes".
 
 The numbers differ from LogDevice's (a 30 minute average, a margin of 10, a probation of 1
 to 30 minutes): its readers are background jobs with minutes to spare, and a node
 four times slower than its peers already costs a reader here three quarters of its speed.
 
-Source: seed logdevice-read-path, "SCD greylisting"; LogDevice digest 2.11 (outlier detector).
+Source: docs/sources/logdevice.md 2.11 (outlier detector).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ it can, for a second on end. A disk a hundred times slower does that between its
 each stall costs somebody a whole wait. One quick answer ends the verdict, so a flush that many
 waves wait for is not taken for it, nor is a node that was always far away.
 
-Source: RFC 6298; LogDevice digest 2.4 (timeouts that double, from 10 ms to a minute);
-research reliability §3 (L7).
+Source: RFC 6298; docs/sources/logdevice.md 2.4 (timeouts that double, from 10 ms to a minute);
+docs/sources/reliability.md §3 (L7).
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ lie before it. A recovery's holes are told in a RESUME record in front of whatev
 it appends, so that they stay holes and are not called damage once later records
 show that all before them was durable.
 
-Source: AutoMQ S3Stream digest (a), "Blocks", "Window", "Recovery", and "Traps"
-2 to 7; design.md §5.
+Source: docs/sources/s3stream.md (a), "Blocks", "Window", "Recovery", and "Traps"
+2 to 7; docs/design.md §5.
 """
 
 from __future__ import annotations

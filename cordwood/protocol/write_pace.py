@@ -13,8 +13,7 @@ the debt; headers come on top, and are paid back before the next block.
 
 Time is an argument, in seconds on any clock that does not go back.
 
-Source: seed "How to implement high-performance WAL based on raw devices" ("Writing");
-AutoMQ S3Stream digest (a), "Write pump" (M25's buckets).
+Source: docs/sources/s3stream.md (a), "Write pump" (M25's buckets).
 """
 
 from __future__ import annotations

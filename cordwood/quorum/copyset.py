@@ -14,7 +14,7 @@ the others gets more than its share when racks are asked for; both are the price
 One stream of chance gives one sequence of copysets: members are walked in node order,
 and nothing is drawn when there is no choice to give.
 
-Source: LogDevice digest 2.5, 2.6; design.md §3 ("spread").
+Source: docs/sources/logdevice.md 2.5, 2.6; docs/design.md §3 ("spread").
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def can_replicate(nodes: Set[NodeId], nodeset: Nodeset, replication: Replication
 
     Args:
         nodes: candidates; those outside the nodeset do not count.
-    Source: LogDevice digest 2.6, "canReplicate".
+    Source: docs/sources/logdevice.md 2.6, "canReplicate".
     """
     members = [member for member in nodeset.members if member.node in nodes]
     return len(members) >= replication.copies and all(
@@ -70,14 +70,14 @@ def choose_copyset(
         for scope, count in replication.spans:
             if count - len(used[scope]) >= draws_left:
                 left = [member for member in left if member.domain(scope) not in used[scope]]
-        member = left.pop(_draw(left, random))
+        member = left.pop(draw_member(left, random))
         drawn.append(member.node)
         for scope in used:
             used[scope].add(member.domain(scope))
     return tuple(drawn)
 
 
-def _draw(members: Sequence[Member], random: Chance) -> int:
+def draw_member(members: Sequence[Member], random: Chance) -> int:
     """Index of one member, by weight."""
     point = random.random() * sum(member.weight for member in members)
     for index, member in enumerate(members):

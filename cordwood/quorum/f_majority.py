@@ -1,70 +1,109 @@
-"""F-majority: whether the nodes heard meet every copyset that could hold a record.
+"""F-majority: whether the replies heard meet every copyset that could hold a record.
 
-What no heard node holds was then never stored on a full copyset, so it was never
-acknowledged; and a seal on the heard nodes leaves no copyset for an old sequencer.
+A record that no heard node holds was then never stored on a full copyset, so it was never
+acknowledged. A seal on the heard nodes leaves no copyset for an old sequencer.
 
-The rule, for copies R over at least K racks. A copyset that avoids the heard nodes
-needs R silent nodes, and silent nodes in K racks. So either of two facts excludes it:
+The rule, for R copies over at least K racks. A copyset that avoids the heard nodes needs R silent
+nodes, and silent nodes in K racks. So either of two facts excludes it:
 
 - fewer than R members are silent;
-- fewer than K racks have a silent member, which is to say that at least
-  `racks - K + 1` racks answered in full.
+- fewer than K racks have a silent member: at least `racks - K + 1` racks answered in full.
 
-With more scopes (rows, regions …) there is a fact like the second for each of them, and
-any one is enough.
+With more scopes (rows, regions …) there is a fact like the second for each scope, and any one is
+enough. The second is why location pays: with R=3 over 2 of 3 racks, two whole racks are enough,
+however many nodes the third rack has.
 
-The second is why location pays: with R=3 over 2 of 3 racks, two whole racks are
-enough to hear, however many nodes the third has.
+Each node counts by its authoritative status (`quorum.authority`):
 
-Members count whatever their weight: weight is a wish about new records, and an old
-record may lie on a node that takes none today. What became of a node's data (its
-authoritative status) counts for readers and recoveries, in `quorum.authority`.
+- AUTHORITATIVE_EMPTY: the data was rebuilt elsewhere. The node counts as not in the nodeset.
+- UNDER_REPLICATED: the data is gone. The node can never be heard, and need not be heard once every
+  node with data was.
+- UNAVAILABLE: the node is down and has data. Without an f-majority the caller waits for it.
 
-Source: LogDevice digest 2.6; common/FailureDomainNodeSet.h.
+Members count whatever their weight: a weight is a wish about new records, and an old record may
+lie on a node that takes none today.
+
+Two things differ from LogDevice. If fewer domains are left than a record needs copies, LogDevice
+calls no answer enough; here every node that has data must be heard, because a nodeset that was
+written down wrongly must stall a recovery and not let it conclude from silence. And any scope that
+the replication names may give the f-majority.
+
+Readers, recovery and the questions about places in a log all use this one rule.
+
+Source: docs/sources/logdevice.md 2.6, 2.9; common/FailureDomainNodeSet.h.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+import enum
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-from cordwood.nodes import NodeId, Nodeset, Replication
-from cordwood.quorum.copyset import can_replicate
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
+from cordwood.quorum.authority import HAS_DATA
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is known once some members were heard.
+class QuorumVerdict(enum.Enum):
+    """The weight of the replies heard."""
 
-    Attributes:
-        reached: the nodes heard meet every copyset.
-        missing: members not heard, in node order; may be there when `reached` is.
-    """
-
-    reached: bool
-    missing: tuple[NodeId, ...]
+    NONE = "none"
+    """Others may hold it."""
+    INCOMPLETE = "incomplete"
+    """They meet every copyset; some that have data were not heard."""
+    COMPLETE = "complete"
+    """They meet every copyset, and all that have data were heard."""
+    NON_AUTHORITATIVE = "non-authoritative"
+    """All that have data were heard, and do not meet every copyset: more nodes lost their
+    data than the copies survive."""
 
     @property
-    def complete(self) -> bool:
-        """Whether every member was heard."""
-        return not self.missing
+    def is_f_majority(self) -> bool:
+        """Whether the replies meet every copyset."""
+        return self in (QuorumVerdict.COMPLETE, QuorumVerdict.INCOMPLETE)
 
 
-def f_majority(heard: Set[NodeId], nodeset: Nodeset, replication: Replication) -> Verdict:
-    """Say whether `heard` meets every copyset that `nodeset` allows.
-
-    A nodeset too small for its own replication allows no copyset at all. LogDevice
-    then calls no answer enough; we want every member, because a nodeset written down
-    wrongly must stall recovery and not let it conclude from silence.
+def weigh_replies(
+    heard: Set[NodeId],
+    nodeset: Nodeset,
+    replication: Replication,
+    statuses: Mapping[NodeId, Authority],
+) -> QuorumVerdict:
+    """Weigh the replies of the nodes in `heard`.
 
     Args:
-        heard: nodes that answered; may hold nodes outside the nodeset.
-        replication: copies, and their domains, that each record of the epoch has.
-    Returns:
-        Verdict with the members not heard.
-    Source: LogDevice digest 2.6.
+        heard: nodes that answered for this LSN; may hold nodes outside the nodeset.
+        statuses: of the nodes that are not FULLY_AUTHORITATIVE.
     """
-    missing = tuple(node for node in nodeset.nodes if node not in heard)
-    if not can_replicate(frozenset(nodeset.nodes), nodeset, replication):
-        return Verdict(not missing, missing)
-    return Verdict(not can_replicate(frozenset(missing), nodeset, replication), missing)
+    fully = Authority.FULLY_AUTHORITATIVE
+    rest = [
+        (member, statuses.get(member.node, fully))
+        for member in nodeset.members
+        if statuses.get(member.node, fully) is not Authority.AUTHORITATIVE_EMPTY
+    ]
+    complete = all(member.node in heard for member, status in rest if status in HAS_DATA)
+    if _meet_every_copyset(heard, rest, replication):
+        return QuorumVerdict.COMPLETE if complete else QuorumVerdict.INCOMPLETE
+    return QuorumVerdict.NON_AUTHORITATIVE if complete else QuorumVerdict.NONE
+
+
+def _meet_every_copyset(
+    heard: Set[NodeId], rest: Sequence[tuple[Member, Authority]], replication: Replication
+) -> bool:
+    """Whether the nodes that were not heard cannot hold a copyset; where all together could not
+    either, for want of domains in one of the scopes, whether all were heard."""
+    scopes = (("node", replication.copies), *replication.spans)
+    for scope, copies in scopes:
+        if len({member.domain(scope) for member, _ in rest}) < copies:
+            return all(status in HAS_DATA and member.node in heard for member, status in rest)
+    return any(_meets(heard, rest, scope, copies) for scope, copies in scopes)
+
+
+def _meets(
+    heard: Set[NodeId], rest: Iterable[tuple[Member, Authority]], scope: str, copies: int
+) -> bool:
+    """Whether so many domains answered in full that the others cannot hold a copyset."""
+    full: dict[str, bool] = {}
+    for member, status in rest:
+        domain = member.domain(scope)
+        answered = status in HAS_DATA and member.node in heard
+        full[domain] = full.get(domain, True) and answered
+    return sum(full.values()) >= len(full) - copies + 1

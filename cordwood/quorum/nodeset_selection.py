@@ -7,7 +7,7 @@ changes the nodesets only of the logs that it scores well for. Where copies must
 regions or other scopes above the rack, the first nodes are taken from domains that these
 still want, the widest scope first.
 
-Source: LogDevice digest 2.5 ("nodeset selector is consistent-hash").
+Source: docs/sources/logdevice.md 2.5 ("nodeset selector is consistent-hash").
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every node and client that knows the same members names the same owner, and a
 member that goes moves only its own logs. Nodes that are taken for dead come last.
 
-Source: LogDevice digest 2.2.
+Source: docs/sources/logdevice.md 2.2.
 """
 
 from __future__ import annotations

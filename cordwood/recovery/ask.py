@@ -1,6 +1,7 @@
 """Asking the members of a nodeset the same thing, until enough have answered.
 
-Source: style.md §1; LogDevice digest 2.7 (4: a grace period for those on their way).
+Source: CONTRIBUTING.md, "The idea"; docs/sources/logdevice.md 2.7 (4: a grace period for those on
+their way).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Frames come over the node's own peer connections; `DigestReads` hands them to the
 read that asked.
 
-Source: LogDevice digest 2.7 (3, 4).
+Source: docs/sources/logdevice.md 2.7 (3, 4).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Copy, Digest
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.recovery.absent import refuse_absent
 from cordwood.recovery.ask import ask_until
 from cordwood.recovery.heard import Statuses, is_enough, weigh
@@ -241,7 +241,7 @@ async def collect_digest(
     for node, tail in heard.items():
         for block in tail.blocks:
             holders[block.header] = holders.get(block.header, frozenset()) | {node}
-    hearing = weigh(heard.keys(), nodeset, replication, away)
-    is_authoritative = hearing is not Hearing.NON_AUTHORITATIVE
+    verdict = weigh(heard.keys(), nodeset, replication, away)
+    is_authoritative = verdict is not QuorumVerdict.NON_AUTHORITATIVE
     over_by = max(each >> 32 for each in released)
     return Collected(digest, tuple(heard), lng, holders, is_authoritative, over_by)

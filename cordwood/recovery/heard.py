@@ -9,7 +9,7 @@ Where all that have data were heard and do not meet every copyset, more nodes lo
 than the copies survive, and recovery is *non-authoritative*: what nobody holds may have been
 acknowledged. It goes on, so that the log does, and plugs nothing.
 
-Source: LogDevice digest 2.6, 2.7 (3, 4, 6).
+Source: docs/sources/logdevice.md 2.6, 2.7 (3, 4, 6).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
-from cordwood.quorum.authority import Hearing, hear
 from cordwood.quorum.copyset import can_replicate
+from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
 
 Statuses = Mapping[NodeId, Authority]
 """Of the nodes that are not fully authoritative."""
@@ -32,10 +32,10 @@ def statuses_of(members: Iterable[Member]) -> Statuses:
 
 def weigh(
     heard: Set[NodeId], nodeset: Nodeset, replication: Replication, statuses: Statuses
-) -> Hearing:
+) -> QuorumVerdict:
     """What the members that answered amount to."""
     away = {node: status for node, status in statuses.items() if node not in heard}
-    return hear(heard, nodeset, replication, away)
+    return weigh_replies(heard, nodeset, replication, away)
 
 
 def is_enough(
@@ -46,11 +46,11 @@ def is_enough(
     While others may still answer, those heard must be able to hold a copyset; read-only ones
     tell what they have and hold nothing new. Once nobody else can, they do what they can.
     """
-    hearing = weigh(heard, nodeset, replication, statuses)
-    if hearing is Hearing.INCOMPLETE:
+    verdict = weigh(heard, nodeset, replication, statuses)
+    if verdict is QuorumVerdict.INCOMPLETE:
         takers = {m.node for m in nodeset.members if m.node in heard and not m.read_only}
         return can_replicate(takers, nodeset, replication)
-    return hearing is not Hearing.NONE
+    return verdict is not QuorumVerdict.NONE
 
 
 def attainable(nodes: Set[NodeId], nodeset: Nodeset, replication: Replication) -> Replication:

@@ -13,7 +13,7 @@ others; storage nodes refuse such stores, a recovery's as well (`storage.refusal
 are no others the recovery is tried and refused, and comes again: a member that has sealed and was
 read is up, so what is said of it is about to be taken back, and the storage nodes hear of that.
 
-Source: LogDevice digest 2.7 (6); design.md §2.
+Source: docs/sources/logdevice.md 2.7 (6); docs/design.md §2.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ none of them may be read. A peer that took part knows the LNG and the seal; one 
 knows is enough, because nodes are told that an epoch is clean only after its outcome
 is on full copysets, which every later recovery meets and keeps.
 
-Source: LogDevice digest 2.7 ("Purging").
+Source: docs/sources/logdevice.md 2.7 ("Purging").
 """
 
 from __future__ import annotations

@@ -7,14 +7,15 @@ above the epoch's LNG before it serves any of it (`recovery.purge`).
 With more nodes gone for good than the copies survive (`recovery.heard`) an epoch is ended
 non-authoritatively: what is left of it is stored again as well as can be, nothing is plugged,
 and it is clean, so that the log goes on. Readers are told of a loss where nothing is left. A
-node that comes back later with data of it purges like any that was away: what was told as lost
-stays lost, and what a producer had there may be stored again.
+node that comes back later with data of it purges like any that was away, but for what it knows to
+have been acknowledged: up to its own LNG it keeps what it has, and later readers get that. What a
+producer had there may be stored again.
 
 The new epoch takes appends as soon as all below it is sealed (`seal_log`): from then on
 no older sequencer can acknowledge anything, so what is acknowledged in the new epoch stands
 after all that was acknowledged before. None of it is released before recovery has ended.
 
-Source: LogDevice digest 2.7; seed logdevice-recovery; design.md §3.
+Source: docs/sources/logdevice.md 2.7; docs/design.md §3.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
 from cordwood.protocol.producers import ProducerTable
 from cordwood.protocol.seal import SealTally
-from cordwood.quorum.authority import HAS_DATA, Hearing
+from cordwood.quorum.authority import HAS_DATA
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.recovery.absent import refuse_absent
 from cordwood.recovery.ask import ask_all, ask_until
 from cordwood.recovery.collect_digest import Collected, DigestReads, collect_digest
@@ -126,7 +128,7 @@ async def seal_log(
             statuses=tools.statuses(), silent=tools.silent(),
         )  # fmt: skip
         time_us = max(time_us, tally.append_time_us)
-        if weigh(tally.sure, nodeset, replication, {}) is Hearing.NONE:
+        if weigh(tally.sure, nodeset, replication, {}) is QuorumVerdict.NONE:
             time_us, is_latest = max(time_us, tools.host.clock.now_us()), False
     return Begins(time_us, is_latest)
 
@@ -230,8 +232,8 @@ async def _last_known(
         if best is not None and _place(best) >= least:
             return read_produced(best.produced), clean
         heard = {n for n, answer in answers.items() if isinstance(answer, EpochReply)}
-        hearing = weigh(heard, nodeset, replication, tools.statuses())
-        if hearing not in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE):
+        verdict = weigh(heard, nodeset, replication, tools.statuses())
+        if verdict not in (QuorumVerdict.COMPLETE, QuorumVerdict.NON_AUTHORITATIVE):
             failures = {
                 node: answer if isinstance(answer, CordwoodError) else Unreachable("was not told")
                 for node, answer in answers.items()

@@ -1,6 +1,6 @@
 """Stop every older sequencer: seal an f-majority, and learn how far they know it was.
 
-Source: LogDevice digest 2.7 (2); seed logdevice-recovery.
+Source: docs/sources/logdevice.md 2.7 (2).
 """
 
 from __future__ import annotations

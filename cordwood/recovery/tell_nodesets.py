@@ -9,7 +9,7 @@ is of the epoch that is asked for or of a later one.
 LogDevice keeps the same history as a log on nodes of its own; here it is part of what each
 node keeps of the log, which no partition of data has to live on for.
 
-Source: LogDevice digest 2.7 (1), 2.8; design.md §6.
+Source: docs/sources/logdevice.md 2.7 (1), 2.8; docs/design.md §6.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ trimmed with the data. An entry may go once
 
 It is looked at when a log was recovered, since histories grow with epochs alone.
 
-Source: LogDevice digest 2.8 (trimmed once the data trim point passed an entry's range).
+Source: docs/sources/logdevice.md 2.8 (trimmed once the data trim point passed an entry's range).
 """
 
 from __future__ import annotations

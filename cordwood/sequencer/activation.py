@@ -7,7 +7,7 @@ would make the outcome of all that unknown.
 An epoch that was taken and could not be recovered yet (members absent) is kept
 for the next try, so that retries do not burn epochs; being fenced throws it away.
 
-Source: LogDevice digest 2.1, 2.2; seed logdevice-recovery.
+Source: docs/sources/logdevice.md 2.1, 2.2.
 """
 
 from __future__ import annotations
@@ -164,9 +164,10 @@ class Activation:
     async def _begin(self, log: int, epoch: int, record: EpochRecord, role: Role) -> LogAppender:
         members = await self._located(log, record)
         begins = await seal_log(log, epoch, record, members, self._recovery)
-        if begins.is_latest and record.clean_epoch + 1 < epoch:
+        if record.clean_epoch + 1 < epoch:
             # Should it end before it has recovered those below, whoever does must know.
-            await self._recovery.epochs.note_begun(log, epoch, begins.time_us)
+            time_us = begins.time_us if begins.is_latest else None
+            await self._recovery.epochs.note_begun(log, epoch, time_us)
         entry = record.entry(epoch)
         nodeset, replication = entry.nodeset(members), entry.replication
         del self._taken[log]

@@ -4,7 +4,7 @@ A block that goes back takes those of its log behind it along: a large call come
 blocks, and none may pass another. The client says where it begins afresh. Each producer,
 and what has none, is a line of its own.
 
-Source: design.md §4.
+Source: docs/design.md §4.
 """
 
 from __future__ import annotations

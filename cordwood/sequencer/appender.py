@@ -7,7 +7,7 @@ Everything that arrived for the log in one turn becomes one run (or a few, when 
 is large): one pass of numbering, one STORE frame to each member of the copyset. An atomic
 group is numbered as a whole, in runs of its own; the window passes it over as one.
 
-Source: design.md §3, §4; LogDevice digest 2.3, 2.4.
+Source: docs/design.md §3, §4; docs/sources/logdevice.md 2.3, 2.4.
 """
 
 from __future__ import annotations
@@ -456,7 +456,7 @@ class LogAppender:
     def drain(self) -> None:
         """Number nothing more; once all that is numbered is stored, the next epoch is taken.
 
-        Source: LogDevice digest 2.2, "graceful reactivation".
+        Source: docs/sources/logdevice.md 2.2, "graceful reactivation".
         """
         self._exhausted = True
         self._check_drained()

@@ -3,7 +3,7 @@
 An atomic group is cut into as many runs as it needs, all numbered at once, so that no other
 block comes between its own; each header names the group, and the last run has its answer.
 
-Source: design.md §2, §4.
+Source: docs/design.md §2, §4.
 """
 
 from __future__ import annotations

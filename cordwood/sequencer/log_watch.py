@@ -5,7 +5,7 @@ what it has numbered is stored and acknowledged, and then the next one is taken,
 no outcome becomes unknown. One that cannot finish in DRAIN_S is ended all the same. Other
 attributes take effect at once, and a log that was deleted is not sequenced any more.
 
-Source: LogDevice digest 2.1, 2.2; design.md §6.
+Source: docs/sources/logdevice.md 2.1, 2.2; docs/design.md §6.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ AGAIN_S = 1.0
 
 
 class LogWatch:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        changes: to the log tree, as counted when it was looked at last; -1 before.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class LogWatch:
         Args:
             on_change: told when the tree changed, or may have.
         """
+        self.changes = -1
         self._metadata = metadata
         self._logs = logs
         self._activation = activation
@@ -79,6 +84,7 @@ class LogWatch:
                     continue
                 looked_s = loop.time()
                 was, count = count, await self._logs.changes()
+                self.changes = count
                 self._end_late()
                 if count != was or mark == seen:
                     self._on_change()

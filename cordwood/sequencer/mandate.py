@@ -1,6 +1,6 @@
 """Whether this node may sequence a log now, and who may instead.
 
-Source: design.md §4; LogDevice digest 2.2.
+Source: docs/design.md §4; docs/sources/logdevice.md 2.2.
 """
 
 from __future__ import annotations

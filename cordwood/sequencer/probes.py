@@ -3,7 +3,7 @@
 A node makes an empty store durable in its WAL before it answers, so a disk that is slow
 is found out as well as a process that is.
 
-Source: LogDevice digest 2.4 (PROBING).
+Source: docs/sources/logdevice.md 2.4 (PROBING).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Entries that come before the log is active wait in its slot, and those that need every
 lower epoch recovered wait for that as well.
 
-Source: design.md §4; LogDevice digest 2.2, 2.8.
+Source: docs/design.md §4; docs/sources/logdevice.md 2.2, 2.8.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ a second; idle logs cost nothing, because a lost message means a lost connection
 Told are the nodes of every epoch that the log has had: those of older nodesets learn only
 from this that their epochs are over.
 
-Source: LogDevice digest 2.3 (release, retry and broadcast to the union of nodesets).
+Source: docs/sources/logdevice.md 2.3 (release, retry and broadcast to the union of nodesets).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Appends for a log that is not active here wait while it is activated, within a
 bound; appends for a log that another node should sequence are sent there. What
 arrived in one turn is handled at its end, over all logs and connections.
 
-Source: design.md §4; LogDevice digest 2.2, 2.3.
+Source: docs/design.md §4; docs/sources/logdevice.md 2.2, 2.3.
 """
 
 from __future__ import annotations

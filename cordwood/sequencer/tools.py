@@ -1,6 +1,6 @@
 """What all appenders of one node share, and what they need of the machine.
 
-Source: style.md §2 (what a room needs is passed to its constructor).
+Source: CONTRIBUTING.md, "The idea" (what a room needs is passed to its constructor).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Checked in the very order in which blocks are numbered, so that the answer holds.
 
-Source: design.md §3 ("Producers", `expected_tail`).
+Source: docs/design.md §3 ("Producers", `expected_tail`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ other nodes up, and after every epoch that the damage may have touched has been 
 that node's word. So nothing is lost that another node has, and from its start to its end every
 log is read again, and appended to.
 
-Source: `cordwood nodes accept-loss`; LogDevice digest 2.7.
+Source: `cordwood nodes accept-loss`; docs/sources/logdevice.md 2.7.
 """
 
 from __future__ import annotations

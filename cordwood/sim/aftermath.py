@@ -11,7 +11,7 @@ much was lost.
 *Pace.* A client measures how long appends take while all is well, and then with one node that
 is stopped, or whose disk is a hundred times slower (L7).
 
-Source: seed logdevice-read-path, "Authoritative Status"; reliability digest §3 (L7).
+Source: docs/sources/logdevice.md 2.9; docs/sources/reliability.md §3 (L7).
 """
 
 from __future__ import annotations

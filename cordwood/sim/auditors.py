@@ -3,7 +3,7 @@
 What it tells is held against the dump of its disk (O2). The Spark job `audit` asks in the same
 way, and believes what it is told.
 
-Source: research digest on PySpark 4.3, §7.
+Source: docs/sources/spark.md §7.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from functools import partial
 
 from cordwood.block import BlockKind
-from cordwood.client.replica_scan import Copy, scan_copies
+from cordwood.client.read.replica_scan import Copy, scan_copies
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

@@ -5,7 +5,7 @@ times it is asked. It changes only what a machine, a network or a user may do an
 (a slow file, a refused dial, a process that dies young), so it stands in the
 simulator and costs production nothing.
 
-Source: FoundationDB's BUGGIFY (reliability digest §1).
+Source: FoundationDB's BUGGIFY (docs/sources/reliability.md §1).
 """
 
 from __future__ import annotations

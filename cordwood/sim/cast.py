@@ -1,6 +1,6 @@
 """Who takes part in a run: the names of its clients, and each one's program.
 
-Source: reliability digest §1 (Jepsen's Kafka workload).
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 from cordwood.sim.consuming import consume
 from cordwood.sim.crew import Crew
 from cordwood.sim.crowd import crowd
+from cordwood.sim.name_clients import call_names, change_names
 from cordwood.sim.position_clients import trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
@@ -41,6 +42,8 @@ _PARTS = {
     "outsider": pry,
     "warden": keep_storage,
     "coroner": give_up,
+    "namer": change_names,
+    "caller": call_names,
 }
 
 
@@ -99,6 +102,8 @@ def member_names(options: WorkloadOptions) -> tuple[str, ...]:
         *_numbered("outsider", options.outsiders),
         *_numbered("warden", bool(options.read_only)),
         *_numbered("coroner", bool(options.given_up)),
+        *_numbered("namer", bool(options.callers)),
+        *_numbered("caller", options.callers),
     )
 
 

@@ -1,6 +1,6 @@
 """A whole cluster in the simulator: production nodes on simulated machines.
 
-Source: design.md §10; reliability digest §4.
+Source: docs/design.md §10; docs/sources/reliability.md §4.
 """
 
 from __future__ import annotations
@@ -282,12 +282,18 @@ class SimCluster:
             storage=replace(self.options.storage, wal_bytes=self.options.wal_bytes),
         )
 
-    async def dump(self) -> None:
-        """Record what every running node holds of every log."""
+    async def dump(self, only: Collection[int] | None = None) -> None:
+        """Record what every running node holds of every log.
+
+        Args:
+            only: the logs of which appends were noted, where those of others were not.
+        """
         for number, node in sorted(self.running.items()):
             if number in self._broken:
                 continue
             for log in sorted(node.shard.cache.logs):
+                if only is not None and log not in only:
+                    continue
                 slots = [_dumped(block) for block in await held_blocks(node.shard, log)]
                 trim, rack = node.shard.cache.log(log).trim, self.location(number)
                 self._recorder.node_dumped(number, rack, log, slots, trim)

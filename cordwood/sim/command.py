@@ -3,7 +3,7 @@
 Loaded by the command line on first use. Seeds run in worker processes; nothing of
 the machine reaches a simulation, so a seed tells the same everywhere.
 
-Source: design.md §10, §11.
+Source: docs/design.md §10, §11.
 """
 
 from __future__ import annotations

@@ -1,19 +1,25 @@
 """Simulated members of a consumer: they share its logs, read, and save how far they came.
 
-What each is given is a read of its own in the history, so all that holds for readers holds
+They take portions, or loop over items; they leave loops, cancel calls, save with an item in hand,
+and end in disorder. Each keeps books of its own: what it was given stands in the history once it
+has dealt with it, and not before. So a position past what a member had in hand when it died is
+seen, if nobody is given that again.
+
+What each has dealt with is a read of its own in the history, so all that holds for readers holds
 for them; their saves are there to be held against what the metadata store said (S24).
 
-Source: reliability digest §1 (Jepsen's Kafka workload), §3 (S24).
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3 (S24).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
-from cordwood.block import Gap
-from cordwood.client.consumer import Consumer
-from cordwood.client.reader import Portion
+from cordwood.block import Gap, Record
+from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.hand import Portion
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
@@ -31,11 +37,32 @@ SAVE_SHARE = 0.3
 STAY_S = 20.0
 """Mean time after which a member leaves and joins again."""
 
+LOOP_SHARE = 0.5
+"""Of the turns of a member: it loops over items, and takes portions in the others."""
+
+LOOP_ITEMS_MAX = 40
+
+AT_WORK_SHARE = 0.05
+"""Of the items of a loop: the member saves while it works on one, or takes its time."""
+
+WORK_S = 2.0
+"""Longest that a member works on what it was given."""
+
+CANCELLED_SHARE = 0.2
+"""Of the calls that wait for something."""
+
+DISORDER_SHARE = 0.01
+"""Of the turns: an error of the application ends it, and nothing is saved."""
+
+
+class _Mishap(Exception):
+    """An error of the application."""
+
 
 async def consume(name: str, clients: Clients, host: Host) -> None:
     """Read as a member until told to stop."""
-    _, chance = clients.next_life(name)
-    member = _Member(name, clients)
+    life, chance = clients.next_life(name)
+    member = _Member(name, clients, clients.manner_chance(name, life))
     while not clients.stopping:
         try:
             async with connected(clients.addresses, host, clients.settings(chance)) as store:
@@ -46,42 +73,91 @@ async def consume(name: str, clients: Clients, host: Host) -> None:
                 )
                 async with consumer:
                     await member.take_part(consumer, chance)
+        except _Mishap:
+            continue
         except CordwoodError as error:
             clients.told(name, "consume", error)
             await asyncio.sleep(RECONNECT_S)
 
 
 class _Member:
-    """What one member was given, for the history.
+    """What one member was given, and its books.
 
     Attributes:
         log_ids: numbers of the logs, by name.
     """
 
-    def __init__(self, name: str, clients: Clients) -> None:
+    def __init__(self, name: str, clients: Clients, manners: random.Random) -> None:
         self.log_ids: dict[str, int] = {}
         self._name = name
         self._clients = clients
+        self._manners = manners
         self._next: dict[str, int] = {}
-        # By log, since when something of it was given out and no save of it was noted.
+        # By log, since when something of it was dealt with and no save of it was noted.
         self._new: dict[str, int] = {}
+        # What it works on: of which log, and since when.
+        self._at_work: tuple[str, tuple[Record | Gap, ...], int] | None = None
 
     async def take_part(self, consumer: Consumer, chance: random.Random) -> None:
         """Read and save for a while, from wherever the saved positions are."""
         self._next.clear()
         self._new.clear()
+        self._at_work = None
         loop = asyncio.get_running_loop()
         leaves_s = loop.time() + chance.expovariate(1 / STAY_S)
         while not self._clients.stopping and loop.time() < leaves_s:
-            self._given(await consumer.read(PORTION_RECORDS, LOOK_S))
+            if self._manners.random() < LOOP_SHARE:
+                await self._loop(consumer)
+            else:
+                await self._read(consumer)
             if chance.random() < SAVE_SHARE:
                 await self._save(consumer)
+            if self._manners.random() < DISORDER_SHARE:
+                raise _Mishap
 
-    def _given(self, portion: Portion) -> None:
-        """Note what it was given; where that does not go on, a read begins."""
-        recorder, log = self._clients.recorder, portion.log
+    async def _read(self, consumer: Consumer) -> None:
+        """Take a portion, and work on it. It counts with whatever is asked for next."""
+        self._dealt_with()
+        portion = Portion()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s()):
+                portion = await consumer.read(PORTION_RECORDS, LOOK_S)
+        if portion:
+            await self._work(portion.log, tuple(portion))
+        self._dealt_with()
+
+    async def _loop(self, consumer: Consumer) -> None:
+        """Loop over some items, and leave the loop with one in hand."""
+        for _ in range(self._manners.randint(1, LOOP_ITEMS_MAX)):
+            self._dealt_with()
+            try:
+                async with asyncio.timeout(self._patience_s()):
+                    log, item = await anext(consumer)
+            except TimeoutError:
+                continue
+            await self._work(log, (item,))
+            if self._manners.random() < AT_WORK_SHARE:
+                await self._save(consumer)
+
+    def _patience_s(self) -> float:
+        """How long the next call may take before it is cancelled."""
+        is_hasty = self._manners.random() < CANCELLED_SHARE
+        return LOOK_S * self._manners.random() ** 4 if is_hasty else LOOK_S
+
+    async def _work(self, log: str, items: tuple[Record | Gap, ...]) -> None:
+        """Work on what it was given: whatever ends it now leaves that undone."""
+        self._at_work = (log, items, self._now_us)
+        if self._manners.random() < AT_WORK_SHARE:
+            await asyncio.sleep(WORK_S * self._manners.random())
+
+    def _dealt_with(self) -> None:
+        """Note what it worked on; where that does not go on, a read begins."""
+        if self._at_work is None:
+            return
+        (log, items, since_us), self._at_work = self._at_work, None
+        recorder = self._clients.recorder
         reader = f"{self._name}:{log}"
-        for item in portion:
+        for item in items:
             first, last = (item.first, item.last) if isinstance(item, Gap) else (item.lsn, item.lsn)
             if self._next.get(log) != first:
                 recorder.read_started(reader, self.log_ids[log], first, consumer=CONSUMER)
@@ -90,7 +166,7 @@ class _Member:
             else:
                 recorder.record_delivered(reader, item.lsn, item.value)
             self._next[log] = last + 1
-            self._new.setdefault(log, self._now_us)
+        self._new.setdefault(log, since_us)
 
     @property
     def _now_us(self) -> int:
@@ -109,5 +185,5 @@ class _Member:
         for log, lsn in positions.items():
             if log in new and log in mine:
                 self._clients.recorder.positions_saved(
-                    CONSUMER, self._name, {log: lsn}, invoked_us=new[log]
+                    CONSUMER, self._name, {str(self.log_ids[log]): lsn}, invoked_us=new[log]
                 )

@@ -3,7 +3,7 @@
 A client that is killed leaves calls open; the history says of them that nobody
 knows. Its next life goes on under the same name, as a restarted application does.
 
-Source: reliability digest §3 ("append ends OK, FAIL or UNKNOWN").
+Source: docs/sources/reliability.md §3 ("append ends OK, FAIL or UNKNOWN").
 """
 
 from __future__ import annotations

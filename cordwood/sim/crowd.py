@@ -4,7 +4,7 @@ They begin at the tail, at the start or where they left off, each takes its time
 starts over: so some are at the tail together, some fall behind what waits for them, and some come
 back. In the history each is a reader of its own.
 
-Source: reliability digest §3 (S5); `client.shared_tail`.
+Source: docs/sources/reliability.md §3 (S5); `client.read.shared_tail`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
@@ -22,8 +22,8 @@ from cordwood.sim.readers import given_to
 from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
 
 CROWD = 4
-"""Readers of one client: enough to share (`client.shared_tail.MEMBERS_MIN` is turned down where
-there is a crowd), few beside all others that a run has."""
+"""Readers of one client: enough to share (`client.read.shared_tail.MEMBERS_MIN` is turned down
+where there is a crowd), few beside all others that a run has."""
 
 RESTART_S = 8.0
 """Mean time after which one of them starts over."""

@@ -6,7 +6,7 @@ short, to any store that keeps one copy of its order. So rot is put where a late
 record, or the header, vouches for what was there; what a node then says of it must
 be "unknown" and never "absent" (S16).
 
-Source: reliability digest §0 (3), §5.1 (bit rot); Alagappan et al., FAST 2018
+Source: docs/sources/reliability.md §0 (3), §5.1 (bit rot); Alagappan et al., FAST 2018
 (a crash and a corruption are told apart, or data is lost).
 """
 

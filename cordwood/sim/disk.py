@@ -9,7 +9,7 @@ power cut (`cut_power`, after the deaths) then takes volatile blocks or tears th
 Faults are asked for by name and happen once each, so that a plan can say how much
 may be lost. A read sees a write's bytes only once it is done.
 
-Source: reliability digest, §5.1; FoundationDB's AsyncFileNonDurable; TigerBeetle's
+Source: docs/sources/reliability.md §5.1; FoundationDB's AsyncFileNonDurable; TigerBeetle's
 src/testing/storage.zig.
 """
 

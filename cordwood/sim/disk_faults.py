@@ -1,6 +1,6 @@
 """Faults of disks that are met when a node starts: errors, and files that were tampered with.
 
-Source: reliability digest §5.1 (latent sector errors, truncate, zero-fill); BookKeeper's
+Source: docs/sources/reliability.md §5.1 (latent sector errors, truncate, zero-fill); BookKeeper's
 and NATS's losses to files that were shorter than they had been (§2).
 """
 

@@ -2,7 +2,7 @@
 
 What each is for, and who records it when, stands in `sim.history`.
 
-Source: research "reliability", §3 ("Checkers in Python").
+Source: docs/sources/reliability.md §3 ("Checkers in Python").
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from cordwood.block import Buffer, GapKind
 from cordwood.sim.end_events import EndEvent
 from cordwood.sim.event import EpochValue, HistoryEvent, LsnValue, TimeUs
+from cordwood.sim.name_events import NameEvent
 from cordwood.sim.node_events import NodeEvent
 from cordwood.sim.operator_events import OperatorEvent
 from cordwood.sim.payload import identify
@@ -362,6 +363,7 @@ Event: TypeAlias = (
     | NodeDumped
     | PositionEvent
     | TokenEvent
+    | NameEvent
     | NodeScrubbed
     | EndEvent
     | NodeEvent

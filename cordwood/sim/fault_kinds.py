@@ -7,7 +7,7 @@ that table, so nothing else changes.
 What waits for a feature is listed in docs/simulator.md, with what is here; disks' errors
 are in `sim.disk_faults`, who speaks to a port uninvited in `sim.stranger`.
 
-Source: reliability digest §5.1; TigerBeetle's swarm options; FoundationDB's kill
+Source: docs/sources/reliability.md §5.1; TigerBeetle's swarm options; FoundationDB's kill
 types and its swizzle-clogging.
 """
 

@@ -11,7 +11,7 @@ every node is back before appends are asked to succeed again, and no disk loses 
 had synced. Faults that destroy stored bytes are drawn for `Damage` runs only, on nodes
 that the atlas gives free.
 
-Source: reliability digest §1 (Jepsen's pause-kill, FoundationDB's swizzle-clog), §5.1;
+Source: docs/sources/reliability.md §1 (Jepsen's pause-kill, FoundationDB's swizzle-clog), §5.1;
 TigerBeetle's swarm options and its fault atlas.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.quorum.copyset import can_replicate
-from cordwood.quorum.f_majority import f_majority
+from cordwood.quorum.f_majority import weigh_replies
 from cordwood.sim.fault_kinds import FAULT_KINDS
 
 SEQUENCER = 0
@@ -267,7 +267,7 @@ def spare_nodes(order: Sequence[NodeId], options: FaultOptions) -> list[NodeId]:
     taken: list[NodeId] = []
     for node in order:
         rest = set(nodeset.nodes) - {*taken, node}
-        enough = f_majority(rest, nodeset, replication).reached
+        enough = weigh_replies(rest, nodeset, replication, {}).is_f_majority
         if enough and can_replicate(rest, nodeset, replication):
             taken.append(node)
     return taken

@@ -1,6 +1,6 @@
 """Looks at what nodes hold, every second, for the checker of their limits (L6).
 
-Source: reliability digest §3 (L6).
+Source: docs/sources/reliability.md §3 (L6).
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from cordwood.settings import StorageSettings
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.node_events import Gauged
+from cordwood.sim.process import ProcessState
+from cordwood.wire import arrivals as arrivals_module
+from cordwood.wire import server
 
 LOOK_EVERY_S = 1.0
 
 FLUSH_SLACK_S = 5.0
 """What a flush may be late while nothing fails: the one before it takes its time."""
+
+LATE_SLACK_S = 2.0
+"""A node that gets little of its processor looks at frames that were begun as much later."""
 
 
 class Gauges:
@@ -56,6 +62,13 @@ class Gauges:
         shard = node.shard
         yield "wal_bytes", shard.wal.used_bytes, shard.wal.capacity_bytes
         yield "cache_bytes", shard.cache.bytes, shard.cache_bytes_max
+        arrivals, process = node.server.arrivals, self._cluster.machine(number).process
+        yield "strangers", node.server.strangers, server.STRANGERS_MAX
+        yield "begun_bytes", arrivals.bytes, arrivals_module.UNFINISHED_BYTES_MAX
+        if process is not None and process.state is ProcessState.RUNNING:
+            late_s = arrivals.late_s(asyncio.get_running_loop().time())
+            limit_s = server.LATE_EVERY_S + LATE_SLACK_S
+            yield "begun_late_us", round(late_s * 1e6), round(limit_s * 1e6)
         batch = shard.cache.batch
         if number in self.flushing and batch is not None:
             waits_s = asyncio.get_running_loop().time() - max(batch.since_s, self._since_s)

@@ -22,7 +22,7 @@ Who must record what:
 Times are microseconds of one clock; where two events have the same time, their
 order in the history counts.
 
-Source: research "reliability", §3 ("Checkers in Python").
+Source: docs/sources/reliability.md §3 ("Checkers in Python").
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.sim.memory_logs import MemoryTables
-from cordwood.storage.shard import Shard
+from cordwood.storage.engine import Shard
 
 BATCH_BYTES = 1 << 20
 BATCH_BLOCKS = 1000

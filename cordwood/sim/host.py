@@ -16,7 +16,7 @@
 A machine has a name on the network, a disk and a clock, which outlive its
 processes; it runs one process at a time.
 
-Source: style.md §1 and §8; reliability digest, §4 and §5.1.
+Source: CONTRIBUTING.md, "The idea" and "Determinism"; docs/sources/reliability.md §4 and §5.1.
 """
 
 from __future__ import annotations

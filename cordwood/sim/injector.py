@@ -1,6 +1,6 @@
 """Carries out a fault plan on a simulated cluster, and takes every fault back.
 
-Source: reliability digest §5.1.
+Source: docs/sources/reliability.md §5.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every limit in the code is a named constant that is looked up when it is used, s
 seed may give it another value for the length of a run. Values are legal ones: a
 limit may be small, and then what happens past it happens often.
 
-Source: FoundationDB randomises its knobs (reliability digest §1).
+Source: FoundationDB randomises its knobs (docs/sources/reliability.md §1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from cordwood.protocol.producers import Budget
-from cordwood.storage.wal_limits import WalLimits
+from cordwood.storage.wal.wal_limits import WalLimits
 
 TURN_SHARE = 0.25
 """Each knob is turned in this share of the seeds, unless it says another one."""
@@ -54,24 +54,24 @@ KNOBS: Mapping[str, Knob] = {
         Knob("sequencer.role", "ACTIVATING_BYTES_MAX", (2000, 50_000)),
         Knob("sequencer.activation", "TRIES_MAX", (1, 5)),
         Knob("protocol.node_states", "SLOW_S", (0.2, 6.0)),
-        Knob("storage.read_streams", "BATCH_BYTES", (70_000, 100_000)),
-        Knob("storage.read_streams", "BATCH_BLOCKS", (1, 5, 50)),
-        Knob("storage.read_streams", "TURN_BATCHES", (1, 2)),
-        Knob("storage.wal_recovery", "READ_BUFFER_BYTES", (4096, 16_384)),
+        Knob("storage.push.read_streams", "BATCH_BYTES", (70_000, 100_000)),
+        Knob("storage.push.read_streams", "BATCH_BLOCKS", (1, 5, 50)),
+        Knob("storage.push.read_streams", "TURN_BATCHES", (1, 2)),
+        Knob("storage.wal.wal_recovery", "READ_BUFFER_BYTES", (4096, 16_384)),
         Knob("recovery.ask", "GRACE_S", (0.0, 0.5)),
         Knob("recovery.collect_digest", "CREDIT_BYTES", (4096, 20_000)),
-        Knob("client.log_appends", "SEEK_ONE_S", (0.2, 2.0)),
-        Knob("client.log_appends", "RETRY_MAX_S", (0.1, 0.4)),
-        Knob("client.consumer", "MEMBER_TTL_S", (1.0, 3.0, 6.0), OFTEN_SHARE),
+        Knob("client.append.log_appends", "SEEK_ONE_S", (0.2, 2.0)),
+        Knob("client.append.log_appends", "RETRY_MAX_S", (0.1, 0.4)),
+        Knob("client.read.consumer", "MEMBER_TTL_S", (1.0, 3.0, 6.0), OFTEN_SHARE),
         Knob("client.cluster", "REFRESH_S", (1.0, 15.0)),
-        Knob("client.senders", "WINDOW_LSNS_MIN", (16, 128)),
-        Knob("client.senders", "WINDOW_LSNS_MAX", (128, 500)),
-        Knob("client.senders", "CREDIT_BYTES_MIN", (1, 4096)),
-        Knob("client.read_stream", "NUDGE_MAX_S", (1.0, 3.0)),
-        Knob("client.read_stream", "STUCK_S", (0.3, 1.0)),
+        Knob("protocol.read_window", "LSNS_MIN", (16, 128)),
+        Knob("protocol.read_window", "LSNS_MAX", (128, 500)),
+        Knob("protocol.read_window", "CREDIT_BYTES_MIN", (1, 4096)),
+        Knob("client.read.read_stream", "NUDGE_MAX_S", (1.0, 3.0)),
+        Knob("client.read.read_stream", "STUCK_S", (0.3, 1.0)),
         Knob("protocol.slow_shards", "SLOW_MIN_S", (0.02, 0.1)),
         Knob("protocol.slow_shards", "PROBATION_MIN_S", (1.0, 3.0)),
-        Knob("storage.read_streams", "CHOICES_MAX", (1,)),
+        Knob("storage.push.read_streams", "CHOICES_MAX", (1,)),
         Knob("wire.peers", "PING_EVERY_S", (1.0, 3.0)),
         Knob("wire.peers", "REDIAL_MAX_S", (0.2, 0.5)),
         Knob("sim.transport", "MERGE_CHANCE", (0.0, 1.0)),
@@ -95,17 +95,21 @@ KNOBS: Mapping[str, Knob] = {
         Knob("wire.connection", "CLIENT_CALLS_AT_ONCE", (2, 8)),
         Knob("wire.server", "CLIENT_CALLS_MAX", (4, 32)),
         # Those that came last: what the others draw does not change.
-        Knob("storage.read_streams", "FETCH_BYTES", (10_000, 70_000)),
-        Knob("storage.read_streams", "AHEAD_AFTER_BYTES", (0, 0, 20_000), OFTEN_SHARE),
-        Knob("storage.read_ahead", "KEPT_S", (0.02, 0.2)),
-        Knob("client.shared_tail", "MEMBERS_MIN", (1, 2, 2), OFTEN_SHARE),
-        Knob("client.shared_tail", "SEAT_ITEMS_MAX", (1, 4, 20), OFTEN_SHARE),
-        Knob("client.shared_tail", "RECENT_ITEMS_MAX", (0, 4)),
-        Knob("client.shared_tail", "BEHIND_S", (0.0, 0.0, 0.1), OFTEN_SHARE),
+        Knob("storage.push.read_streams", "FETCH_BYTES", (10_000, 70_000)),
+        Knob("storage.push.read_streams", "AHEAD_AFTER_BYTES", (0, 0, 20_000), OFTEN_SHARE),
+        Knob("storage.push.read_ahead", "KEPT_S", (0.02, 0.2)),
+        Knob("client.read.shared_tail", "MEMBERS_MIN", (1, 2, 2), OFTEN_SHARE),
+        Knob("client.read.shared_tail", "SEAT_ITEMS_MAX", (1, 4, 20), OFTEN_SHARE),
+        Knob("client.read.shared_tail", "RECENT_ITEMS_MAX", (0, 4)),
+        Knob("client.read.shared_tail", "BEHIND_S", (0.0, 0.0, 0.1), OFTEN_SHARE),
         # Idle for longer than any append is tried for. A new producer is refused until then, so
         # a run with one of these owes no promise that appends succeed (`sim.run`).
         Knob("protocol.producers", "USERS", (Budget(2, 15_000_000), Budget(5, 15_000_000)), 0.1),
         Knob("protocol.producers", "QUERIES", (Budget(1, 15_000_000), Budget(2, 15_000_000)), 0.1),
+        Knob("wire.arrivals", "FRAME_GRACE_S", (2.0, 8.0)),
+        Knob("wire.server", "STRANGERS_MAX", (30, 100)),
+        # For hunts alone: so little that honest callers are cut off, too.
+        Knob("wire.arrivals", "UNFINISHED_BYTES_MAX", (20_000,), 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""

@@ -3,7 +3,7 @@
 A link is one direction between two hosts. It is pure state and chance; what
 moves over it is in `sim.transport`.
 
-Source: reliability digest, §5.1; TigerBeetle's packet simulator for the kinds of
+Source: docs/sources/reliability.md §5.1; TigerBeetle's packet simulator for the kinds of
 partition.
 """
 

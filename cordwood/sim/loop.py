@@ -14,8 +14,8 @@ when nothing is ready, so one seed is one run, and an hour of quiet costs nothin
 - *Trace.* A hash over time, process and callback of every step, and over what the
   simulated machine adds: two runs that differ anywhere differ here (`sim.trace`).
 
-Source: reliability digest, §4; style.md §8; asyncio's base_events.py for what a
-loop promises.
+Source: docs/sources/reliability.md §4; CONTRIBUTING.md, "Determinism"; asyncio's base_events.py for
+what a loop promises.
 """
 
 from __future__ import annotations

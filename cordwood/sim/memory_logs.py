@@ -11,7 +11,7 @@ RocksDB does it by blocks: a start does not fail for it, and nobody is told that
 Files are `{table}.{number}`; the first of a table makes it, and `{table}.{number}.dropped`
 ends it with all that is below. Nothing leaves the directory: the seam has no removal.
 
-Source: design.md §10 ("RocksDB's twin in the simulator loses unflushed writes at a crash,
+Source: docs/design.md §10 ("RocksDB's twin in the simulator loses unflushed writes at a crash,
 per column family").
 """
 
@@ -28,7 +28,7 @@ from crc32c import crc32c
 from cordwood.errors import ChecksumMismatch
 from cordwood.host.seams import Host
 from cordwood.settings import StorageSettings
-from cordwood.storage.tables import Row, Rows, TablesFailed
+from cordwood.storage.logs_db.tables import Row, Rows, TablesFailed
 
 FLUSH_BY_ITSELF = 0.1
 """Share of the writes after which a table is flushed without being asked."""
@@ -111,7 +111,7 @@ def read_file(data: bytes, path: str) -> list[FileRow]:
 
 
 class MemoryTables:
-    """See `storage.tables.Tables`."""
+    """See `storage.logs_db.tables.Tables`."""
 
     def __init__(self, directory: str, settings: StorageSettings, host: Host) -> None:
         self._path = directory
@@ -247,5 +247,5 @@ class MemoryTables:
 
 
 def memory_tables(directory: str, settings: StorageSettings, host: Host) -> MemoryTables:
-    """Tables of the simulator at `directory`; see `storage.tables.MakeTables`."""
+    """Tables of the simulator at `directory`; see `storage.logs_db.tables.MakeTables`."""
     return MemoryTables(directory, settings, host)

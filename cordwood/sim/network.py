@@ -5,7 +5,7 @@ are simulated where they outlive a process: a handshake succeeds against a pause
 one, a killed one's connections are closed or reset for it, and a machine without
 power says nothing until it is back, and then resets what it does not know.
 
-Source: reliability digest, §5.1; TCP as far as a stream's user can tell.
+Source: docs/sources/reliability.md §5.1; TCP as far as a stream's user can tell.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Faults overlap: two partitions may cut one link, and it is whole again only when
 are over. So every fault is kept with the links that it holds, and a link takes the
 latest of those still in force.
 
-Source: reliability digest §5.1 (partitions of every shape, swizzle-clog).
+Source: docs/sources/reliability.md §5.1 (partitions of every shape, swizzle-clog).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What one simulated run is made of; drawn by `sim.swarm`, or the demo's shape.
 
-Source: reliability digest §4; TigerBeetle's src/vopr.zig.
+Source: docs/sources/reliability.md §4; TigerBeetle's src/vopr.zig.
 """
 
 from __future__ import annotations

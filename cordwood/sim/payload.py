@@ -5,7 +5,7 @@ makes a dump readable, the filler is random bytes, which makes it a fair test of
 the path. `crc` is the CRC32C, as 8 hex digits, of the id and the filler, so that
 a payload that was cut, joined or changed no longer identifies.
 
-Source: research "reliability", §3 (S3: id and CRC inside the payload).
+Source: docs/sources/reliability.md §3 (S3: id and CRC inside the payload).
 """
 
 from __future__ import annotations

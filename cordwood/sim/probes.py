@@ -7,7 +7,7 @@ bugs are planted too: the code itself knows nothing of them. To add one, add a r
 `probes_of_nodes` or `probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the
 history tells it).
 
-Source: FoundationDB's CODE_PROBE; reliability digest §1, §4.
+Source: FoundationDB's CODE_PROBE; docs/sources/reliability.md §1, §4.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cordwood.errors import (
 from cordwood.layout.waves import Refusal
 from cordwood.lsn import ESN_MAX
 from cordwood.protocol.single_copy import Doubt
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -148,7 +148,7 @@ def _gave(kind: GapKind) -> Test:
 
 _APPENDER = "sequencer.appender:LogAppender"
 _ROLE = "sequencer.role:SequencerRole"
-_SHARD = "storage.shard:Shard"
+_SHARD = "storage.engine:Shard"
 _DIGEST = "protocol.digest:Digest.mend"
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _CHOICE = "protocol.single_copy:SenderChoice"
@@ -205,21 +205,21 @@ _WATCHES: tuple[Watch, ...] = (
     Watch(
         "recovered-without-all",
         "recovery.collect_digest:weigh",
-        lambda s: s.result is Hearing.INCOMPLETE,
+        lambda s: s.result is QuorumVerdict.INCOMPLETE,
     ),
     Watch(
         "recovered-non-authoritatively",
         "recovery.collect_digest:weigh",
-        lambda s: s.result is Hearing.NON_AUTHORITATIVE,
+        lambda s: s.result is QuorumVerdict.NON_AUTHORITATIVE,
     ),
     Watch("recovery-lacks-members", "recovery.seal_epoch:refuse_absent", raises=NoSequencer),
     Watch("recovery-lacks-members", "recovery.collect_digest:refuse_absent", raises=NoSequencer),
     Watch("recovery-fenced", "recovery.seal_epoch:refuse_fenced", raises=Fenced),
     Watch("mend-fenced", "recovery.mend_tail:_check", raises=Fenced),
-    Watch("store-sealed", "storage.shard:refusal_of", _refused(Refusal.SEALED)),
+    Watch("store-sealed", "storage.engine:refusal_of", _refused(Refusal.SEALED)),
     Watch(
         "recovery-store-sealed",
-        "storage.shard:refusal_of",
+        "storage.engine:refusal_of",
         lambda s: s.args[3] and s.result is not None and s.result.reason == Refusal.SEALED,
     ),
     Watch("seal-refused", f"{_SHARD}.seal", raises=Fenced),
@@ -230,12 +230,16 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("copy-replaced", "storage.log_cache:CachedLog._replace", lambda s: s.result),
     Watch("copy-not-better", "storage.log_cache:CachedLog._replace", lambda s: not s.result),
     Watch("wal-poisoned", f"{_SHARD}.fail"),
-    Watch("wal-hole", "storage.wal:Wal._resume", lambda s: s.args[1].holes),
-    Watch("wal-damage", "storage.wal:Wal._resume", lambda s: s.args[1].damage),
-    Watch("wal-window-grown", "storage.wal:Wal._on_grown"),
-    Watch("scrub-found", "storage.damage_book:DamageBook.note"),
-    Watch("damage-served-around", "storage.logs_read:_without_damaged", lambda s: s.result[1]),
-    Watch("reader-nudged", "client.read_stream:ReadStream._ask_tail"),
+    Watch("wal-hole", "storage.wal.delta_wal:Wal._resume", lambda s: s.args[1].holes),
+    Watch("wal-damage", "storage.wal.delta_wal:Wal._resume", lambda s: s.args[1].damage),
+    Watch("wal-window-grown", "storage.wal.delta_wal:Wal._on_grown"),
+    Watch("scrub-found", "storage.scrub.damage_book:DamageBook.note"),
+    Watch(
+        "damage-served-around",
+        "storage.logs_db.logs_read:_without_damaged",
+        lambda s: s.result[1],
+    ),
+    Watch("reader-nudged", "client.read.read_stream:ReadStream._ask_tail"),
     Watch("reader-reconnected", f"{_BUFFER}.on_connected", lambda s: s.me._markers),
     Watch("reader-sees-damage", f"{_BUFFER}.on_damaged"),
     Watch("reader-rewound", f"{_CHOICE}.takes_rewind", lambda s: s.result),
@@ -245,11 +249,11 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("slow-doubted", f"{_CHOICE}.on_doubt", lambda s: s.args[2] is Doubt.SLOW),
     Watch(
         "old-order-dropped",
-        "client.senders:Senders.on_blocks",
+        "client.read.senders:Senders.on_blocks",
         lambda s: s.args[1] in s.me.sources
         and s.me.sources[s.args[1]].version != s.me.choice.version,
     ),
-    Watch("copy-left-out", "storage.read_share:Share.part", lambda s: not s.result),
+    Watch("copy-left-out", "storage.push.read_share:Share.part", lambda s: not s.result),
     Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),
     Watch("bridge-read", f"{_BUFFER}._deliver", _gave(GapKind.BRIDGE)),
     Watch(
@@ -260,13 +264,15 @@ _WATCHES: tuple[Watch, ...] = (
         "disk-has-room-again", "protocol.disk_space:DiskSpace.on_free",
         lambda s: s.result and not s.me.is_low,
     ),
-    Watch("retained-no-longer", "storage.retention:Retention._trim", lambda s: s.args[2]),
-    Watch("partition-dropped", "storage.partition_drops:PartitionDrops._drop"),
+    Watch("retained-no-longer", "storage.space.retention:Retention._trim", lambda s: s.args[2]),
+    Watch("partition-dropped", "storage.logs_db.partition_drops:PartitionDrops._drop"),
     Watch(
-        "partition-cut", "storage.partition_drops:PartitionDrops.cut_trimmed", lambda s: s.result
+        "partition-cut",
+        "storage.logs_db.partition_drops:PartitionDrops.cut_trimmed",
+        lambda s: s.result,
     ),
     Watch("time-inside-partition", "storage.log_search:search"),
-    Watch("time-found", "client.positions:Positions.find_time"),
+    Watch("time-found", "client.admin.positions:Positions.find_time"),
     Watch("log-trimmed", f"{_SHARD}._on_trimmed"),
     Watch(
         "trim-inside-block",
@@ -279,10 +285,10 @@ _WATCHES: tuple[Watch, ...] = (
         f"{_BUFFER}._deliver",
         lambda s: not isinstance(s.result, Gap) and s.result.first > s.result.block.header.first,
     ),
-    Watch("append-tried-again", "client.log_appends:LogAppends._requeue"),
+    Watch("append-tried-again", "client.append.log_appends:LogAppends._requeue"),
     Watch(
         "append-lost",
-        "client.log_appends:LogAppends.on_down",
+        "client.append.log_appends:LogAppends.on_down",
         lambda s: any(used is s.args[1] for _, used in s.me._sent.values()),
         before=True,
     ),
@@ -348,7 +354,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
         if done:
             at[:] = [watch for watch in at if counts[watch.probe] < COUNTED_MAX]
 
-    def fail(error: CordwoodError) -> None:
+    def fail(error: BaseException) -> None:
         for watch in raised:
             if watch.raises is not None and isinstance(error, watch.raises):
                 counts[watch.probe] += 1
@@ -358,7 +364,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
             look(first, Sight(args))
         try:
             result = await original(*args, **named)
-        except CordwoodError as error:
+        except BaseException as error:
             fail(error)
             raise
         if then:
@@ -513,7 +519,7 @@ _NOTES = (
     (f"{_SHARD}._on_trimmed", _noting_trims),
     (f"{_SHARD}.tell_nodesets", _noting_told_nodesets),
     (f"{_SHARD}.nodesets", _noting_nodesets),
-    ("storage.retention:Retention._trim", _noting_retention),
+    ("storage.space.retention:Retention._trim", _noting_retention),
 )
 """What is written down where it happens."""
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from cordwood.errors import CordwoodError
 from cordwood.sim.probes_of_nodes import Row, row
 from cordwood.sim.watch import gave
 
-_APPENDS = "client.log_appends:LogAppends"
+_APPENDS = "client.append.log_appends:LogAppends"
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _CHOICE = "protocol.single_copy:SenderChoice"
 _CLUSTER = "client.cluster:Cluster"
-_CONSUMER = "client.consumer:Consumer"
+_FINDING = "client.find.log_finding:LogFinding"
+_CONSUMER = "client.read.consumer:Consumer"
 _LINK = "wire.connection:Connection"
-_POSITIONS = "client.positions:Positions"
-_PUBLISHER = "client.publishing:Publisher"
-_SEAT = "client.shared_tail:Seat"
-_SENDERS = "client.senders:Senders"
+_POSITIONS = "client.admin.positions:Positions"
+_PUBLISHER = "client.publish.publishing:Publisher"
+_SEAT = "client.read.shared_tail:Seat"
+_SENDERS = "client.read.senders:Senders"
 _SLOW = "protocol.slow_shards:SlowShards"
-_STREAM = "client.read_stream:ReadStream"
-_TAIL = "client.shared_tail:SharedTail"
-_WRITER = "client.buffered_writer:BufferedWriter"
+_STREAM = "client.read.read_stream:ReadStream"
+_TAIL = "client.read.shared_tail:SharedTail"
+_WRITER = "client.append.buffered_writer:BufferedWriter"
 
 CLIENT_ROWS: tuple[Row, ...] = (
     row("append-group", "a client sent a group", f"{_APPENDS}.add_group"),
@@ -38,6 +41,18 @@ CLIENT_ROWS: tuple[Row, ...] = (
         f"{_CONSUMER}.save",
         raises=CordwoodError,
     ),
+    row(
+        "consumer-saved-at-work",
+        "a consumer saved while its application worked on an item of a loop",
+        f"{_CONSUMER}.save",
+        lambda s: s.me._reader._up is not None,
+    ),
+    row(
+        "consumer-cut-short",
+        "a read of a consumer was cancelled",
+        f"{_CONSUMER}.fill",
+        raises=asyncio.CancelledError,
+    ),
     row("consumer-followed", "a consumer took up its share", f"{_CONSUMER}._follow"),
     row("consumer-left", "a consumer left its group", f"{_CONSUMER}.close"),
     row("publish-rolled-forward", "a publish was carried on", f"{_PUBLISHER}._roll_forward"),
@@ -48,8 +63,15 @@ CLIENT_ROWS: tuple[Row, ...] = (
         f"{_PUBLISHER}.publish",
         raises=CordwoodError,
     ),
-    row("stage-elsewhere", "staging looked for a copyset", "client.staging:Stager._copyset"),
-    row("stage-failed", "staging failed", "client.staging:Stager.stage", raises=CordwoodError),
+    row(
+        "stage-elsewhere", "staging looked for a copyset", "client.publish.staging:Stager._copyset"
+    ),
+    row(
+        "stage-failed",
+        "staging failed",
+        "client.publish.staging:Stager.stage",
+        raises=CordwoodError,
+    ),
     row("reader-rewinds", "a reader's rewind went out", f"{_SENDERS}._rewind"),
     row("reader-switches", "a reader began to switch its order", f"{_SENDERS}._begin_switch"),
     row("reader-told-gaps", "a reader was told what it is not sent", f"{_SENDERS}.on_gaps"),
@@ -97,14 +119,22 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row("slow-rewound", "slowness was measured anew after a rewind", f"{_SLOW}.on_rewind"),
     row("slow-outliers", "a node was far slower than the others", f"{_SLOW}._outliers", gave),
     row("node-checked", "a client asked whether a node is there", f"{_CLUSTER}.check_node"),
-    row("refusal-noted", "a client noted who is not a log's sequencer", f"{_CLUSTER}.note_refusal"),
-    row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_CLUSTER}._ask_nodesets"),
+    row("refusal-noted", "a client noted who is not a log's sequencer", f"{_FINDING}.note_refusal"),
+    row("nodesets-from-nodes", "a client asked nodes for nodesets", f"{_FINDING}._ask_nodesets"),
+    row(
+        "name-asked-again",
+        "a client asked where a name leads by now",
+        f"{_FINDING}._must_wait",
+        gave,
+    ),
     row("key-looked-for", "a client looked a key up", f"{_POSITIONS}.find_key"),
-    row("node-scanned", "a node was asked for all its copies", "client.replica_scan:scan_node"),
+    row(
+        "node-scanned", "a node was asked for all its copies", "client.read.replica_scan:scan_node"
+    ),
     row(
         "scan-damaged",
         "a node that was scanned said that it lost something",
-        "client.replica_scan:scan_node",
+        "client.read.replica_scan:scan_node",
         lambda s: s.result.is_damaged,
     ),
     row("trim-asked", "a client trimmed a log", f"{_POSITIONS}.trim"),
@@ -117,14 +147,14 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row(
         "released-looked-up",
         "a client asked for what is released",
-        "client.ask_released:ReleasedAsker.ask",
+        "client.find.ask_released:ReleasedAsker.ask",
     ),
     row(
         "token-used",
         "a client appends under a fencing token",
-        "client.stages:Stages.use_fencing_token",
+        "client.publish.stages:Stages.use_fencing_token",
     ),
-    row("fence-raised", "a client fenced the others", "client.stages:Stages.fence"),
+    row("fence-raised", "a client fenced the others", "client.publish.stages:Stages.fence"),
 )
 
 WIRE_ROWS: tuple[Row, ...] = (

@@ -6,7 +6,7 @@ seldom called: what every frame passes is not watched, so that a run stays fast.
 
 from __future__ import annotations
 
-from cordwood.errors import CordwoodError, Rejected
+from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.waves import Refusal
 from cordwood.sim.watch import Test, Watch, gave
 
@@ -18,20 +18,21 @@ def row(
     means: str,
     place: str,
     test: Test | None = None,
-    raises: type[CordwoodError] | None = None,
+    raises: type[BaseException] | None = None,
 ) -> Row:
     """A probe on `place`; see `watch.Watch`."""
     return probe, means, Watch(probe, place, test, raises=raises)
 
 
+_CLAIMS = "storage.claims:Claims"
 _CACHED = "storage.log_cache:CachedLog"
-_DEVICE = "storage.wal_device:WalDevice"
+_DEVICE = "storage.wal.wal_device:WalDevice"
 _FILES = "storage.data_directory:DataDirectory"
-_LOGS = "storage.logs_store:LogsStore"
-_PUSH = "storage.read_streams:ReadStreams"
+_LOGS = "storage.logs_db.logs_store:LogsStore"
+_PUSH = "storage.push.read_streams:ReadStreams"
 _SCAN = "protocol.wal_ring:WalScan"
-_SCRUB = "storage.scrub:Scrub"
-_STAGING = "storage.staging:Staging"
+_SCRUB = "storage.scrub.scrub:Scrub"
+_STAGING = "storage.staging.staging:Staging"
 _APPENDER = "sequencer.appender:LogAppender"
 _REIGNS = "sequencer.reigns:Reigns"
 _ROLE = "sequencer.role:SequencerRole"
@@ -47,7 +48,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "read-only-refused",
         "a read-only node refused a store",
-        "storage.shard:refusal_of",
+        "storage.engine:refusal_of",
         lambda s: s.result is not None and s.args[0].read_only,
     ),
     row(
@@ -59,15 +60,15 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "loss-accepted",
         "a start found a loss that was accepted",
-        "storage.logs_store:LogsStore.accept_loss",
+        "storage.logs_db.logs_store:LogsStore.accept_loss",
     ),
     row(
         "copyset-refused",
         "a node refused what names a node that is given up",
-        "storage.shard:refusal_of",
+        "storage.engine:refusal_of",
         lambda s: s.result is not None and s.result.reason == Refusal.REBUILDING,
     ),
-    row("wal-trimmed", "the WAL let go of what is in LogsDB", "storage.wal:Wal.trim"),
+    row("wal-trimmed", "the WAL let go of what is in LogsDB", "storage.wal.delta_wal:Wal.trim"),
     row("wal-bad-body", "a start read a record whose body is wrong", f"{_SCAN}.on_bad_body"),
     row("wal-write-refused", "the disk refused a write of the WAL", f"{_DEVICE}._on_refused"),
     row("wal-write-again", "a write of the WAL was tried again", f"{_DEVICE}._try_again"),
@@ -75,12 +76,14 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "store-of-nothing",
         "a store of no blocks was answered",
-        "storage.shard:Shard._store_nothing",
+        "storage.engine:Shard._store_nothing",
     ),
     row(
-        "staging-written", "a node wrote down something staged", "storage.shard:Shard.write_staging"
+        "staging-written",
+        "a node wrote down something staged",
+        "storage.engine:Shard.write_staging",
     ),
-    row("amend-stored", "a node took another envelope", "storage.shard:Shard.append_amend"),
+    row("amend-stored", "a node took another envelope", "storage.engine:Shard.append_amend"),
     row(
         "amend-of-flushed",
         "an amend was of a block that only LogsDB holds",
@@ -93,18 +96,18 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "wire.store_channel:StoreChannel.send_amend",
     ),
     row("producers-full", "a log refused a producer for want of memory", "sequencer.turns:_full"),
-    row("nodesets-told", "a node was told a log's nodesets", "storage.shard:Shard.tell_nodesets"),
-    row("nodesets-asked", "a node was asked for a log's nodesets", "storage.shard:Shard.nodesets"),
+    row("nodesets-told", "a node was told a log's nodesets", "storage.engine:Shard.tell_nodesets"),
+    row("nodesets-asked", "a node was asked for a log's nodesets", "storage.engine:Shard.nodesets"),
     row(
         "epoch-closed-unknown",
         "an epoch was over whose end nobody could say",
-        "storage.shard:Shard._close_epoch",
+        "storage.engine:Shard._close_epoch",
         lambda s: s.args[3] is None,
     ),
     row(
         "epoch-closed",
         "a node learnt the end of an epoch",
-        "storage.shard:Shard._close_epoch",
+        "storage.engine:Shard._close_epoch",
         lambda s: s.args[3] is not None,
     ),
     row(
@@ -113,8 +116,8 @@ STORAGE_ROWS: tuple[Row, ...] = (
         f"{_CACHED}.counts_block",
         lambda s: not s.result,
     ),
-    row("flush-failed", "a flush failed", "storage.flusher:_settle", lambda s: s.args[1]),
-    row("flushed", "a part of the WAL went to LogsDB", "storage.flusher:Flusher._take"),
+    row("flush-failed", "a flush failed", "storage.logs_db.flusher:_settle", lambda s: s.args[1]),
+    row("flushed", "a part of the WAL went to LogsDB", "storage.logs_db.flusher:Flusher._take"),
     row("partition-begun", "a new partition was begun", f"{_LOGS}._rolled", gave),
     row("partition-due", "a partition reached a limit", f"{_LOGS}._is_due", gave),
     row("read-from-logsdb", "a read went to LogsDB", f"{_LOGS}.read"),
@@ -131,7 +134,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "index-rot-found",
         "bad bytes were found in an index",
-        "storage.rotten_rows:_readable_from",
+        "storage.scrub.rotten_rows:_readable_from",
         lambda s: s.result > s.args[3],
     ),
     row("scrub-orphan", "scrubbing looked at a body without an entry", f"{_SCRUB}._check_orphan"),
@@ -142,28 +145,32 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row("pin-refused", "a pin came too late", f"{_STAGING}.pin", raises=CordwoodError),
     row("unstaged", "staged blocks were given back", f"{_STAGING}.unstage"),
     row("staged-expired", "staged blocks expired", f"{_STAGING}.expired", gave),
-    row("retention-looked", "a node looked at what logs keep", "storage.retention:Retention.look"),
+    row(
+        "retention-looked",
+        "a node looked at what logs keep",
+        "storage.space.retention:Retention.look",
+    ),
     row(
         "retention-to-fit",
         "a node looked at a log's bytes",
-        "storage.retention:Retention._trim_to_fit",
+        "storage.space.retention:Retention._trim_to_fit",
     ),
     row(
         "retention-asked-all",
         "nodes were asked what a log has above some LSNs",
-        "storage.kept_bytes:KeptBytes.above",
+        "storage.space.kept_bytes:KeptBytes.above",
         gave,
     ),
     row(
         "retention-waits-for-lng",
         "a block was counted by a later flush than its own",
-        "storage.payload_count:PayloadCount.of_flush",
+        "storage.space.payload_count:PayloadCount.of_flush",
         lambda s: any(s.result[1].values()),
     ),
     row(
         "retention-deleted",
         "a node looked for deleted logs",
-        "storage.retention:Retention._trim_deleted",
+        "storage.space.retention:Retention._trim_deleted",
     ),
     row("stream-stopped", "a reader stopped a stream", f"{_PUSH}.stop"),
     row("stream-gaps-told", "a node told a reader what it is not sent", f"{_PUSH}._tell_gaps"),
@@ -171,14 +178,14 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "stream-read-ahead",
         "a batch was read before its stream asked for it",
-        "storage.read_ahead:ReadAhead.take",
+        "storage.push.read_ahead:ReadAhead.take",
         gave,
     ),
     row("streams-dropped", "a connection went with streams on it", f"{_PUSH}._drop"),
     row(
         "recent-dropped",
         "a block left the memory of recent ones",
-        "storage.recent_blocks:RecentBlocks._drop",
+        "storage.logs_db.recent_blocks:RecentBlocks._drop",
     ),
     row(
         "producers-dropped",
@@ -296,6 +303,26 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         "a tail was asked of a sequencer that no longer rules",
         f"{_ROLE}._still_rules",
         lambda s: not s.result,
+    ),
+    row("frame-late", "a frame that was begun did not end in time", "wire.server:Server._cut"),
+    row(
+        "number-refused",
+        "a caller said to be a node, and is no member",
+        "node:Node._check_node",
+        raises=Unreachable,
+    ),
+    row(
+        "claim-refused",
+        "an epoch was claimed that was never handed out",
+        f"{_CLAIMS}.check_epoch",
+        raises=Rejected,
+    ),
+    row("release-asked-about", "a release waited for the epoch store", f"{_CLAIMS}._settle"),
+    row(
+        "call-of-nodes-refused",
+        "a client made a call that is for nodes",
+        "node:check_call",
+        raises=Rejected,
     ),
     row("released-asked", "a sequencer was asked what is released", f"{_ROLE}.released"),
     row(

@@ -8,7 +8,7 @@ own (the director's: the test, the fault plan).
 A killed process never runs again, not even its `finally` blocks: `kill -9` runs
 none, and a store that needs them to be correct must be caught here.
 
-Source: reliability digest, §5.1 (crash, pause); FoundationDB's simulator.
+Source: docs/sources/reliability.md §5.1 (crash, pause); FoundationDB's simulator.
 """
 
 from __future__ import annotations

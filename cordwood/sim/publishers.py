@@ -4,7 +4,7 @@ A publisher is killed and started again like any client. Its checkpoint says whi
 next, as a stream's does; a batch that is tried again is made of other records, so that the
 history tells which of the tries is in the logs.
 
-Source: design.md §9; research digest on PySpark 4.3, §8 (the crashes of a driver).
+Source: docs/design.md §9; docs/sources/spark.md §8 (the crashes of a driver).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import json
 import random
 from typing import Any
 
-from cordwood.client.publishing import Published
-from cordwood.client.staging import StagedRef
+from cordwood.client.publish.publishing import Published
+from cordwood.client.publish.staging import StagedRef
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, OutcomeUnknown, Rejected, Retryable
 from cordwood.host.seams import Host

@@ -3,7 +3,7 @@
 Most of their reads are plain ones, which the checkers can hold against everything. The others
 ask for some keys, for no payloads, for Arrow batches, or for several logs at once.
 
-Source: reliability digest §1 (Jepsen's Kafka workload), §3 (S5: "whatever nodes, SCD mode,
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3 (S5: "whatever nodes, SCD mode,
 filters or restarts").
 """
 
@@ -14,8 +14,8 @@ import enum
 import random
 
 from cordwood.block import Gap, Record
-from cordwood.client.read_stream import ReadStream
-from cordwood.client.reader import Portion
+from cordwood.client.read.hand import Portion
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

@@ -4,7 +4,7 @@ The simulator's own payloads say who they are (`sim.payload`). An application's 
 not, so its records carry their id in a header, which the recording client adds to
 what is appended and takes off what is read (`cordwood.testing`).
 
-Source: research "reliability", §3 (S3: every record can be told from every other).
+Source: docs/sources/reliability.md §3 (S3: every record can be told from every other).
 """
 
 from __future__ import annotations

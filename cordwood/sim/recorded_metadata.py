@@ -4,7 +4,7 @@ An epoch is recorded at the moment its compare-and-set takes effect, whether or 
 the answer arrives, so that the checkers see what was really handed out; so is each change of
 a consumer's members and positions.
 
-Source: reliability digest §3 (S11); `sim.history`.
+Source: docs/sources/reliability.md §3 (S11); `sim.history`.
 """
 
 from __future__ import annotations

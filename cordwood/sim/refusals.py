@@ -9,7 +9,7 @@ log lines of two runs are equal too.
 The names replaced are the whole process's, so every stand-in asks which thread
 calls: other threads (Spark's own, a test runner's) keep the real machine.
 
-Source: reliability digest, §4 (rules); style.md §8.
+Source: docs/sources/reliability.md §4 (rules); CONTRIBUTING.md, "Determinism".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is heard while a seed is run again: nothing, or every node's log in virtual time.
 
-Source: style.md §7.
+Source: docs/simulator.md, "Running, replaying, shrinking".
 """
 
 from __future__ import annotations

@@ -4,17 +4,18 @@ The keeper makes the log with a token, appends to it, and every now and then ask
 one. Every client but the outsiders has both, so that its reads go on over each change; an outsider
 has neither, and reads over and over: it must never be given a record (S28).
 
-Source: LogDevice digest 1 ("Gap types", ACCESS); reliability digest §3 (S28).
+Source: docs/sources/logdevice.md 1 ("Gap types", ACCESS); docs/sources/reliability.md §3 (S28).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from dataclasses import replace
 
 from cordwood.client.store import Store, connected
-from cordwood.errors import CordwoodError
+from cordwood.errors import AccessDenied, CordwoodError
 from cordwood.host.seams import Host
 from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.sim.history import EndReason
@@ -38,6 +39,9 @@ CHANGE_S = 6.0
 
 PRY_S = 1.0
 """Mean pause between two reads of an outsider."""
+
+UNSET_SHARE = 0.2
+"""Of an outsider's turns: it asks that the log asks for no token any more."""
 
 PAYLOAD_BYTES = 100
 
@@ -91,11 +95,19 @@ async def pry(name: str, clients: Clients, host: Host) -> None:
         try:
             async with connected(clients.addresses, host, settings) as store:
                 while not clients.stopping:
+                    if chance.random() < UNSET_SHARE and GUARDED in clients.log_ids:
+                        await _unset(store)
                     await _pry_once(name, store, clients, chance)
                     await clients.pause(chance.expovariate(1 / PRY_S))
         except CordwoodError as error:
             clients.told(name, "read", error)
             await asyncio.sleep(RECONNECT_S)
+
+
+async def _unset(store: Store) -> None:
+    """Try to have the log ask for no token; were it let, it would read next."""
+    with contextlib.suppress(AccessDenied):
+        await store.log_tree.set_attributes(GUARDED, LogAttributes(), ("read_token",))
 
 
 async def _pry_once(name: str, store: Store, clients: Clients, chance: random.Random) -> None:

@@ -1,6 +1,6 @@
 """One seed: a cluster, clients, faults, healing, and the verdict of the checkers.
 
-Source: design.md §10 (what makes a run count); TigerBeetle's two phases (safety,
+Source: docs/design.md §10 (what makes a run count); TigerBeetle's two phases (safety,
 then liveness).
 """
 
@@ -337,7 +337,10 @@ class _Run:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)
         if self._options.audited and not stuck:
             await audit(self._crew, self.clients)
-        await self._cluster.dump()
+        clients = self.clients
+        # Of a log that a name leads to for a while no appends are noted, see `name_clients`.
+        noted = {*clients.log_ids.values()} if clients.options.callers else None
+        await self._cluster.dump(noted)
         return stuck
 
     async def _lose(self) -> str:

@@ -4,7 +4,7 @@ Three records have the same key, every other number is no key, and some records 
 is appended goes through a producer, whose epoch is raised after an error: of what failed nothing
 can come later than what is sent next, or the keys would fall.
 
-Source: LogDevice digest 1 ("Positions": findKey).
+Source: docs/sources/logdevice.md 1 ("Positions": findKey).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cordwood.client.producer import Producer
+from cordwood.client.append.producer import Producer
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host

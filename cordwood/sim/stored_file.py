@@ -6,7 +6,7 @@ kill or an error cut short. Its durable bytes are kept beside it, until a later
 write to the file is synced, or a power cut decides block by block, and within a
 block sector by sector.
 
-Source: reliability digest, §5.1 (power cut); Pillai et al., OSDI 2014; Rebello et
+Source: docs/sources/reliability.md §5.1 (power cut); Pillai et al., OSDI 2014; Rebello et
 al., ATC 2020 (old or new bytes after a failed sync).
 """
 

@@ -1,6 +1,6 @@
 """The story of a run, of one record or of one epoch, in words, told from its history.
 
-Source: style.md §7 ("keep a `story(log, lsn)` that tells one record's life").
+Source: docs/simulator.md, "From a red seed to a fix" (follow the record).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Streams are derived from one seed by name, so that a change in what the network
 draws does not shift what the disk draws: a failing seed stays close to itself
 while its plan is being cut down.
 
-Source: reliability digest, §4 (rules).
+Source: docs/sources/reliability.md §4 (rules).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ important as putting them in: a run that has every fault at once hides what two 
 them alone would show.
 
 Source: Groce et al., "Swarm testing" (ISSTA 2012); TigerBeetle's src/vopr.zig;
-reliability digest §1, §4.
+docs/sources/reliability.md §1, §4.
 """
 
 from __future__ import annotations
@@ -181,6 +181,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             trim_s=stream(seed, "trims").choice((0.0, 0.0, 2.0, 6.0)),
             holders=stream(seed, "holders").choice((0, 0, 0, 2)),
             outsiders=stream(seed, "outsiders").choice((0, 0, 0, 0, 0, 1)),
+            callers=stream(seed, "callers").choice((0, 0, 0, 0, 0, 2)),
             keyed=(keyed := stream(seed, "keyed").choice((0.0, 0.5, 1.0))),
             manners=_manners(stream(seed, "manners"), keyed),
             browsers=stream(seed, "browsers").choice((0, 0, 0, 1)),

@@ -1,6 +1,6 @@
 """A sweep over seeds: what each is asked, what it reports, and the sum of the reports.
 
-Source: design.md §10; FoundationDB's unseed (reliability digest §4: 2 % run twice).
+Source: docs/design.md §10; FoundationDB's unseed (docs/sources/reliability.md §4: 2 % run twice).
 """
 
 from __future__ import annotations

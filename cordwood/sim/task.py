@@ -4,7 +4,7 @@ asyncio's hash by address, and a TaskGroup cancels by walking a set: two runs of
 one seed would cancel in two orders. Here a task has the number of its making,
 and a future takes one when it is first hashed.
 
-Source: style.md §8; trio's test_scheduler_determinism.py.
+Source: CONTRIBUTING.md, "Determinism"; trio's test_scheduler_determinism.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ it goes past it. That is time of a core, as far as the machine tells it: a worke
 other programs keep waiting does not hang. Workers start from a fresh interpreter: nothing
 but the task reaches them, so a seed means the same in each.
 
-Source: TigerBeetle's fuzzing orchestrator (reliability digest §1).
+Source: TigerBeetle's fuzzing orchestrator (docs/sources/reliability.md §1).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 As with leaders of an election, the one before does not always know that it is over: it goes
 on to append under its token, and must be refused (S25). The log is theirs alone.
 
-Source: design.md §3 ("Fencing tokens live with the epoch").
+Source: docs/design.md §3 ("Fencing tokens live with the epoch").
 """
 
 from __future__ import annotations

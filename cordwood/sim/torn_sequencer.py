@@ -5,7 +5,7 @@ took while a later one was stored. That takes two runs in flight to different no
 before the first goes out again: some ten milliseconds that no death drawn by the clock meets (none
 in 60 seeds of 1,102 epochs). So the power goes when that is so, as it might any time.
 
-Source: reliability digest §5.1; LogDevice digest 2.7 (5).
+Source: docs/sources/reliability.md §5.1; docs/sources/logdevice.md 2.7 (5).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Entries are gathered as numbers and hashed many at a time, because hashing each
 alone would cost as much as the callback it stands for.
 
-Source: S2's meta-test and FoundationDB's unseed (reliability digest, §4).
+Source: S2's meta-test and FoundationDB's unseed (docs/sources/reliability.md §4).
 """
 
 from __future__ import annotations

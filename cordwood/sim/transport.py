@@ -9,7 +9,7 @@ process; its outbox does not.
 The calls a handler gets, and their order, are asyncio's; the contract suite
 holds both to the same words.
 
-Source: asyncio/selector_events.py; reliability digest, §5.1.
+Source: asyncio/selector_events.py; docs/sources/reliability.md §5.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Used by `cordwood verify` and by the users' fixture. A verdict also says what wa
 looked at: a promise whose evidence the history does not hold counts as kept by the
 checkers, and must not be read as proved.
 
-Source: design.md §10; research "reliability" §3.
+Source: docs/design.md §10; docs/sources/reliability.md §3.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from cordwood.sim.history import (
     Released,
     TailAnswered,
 )
+from cordwood.sim.name_events import NamedRead, NameLeads
 from cordwood.sim.node_events import Gauged, NodesetsKnown
 from cordwood.sim.operator_events import LossAccepted, NodeScanned, RebuildingKnown, StorageTold
 from cordwood.sim.position_events import KeyFound, NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
@@ -66,6 +67,7 @@ EVIDENCE: Mapping[str, Evidence] = {
         ("S9", "S10", "S21", "S22", "S25", "S29", "L1", "L5"),
         ("S1", "S2", "S12", "S13", "E1"),
     ),
+    "calls by a name that changes": Evidence((NameLeads, NamedRead), ("S32",)),
     "reads": Evidence(
         (ReadStarted,), ("S2", "S4", "S5", "S6", "S7", "S28", "S31", "L2"), ("S1", "S3", "S8", "E1")
     ),

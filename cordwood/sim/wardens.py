@@ -4,7 +4,7 @@ gives up nodes that are down.
 Only nodes that the others can do without are ever named, all of them at once if chance has it:
 so whatever is owed to clients is owed beside read-only nodes too, before and after the healing.
 
-Source: LogDevice digest 2.9 (storage states); `cordwood nodes storage`.
+Source: docs/sources/logdevice.md 2.9 (storage states); `cordwood nodes storage`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cordwood.errors import CordwoodError
-
 
 @dataclass(slots=True)
 class Sight:
@@ -46,7 +44,7 @@ class Watch:
     place: str
     test: Test | None = None
     before: bool = False
-    raises: type[CordwoodError] | None = None
+    raises: type[BaseException] | None = None
 
 
 def gave(sight: Sight) -> object:

@@ -3,7 +3,7 @@
 Each client is a process of its own on a machine of its own. Payloads identify
 themselves, so the history alone tells what became of each.
 
-Source: reliability digest §1 (Jepsen's Kafka workload), §3.
+Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from cordwood.client.buffered_writer import BufferedWriter, WriteMode, WriterOptions
-from cordwood.client.producer import Producer
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.append.buffered_writer import BufferedWriter, WriteMode, WriterOptions
+from cordwood.client.append.producer import Producer
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, LogExists, OutcomeUnknown
 from cordwood.host.seams import Host
@@ -96,6 +96,8 @@ class WorkloadOptions:
         holders: clients that take a log of their own under fencing tokens, in turn.
         outsiders: clients that read a log whose read token they do not have; with them comes
             one that appends to it and changes the token.
+        callers: clients of a log whose name goes from one log to another; with them comes the one
+            that changes it.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
@@ -128,6 +130,7 @@ class WorkloadOptions:
     publish_s: float = 1.0
     holders: int = 0
     outsiders: int = 0
+    callers: int = 0
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0

@@ -3,7 +3,7 @@
 All stops are exclusive. The tail of a log is its last released LSN, so reading stops
 one after it.
 
-Source: research digest on PySpark 4.3, §6, §8; Kafka's rules for its offsets options.
+Source: docs/sources/spark.md §6, §8; Kafka's rules for its offsets options.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Spark writes `metadata` with the query's id before its first batch, and `offsets
 batch N runs. The id stays when a query is restarted, so (id, batch) names a batch for good;
 the run's own id does not.
 
-Source: research digest on PySpark 4.3, §8 ("key by query id"); Spark's OffsetSeqLog.
+Source: docs/sources/spark.md §8 ("key by query id"); Spark's OffsetSeqLog.
 """
 
 from __future__ import annotations

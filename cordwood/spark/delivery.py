@@ -11,7 +11,7 @@ shuffle, may lose or double some.
 
 *At least once*: tasks append. What runs twice is written twice.
 
-Source: research digest on PySpark 4.3, §8 ("Exactly-once sink"); design.md §9.
+Source: docs/sources/spark.md §8 ("Exactly-once sink"); docs/design.md §9.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from cordwood.client.blocking import BlockingStore
-from cordwood.client.publishing import Published
-from cordwood.client.staging import StagedRef
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.client.publish.publishing import Published
+from cordwood.client.publish.staging import StagedRef
 from cordwood.errors import (
     CordwoodError,
     OutcomeUnknown,

@@ -9,7 +9,7 @@ nobody has a copy of any more are passed over, as a reader would.
 The rule is here; the caller reads the blocks. It is for when too few nodes answer the store's
 own `find_time` for that to be exact.
 
-Source: design.md §2 (append time alone drives find_time).
+Source: docs/design.md §2 (append time alone drives find_time).
 """
 
 from __future__ import annotations

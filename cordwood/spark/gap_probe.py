@@ -5,7 +5,7 @@ driver reads the ranges first, heads of blocks only, no payload: what was trimme
 beginning and shows at the first block, what was lost shows where it was. For a long range that
 takes too long, and the tasks look at the rest: they check every LSN they read anyway.
 
-Source: research digest on PySpark 4.3, §8 ("raise on the driver at planning where possible").
+Source: docs/sources/spark.md §8 ("raise on the driver at planning where possible").
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from cordwood.block import Gap, GapKind
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import AccessDenied, CordwoodError, UnknownLog, Unreachable
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.splitting import Slice
@@ -66,9 +66,7 @@ def gaps_of(store: BlockingStore, read: Slice, within_s: float) -> Iterator[Gap]
     """The gaps of a slice in which records were, as far as they are found in time."""
     deadline = time.monotonic() + within_s
     try:
-        with store.read(read.name, read.start, read.stop - 1, payloads=False) as reader:
-            if reader.info.log_id != read.log_id:
-                return  # another log has the name by now; the task says so
+        with store.read(read.log_id, read.start, read.stop - 1, payloads=False) as reader:
             for run in reader.block_runs(timeout_s=within_s):
                 yield from _losses(run)
                 if time.monotonic() >= deadline:

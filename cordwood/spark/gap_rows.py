@@ -4,7 +4,7 @@ A record's row says `record` and nothing more. A gap's row says `gap`, its kind 
 last LSN; its `lsn` is the first. With the log, which both have, the rows tile what was read:
 each LSN of it is one record's or inside one gap.
 
-Source: research digest on PySpark 4.3, §8 ("loss becomes auditable data in the lake").
+Source: docs/sources/spark.md §8 ("loss becomes auditable data in the lake").
 """
 
 from __future__ import annotations

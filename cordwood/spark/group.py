@@ -8,17 +8,17 @@ every few seconds, and never back; a save that fails is tried again later, and f
 With `startingOffsets=cursor` a new query, or a batch, starts where the consumer stands. A log
 in which it has no cursor yet is read from its beginning: to skip it would be a loss.
 
-Source: research digest on PySpark 4.3, §6 ("identity"), §8 (`commit` is a hint).
+Source: docs/sources/spark.md §6 ("identity"), §8 (`commit` is a hint).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
-from cordwood.client.blocking import BlockingStore
-from cordwood.errors import BadSetting, CordwoodError
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.lsn import Lsn
 
 logger = logging.getLogger(__name__)
@@ -27,16 +27,14 @@ SAVE_EVERY_S = 5.0
 """As a consumer's own: a save is a compare-and-set in the metadata store, for all logs at once."""
 
 
-def cursors_of(store: BlockingStore, consumer: str) -> dict[str, Lsn]:
-    """Where a consumer stands, by log.
+def cursors_of(store: BlockingStore, consumer: str) -> dict[int, Lsn]:
+    """Where a consumer stands, by the numbers of logs.
 
     Raises:
         BadSetting: that names no consumer.
     """
-    positions: dict[str, Lsn] = {}
-    for group in store.consumers(consumer):
-        positions.update({log: Lsn(lsn) for log, lsn in group.positions.items()})
-    return positions
+    group = store.consumer_by_number(consumer)
+    return {int(log): Lsn(lsn) for log, lsn in group.positions.items()}
 
 
 def check_free(store: BlockingStore, consumer: str, logs: Mapping[int, str]) -> None:
@@ -45,13 +43,13 @@ def check_free(store: BlockingStore, consumer: str, logs: Mapping[int, str]) -> 
     Raises:
         BadSetting: a member reads one of `logs` (names by number).
     """
-    for group in store.consumers(consumer):
-        for log in logs.values():
-            if log in group.owners:
-                raise BadSetting(
-                    f"groupId is {consumer!r}, and {group.owners[log]}, a member of that consumer, "
-                    f"reads {log}: a query has its logs for itself; give it another groupId"
-                )
+    owners = store.consumer_by_number(consumer).owners
+    for log, name in logs.items():
+        if str(log) in owners:
+            raise BadSetting(
+                f"groupId is {consumer!r}, and {owners[str(log)]}, a member of that consumer, "
+                f"reads {name}: a query has its logs for itself; give it another groupId"
+            )
 
 
 class CursorKeeper:
@@ -59,16 +57,15 @@ class CursorKeeper:
 
     def __init__(self, consumer: str) -> None:
         self._consumer = consumer
-        self._due: dict[str, int] = {}
-        self._saved: dict[str, int] = {}
+        self._due: dict[int, int] = {}
+        self._saved: dict[int, int] = {}
         self._tried_at: float | None = None
 
-    def done(self, names: Mapping[int, str], places: Mapping[int, int]) -> None:
-        """What lies before `places` (LSNs by number) has been dealt with."""
+    def done(self, logs: Container[int], places: Mapping[int, int]) -> None:
+        """What lies before `places` (LSNs by number) has been dealt with, in `logs`."""
         for log, lsn in places.items():
-            name = names.get(log)
-            if name is not None and lsn > self._saved.get(name, 0):
-                self._due[name] = max(lsn, self._due.get(name, 0))
+            if log in logs and lsn > self._saved.get(log, 0):
+                self._due[log] = max(lsn, self._due.get(log, 0))
 
     def save(self, store: BlockingStore, *, at_once: bool = False) -> None:
         """Save what is due; every SAVE_EVERY_S unless `at_once`."""
@@ -87,5 +84,12 @@ class CursorKeeper:
         self._saved = dict(cursors_of(store, self._consumer))
         ahead = {log: lsn for log, lsn in self._due.items() if lsn > self._saved.get(log, 0)}
         if ahead:
-            self._saved = dict(store.save_cursors(self._consumer, ahead))
+            try:
+                store.save_cursors(self._consumer, ahead)
+            except UnknownLog:
+                # One was deleted: it has no cursor to keep, and holds up no other's.
+                there = {info.log_id for info in store.logs()}
+                self._due = {log: lsn for log, lsn in self._due.items() if log in there}
+                raise
+            self._saved.update(ahead)
         self._due.clear()

@@ -10,7 +10,7 @@ are missing, the task fails: nothing may be passed over.
 A client whose producer met that error refuses everything behind it, unsent: the log's own word
 is what a new `Producer`, with this portion alone, is answered.
 
-Source: research digest on PySpark 4.3, §8; `protocol.producers`.
+Source: docs/sources/spark.md §8; `protocol.producers`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from cordwood.client.blocking import BlockingStore
-from cordwood.client.producer import PRODUCER_MAX, Producer
+from cordwood.client.append.producer import PRODUCER_MAX, Producer
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.lsn import Lsn
 from cordwood.protocol.producers import PLACES_MAX, USERS

@@ -10,7 +10,7 @@ routines of its ML library in plain Java; nothing else changes.
 `python -m cordwood.spark.java --check` tells which Java would be used, and exits
 with 1 if there is none.
 
-Source: research digest on PySpark 4.3, §1 (checked there on Java 25: batch,
+Source: docs/sources/spark.md §1 (checked there on Java 25: batch,
 streaming, Python source and sink).
 """
 

@@ -15,7 +15,7 @@ now. The initial offset has `"init":true`.
 Offsets never go back. Where records are gone, a query fails or goes on after them,
 and never starts again from the oldest.
 
-Source: research digest on PySpark 4.3, §2 traps 2 and 3, §8.
+Source: docs/sources/spark.md §2 traps 2 and 3, §8.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ two options. Case does not matter. Whatever is not known, or not built yet, or h
 wrong value is refused by one error that lists what there is: an option that is
 silently ignored costs its user a day.
 
-Source: research digest on PySpark 4.3, §6.
+Source: docs/sources/spark.md §6.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ class SourceOptions:
         """Of the client that reads with these options."""
         from cordwood.settings import ClientSettings
 
-        return ClientSettings(timeout_s=self.request_timeout_s, read_tokens=self.read_tokens)
+        return ClientSettings(
+            timeout_s=self.request_timeout_s, read_tokens=self.read_tokens, rare_collections=True
+        )
 
     def check_batch(self) -> None:
         """Check what only a batch cannot do.

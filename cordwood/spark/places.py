@@ -5,7 +5,7 @@ LSNs for offsets: `{"/orders": "e7n123", "17": "latest"}`. A key of digits only 
 log's number; anything else is its name, the leading slash being optional. An end is
 exclusive, as in Kafka: `e7n123` is the first LSN that is not read.
 
-Source: research digest on PySpark 4.3, §6, §8.
+Source: docs/sources/spark.md §6, §8.
 """
 
 from __future__ import annotations

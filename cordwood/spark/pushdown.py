@@ -4,7 +4,7 @@ A filter on `log` or `log_id` leaves logs out, one on `lsn` narrows what is read
 These are exact, so Spark need not look at the rows again; every other filter stays with
 Spark. The record's own timestamp is no help: it may be anything, in any order.
 
-Source: research digest on PySpark 4.3, §2 trap 6; pyspark/sql/datasource.py.
+Source: docs/sources/spark.md §2 trap 6; pyspark/sql/datasource.py.
 """
 
 from __future__ import annotations

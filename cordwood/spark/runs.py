@@ -6,7 +6,7 @@ which is the tail or, for an epoch that is over, its bridge. So a range is a run
 epoch, and counting, cutting and limiting go by runs. A count is exact but for holes that
 recovery plugged, which make it too high and never too low.
 
-Source: research digest on PySpark 4.3, §8 ("never subtract LSNs").
+Source: docs/sources/spark.md §8 ("never subtract LSNs").
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ For the demo, the tests and a first try. What it sets, and why:
 Any other Spark master works too: build that session as you always do;
 `format("cordwood")` needs nothing from here.
 
-Source: research digest on PySpark 4.3, §1.
+Source: docs/sources/spark.md §1.
 """
 
 from __future__ import annotations

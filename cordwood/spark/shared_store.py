@@ -5,7 +5,7 @@ connected client pays for many. Threads and event loops do not survive a fork: a
 belongs to the process that made it, and what was inherited is left alone, since even
 closing it would disturb the sockets that the parent still uses.
 
-Source: research digest on PySpark 4.3, §2 ("module globals survive").
+Source: docs/sources/spark.md §2 ("module globals survive").
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cordwood.client.blocking import BlockingStore
+    from cordwood.client.blocking.blocking_store import BlockingStore
     from cordwood.settings import ClientSettings
 
 STORES_MAX = 8
@@ -37,7 +37,7 @@ def shared_store(
         Unreachable: no node answered; the text says how to start one.
     """
     # Most of a query's Python processes check options and never connect: see `source`.
-    from cordwood.client.blocking import connect
+    from cordwood.client.blocking.blocking_store import connect
     from cordwood.settings import ClientSettings
 
     settings = settings or ClientSettings(timeout_s=timeout_s)

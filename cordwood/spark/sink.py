@@ -8,9 +8,9 @@ Spark tells `write` nothing about the batch, but the task's context has it, unde
 Spark's internals; without them exactly once cannot be kept, and is refused.
 
 `abort` gives back what was staged and never touches what was published: Spark calls it also when
-`commit` failed after its publish (trap 12).
+`commit` failed after its publish (docs/sources/spark.md §2 trap 12).
 
-Source: research digest on PySpark 4.3, §2 (traps 9, 10, 12), §8.
+Source: docs/sources/spark.md §2 (traps 9, 10, 12), §8.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from cordwood.spark.sink_rows import Portion, portions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cordwood.client.blocking import BlockingStore
-    from cordwood.client.publishing import Published
-    from cordwood.client.staging import StagedRef
+    from cordwood.client.blocking.blocking_store import BlockingStore
+    from cordwood.client.publish.publishing import Published
+    from cordwood.client.publish.staging import StagedRef
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -84,6 +84,7 @@ class _Writer:
             timeout_s=options.request_timeout_s,
             codec=options.codec,
             write_tokens=options.write_tokens,
+            rare_collections=True,
         )
         return shared_store(options.servers, options.request_timeout_s, settings)
 

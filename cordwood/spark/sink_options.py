@@ -1,6 +1,6 @@
 """The options of writing with `format("cordwood")`, and the columns it takes.
 
-Source: research digest on PySpark 4.3, §6 ("Sink input"), §8.
+Source: docs/sources/spark.md §6 ("Sink input"), §8.
 """
 
 from __future__ import annotations

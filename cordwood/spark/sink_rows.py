@@ -3,7 +3,7 @@
 One batch of Arrow holds rows of several logs; each log's rows keep their order. They are gathered
 to portions that are worth a call, since a batch of many logs has few rows of each.
 
-Source: research digest on PySpark 4.3, §6 ("Sink input").
+Source: docs/sources/spark.md §6 ("Sink input").
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Blocks come straight from the storage nodes and become batches without touching 
 one by one; only runs of tiny blocks are gathered record by record. What arrives must
 tile the slice: a record that was skipped, or came twice, ends the task.
 
-Source: research digest on PySpark 4.3, §3 (8 k rows or 4 MiB a batch), §8 (gaps).
+Source: docs/sources/spark.md §3 (8 k rows or 4 MiB a batch), §8 (gaps).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind
-from cordwood.client.batches import BatchGatherer
-from cordwood.client.blocking import BlockingStore
-from cordwood.client.blocking_readers import BlockingReader
-from cordwood.client.senders import HeldBlock
+from cordwood.client.blocking.blocking_readers import BlockingReader
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.client.read.arrow_batches import BatchGatherer
+from cordwood.client.read.senders import HeldBlock
 from cordwood.errors import UnknownLog, Unreachable
 from cordwood.lsn import format_lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -89,16 +89,14 @@ def _read(
 
 
 def _opened(store: BlockingStore, read: Slice) -> BlockingReader | None:
-    """A reader of the slice; None if its log was deleted after the slice was planned."""
+    """A reader of the slice; None if its log was deleted after the slice was planned.
+
+    By number: a log that was renamed is the same one, and what has its name now is not.
+    """
     try:
-        reader = store.read(read.name, read.start, read.stop - 1)
+        return store.read(read.log_id, read.start, read.stop - 1)
     except UnknownLog:
         return None
-    if reader.info.log_id == read.log_id:
-        return reader
-    # Another log has the name now; none of its records were planned.
-    reader.close()
-    return None
 
 
 def _runs(reader: BlockingReader, read: Slice) -> Iterator[Sequence[Taken]]:

@@ -5,14 +5,14 @@ map of log to LSN, and `read` holds no state: it runs in another process than th
 Every rule is in a module of its own (`options`, `bounds`, `offsets`, `runs`, `splitting`);
 here is only what Spark calls.
 
-What Spark does with these classes, and what follows, is in the digest's §2: `pushFilters`
+What Spark does with these classes, and what follows, is in docs/sources/spark.md §2: `pushFilters`
 must not even be defined (trap 6), argument names are literal (9), offsets compare as JSON
 text (2), an idle query polls some 80 times a second (1), `stop` may never be called (5).
 
 What connects is imported where it is first used: Spark starts a dozen Python processes for a
 query, most of which check options and go, and the client takes 0.4 s of a core to import.
 
-Source: research digest on PySpark 4.3, §2, §6, §8; style.md §10.
+Source: docs/sources/spark.md §2, §6, §8; CONTRIBUTING.md, "Spark".
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from cordwood.errors import BadSetting, Rejected
+from cordwood.errors import BadSetting, Rejected, UnknownLog
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, check_any, initial_places, stream_stops
 from cordwood.spark.offsets import (
@@ -281,7 +281,7 @@ class CordwoodFilteringReader(CordwoodReader):
     """A batch that reads less where Spark's filters say so.
 
     A class of its own, because Spark refuses a reader that merely has `pushFilters` unless
-    `spark.sql.python.filterPushdown.enabled` is true (trap 6).
+    `spark.sql.python.filterPushdown.enabled` is true (docs/sources/spark.md §2 trap 6).
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
@@ -355,7 +355,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         if not self._is_checked:
             self._check(offset)
         self._follow(offset)
-        ends = self._ends() if self._frozen is None else self._frozen
+        ends = self._ends(offset) if self._frozen is None else self._frozen
         moved = move_on(offset, self._limited(offset, ends, self._limits(limit)))
         if moved is offset:
             self._idle_polls += 1
@@ -395,7 +395,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         """Move the cursors of `groupId`: Spark goes on from `offset`, so what is before it is done.
 
         Spark's `commit` says the same one batch later, and of the last batch of an AvailableNow
-        run never (trap 4).
+        run never (docs/sources/spark.md §2 trap 4).
         """
         if self._keeper is None:
             return
@@ -419,14 +419,18 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         _collect_rarely(len(offset.logs))
         self._is_checked = True
 
-    def _ends(self) -> _Ends:
+    def _ends(self, offset: StreamOffset) -> _Ends:
         """Ask where the logs end; an idle stream waits for its turn first."""
         logs = self._watch.selected()
         if self._idle_polls:
             due_s = self._asked_at + self._pause_s(logs) - time.monotonic()
             if due_s > 0:
                 time.sleep(due_s)
-        tails = self._watch.released(logs)
+        try:
+            tails = self._watch.released(logs)
+        except UnknownLog:
+            logs = self._watch.select_again(offset.logs)
+            tails = self._watch.released(logs)
         self._asked_at = time.monotonic()
         self._latest = {log: tail + 1 for log, tail in tails.items()}
         return _Ends(logs, stream_stops(self._options, logs, tails))
@@ -460,7 +464,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         """Stops no further on than the limits let; logs without new records left out."""
         names, stops, starts = ends.names, ends.stops, offset.logs
         runs = {
-            log: self._watch.runs(names[log], start, stop)
+            log: self._watch.runs(log, start, stop)
             for log, stop in stops.items()
             if stop > (start := starts.get(log, OLDEST))
         }

@@ -5,7 +5,7 @@ changes, so a batch that is run again is cut the same. Cuts are by LSN, evenly b
 records; a reader clips the block that a cut goes through, which costs one block read
 twice. Order holds inside a slice only; the column `lsn` restores it.
 
-Source: research digest on PySpark 4.3, §8 ("Splitting one large log").
+Source: docs/sources/spark.md §8 ("Splitting one large log").
 """
 
 from __future__ import annotations

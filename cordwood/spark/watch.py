@@ -3,7 +3,7 @@
 Ends are released LSNs only. What is beyond them may still be given another outcome when
 an epoch is recovered, and a range that was planned must hold the same records for ever.
 
-Source: research digest on PySpark 4.3, §8.
+Source: docs/sources/spark.md §8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
 from cordwood.lsn import OLDEST, Lsn
@@ -93,6 +93,21 @@ class Watch:
             self._selected = self._discovered(self._selected)
         return self._selected
 
+    def select_again(self, places: Mapping[int, int]) -> dict[int, str]:
+        """The logs that are selected now, after one was not found by its number.
+
+        Args:
+            places: the next LSN to read, by log.
+        Raises:
+            DataLoss: a log that was read is gone, and `failOnDataLoss` is true.
+        """
+        there, known = self.all_logs(), self._selected or {}
+        self.check_there(there, {**dict.fromkeys(known, int(OLDEST)), **places})
+        gone = {log: name for log, name in known.items() if log not in there}
+        logger.warning("logs that were read are gone: %s", ", ".join(sorted(gone.values())))
+        self._selected = select(self._options.selection, there, may_miss=True)
+        return self._selected
+
     def _discovered(self, known: dict[int, str]) -> dict[int, str]:
         """The logs of the newest list that is there; asks for another one when it is time to."""
         if self._listing is None:
@@ -119,7 +134,7 @@ class Watch:
 
     def tails(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
         """The last released LSN of each log, by number."""
-        tails = dict(zip(logs, self.store.tails(list(logs.values())), strict=True))
+        tails = dict(zip(logs, self.store.tails(list(logs)), strict=True))
         self._note_tails(tails)
         return tails
 
@@ -177,7 +192,7 @@ class Watch:
         for log, name in logs.items():
             place = places.of(log, name)
             if place is Cursor.CURSOR:
-                at = cursors.get(name)
+                at = cursors.get(log)
                 # A cursor may stand behind a bridge that this client has not seen released yet.
                 place = Edge.EARLIEST if at is None else min(at, Lsn(tails[log] + 1))
             by_log[str(log)] = place
@@ -198,7 +213,7 @@ class Watch:
         for log, name in logs.items():
             place = places.of(log, name)
             if isinstance(place, At):
-                found = self.find_time(name, place.time_us, tails[log] + 1)
+                found = self.find_time(log, place.time_us, tails[log] + 1)
                 if found is not None:
                     by_log[str(log)] = Lsn(found)
                     continue
@@ -212,7 +227,7 @@ class Watch:
         # A log that is discovered later is read whole, as without times.
         return Places(Edge.LATEST if option.startswith("ending") else Edge.EARLIEST, by_log)
 
-    def find_time(self, log: str, time_us: int, stop: int) -> int | None:
+    def find_time(self, log: int, time_us: int, stop: int) -> int | None:
         """Where records of a log below `stop` begin that were appended at `time_us` or later.
 
         The store's own answer if enough nodes gave one; else blocks are looked at, which any
@@ -224,7 +239,7 @@ class Watch:
         runs = self.runs(log, OLDEST, stop)
         return find_time(time_us, runs, lambda lsn, end: self._look(log, lsn, end))
 
-    def _look(self, log: str, lsn: int, stop: int) -> Seen | None:
+    def _look(self, log: int, lsn: int, stop: int) -> Seen | None:
         """The first block with records in `[lsn, stop)`.
 
         One LSN is asked for first: a wider question has every node send what it holds.
@@ -243,7 +258,7 @@ class Watch:
                         lsn = taken.last + 1
         return None
 
-    def runs(self, log: str, start: int, stop: int) -> list[Run]:
+    def runs(self, log: int, start: int, stop: int) -> list[Run]:
         """Where `[start, stop)` of a log may have records."""
         return runs_of(start, stop, lambda epoch: self._epoch_end(log, epoch))
 
@@ -275,7 +290,7 @@ class Watch:
 
     def spans(self, slices: Sequence[Slice]) -> list[Span]:
         """What is known of the slices, for `splitting.plan`."""
-        runs = [self.runs(each.name, each.start, each.stop) for each in slices]
+        runs = [self.runs(each.log_id, each.start, each.stop) for each in slices]
         sizes = self._record_sizes(slices, runs)
         return list(map(Span, slices, runs, sizes))
 
@@ -302,7 +317,7 @@ class Watch:
 
     def _sample(self, read: Slice, lsn: int) -> float | None:
         """Mean bytes of the records in the block at `lsn`; None if there is none."""
-        with self.store.read(read.name, lsn, lsn) as reader:
+        with self.store.read(read.log_id, lsn, lsn) as reader:
             for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
                 if isinstance(taken, Delivery):
                     header = taken.block.header
@@ -329,7 +344,7 @@ class Watch:
         mean = sum(sampled.values()) / len(sampled) if sampled else RECORD_BYTES_GUESS
         return {log: sampled.get(log, mean) for log in places}
 
-    def _ask_epoch_end(self, log: str, epoch: int) -> Lsn | None:
+    def _ask_epoch_end(self, log: int, epoch: int) -> Lsn | None:
         return self.store.epoch_end(log, epoch)
 
 
@@ -342,9 +357,13 @@ def _utc(time_us: int) -> str:
     return when.isoformat(timespec="milliseconds")
 
 
-def select(selection: Selection, logs: Mapping[int, str]) -> dict[int, str]:
+def select(
+    selection: Selection, logs: Mapping[int, str], *, may_miss: bool = False
+) -> dict[int, str]:
     """The selected ones of all `logs` (names by number), in the order of their numbers.
 
+    Args:
+        may_miss: one that is not there is left out.
     Raises:
         UnknownLog: one that was named is not there.
     """
@@ -355,7 +374,7 @@ def select(selection: Selection, logs: Mapping[int, str]) -> dict[int, str]:
     wanted = set(selection.logs)
     found = {log: name for log, name in ordered.items() if name in wanted or str(log) in wanted}
     missing = wanted - {*found.values(), *map(str, found)}
-    if missing:
+    if missing and not may_miss:
         raise UnknownLog(
             f"{selection.option}: there is no log {', '.join(sorted(missing))}; "
             f"{listed(ordered.values())}"

@@ -15,7 +15,8 @@ and its body are trimmed together.
 A start finds the bodies of the amends that it replays where they were: behind an earlier record
 of the WAL, or in LogsDB, as of the flush up to which that is.
 
-Source: design.md §2 ("an amend rewrites the envelope only"); LogDevice digest 2.7 (6).
+Source: docs/design.md §2 ("an amend rewrites the envelope only"); docs/sources/logdevice.md 2.7
+(6).
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from cordwood.layout.waves import (
     read_amend,
 )
 from cordwood.lsn import format_lsn
-from cordwood.storage.partition import Part
+from cordwood.storage.logs_db.partition import Part
+from cordwood.storage.logs_db.tables import TablesFailed
 from cordwood.storage.refusals import refusal_of
-from cordwood.storage.tables import TablesFailed
 
 if TYPE_CHECKING:
-    from cordwood.storage.shard import Shard
+    from cordwood.storage.engine import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ What is left unnoticed: a copy of the running directory that is newer than the l
 default 10 s; and copies of a directory and its metadata store taken together (an embedded
 store restored as a whole), which are one older state that nobody contradicts.
 
-Source: design.md §5; reliability digest §3 (S17); LogDevice digest 2.13; BookKeeper's cookies,
-which do not move, and so do not notice a restored snapshot.
+Source: docs/design.md §5; docs/sources/reliability.md §3 (S17); docs/sources/logdevice.md 2.13;
+BookKeeper's cookies, which do not move, and so do not notice a restored snapshot.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from cordwood.metadata.membership import CLAIM_CHARS_MAX, Claim, Membership
 from cordwood.nodes import Member
 from cordwood.settings import NodeSettings
 from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED, GO_ON_OLDER, Identity, check_identity
-from cordwood.storage.wal import Wal, WalLimits
-from cordwood.storage.wal_file import WalBlank, open_wal
+from cordwood.storage.wal.delta_wal import Wal, WalLimits
+from cordwood.storage.wal.wal_file import WalBlank, open_wal
 from cordwood.write_budget import parse_budget
 
 INCARNATION = "incarnation"

@@ -10,8 +10,8 @@ copies of one range keep the one of higher precedence; a late loser is dropped.
 
 How much it holds at most is `Shard.cache_bytes_max`: the shard refuses what would not fit.
 
-Source: design.md §2 (precedence), §5; s3stream digest (b) and trap 10 (cache order must
-be WAL order).
+Source: docs/design.md §2 (precedence), §5; docs/sources/s3stream.md (b) and trap 10 (cache order
+must be WAL order).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cordwood.block import BlockHeader, Produced
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
+from cordwood.storage.logs_db.tables import Row
 from cordwood.storage.produced_index import ProducedIndex
-from cordwood.storage.tables import Row
 
 ENDS_KNOWING_PRODUCERS = 64
 """Of older epochs nobody asks what was known of producers then: only recovery does, of the
@@ -252,6 +252,18 @@ class CachedLog:
         self.clean = max([self.clean, *reached])
         self._closed = {each for each in self._closed if each > self.clean}
         self._held = {each for each in self._held if each > self.clean}
+
+    def above_own_lng(self, epoch: int, end: EpochEnd) -> EpochEnd:
+        """How an epoch ended, with the LNG that this node knows where that is higher.
+
+        A recovery that could not hear enough may end an epoch below it. All up to an LNG was
+        acknowledged, so what is held here of that is never what such a recovery left out rightly.
+        """
+        return end._replace(lng=max(end.lng, self.lngs.get(epoch, 0)))
+
+    def has_ended(self, epoch: int, end: EpochEnd) -> bool:
+        """Whether this node was told just that."""
+        return self.ends.get(epoch) == self.above_own_lng(epoch, end)
 
     def wrote_in(self, epoch: int) -> list[Produced]:
         """What producers wrote in `epoch`, as far as this node knows.

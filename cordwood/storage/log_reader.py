@@ -7,7 +7,7 @@ blocks in `[start, next)`, each range once, and where to read on.
 A block leaves the cache when it is durable in LogsDB, so a read that looks into the cache
 first and into LogsDB second finds it in one of them at least.
 
-Source: design.md §5 ("cache first, then LogsDB"); LogDevice digest 2.10.
+Source: docs/design.md §5 ("cache first, then LogsDB"); docs/sources/logdevice.md 2.10.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterable
 
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.log_cache import CachedLog, LogCache
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.partition import Part, Run, Wanted
-from cordwood.storage.recent_blocks import RecentBlocks
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.partition import Part, Run, Wanted
+from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 
 
 class LogReader:

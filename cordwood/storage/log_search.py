@@ -6,7 +6,8 @@ one index entry a step. No body is read. What is in the cache is searched in mem
 Who does not know what it holds does not answer: one that lost records, or has still to drop
 what recoveries decided without it.
 
-Source: LogDevice digest 2.13 ("findTime: binary search directory, then in-partition search").
+Source: docs/sources/logdevice.md 2.13 ("findTime: binary search directory, then in-partition
+search").
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from cordwood.layout.log_questions import (
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.protocol.log_position import Part, bytes_between
-from cordwood.storage.index_search import last_header, search
+from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import CachedLog
-from cordwood.storage.partition import Part as Wish
-from cordwood.storage.shard import Shard
+from cordwood.storage.logs_db.index_search import last_header, search
+from cordwood.storage.logs_db.partition import Part as Wish
 
 HEADS_AT_ONCE = 64
 """Blocks looked at in one read for the first record: recovery's marks come in small numbers."""

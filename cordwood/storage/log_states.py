@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from cordwood.layout.message import LogState
-from cordwood.storage.partition import StoredLog
-from cordwood.storage.shard import Shard
+from cordwood.storage.engine import Shard
+from cordwood.storage.logs_db.partition import StoredLog
 
 
 class Sequencing(Protocol):

@@ -7,7 +7,7 @@ which may yet become holes. Of a producer whose higher epoch is below the LNG th
 not kept: a query that publishes begins an epoch with each batch. Once an epoch is clean, its
 end says it all.
 
-Source: design.md §3 ("Producers").
+Source: docs/design.md §3 ("Producers").
 """
 
 from __future__ import annotations

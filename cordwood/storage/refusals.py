@@ -5,7 +5,7 @@ of it, and not by that node alone: what is stored so late would escape the rebui
 readers, who do not wait for that node, would miss one of the copies that they count on. This
 holds for what recoveries store too: their copysets are new ones. It is what this node knows
 (`Shard.rebuilding`), as last read from the metadata store. Nobody waits for good: a node that
-is up takes such a word about itself back (`metadata.authority_calls`), and until the others have
+is up takes such a word about itself back (`admin.authority_calls`), and until the others have
 heard of that, those who have no other copyset are refused and come again; the rule of how copies
 are spread is never broken instead.
 
@@ -13,7 +13,7 @@ A node that an operator made read-only takes no block at all. One whose disk is 
 those of recoveries, and what was numbered already as far as half of its reserve goes. Both are
 sealed and read as ever.
 
-Source: design.md §5; LogDevice digest 2.4 ("rejecting stores based on copyset"), 2.7.
+Source: docs/design.md §5; docs/sources/logdevice.md 2.4 ("rejecting stores based on copyset"), 2.7.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 from cordwood.lsn import format_lsn
 
 if TYPE_CHECKING:
-    from cordwood.storage.shard import Shard
+    from cordwood.storage.engine import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,10 @@ def refusal_of(
     header = block.header
     if shard.failed:
         return StoreRefusal(wave, header.log, Refusal.FAILED)
+    if block.envelope.lng > header.last:
+        # A block is stored before it is known good; taken, this would release what nobody has.
+        logger.warning("log %d: a block says that what is above it is stored", header.log)
+        return StoreRefusal(wave, header.log, Refusal.CORRUPT)
     epoch = header.first >> 32
     if not shard.seals.admits(header.log, epoch, seal_epoch):
         return StoreRefusal(wave, header.log, Refusal.SEALED, shard.seals.of(header.log))

@@ -3,17 +3,17 @@
 STORED answers are cumulative and leave once a turn for each connection, however
 many waves became durable in it.
 
-Source: design.md §4, §5.
+Source: docs/design.md §4, §5.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from cordwood.errors import Malformed, Rejected, Retryable
+from cordwood.errors import Malformed, Rejected, Retryable, Unreachable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.log_questions import (
     AskExtent,
@@ -27,7 +27,15 @@ from cordwood.layout.log_questions import (
     Trim,
     TrimReply,
 )
-from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Seal, SealReply
+from cordwood.layout.message import (
+    AskEpoch,
+    Clean,
+    DoneReply,
+    EpochReply,
+    Seal,
+    SealReply,
+    TellNodesets,
+)
 from cordwood.layout.produced import read_produced
 from cordwood.layout.reading import (
     ReadRequest,
@@ -38,19 +46,20 @@ from cordwood.layout.reading import (
     read_window,
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
-from cordwood.storage.kept_bytes import kept_here
+from cordwood.lsn import format_lsn
+from cordwood.storage.claims import SEAL_AHEAD_MAX, Claims
+from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.log_search import LogSearch
-from cordwood.storage.read_gate import ReadGate
-from cordwood.storage.read_rights import ReadRights
-from cordwood.storage.read_streams import ReadStreams
-from cordwood.storage.shard import Shard
+from cordwood.storage.push.read_gate import ReadGate
+from cordwood.storage.push.read_rights import ReadRights
+from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.storage.space.kept_bytes import kept_here
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import is_node
 
-SEAL_AHEAD_MAX = 1024
-"""Epochs that a seal may be above all that this node knows of a log before it asks whether that
-one was handed out: a node that was away for long meets this, and a faulty caller."""
+Marks = Seal | Clean | Trim | TellNodesets
+"""Calls that change a log here for good."""
 
 
 class _Session:
@@ -74,14 +83,14 @@ class StorageRole:
         shard: Shard,
         streams: ReadStreams,
         rights: ReadRights | None = None,
-        newest: Callable[[int], Awaitable[int]] | None = None,
+        claims: Claims | None = None,
     ) -> None:
         """
         Args:
             rights: who may read which log; None lets everybody.
-            newest: asks for the newest epoch of a log that was handed out; None believes seals.
+            claims: what is believed of seals, trims and releases; None believes all.
         """
-        self._newest = newest
+        self._claims = claims
         self._shard = shard
         self._rights = rights
         self._gate = ReadGate(streams, rights)
@@ -103,8 +112,9 @@ class StorageRole:
         if kind == Kind.STORE:
             self._on_store(connection, frame)
         elif kind == Kind.RELEASE:
+            release = self._shard.release if self._claims is None else self._claims.release
             for log, lsn in read_pairs(frame.payload):
-                self._shard.release(log, lsn)
+                release(log, lsn)
         elif kind == Kind.READ:
             self._on_read(connection, read_read(frame.payload))
         elif kind == Kind.WINDOW:
@@ -124,35 +134,56 @@ class StorageRole:
         self._sessions.pop(connection, None)
         self._gate.drop_connection(connection)
 
-    async def seal(self, call: Seal) -> SealReply:
-        """See `Shard.seal`.
+    async def mark(self, connection: Connection, call: Marks) -> SealReply | DoneReply | TrimReply:
+        """Do what changes a log here for good, once it is known to be true.
 
         Raises:
-            Rejected: the epoch was never handed out. A seal holds for good, so one that is too
-                high would end the log.
+            Rejected: the epoch was never handed out, or the call contradicts itself.
+            Unreachable: a client says that something is released which no sequencer confirms.
             Retryable: the metadata store does not say.
         """
-        held = self._shard.cache.get(call.log)
-        known = max(self._shard.sealed(call.log), held.released >> 32 if held else 0)
-        if self._newest is not None and call.epoch > known + SEAL_AHEAD_MAX:
-            newest = await self._newest(call.log)
-            if call.epoch > newest:
-                raise Rejected(
-                    f"log {call.log}: epoch {call.epoch} seals nothing here: the metadata store "
-                    f"has handed out none above {newest}: is it an older copy?"
-                )
+        match call:
+            case Seal():
+                return await self.seal(call)
+            case Clean():
+                return await self.clean(call)
+            case Trim():
+                return await self.trim(call, by_node=is_node(connection))
+            case TellNodesets():
+                # A log's first epoch is handed out with its first nodeset.
+                if call.epoch > 1:
+                    await self._check_epoch(call.log, call.epoch)
+                await self._shard.tell_nodesets(call.log, call.epoch, call.history)
+                return DoneReply()
+
+    async def seal(self, call: Seal) -> SealReply:
+        """See `Shard.seal` and `mark`."""
+        await self._check_epoch(call.log, call.epoch, SEAL_AHEAD_MAX)
         return await self._shard.seal(call.log, call.epoch, call.clean)
 
     async def clean(self, call: Clean) -> DoneReply:
-        """See `Shard.clean`."""
+        """See `Shard.clean` and `mark`."""
         read_produced(call.produced)
+        if call.epoch >= call.seal or call.lng >> 32 > call.epoch:
+            raise Rejected(
+                f"log {call.log}: epoch {call.epoch} cannot end at {format_lsn(call.lng)} by "
+                f"what epoch {call.seal} found"
+            )
+        await self._check_epoch(call.log, call.seal)
         end = EpochEnd(call.seal, call.lng, call.produced, call.attempt)
         await self._shard.clean(call.log, call.epoch, end)
         return DoneReply()
 
-    async def trim(self, call: Trim) -> TrimReply:
-        """See `Shard.trim`."""
+    async def trim(self, call: Trim, *, by_node: bool = False) -> TrimReply:
+        """See `Shard.trim` and `mark`."""
+        await self._check_epoch(call.log, call.until >> 32)
+        if self._claims is not None and not by_node:
+            await self._claims.check_released(call.log, call.until)
         return TrimReply(await self._shard.trim(call.log, call.lsn, call.until))
+
+    async def _check_epoch(self, log: int, epoch: int, ahead: int = 0) -> None:
+        if self._claims is not None:
+            await self._claims.check_epoch(log, epoch, ahead)
 
     async def look(
         self, call: AskTime | AskExtent | AskSize | AskKept
@@ -161,11 +192,23 @@ class StorageRole:
 
         Raises:
             AccessDenied: the log wants a read token that the call does not bring.
+            Unreachable: it took longer than the caller waits, so nobody wants the answer.
         """
         if isinstance(call, AskKept):  # of a node, which needs no token
             return KeptReply(await kept_here(self._shard, call.log, call.lsns))
         if self._rights is not None:
             await self._rights.check(call.log, call.token)
+        try:
+            async with asyncio.timeout(call.timeout_ms / 1000 if call.timeout_ms else None):
+                return await self._search_for(call)
+        except TimeoutError:
+            raise Unreachable(
+                f"{type(call).__name__} took longer than {call.timeout_ms} ms here"
+            ) from None
+
+    async def _search_for(
+        self, call: AskTime | AskExtent | AskSize
+    ) -> TimeReply | ExtentReply | SizeReply:
         match call:
             case AskTime():
                 return await self._search.find_time(call)

@@ -1,6 +1,6 @@
 """An application as a simulated process: it can be killed, stopped and started again.
 
-Source: style.md §8; `sim.process` (a killed process runs no `finally`).
+Source: CONTRIBUTING.md, "Determinism"; `sim.process` (a killed process runs no `finally`).
 """
 
 from __future__ import annotations

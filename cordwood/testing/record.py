@@ -13,7 +13,7 @@ A record's id travels in a header of its own (`sim.record_id`), so payloads stay
 they are. Everything in the logs must come from recorded clients of this recording: a
 record of anybody else is one that nobody sent.
 
-Source: `sim.history` (who must record what); research "reliability" §3.
+Source: `sim.history` (who must record what); docs/sources/reliability.md §3.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from cordwood.block import Buffer
-from cordwood.client.appending import Appending
-from cordwood.client.position_calls import Position, Start, to_lsn
-from cordwood.client.positions import Trimmed
-from cordwood.client.producer import Producer
-from cordwood.client.read_stream import ReadStream
+from cordwood.block import Buffer, Gap, Record
+from cordwood.client.admin.position_calls import Position, Start, to_lsn
+from cordwood.client.admin.positions import Trimmed
+from cordwood.client.append.open_log import Appending
+from cordwood.client.append.producer import Producer
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.opening import OpeningItems
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Rejected, Retryable
 from cordwood.lsn import Lsn, parse_lsn
@@ -51,7 +54,7 @@ from cordwood.testing.recorded_stream import RecordedStream
 if TYPE_CHECKING:
     # Type checkers see a Store, so that an application's annotations hold; at run time
     # it is a proxy, because a Store is made by its own connection only.
-    from cordwood.client.appending import Appending as _Appending
+    from cordwood.client.append.open_log import Appending as _Appending
     from cordwood.client.store import Store as _Store
 else:
     _Store = _Appending = object
@@ -227,7 +230,7 @@ class RecordedStore(_Store):
         self._calls = calls
         self._recording = recording
         self._timeout_s = timeout_s
-        self._ids: dict[str, int] = {}
+        self._ids: dict[AnyLog, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -307,16 +310,16 @@ class RecordedStore(_Store):
         self._calls.stored(op, lsns)
         return lsns
 
-    async def open_log(self, log: str) -> RecordedAppending:
+    async def open_log(self, log: AnyLog) -> RecordedAppending:
         """See `Store.open_log`."""
         log_id = await self._log_id(log)
         return RecordedAppending(
             await self._store.open_log(log), log_id, self._calls, self._store, self._timeout_s
         )
 
-    async def read(
+    def read(
         self,
-        log: str,
+        log: AnyLog,
         start: Start = "oldest",
         until: Position | None = "tail",
         *,
@@ -324,13 +327,18 @@ class RecordedStore(_Store):
         payloads: bool = True,
         record_keys: bool = True,
         gaps: bool = True,
-    ) -> ReadStream:
+    ) -> OpeningItems[ReadStream, Record | Gap]:
         """See `Store.read`. A read that leaves something out is not written down: records are
         known by what they hold."""
         if keys is not None or not (payloads and record_keys):
-            return await self._store.read(
+            return self._store.read(
                 log, start, until, keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps
             )
+        return OpeningItems(partial(self._recorded_read, log, start, until, gaps=gaps))
+
+    async def _recorded_read(
+        self, log: AnyLog, start: Start, until: Position | None, *, gaps: bool
+    ) -> ReadStream:
         log_id = await self._log_id(log)
         if "tail" in (start, until):
             tail = await self.tail(log)
@@ -340,11 +348,11 @@ class RecordedStore(_Store):
         last = parse_lsn(until) if isinstance(until, str) else until
         return RecordedStream(stream, log_id, last, self._calls, self._recording, gaps=gaps)
 
-    async def tail(self, log: str) -> Lsn:
+    async def tail(self, log: AnyLog) -> Lsn:
         """See `Store.tail`."""
         return (await self.tails([log]))[0]
 
-    async def tails(self, logs: Sequence[str]) -> list[Lsn]:
+    async def tails(self, logs: Sequence[AnyLog]) -> list[Lsn]:
         """See `Store.tails`."""
         ids = [await self._log_id(log) for log in logs]
         invoked_us = self._recording.now_us()
@@ -359,7 +367,7 @@ class RecordedStore(_Store):
             )
         return lsns
 
-    async def trim(self, log: str, lsn: Position) -> Trimmed:
+    async def trim(self, log: AnyLog, lsn: Position) -> Trimmed:
         """See `Store.trim`."""
         log_id = await self._log_id(log)
         position = int(await self._store.tail(log)) if lsn == "tail" else to_lsn(lsn)
@@ -377,11 +385,12 @@ class RecordedStore(_Store):
         """Its process was killed or stopped; see `ClientCalls.interrupt`."""
         self._calls.interrupt()
 
-    async def _log_id(self, log: str) -> int:
+    async def _log_id(self, log: AnyLog) -> int:
         """The log's number, made where looking it up may make it."""
         known = self._ids.get(log)
         if known is None:
-            await self._store.open_log(log)
+            if isinstance(log, str):
+                await self._store.open_log(log)
             info = await self._store.log(log)
             known = self._ids[log] = info.log_id
             self._recording.logs[known] = info.name

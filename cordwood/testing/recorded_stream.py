@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Gap, Record
-from cordwood.client.delivered import records_of
-from cordwood.client.hand import Hand, Taken
-from cordwood.client.read_stream import ReadStream
-from cordwood.client.stream_items import StreamItems
+from cordwood.client.read.delivered import records_of
+from cordwood.client.read.hand import Hand, Taken
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.stream_items import StreamItems
 from cordwood.errors import Closed, CordwoodError
 from cordwood.lsn import Lsn
 from cordwood.sim.history import EndReason, RecordDelivered
@@ -29,7 +29,7 @@ from cordwood.sim.record_id import mark_record, without_id
 if TYPE_CHECKING:
     # As with RecordedStore: a ReadStream for type checkers, a proxy at run time, which gives out
     # by itself what it takes of the stream.
-    from cordwood.client.read_stream import ReadStream as _ReadStream
+    from cordwood.client.read.read_stream import ReadStream as _ReadStream
     from cordwood.testing.record import ClientCalls, Recording
 else:
     _ReadStream = StreamItems

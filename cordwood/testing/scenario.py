@@ -4,7 +4,7 @@ The scenario decides what the application must do; this decides what Cordwood mu
 when the scenario is over, everything is healed, every log is read to its tail, every
 disk is looked at, and all that the recorded clients saw is given to the checkers.
 
-Source: design.md §10; docs/simulator.md, "Testing your application".
+Source: docs/design.md §10; docs/simulator.md, "Testing your application".
 """
 
 from __future__ import annotations

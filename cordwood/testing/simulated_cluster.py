@@ -3,7 +3,7 @@
 Times are virtual: `asyncio.sleep(30)` takes as long as the cluster has work for. Hosts
 are named by node number, or by an application's name; `TEST` is the scenario itself.
 
-Source: research "reliability", §5.1; docs/simulator.md.
+Source: docs/sources/reliability.md §5.1; docs/simulator.md.
 """
 
 from __future__ import annotations

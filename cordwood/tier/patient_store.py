@@ -8,7 +8,8 @@ has a deadline of its own, so that one slow part does not use up the time of all
 A conditional put is made again only where the store says that it did nothing. After
 `OutcomeUnknown` its caller reads what is there: `pointer` does.
 
-Source: docs/objects.md, "The store"; s3stream digest, complaint 6 (SlowDown after three tries).
+Source: docs/objects.md, "The store"; docs/sources/s3stream.md, complaint 6 (SlowDown after three
+tries).
 """
 
 from __future__ import annotations

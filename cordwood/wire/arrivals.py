@@ -5,7 +5,7 @@ thousands of connections that is far more than a node has. So their bytes are co
 and a frame that was begun has to end in time. What is counted is what has arrived: a length that
 is only claimed costs nothing.
 
-Source: reliability digest §7 (4, 9).
+Source: docs/sources/reliability.md §7 (4, 9).
 """
 
 from __future__ import annotations
@@ -65,3 +65,8 @@ class Arrivals(Generic[Caller]):
     def late(self, now: float) -> list[Caller]:
         """Callers whose frame should be whole by now."""
         return [caller for caller, (_, until) in self._unfinished.items() if until < now]
+
+    def late_s(self, now: float) -> float:
+        """For how long the one that should have been whole first has been late; 0 for none."""
+        until = min((until for _, until in self._unfinished.values()), default=now)
+        return max(0.0, now - until)

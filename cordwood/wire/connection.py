@@ -4,7 +4,7 @@ Everything sent in one turn of the loop leaves in one `writelines`, because
 uvloop makes a system call of every write; nothing waits on a timer for that. A
 damaged frame closes this connection with a logged reason and nothing else.
 
-Source: design.md §4; hotpath digest §3.
+Source: docs/design.md §4; docs/sources/hotpath.md §3.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Network, Transport
+from cordwood.layout.answers import check_answer
 from cordwood.layout.frame import Frame, FrameParser, Kind, checksum, frame_header, next_number
 from cordwood.layout.hello import (
     ANY_CLUSTER,
@@ -179,6 +180,7 @@ class Connection:
         self._transport = None
         self._out.clear()
         self._out_bytes = 0
+        self._parser.drop()
         self._writable.set()
         told = self._for_callers(error)
         for call in self._calls.values():
@@ -307,14 +309,19 @@ class Connection:
         if self.on_asked is not None:
             self.on_asked()
         try:
-            if answer_s is None:
-                return await answer  # by the caller's deadline alone
+            # None: by the caller's deadline alone.
             async with asyncio.timeout(answer_s):
-                return await answer
+                reply = await answer
         except TimeoutError:
             raise self._silent(message, answer_s or 0) from None
         finally:
             self._calls.pop(request, None)
+        try:
+            check_answer(message, reply)
+        except Malformed as error:
+            self.fail(error)
+            raise self._for_callers(error) from None
+        return reply
 
     def _silent(self, message: Call, waited_s: float) -> Unreachable:
         if self.on_silent is not None:
@@ -351,6 +358,8 @@ class Connection:
         level = logging.WARNING if isinstance(error, (Corrupt, NotOurCluster)) else logging.DEBUG
         logger.log(level, "closing the connection to %s: %s", self, error)
         self._error = error
+        # Whoever holds on to this connection holds no frame that will never be whole.
+        self._parser.drop()
         if self._transport is not None:
             self._transport.abort()
 

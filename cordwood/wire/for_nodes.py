@@ -3,7 +3,7 @@
 A caller's number was looked up among the members as it greeted (`wire.server`). This is against
 mistakes and strangers; nothing proves who speaks yet, so it does not stop a forger.
 
-Source: reliability digest §7 (4).
+Source: docs/sources/reliability.md §7 (4).
 """
 
 from __future__ import annotations

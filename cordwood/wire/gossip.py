@@ -3,7 +3,7 @@
 At each tick the list of ages goes to one peer, drawn among those that are connected. It
 travels on the same connection as stores do, so a peer that reads nothing is silent too.
 
-Source: LogDevice digest 2.12; the rule is `protocol.failure_detector`.
+Source: docs/sources/logdevice.md 2.12; the rule is `protocol.failure_detector`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A keeper per wanted node dials, greets, watches for silence and dials again with
 a growing pause. Who uses a peer is told when it comes and goes, and sends only
 while it is there.
 
-Source: style.md §1 ("ask, feed the answer to the rule"); LogDevice digest 2.14.
+Source: CONTRIBUTING.md, "The idea" ("ask, feed the answer to the rule"); docs/sources/logdevice.md
+2.14.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The listening side: greets, bounds strangers, runs calls with a deadline.
 
-Source: reliability digest §7 (1, 4).
+Source: docs/sources/reliability.md §7 (1, 4).
 """
 
 from __future__ import annotations
@@ -101,6 +101,16 @@ class Server:
         """Connections now open, greeted or not."""
         return len(self._connections)
 
+    @property
+    def strangers(self) -> int:
+        """Connections that have not greeted yet."""
+        return len(self._strangers)
+
+    @property
+    def arrivals(self) -> Arrivals[Connection]:
+        """Frames that have begun to arrive."""
+        return self._arrivals
+
     async def listen(self, address: str) -> None:
         """Start to accept.
 
@@ -162,8 +172,8 @@ class Server:
         self._arrivals.note(connection, here, length, loop.time(), is_new=is_new)
         if here and self._late is None:
             self._late = loop.call_later(LATE_EVERY_S, self._cut_late)
-        excess = self._arrivals.excess()
-        if excess is not None:
+        # Many small ones may have to go for a large one that arrives.
+        while (excess := self._arrivals.excess()) is not None:
             held = self._arrivals.bytes
             self._cut(excess, Overloaded(f"frames that are not whole hold {held} bytes"))
 

@@ -8,7 +8,7 @@ A STORED also tells how much room its node has. What was sent since and is not s
 may still need some of that, so it is counted off: what is sent within `room` finds its
 place, unless others send to that node too.
 
-Source: design.md §4 (cumulative acks); `layout.waves`.
+Source: docs/design.md §4 (cumulative acks); `layout.waves`.
 """
 
 from __future__ import annotations

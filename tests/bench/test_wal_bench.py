@@ -27,7 +27,7 @@ from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import DirectFile
 from cordwood.layout.wal_block import WAL_RING_START
-from cordwood.storage.wal import Wal
+from cordwood.storage.wal.delta_wal import Wal
 from cordwood.write_budget import GP3
 
 MIB = 1 << 20

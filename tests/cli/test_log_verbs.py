@@ -72,6 +72,9 @@ def test_a_log_is_renamed_and_deleted(run):
     run("logs", "delete", "orders/old", "--yes")
     assert "old" not in run("logs", "list")
     assert "no log" in run("logs", "delete", "orders/old", "--yes", exit_code=1)
+    run("logs", "create", "brief")
+    told = json.loads(run("logs", "delete", "brief", "--yes", "--json"))
+    assert (told["name"], told["deleted"]) == ("/brief", True)
 
 
 def test_epochs_and_sequencer(run):
@@ -187,26 +190,65 @@ def test_one_log_that_was_deleted_is_one_line_of_the_groups(tmp_path) -> None:
         store.log_tree.delete("gone")
     outcome = CliRunner().invoke(app, ["groups", "--json", "--cluster", where])
     assert outcome.exit_code == 0, outcome.output
-    gone, here = json.loads(outcome.stdout)
-    assert (gone["log"], gone["next"], gone["tail"], gone["lag"]) == ("/gone", "e1n1", "", "")
-    assert "no log '/gone'" in gone["error"]
+    here, gone = sorted(json.loads(outcome.stdout), key=lambda row: row["log"])
+    assert (gone["log"], gone["next"], gone["tail"], gone["lag"]) == ("log 1", "e1n1", "", "")
+    assert "log number 1 was deleted" in gone["error"]
     assert (here["log"], here["next"], here["error"]) == ("/here", "e1n1", "")
-    assert "no log '/gone'" in outcome.stderr
+    assert "log 1: log number 1 was deleted" in outcome.stderr
     shown = CliRunner().invoke(app, ["groups", "--cluster", where]).stdout
-    assert "/gone" in shown
+    assert "log 1" in shown
     assert "/here" in shown
     with cordwood.connect(where) as store:
         assert [log.name for log in store.logs()] == ["/here"]
 
 
-def test_a_logs_tokens_are_set_and_not_shown(run, monkeypatch):
+def test_a_logs_tokens_are_set_and_not_shown(run, monkeypatch, tmp_path):
     monkeypatch.setenv("CORDWOOD_WRITE_TOKENS", "x,to write")
-    run("logs", "set", "shut/", "read_token=to read", "write_token=to write")
+    (tmp_path / "token").write_text("to write\n")
+    monkeypatch.setenv("TO_READ", "to read")
+    run("logs", "set", "shut/", "read_token=env:TO_READ", f"write_token=file:{tmp_path}/token")
     run("append", "shut/log", "value")
     text = run("logs", "show", "shut/log")
     lines = [line.split() for line in text.splitlines() if "_token" in line]
     assert [line[1:3] for line in lines] == [["asked", "for"]] * 2
     assert "to read" not in text
-    assert "value" not in run("tail", "shut/log", "--gaps")
+    told = run("tail", "shut/log", "--gaps", exit_code=1)
+    assert "asks for a read token that this command does not have" in told
+    assert "CORDWOOD_READ_TOKENS" in told
+    assert "CORDWOOD_READ_TOKENS" in run("logs", "set", "shut/", "--unset=read_token", exit_code=1)
     monkeypatch.setenv("CORDWOOD_READ_TOKENS", "to read")
     assert "value" in run("tail", "shut/log")
+    run("logs", "set", "shut/", "--unset=read_token", "--unset", "write_token")
+    monkeypatch.delenv("CORDWOOD_WRITE_TOKENS")
+    run("append", "shut/log", "another")
+
+
+def test_a_log_with_a_write_token_is_changed_by_who_has_it(run, monkeypatch):
+    monkeypatch.setenv("TO_WRITE", "to write")
+    run("logs", "create", "owned", "write_token=env:TO_WRITE")
+    for words in (
+        ["set", "owned", "--unset", "write_token"],
+        ["rename", "owned", "taken"],
+        ["delete", "owned", "--yes"],
+    ):
+        assert "CORDWOOD_WRITE_TOKENS" in run("logs", *words, exit_code=1)
+    assert "CORDWOOD_WRITE_TOKENS" in run("append", "owned", "value", exit_code=1)
+    monkeypatch.setenv("CORDWOOD_WRITE_TOKENS", "to write")
+    run("logs", "rename", "owned", "still-owned")
+    run("logs", "delete", "still-owned", "--yes")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("topsecret", "env:NAME of a variable or file:PATH"),
+        ("env:NO_SUCH_VARIABLE", "the variable NO_SUCH_VARIABLE holds no token"),
+        ("env:SEVERAL", "a log asks for one token"),
+    ],
+)
+def test_a_token_does_not_stand_on_the_command_line(run, monkeypatch, value, said):
+    """Everybody on the machine sees it there."""
+    monkeypatch.setenv("SEVERAL", "one,two")
+    told = run("logs", "set", "other", f"read_token={value}", exit_code=1)
+    assert said in told
+    assert "topsecret" not in told

@@ -51,6 +51,17 @@ def cpu_seconds(code: str) -> tuple[float, str]:
     return worked + after.children_system - before.children_system, done.stdout
 
 
+@pytest.mark.parametrize(
+    "verb", [(), ("logs",), ("nodes",), ("sim",), ("bench",), ("wal",), ("spark",), ("pipeline",)]
+)
+def test_a_group_without_a_verb_shows_its_help_and_ends_with_0(run, verb) -> None:
+    """It ended with 2, as if something were wrong with what was asked."""
+    done = run(*verb)
+    assert done.exit_code == 0
+    assert "Usage" in done.output
+    assert run(*verb, "no-such-verb").exit_code == 2
+
+
 class TestHelp:
     @pytest.mark.parametrize(
         "verb",

@@ -9,8 +9,9 @@ import json
 import pytest
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.cli.records import Form, Printer
-from cordwood.cli.wording import bytes_words, duration_words, gap_words, record_json, utc_words
+from cordwood.cli.form import Form
+from cordwood.cli.record_output import Printer, gap_words, record_json
+from cordwood.cli.wording import bytes_words, duration_words, utc_words
 from cordwood.lsn import Lsn, make_lsn
 
 

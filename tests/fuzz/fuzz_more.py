@@ -1,6 +1,6 @@
 """What is fuzzed beside `fuzz_targets`: rows, files and options that came later.
 
-Source: reliability digest §1, §7.
+Source: docs/sources/reliability.md §1, §7.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from crc32c import crc32c
 from fuzz_targets import target
 
 from cordwood.block import BlockHeader, BlockKind, Codec
-from cordwood.client.position_calls import to_lsn
-from cordwood.client.staging import StagedRef
+from cordwood.client.admin.position_calls import to_lsn
+from cordwood.client.publish.staging import StagedRef
 from cordwood.errors import CordwoodError
 from cordwood.layout import logs_db, staged, wal_block, wal_run
 from cordwood.layout.append_group import pack_group, read_group
@@ -32,9 +32,12 @@ from cordwood.layout.body import parse_body
 from cordwood.layout.frame import FrameParser, frame
 from cordwood.layout.json_text import read_json
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets
+from cordwood.layout.rebuild_events import pack_event, pack_set, read_event, read_set
 from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
 from cordwood.local_cluster import ClusterShape
 from cordwood.metadata import lease, log_numbers, publications
+from cordwood.protocol.event_log import apply
+from cordwood.rebuilding import RebuildingSet, Unrecoverable
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.java import parse_java_version
 from cordwood.spark.sink_options import parse_sink_options
@@ -82,6 +85,23 @@ def nodesets(data: bytes) -> None:
     for each in found:
         with suppress(CordwoodError):
             each.replication.copies  # noqa: B018
+
+
+@target
+def rebuild_events(data: bytes) -> None:
+    """Events of the event log and sets under a right sum; the head's second byte says which."""
+    resealed = data[:4] + struct.pack("<I", crc32c(data[8:], crc32c(data[:4]))) + data[8:]
+    if data[1:2] == b"\x02":
+        found = read_set(resealed)
+        assert read_set(pack_set(found)) == found
+        for lsn in (found.through, found.through + 1):
+            after = apply(found, lsn, Unrecoverable(1)).after
+            assert read_set(pack_set(after)) == after
+    else:
+        event = read_event(resealed)
+        assert read_event(pack_event(event)) == event
+        after = apply(RebuildingSet(), 1, event).after
+        assert read_set(pack_set(after)) == after
 
 
 @target

@@ -5,7 +5,7 @@ client's and as another node's: frames of every kind with right checksums around
 that are as bad as it gets. What is wrong closes the connection; an exception that leaves a
 handler, a task that dies or an event that nobody handled is a defect.
 
-Source: reliability digest §7 (1, 4).
+Source: docs/sources/reliability.md §7 (1, 4).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class FuzzedNode:
 
     async def _speak(self, data: bytes) -> None:
         node = self._cluster.running[1]
-        connection = node._server._accept()
+        connection = node.server._accept()
         wire = _Wire()
         connection.connection_made(wire)
         theirs = Hello(1, node._cluster, 1, 1) if data[0] & 1 else Hello(0, ANY_CLUSTER, 0, 1)

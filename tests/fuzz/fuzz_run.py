@@ -12,7 +12,7 @@ adds what reached new lines, the smallest inputs that reach all of them. Memory 
 too: one input of many is measured, and a decoder that allocates what a length in its input
 claims ends as a MemoryError.
 
-Source: reliability digest §1 (fuzzing by budget, a corpus that is kept).
+Source: docs/sources/reliability.md §1 (fuzzing by budget, a corpus that is kept).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ or a command. Where a checksum stands in front of a decoder, the target writes t
 first: a fuzzer does not guess CRCs, and whoever means harm does not have to. What was
 decoded is looked at as its users do, and where it can be written again, it must read the same.
 
-Source: reliability digest §1, §7; design.md §11 ("a decoder bounds what it will inflate").
+Source: docs/sources/reliability.md §1, §7; docs/design.md §11 ("a decoder bounds what it will
+inflate").
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 
 from cordwood.host.real_disk import RealDisk
 from cordwood.nodes import NodeId
-from cordwood.storage.wal import Wal, WalFailed
+from cordwood.storage.wal.delta_wal import Wal, WalFailed
 
 MIB = 1 << 20
 PWRITEV = os.pwritev

@@ -49,7 +49,6 @@ from cordwood.layout.message import (
     Call,
     Clean,
     CreateLog,
-    DeleteLog,
     DirectoryReply,
     DoneReply,
     EpochNodes,
@@ -67,14 +66,11 @@ from cordwood.layout.message import (
     LogState,
     NodesetsReply,
     Ping,
-    RaiseToken,
     ReleasedReply,
-    RenameLog,
     Reply,
     SaveCursors,
     Seal,
     SealReply,
-    SetAttributes,
     StatusReply,
     StreamsReply,
     StreamState,
@@ -96,6 +92,7 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
+from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.layout.message_staging import (
     AskPublication,
     AskStaged,

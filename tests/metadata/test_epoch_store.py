@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_play import run_patiently
 
-from cordwood.errors import BadSetting, Malformed, Rejected, UnknownLog, Unreachable
+from cordwood.errors import (
+    BadSetting,
+    Fenced,
+    Malformed,
+    OutcomeUnknown,
+    Rejected,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.lsn import EPOCH_MAX, make_lsn
 from cordwood.metadata.epoch_store import (
     BEGUN_MAX,
@@ -167,6 +175,20 @@ class TestTakingEpochs:
                 with pytest.raises(Rejected, match="used up"):
                     await EpochStore(memory).take_epoch(LOG)
             assert await EpochStore(memory).read(LOG) == record
+
+        run_patiently(main())
+
+    def test_a_token_leaves_the_last_epoch_to_a_sequencer(self, memory):
+        """One that took it would leave a log that nobody ever rules again."""
+
+        async def main() -> None:
+            epochs, since = EpochStore(memory), (NodesetSince(1, THREE, 3, 1),)
+            await put(memory, EpochRecord(EPOCH_MAX - 1, 0, 0, since))
+            await epochs.raise_token(LOG, 1, "first")
+            with pytest.raises(Rejected, match="used up"):
+                await epochs.raise_token(LOG, 2, "second")
+            epoch, record = await epochs.take_epoch(LOG)
+            assert (epoch, record.token) == (EPOCH_MAX, 1)
 
         run_patiently(main())
 
@@ -436,6 +458,36 @@ class TestForeignRecords:
         run_patiently(main())
 
 
+class Unsure(MemoryMetadata):
+    """Writes what it is given, and once does not say so."""
+
+    is_sure = True
+
+    async def compare_and_set(self, key: str, value: bytes, version: int) -> bool:
+        done = await super().compare_and_set(key, value, version)
+        was_sure, self.is_sure = self.is_sure, True
+        if not was_sure:
+            raise OutcomeUnknown("it went away")
+        return done
+
+
+def test_one_that_took_an_epoch_unawares_asks_the_node_before_it_to_finish():
+    """It was told that it had been the node before itself, and nobody was asked."""
+
+    async def main() -> None:
+        store = Unsure(random.Random(1))
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE, Replication(3))
+        await epochs.take_epoch(LOG, owner=1)
+        store.is_sure = False
+        epoch, record = await epochs.take_epoch(LOG, owner=2)
+        assert (epoch, record.owner, record.owner_before) == (3, 2, 1)
+        _, record = await epochs.take_epoch(LOG, owner=2)
+        assert record.owner_before == 2
+
+    run_patiently(main())
+
+
 class TestWhereEpochsBegan:
     def test_each_is_kept_until_all_below_it_is_clean_and_bounds_what_is_below(self, play):
         async def act(store) -> None:
@@ -445,18 +497,36 @@ class TestWhereEpochsBegan:
                 await epochs.take_epoch(LOG)
             assert (await epochs.note_begun(LOG, 1, 50)).begun == ()
             await epochs.note_begun(LOG, 3, 900)
+            await epochs.note_begun(LOG, 4, 600)
             await epochs.note_begun(LOG, 5, 700)
             record = await epochs.note_begun(LOG, 6, 800)
-            assert record.begun == (Begun(5, 700), Begun(6, 800)), "epoch 3 began later than 5"
-            assert [record.latest_us(epoch) for epoch in range(1, 7)] == [700] * 4 + [800, None]
-            assert (await epochs.note_begun(LOG, 4, 750)).begun == record.begun
-            record = await epochs.note_begun(LOG, 4, 600)
-            assert [record.latest_us(epoch) for epoch in (3, 4)] == [600, 700]
+            expected = Begun(4, 600), Begun(5, 700), Begun(6, 800)
+            assert record.begun == expected, "epoch 3 began later than 4"
+            assert [record.latest_us(e) for e in range(1, 7)] == [600] * 3 + [700, 800, None]
+            assert (await epochs.note_begun(LOG, 6, 800)) == record
             record = await epochs.set_clean(LOG, 3, 0)
-            assert record.begun == (Begun(5, 700), Begun(6, 800))
-            assert (await epochs.note_begun(LOG, 4, 1)).begun == record.begun
+            assert record.begun == expected[1:]
             with pytest.raises(BadSetting):
                 await epochs.note_begun(LOG, 7, 1)
+
+        play(act)
+
+    def test_none_begins_below_one_that_has_sealed(self, play):
+        """The recovery of the higher one went by what was recorded then, and may have told nodes
+        how an epoch ended; whoever recovers next must come to the same end."""
+
+        async def act(store) -> None:
+            epochs = EpochStore(store)
+            await epochs.create(LOG, THREE, Replication(3))
+            for _ in range(4):
+                await epochs.take_epoch(LOG)
+            record = await epochs.note_begun(LOG, 3, None)
+            assert (record.sealed, record.begun) == (3, ())
+            with pytest.raises(Fenced) as refused:
+                await epochs.note_begun(LOG, 2, 700)
+            assert refused.value.epoch == 3
+            assert await epochs.read(LOG) == record
+            assert (await epochs.note_begun(LOG, 4, 700)).begun == (Begun(4, 700),)
 
         play(act)
 

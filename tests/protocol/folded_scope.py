@@ -45,12 +45,13 @@ from functools import cache
 from typing import Generic, NamedTuple, TypeVar
 
 import small_scope
-from small_scope import NODES, REPLICATION, Broken, End, Held, World
+from small_scope import NODES, NOT_TOLD, REPLICATION, Broken, End, Held, Told, World
 
 from cordwood.block import BlockKind
 
-SEALING, READING, MENDING, CLEANING, OVER, ENDED = range(6)
-"""How far a recovery is. What is over gave up, what has ended wrote the end down."""
+NOT_BEGUN, SEALING, READING, MENDING, CLEANING, OVER, ENDED = range(-1, 6)
+"""How far an attempt of a recovery is. What is over was refused, or all that it sent has come; what
+has ended wrote the end down."""
 
 NOTHING, SEALED, READ, STORED, CLEANED = range(5)
 """How far a recovery is with a node."""
@@ -61,7 +62,8 @@ OPEN, ACKNOWLEDGED, DEAD = range(3)
 WAITS_FOR = {SEALING: NOTHING, READING: SEALED, CLEANING: READ}
 """While any node is so far with a recovery, there is more to wait for than itself."""
 
-FORGOTTEN = {
+FORGOTTEN: dict[int, dict[int, int]] = {
+    NOT_BEGUN: {},
     SEALING: {},
     READING: {},
     MENDING: {SEALED: NOTHING},
@@ -95,15 +97,16 @@ class Node(NamedTuple):
     seal: int
     lng: int
     held: frozenset[Held]
-    end: tuple[int, int]
+    end: Told
     due: Due
     part: tuple[int, ...]
 
 
 class Course(NamedTuple):
-    """A recovery.
+    """An attempt of a recovery; the next one stands behind it.
 
     Attributes:
+        given_up: the next has begun, and only what this one has sent may still come.
         told: the LNGs that it was told, lowest first.
         read: what it was shown, a number for each node's.
         stored: how many nodes have the outcome.
@@ -111,7 +114,9 @@ class Course(NamedTuple):
     """
 
     seal: int
+    attempt: int = 1
     stage: int = SEALING
+    given_up: bool = False
     told: tuple[int, ...] = ()
     lng: int = -1
     read: tuple[int, ...] = ()
@@ -127,6 +132,9 @@ class Block(NamedTuple):
     missing: int = REPLICATION.copies
     state: int = OPEN
 
+
+Stage = tuple[tuple[int, int], int]
+"""Of an attempt its place in the order of copies, and how far it is."""
 
 Thing = TypeVar("Thing")
 
@@ -168,6 +176,7 @@ class Folding:
 
     Args:
         places: of each block, which of `COPYSETS` its first wave goes to.
+        attempts: see `small_scope.start`.
     """
 
     def __init__(
@@ -176,8 +185,10 @@ class Folding:
         recoveries: int,
         waves: int = 1,
         places: tuple[int, ...] = (0, 1, 2),
+        attempts: int = 1,
     ) -> None:
-        self.blocks, self.recoveries, self.waves = blocks, recoveries, waves
+        self.blocks, self.waves, self.attempts = blocks, waves, attempts
+        self.recoveries, self.courses = recoveries, recoveries - 1 + attempts
         self.places = places[:blocks]
         self.node, self.course = Numbered[Node](), Numbered[Course]()
         self.row, self.shown = Numbered[tuple[Block, ...]](), Numbered[frozenset[Held]]()
@@ -186,7 +197,13 @@ class Folding:
 
     def start(self) -> Numbers:
         """Nothing has happened."""
-        return self.fold(small_scope.start(self.blocks, self.recoveries, self.waves, self.places))
+        return self.fold(self.unfolded_start())
+
+    def unfolded_start(self) -> World:
+        """The same, of `small_scope`."""
+        return small_scope.start(
+            self.blocks, self.recoveries, self.waves, self.places, self.attempts
+        )
 
     def fold(self, world: World) -> Numbers:
         """The folded world of which `world` is one."""
@@ -203,24 +220,31 @@ class Folding:
         return Block(wave, missing, ACKNOWLEDGED if is_heard else OPEN)
 
     def _course_of(self, mine: small_scope.Recovery) -> int:
+        course = Course(mine.seal, mine.attempt)
+        if not mine.attempt:
+            return self.course(course._replace(stage=NOT_BEGUN))
         if mine.is_over and not small_scope.is_all_cleaned(mine):
-            return self.course(Course(mine.seal, OVER))
+            return self.course(course._replace(stage=OVER))
         if mine.outcome is not None:
             to_go = len(mine.stored) < REPLICATION.copies
+            if mine.given_up == small_scope.COPIES and not to_go:
+                return self.course(course._replace(stage=OVER))
             return self.course(
-                Course(
-                    mine.seal,
-                    MENDING if to_go else CLEANING,
+                course._replace(
+                    stage=MENDING if to_go else CLEANING,
+                    given_up=bool(mine.given_up),
                     lng=mine.lng,
                     outcome=mine.outcome,
                     stored=len(mine.stored) if to_go else 0,
                 )
             )
+        if mine.given_up:
+            return self.course(course._replace(stage=OVER))
         if mine.lng >= 0:
             read = sorted(self.shown(each) for each in mine.read if each is not None)
-            return self.course(Course(mine.seal, READING, lng=mine.lng, read=tuple(read)))
+            return self.course(course._replace(stage=READING, lng=mine.lng, read=tuple(read)))
         told = sorted(each for each in mine.sealed if each >= 0)
-        return self.course(Course(mine.seal, told=tuple(told)))
+        return self.course(course._replace(told=tuple(told)))
 
     def _node_of(self, world: World, node: int) -> int:
         due = frozenset(
@@ -242,6 +266,9 @@ class Folding:
             if self._may_go_on(course):
                 gone = [*courses[:at], self._gone_on(course), *courses[at + 1 :]]
                 yield self._settled(row, gone, nodes)
+            if self._may_begin(course, courses[at - 1]):
+                pair = self._tried_again(courses[at - 1], course)
+                yield self._settled(row, [*courses[: at - 1], *pair, *courses[at + 1 :]], nodes)
         for place, node in enumerate(nodes):
             if place and node == nodes[place - 1]:
                 continue
@@ -255,7 +282,7 @@ class Folding:
                     yield self._settled(row, gone, [step[0], *others])
 
     def _split(self, numbers: Numbers) -> tuple[int, list[int], list[int]]:
-        nodes = 1 + self.recoveries
+        nodes = 1 + self.courses
         return numbers[0], list(numbers[1:nodes]), list(numbers[nodes:])
 
     def _row_steps(self, number: int) -> tuple[int, ...]:
@@ -293,7 +320,8 @@ class Folding:
     def _recovery_step(self, at: int, number: int, course_number: int) -> tuple[int, int] | None:
         """A recovery asks a node, and is answered."""
         node, mine = self.node.things[number], self.course.things[course_number]
-        over = number, self.course(Course(mine.seal, OVER))
+        # Nobody hears that what a given-up attempt sent was refused.
+        over = None if mine.given_up else (number, self.course(ended(mine)))
         step = mine.stage, node.part[at]
         if step == (SEALING, NOTHING):
             seal = small_scope.sealed_with(node.seal, mine.seal)
@@ -314,12 +342,14 @@ class Folding:
             stored = mine.stored + 1
             if stored < REPLICATION.copies:
                 return self._met(at, after, STORED, mine._replace(stored=stored))
+            if mine.given_up:
+                return self._met(at, after, STORED, ended(mine))
             return self._met(at, after, STORED, mine._replace(stage=CLEANING, stored=0))
         elif step == (CLEANING, READ):
             if node.seal > mine.seal:
                 return over
-            held = small_scope.cleaned(node.held, mine.lng, mine.seal)
-            end = max(node.end, (mine.seal, mine.lng))
+            end = max(node.end, (*place_of(mine), mine.lng))
+            held = small_scope.cleaned(node.held, end)
             return self._met(at, node._replace(held=held, end=end), CLEANED, mine)
         return None
 
@@ -339,14 +369,33 @@ class Folding:
         if mine.stage == SEALING:
             told = (*mine.told, *(-1,) * (len(NODES) - len(mine.told)))
             lng = small_scope.consensus_lng(told)
-            return self.course(Course(mine.seal, READING, lng=lng))
+            return self.course(Course(mine.seal, mine.attempt, READING, lng=lng))
         if mine.stage == READING:
             read = tuple(self.shown.things[each] for each in mine.read)
-            outcome = small_scope.decide(mine.seal, mine.lng, read)
-            return self.course(Course(mine.seal, MENDING, lng=mine.lng, outcome=outcome))
+            outcome = small_scope.decide(place_of(mine), mine.lng, read)
+            return self.course(
+                Course(mine.seal, mine.attempt, MENDING, lng=mine.lng, outcome=outcome)
+            )
         assert mine.stage == CLEANING
+        if mine.given_up:
+            return self.course(ended(mine))
         end = small_scope.end_of(mine.lng, mine.outcome)
-        return self.course(Course(mine.seal, ENDED, end=end))
+        lng = mine.lng if self.attempts > 1 else -1
+        return self.course(Course(mine.seal, mine.attempt, ENDED, lng=lng, end=end))
+
+    def _may_begin(self, number: int, before: int) -> bool:
+        """Whether the attempt before it may be given up for it."""
+        mine, other = self.course.things[number], self.course.things[before]
+        is_tried = other.stage not in (NOT_BEGUN, OVER, ENDED) and not other.given_up
+        return mine.stage == NOT_BEGUN and is_tried
+
+    def _tried_again(self, before: int, number: int) -> tuple[int, int]:
+        """One is given up, and the next begins."""
+        mine, other = self.course.things[number], self.course.things[before]
+        # Before it has decided it has sent nothing that can matter.
+        has_sent = other.stage in (MENDING, CLEANING)
+        left = other._replace(given_up=True) if has_sent else ended(other)
+        return self.course(left), self.course(Course(mine.seal, other.attempt + 1))
 
     def _settled(self, row: int, courses: list[int], nodes: list[int]) -> Numbers:
         """With all forgotten that nobody asks for, and all done that can only be done."""
@@ -354,20 +403,22 @@ class Folding:
             stages = tuple([self._stage(each) for each in courses])
             kept = [self._node_kept(each, row, stages) for each in nodes]
             kept_row = self._row_kept(row, tuple([self._due(each) for each in kept]))
-            gone = [self._done(at, each, kept) for at, each in enumerate(courses)]
+            gone = [self._done(at, each, kept, courses) for at, each in enumerate(courses)]
             # What is forgotten of a node changes nothing else than what was just asked of it.
             if kept_row == row and gone == courses:
                 return (row, *courses, *sorted(kept))
             row, courses, nodes = kept_row, gone, kept
 
-    def _done(self, at: int, course: int, nodes: list[int]) -> int:
+    def _done(self, at: int, course: int, nodes: list[int], courses: list[int]) -> int:
         """Where a recovery is that waits for nothing more than itself."""
+        if self._stage(course)[1] == NOT_BEGUN and self._stage(courses[at - 1])[1] >= OVER:
+            return self.course(ended(self.course.things[course]))
         waits_for = WAITS_FOR.get(self._stage(course)[1])
         if waits_for is None or any(self._part(node, at) == waits_for for node in nodes):
             return course
         return self._gone_on(course)
 
-    def _node_kept(self, number: int, row: int, stages: tuple[tuple[int, int], ...]) -> int:
+    def _node_kept(self, number: int, row: int, stages: tuple[Stage, ...]) -> int:
         """What of a node can still matter."""
         node, blocks = self.node.things[number], self.row.things[row]
         due: Due = frozenset()
@@ -380,16 +431,17 @@ class Folding:
         pairs = list(zip(node.part, stages, strict=True))
         part = tuple(FORGOTTEN[stage].get(part, part) for part, (_, stage) in pairs)
         is_lng_asked = any(
-            (stage, part) == (SEALING, NOTHING)
+            (stage == NOT_BEGUN or (stage, part) == (SEALING, NOTHING))
             and small_scope.sealed_with(node.seal, seal) is not None
-            for part, (seal, stage) in pairs
+            for part, ((seal, _), stage) in pairs
         )
-        live = tuple(seal for seal, stage in stages if stage < OVER)
+        places = [place for place, stage in stages if stage < OVER]
+        live = tuple(dict.fromkeys(seal for seal, _ in places))
         seal = node.seal if due else lowest_like(node.seal, live)
         lng = node.lng if is_lng_asked else 0
-        late = [each for each in live if each < node.end[0]]
-        is_end_asked = any(small_scope.admits(node.seal, each) for each in late)
-        end = node.end if is_end_asked else (0, 0)
+        late = [each for each in places if each < node.end[:2]]
+        is_end_asked = any(small_scope.admits(node.seal, each) for each, _ in late)
+        end = node.end if is_end_asked else NOT_TOLD
         return self.node(Node(seal, lng, node.held, end, due, part))
 
     def _row_kept(self, number: int, due: tuple[Due, ...]) -> int:
@@ -414,9 +466,9 @@ class Folding:
         is_short = coming.count((at, block.wave)) < block.missing
         return is_short and not any(a == at and wave > block.wave for a, wave in coming)
 
-    def _stage(self, course: int) -> tuple[int, int]:
+    def _stage(self, course: int) -> Stage:
         mine = self.course.things[course]
-        return mine.seal, mine.stage
+        return (mine.seal, mine.attempt), mine.stage
 
     def _due(self, node: int) -> Due:
         return self.node.things[node].due
@@ -449,9 +501,9 @@ class Folding:
         for record in records:
             if sum(record in each for each in holders) < REPLICATION.copies:
                 raise Broken(f"record {record} has too few copies", self.unfolded(numbers))
-        for at, end in ends:
+        for at, _ in ends:
             for node in nodes:
-                if not self._is_shown_right(at, node, end):
+                if not self._is_shown_right(at, node, courses[at]):
                     raise Broken(f"node shows what is not {end}", self.unfolded(numbers))
         return True
 
@@ -462,11 +514,16 @@ class Folding:
         held = self.node.things[node].held
         return frozenset(each.first for each in held if each.kind == BlockKind.DATA)
 
-    def _is_shown_right(self, at: int, number: int, end: End) -> bool:
-        node = self.node.things[number]
-        return node.part[at] != CLEANED or not any(
-            small_scope.is_shown_wrong(each, end, self.blocks) for each in node.held
-        )
+    def _is_shown_right(self, at: int, number: int, course: int) -> bool:
+        """What it holds of what was told of the end, or what it keeps once it asks for that."""
+        node, mine = self.node.things[number], self.course.things[course]
+        held = node.held
+        if node.part[at] != CLEANED:
+            if self.attempts == 1:
+                return True
+            held = small_scope.cleaned(held, max(node.end, (*place_of(mine), mine.lng)))
+        assert mine.end is not None
+        return not any(small_scope.is_shown_wrong(each, mine.end, self.blocks) for each in held)
 
     def unfolded(self, numbers: Numbers) -> tuple[object, ...]:
         """A world in words."""
@@ -494,7 +551,7 @@ class Folding:
             if self.check(numbers):
                 ended += 1
                 ends.update(
-                    end for each in numbers[1 : 1 + self.recoveries] if (end := self._end(each))
+                    end for each in numbers[1 : 1 + self.courses] if (end := self._end(each))
                 )
             for after in self.steps(numbers):
                 steps += 1
@@ -531,6 +588,16 @@ MEMORISED = (
     "_is_shown_right",
 )
 """Methods of `Folding` that are asked again and again, of numbers."""
+
+
+def place_of(mine: Course) -> tuple[int, int]:
+    """See `small_scope.place_of`."""
+    return small_scope.place_of(small_scope.Recovery(mine.seal, mine.attempt))
+
+
+def ended(mine: Course) -> Course:
+    """An attempt of which nothing more can come."""
+    return Course(mine.seal, mine.attempt, OVER)
 
 
 def part_of(mine: small_scope.Recovery, node: int) -> int:
@@ -582,8 +649,7 @@ def walk_unfolded(
         if (worlds := next(visited)) % PROGRESS_WORLDS == 0:
             progress(worlds, 0)
 
-    first = small_scope.start(folding.blocks, folding.recoveries, folding.waves, folding.places)
-    worlds, _ = small_scope.walk(first, visit)
+    worlds, _ = small_scope.walk(folding.unfolded_start(), visit)
     return worlds, reached, frozenset(ends)
 
 
@@ -593,11 +659,12 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--recoveries", type=int, default=2)
     parser.add_argument("--waves", type=int, default=1, help="copysets that a block may go to")
+    parser.add_argument("--attempts", type=int, default=1, help="that the first recovery makes")
     parser.add_argument("--places", default="012", help="the first copyset of each block")
     parser.add_argument("--unfolded", action="store_true", help="walk these as well; compare")
     asked = parser.parse_args()
     places = tuple(int(each) for each in asked.places)
-    folding = Folding(asked.blocks, asked.recoveries, asked.waves, places)
+    folding = Folding(asked.blocks, asked.recoveries, asked.waves, places, asked.attempts)
 
     def tell(worlds: int, waiting: int) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)

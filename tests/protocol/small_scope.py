@@ -9,6 +9,12 @@ sequencer that loses patience sends a block to another copyset, in a higher wave
 of the old one may still arrive, and their confirmations count for nothing. What a node has
 confirmed may be heard at any time after, whatever became of the copy since.
 
+A recovery may be given up at any moment and tried again under the same seal, with other answers.
+Each attempt has a place of its own in the order of copies. What a given-up attempt sent (copies,
+or word of the end) may still arrive at any time after; it decides nothing any more. A node that no
+recovery told of the end learns it in the end, and purges by it, at any time: so what it would then
+show is looked at in every world.
+
 The rules are the production ones: `SealTable`, `SealTally`, `Digest`, `is_enough`. Their
 states are rebuilt from plain tuples, so that worlds can be compared.
 """
@@ -26,6 +32,7 @@ from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol import digest as digest_rule
 from cordwood.protocol import seal as seal_rule
 from cordwood.recovery import heard as heard_rule
+from cordwood.storage.log_cache import CachedLog, EpochEnd
 
 NODES = (0, 1, 2)
 NODESET = Nodeset(tuple(Member(NodeId(n + 1), "") for n in NODES))
@@ -37,7 +44,11 @@ EPOCH = 1 << 32
 
 
 class Held(NamedTuple):
-    """A copy on a node: `first` to `last` within the epoch, and what decides between copies."""
+    """A copy on a node: `first` to `last` within the epoch, and what decides between copies.
+
+    Attributes:
+        wave: of a recovery's copy, the attempt that stored it.
+    """
 
     first: int
     last: int
@@ -55,23 +66,32 @@ End = tuple[tuple[int, ...], int]
 """How an epoch ends: the LSNs with records, and the bridge."""
 
 
+Told = tuple[int, int, int]
+"""That the epoch is over: by which seal, which attempt, and above which LNG."""
+
+NOT_TOLD: Told = (0, 0, 0)
+
+
 class Disk(NamedTuple):
     """A node.
 
     Attributes:
-        end: once it was told that the epoch is over, by which seal, and above which LNG.
+        end: once it was told that the epoch is over, by which seal and attempt, and above which
+            LNG.
     """
 
     seal: int = 0
     lng: int = 0
     held: frozenset[Held] = frozenset()
-    end: tuple[int, int] = (0, 0)
+    end: Told = NOT_TOLD
 
 
 class Recovery(NamedTuple):
-    """A sequencer that recovers epoch 1.
+    """One attempt of a sequencer to recover epoch 1. The next attempt stands behind it.
 
     Attributes:
+        attempt: 0 for one that has not begun.
+        given_up: the next has begun, and only what this one has sent may still come.
         sealed: by node the LNG it told, -1 while it has not answered.
         lng: once reading began, else -1.
         read: by node what it held; None while it has not answered.
@@ -81,6 +101,8 @@ class Recovery(NamedTuple):
     """
 
     seal: int
+    attempt: int = 1
+    given_up: str = ""
     sealed: tuple[int, ...] = (-1, -1, -1)
     lng: int = -1
     read: tuple[frozenset[Held] | None, ...] = (None, None, None)
@@ -117,10 +139,22 @@ class Broken(AssertionError):
     """A promise that did not hold, and the world in which it did not."""
 
 
+COPIES, ENDS = "copies", "ends"
+"""What of a given-up attempt may still come: what it stored, or its word of the end."""
+
+
 def start(
-    blocks: int, recoveries: int, waves: int = 1, places: tuple[int, ...] = (0, 1, 2)
+    blocks: int,
+    recoveries: int,
+    waves: int = 1,
+    places: tuple[int, ...] = (0, 1, 2),
+    attempts: int = 1,
 ) -> World:
-    """Nothing has happened."""
+    """Nothing has happened.
+
+    Args:
+        attempts: that the first recovery makes at most; the others make one.
+    """
     return World(
         waves=(1,) * blocks,
         waves_max=waves,
@@ -128,7 +162,10 @@ def start(
         disks=(Disk(),) * len(NODES),
         taken=frozenset(),
         heard=frozenset(),
-        recoveries=tuple(Recovery(2 + n) for n in range(recoveries)),
+        recoveries=(
+            *(Recovery(2, attempt=0 if tried else 1) for tried in range(attempts)),
+            *(Recovery(3 + n) for n in range(recoveries - 1)),
+        ),
     )
 
 
@@ -155,7 +192,11 @@ def steps(world: World) -> Iterator[World]:
     """Every world that is one message away."""
     yield from _stores(world)
     for at, recovery in enumerate(world.recoveries):
-        if not recovery.is_over:
+        if not recovery.attempt:
+            yield from _tried_again(world, at)
+        elif recovery.given_up:
+            yield from _late(world, at, recovery)
+        elif not recovery.is_over:
             yield from _recovery_steps(world, at, recovery)
 
 
@@ -202,6 +243,26 @@ def _recovery_steps(world: World, at: int, mine: Recovery) -> Iterator[World]:
         yield from _cleans(world, at, mine)
 
 
+def _tried_again(world: World, at: int) -> Iterator[World]:
+    """A recovery is given up, wherever it stands, and its next attempt begins."""
+    before, mine = world.recoveries[at - 1], world.recoveries[at]
+    if before.is_over or before.given_up or not before.attempt:
+        return
+    is_stored = before.outcome is not None and set(before.copyset) <= before.stored
+    after = _with_recovery(world, at - 1, before._replace(given_up=ENDS if is_stored else COPIES))
+    yield _with_recovery(after, at, mine._replace(attempt=before.attempt + 1))
+
+
+def _late(world: World, at: int, mine: Recovery) -> Iterator[World]:
+    """What a given-up attempt has sent arrives; a refusal is heard by nobody."""
+    if mine.outcome is None:
+        return
+    late = _mends if mine.given_up == COPIES else _cleans
+    for after in late(world, at, mine):
+        if not after.recoveries[at].is_over:
+            yield after
+
+
 def _seals(world: World, at: int, mine: Recovery) -> Iterator[World]:
     for node in NODES:
         disk = world.disks[node]
@@ -225,14 +286,21 @@ def _reads(world: World, at: int, mine: Recovery) -> Iterator[World]:
             yield _with_recovery(world, at, mine._replace(read=read))
     heard = frozenset(node for node in NODES if mine.read[node] is not None)
     if is_enough(heard):
-        outcome = decide(mine.seal, mine.lng, mine.read)
+        outcome = decide(place_of(mine), mine.lng, mine.read)
         for chosen in itertools.combinations(sorted(heard), REPLICATION.copies):
             yield _with_recovery(world, at, mine._replace(outcome=outcome, copyset=chosen))
 
 
+def place_of(mine: Recovery) -> tuple[int, int]:
+    """Where what an attempt stores and tells stands in the order of copies."""
+    return mine.seal, mine.attempt
+
+
 @cache
-def decide(seal: int, lng: int, read: tuple[frozenset[Held] | None, ...]) -> frozenset[Held]:
-    """What the digest says, as copies of this recovery."""
+def decide(
+    place: tuple[int, int], lng: int, read: tuple[frozenset[Held] | None, ...]
+) -> frozenset[Held]:
+    """What the digest says, as copies of the attempt of this place."""
     found = digest_rule.Digest(1, EPOCH + lng)
     for held in read:
         found.add(_copy(each) for each in held or ())
@@ -240,7 +308,7 @@ def decide(seal: int, lng: int, read: tuple[frozenset[Held] | None, ...]) -> fro
     kept = [(c.header.first - EPOCH, c.header.last - EPOCH, BlockKind.DATA) for c in mend.blocks]
     holes = [(first - EPOCH, last - EPOCH, BlockKind.HOLE) for first, last in mend.holes]
     bridge = (mend.bridge - EPOCH, ESN_MAX, BlockKind.BRIDGE)
-    return frozenset(Held(*each, True, seal) for each in (*kept, *holes, bridge))
+    return frozenset(Held(*each, True, *place) for each in (*kept, *holes, bridge))
 
 
 def _mends(world: World, at: int, mine: Recovery) -> Iterator[World]:
@@ -255,11 +323,10 @@ def _mends(world: World, at: int, mine: Recovery) -> Iterator[World]:
         yield _with_recovery(after, at, mine._replace(stored=mine.stored | {node}))
 
 
-def in_time(outcome: frozenset[Held], end: tuple[int, int]) -> frozenset[Held]:
-    """What of a recovery's outcome a node takes that knows how the epoch ended; as the log cache
-    has it. Only a rule of seals that is wrong lets a recovery come that late."""
-    seal, lng = end
-    return frozenset(each for each in outcome if each.last <= lng or each.seal >= seal)
+def in_time(outcome: frozenset[Held], end: Told) -> frozenset[Held]:
+    """What of a recovery's outcome a node takes that knows how the epoch ended. Only an attempt
+    that was given up, or a rule of seals that is wrong, lets copies come that late."""
+    return cleaned(outcome, end)
 
 
 def inserted(held: frozenset[Held], new: frozenset[Held]) -> frozenset[Held]:
@@ -279,9 +346,9 @@ def _cleans(world: World, at: int, mine: Recovery) -> Iterator[World]:
         if disk.seal > mine.seal:
             yield _with_recovery(world, at, mine._replace(is_over=True))
             continue
-        held = cleaned(disk.held, mine.lng, mine.seal)
-        end = max(disk.end, (mine.seal, mine.lng))
-        after = _with_disk(world, node, disk._replace(held=held, end=end))
+        told = max(disk.end, told_by(mine))
+        held = cleaned(disk.held, told)
+        after = _with_disk(world, node, disk._replace(held=held, end=told))
         yield _with_recovery(after, at, mine._replace(cleaned=mine.cleaned | {node}))
     if asked <= mine.cleaned:
         after = _with_recovery(world, at, mine._replace(is_over=True))
@@ -291,9 +358,18 @@ def _cleans(world: World, at: int, mine: Recovery) -> Iterator[World]:
         yield after._replace(clean=end)
 
 
-def cleaned(held: frozenset[Held], lng: int, seal: int) -> frozenset[Held]:
+def told_by(mine: Recovery) -> Told:
+    """How an attempt tells nodes that the epoch is over."""
+    return (*place_of(mine), mine.lng)
+
+
+@cache
+def cleaned(held: frozenset[Held], end: Told) -> frozenset[Held]:
     """What a node keeps that is told that the epoch is over."""
-    return frozenset(each for each in held if each.last <= lng or each.seal == seal)
+    seal, attempt, lng = end
+    log = CachedLog()
+    log.ends[1] = EpochEnd(seal, EPOCH + lng, attempt=attempt)
+    return frozenset(each for each in held if log.counts(EPOCH + each.last, each.seal, each.wave))
 
 
 def end_of(lng: int, outcome: frozenset[Held]) -> End:
@@ -310,7 +386,7 @@ def _end(mine: Recovery) -> End:
 
 def check(world: World) -> None:
     """No acknowledged record is lost, whenever its acknowledgement came, each that is left has
-    its copies, and no node that was told of the end shows another.
+    its copies, and no node that was told of the end shows another, or would once it purged.
 
     Raises:
         Broken: one is lost, or has not.
@@ -331,6 +407,8 @@ def check(world: World) -> None:
             raise Broken(f"the bridge is over a record: {world.clean}", world)
         for mine in world.recoveries:
             _check_shown(world, mine)
+            if mine.is_over and is_all_cleaned(mine):
+                _check_purged(world, mine)
 
 
 def is_all_cleaned(mine: Recovery) -> bool:
@@ -353,6 +431,14 @@ def _check_shown(world: World, mine: Recovery) -> None:
         for each in world.disks[node].held:
             if is_shown_wrong(each, _end(mine), len(world.waves)):
                 raise Broken(f"node {node} shows {each}, and the epoch ends {_end(mine)}", world)
+
+
+def _check_purged(world: World, mine: Recovery) -> None:
+    """A node that heard of no end asks those that did, and keeps what counts by it."""
+    for node, disk in enumerate(world.disks):
+        for each in cleaned(disk.held, max(disk.end, told_by(mine))):
+            if is_shown_wrong(each, _end(mine), len(world.waves)):
+                raise Broken(f"node {node} purges, and shows {each}: {_end(mine)}", world)
 
 
 def walk(first: World, visit: Callable[[World], object] = check) -> tuple[int, int]:
@@ -410,7 +496,7 @@ def is_enough(heard: frozenset[int]) -> bool:
 
 def forget() -> None:
     """Ask the rules anew: they may have been changed."""
-    for each in (decide, admits, sealed_with, consensus_lng, is_enough):
+    for each in (decide, cleaned, admits, sealed_with, consensus_lng, is_enough):
         each.cache_clear()
 
 

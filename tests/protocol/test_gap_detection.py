@@ -14,7 +14,8 @@ from cordwood.lsn import ESN_MAX, Lsn, make_lsn
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol import gap_detection
 from cordwood.protocol.gap_detection import Delivery, Judge, ReadBuffer
-from cordwood.quorum.authority import Authority, hear
+from cordwood.quorum.authority import Authority
+from cordwood.quorum.f_majority import weigh_replies
 
 NODES = (1, 2, 3)
 FIVE = Nodeset(tuple(Member(NodeId(n), "") for n in range(1, 6)))
@@ -24,7 +25,7 @@ THREE = Nodeset(FIVE.members[:3])
 def by(nodeset: Nodeset, copies: int = 2, **statuses: Authority) -> Judge:
     """What members of a nodeset amount to; `n5=...` gives node 5 a status."""
     marked = {NodeId(int(name[1:])): status for name, status in statuses.items()}
-    return lambda heard: hear(heard, nodeset, Replication(copies), marked)
+    return lambda heard: weigh_replies(heard, nodeset, Replication(copies), marked)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cordwood.block import BlockHeader, Gap, GapKind
 from cordwood.lsn import make_lsn
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
-from cordwood.quorum.authority import Hearing, hear
+from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
 
 FULL, GONE, EMPTY, DOWN = (
     Authority.FULLY_AUTHORITATIVE,
@@ -163,8 +163,8 @@ def tell(reader: ReadBuffer[Item], world: World, node: int, at: int, what: str) 
 def read(world: World, chance: random.Random) -> tuple[list[str], list[str]]:
     """What the buffer says of each block: before the grace period is over, and in the end."""
 
-    def judge(heard: set[NodeId]) -> Hearing:
-        return hear(heard, world.nodeset, world.replication, world.said)  # type: ignore[arg-type]
+    def judge(heard: set[NodeId]) -> QuorumVerdict:
+        return weigh_replies(heard, world.nodeset, world.replication, world.said)  # type: ignore[arg-type]
 
     until = make_lsn(1, world.blocks[-1][1])
     reader: ReadBuffer[Item] = ReadBuffer(make_lsn(1, 1), until)

@@ -68,6 +68,24 @@ def test_three_recoveries_at_once_end_the_epoch_in_one_way():
     assert (walked.worlds, walked.ended) == (512_553, 93_732)
 
 
+def test_a_recovery_that_is_tried_again_loses_nothing_and_ends_the_epoch_in_one_way():
+    walked = Folding(blocks=2, recoveries=1, attempts=2).walk()
+    assert (walked.worlds, walked.ended) == (26_415, 1_426)
+
+
+@pytest.mark.slow
+def test_three_attempts_end_the_epoch_in_one_way():
+    walked = Folding(blocks=1, recoveries=1, attempts=3).walk()
+    assert (walked.worlds, walked.ended) == (105_471, 5_206)
+
+
+@pytest.mark.slow
+def test_a_recovery_that_is_tried_again_beside_another_ends_the_epoch_in_one_way():
+    """What the first attempt sent may come while the other one recovers, or after."""
+    walked = Folding(blocks=1, recoveries=2, attempts=2).walk()
+    assert (walked.worlds, walked.ended) == (241_230, 29_907)
+
+
 WORLDS = [
     ((1, 1, 1), 1_008, 139),
     ((2, 1, 1), 10_864, 964),
@@ -75,8 +93,10 @@ WORLDS = [
     pytest.param((3, 1, 1), 126_000, 4_468, marks=pytest.mark.slow),
     pytest.param((2, 1, 2), 308_000, 13_343, marks=pytest.mark.slow),
     pytest.param((1, 2, 1), 219_147, 7_456, marks=pytest.mark.slow),
+    pytest.param((1, 1, 1, (0, 1, 2), 2), 146_631, 3_472, marks=pytest.mark.slow),
 ]
-"""Blocks, recoveries and waves; how many worlds there are, and how many folded ones."""
+"""Blocks, recoveries and waves, and some copysets and attempts; how many worlds there are, and how
+many folded ones."""
 
 
 @pytest.mark.parametrize(("size", "worlds", "folded"), WORLDS)
@@ -96,12 +116,13 @@ def test_rules_do_not_know_nodes_by_name(largest):
         orders = itertools.permutations(told)
         assert len({small_scope.consensus_lng(each) for each in orders}) == 1
     folding, _ = largest
-    digests = {(each.seal, each.lng, each.read) for each in folding.course.things if each.read}
+    courses = [each for each in folding.course.things if each.read]
+    digests = {((each.seal, each.attempt), each.lng, each.read) for each in courses}
     assert len(digests) > 100
-    for seal, lng, read in digests:
+    for place, lng, read in digests:
         shown = [folding.shown.things[each] for each in read]
         orders = itertools.permutations([*shown, *[None] * (len(NODES) - len(shown))])
-        assert len({small_scope.decide(seal, lng, each) for each in orders}) == 1
+        assert len({small_scope.decide(place, lng, each) for each in orders}) == 1
 
 
 def seals_are_not_obeyed(monkeypatch):
@@ -124,12 +145,12 @@ def last_copy_unseen(monkeypatch):
     )
 
 
-def is_found(size: tuple[int, int]) -> None:
+def is_found(size: tuple[int, int], match: str | None = None, attempts: int = 1) -> None:
     """By both searches."""
-    with pytest.raises(Broken):
-        small_scope.walk(start(*size))
-    with pytest.raises(Broken):
-        Folding(*size).walk()
+    with pytest.raises(Broken, match=match):
+        small_scope.walk(start(*size, attempts=attempts))
+    with pytest.raises(Broken, match=match):
+        Folding(*size, attempts=attempts).walk()
 
 
 @pytest.mark.parametrize(
@@ -155,10 +176,7 @@ def test_a_seal_that_recoveries_do_not_name_is_found_out(monkeypatch):
     """One that was overtaken stores on, and a node shows another end than the one that counts."""
     monkeypatch.setattr(small_scope, "in_time", lambda outcome, end: outcome)
     with planted(find_bug("seal-unnamed")):
-        with pytest.raises(Broken, match="shows"):
-            small_scope.walk(start(blocks=1, recoveries=2))
-        with pytest.raises(Broken, match="shows"):
-            Folding(blocks=1, recoveries=2).walk()
+        is_found((1, 2), "shows")
 
 
 def test_a_node_that_knows_the_end_makes_up_for_a_seal_that_is_not_named():
@@ -169,4 +187,33 @@ def test_a_node_that_knows_the_end_makes_up_for_a_seal_that_is_not_named():
 
 def test_a_seal_that_is_named_makes_up_for_a_node_that_forgot_the_end(monkeypatch):
     monkeypatch.setattr(small_scope, "in_time", lambda outcome, end: outcome)
+    assert Folding(blocks=2, recoveries=2).walk().worlds == 56_667
+
+
+def attempts_share_a_place(monkeypatch):
+    """What the next attempt of a recovery stores and tells counts as much as the one before."""
+    monkeypatch.setattr(small_scope, "place_of", lambda mine: (mine.seal, 1))
+
+
+def late_copies_are_taken(monkeypatch):
+    """A node that knows the end takes what a given-up attempt sent before."""
+    monkeypatch.setattr(small_scope, "in_time", lambda outcome, end: outcome)
+
+
+@pytest.mark.parametrize(
+    "plant", [attempts_share_a_place, late_copies_are_taken], ids=lambda plant: plant.__name__
+)
+def test_attempts_of_which_an_earlier_one_counts_are_found_out(plant, monkeypatch):
+    plant(monkeypatch)
+    is_found((1, 1), "shows", attempts=2)
+
+
+def test_copies_of_a_given_up_attempt_that_count_are_found_out():
+    with planted(find_bug("failed-attempt-counts")):
+        is_found((1, 1), "shows", attempts=2)
+
+
+def test_without_a_second_attempt_nobody_sees_that_attempts_share_a_place(monkeypatch):
+    """So it is the step that gives an attempt up which finds that."""
+    attempts_share_a_place(monkeypatch)
     assert Folding(blocks=2, recoveries=2).walk().worlds == 56_667

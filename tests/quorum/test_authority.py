@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.quorum.authority import HAS_DATA, Authority, Hearing, hear
+from cordwood.quorum.authority import HAS_DATA, Authority
 from cordwood.quorum.copyset import can_replicate
+from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
 
 FULL, GONE, EMPTY, DOWN = (
     Authority.FULLY_AUTHORITATIVE,
@@ -40,7 +41,7 @@ def nodes(text: str) -> frozenset[NodeId]:
 
 
 @pytest.mark.parametrize(
-    ("members", "copies", "racks", "marked", "heard", "hearing"),
+    ("members", "copies", "racks", "marked", "heard", "verdict"),
     [
         # All have their data: N - R + 1 of N.
         (FIVE, 3, 1, "", "1 2", "NONE"),
@@ -67,9 +68,11 @@ def nodes(text: str) -> frozenset[NodeId]:
         ("a:1 b:2 c:3", 3, 2, "3e", "1 2", "COMPLETE"),
     ],
 )  # fmt: skip
-def test_what_the_nodes_heard_amount_to(members, copies, racks, marked, heard, hearing) -> None:
-    found = hear(nodes(heard), nodeset(members), Replication(copies, racks), statuses(marked))
-    assert found is Hearing[hearing]
+def test_what_the_nodes_heard_amount_to(members, copies, racks, marked, heard, verdict) -> None:
+    found = weigh_replies(
+        nodes(heard), nodeset(members), Replication(copies, racks), statuses(marked)
+    )
+    assert found is QuorumVerdict[verdict]
 
 
 def test_the_drained_node_of_seven() -> None:
@@ -77,10 +80,10 @@ def test_the_drained_node_of_seven() -> None:
     in the nodeset: 4 of the other 6 are an f-majority, where 5 of 7 would be."""
     seven, three = nodeset(SEVEN), Replication(3)
     drained = {NodeId(5): EMPTY}
-    assert hear(nodes("1 2 3 4"), seven, three, {}) is Hearing.NONE
-    assert hear(nodes("1 2 3 4"), seven, three, drained) is Hearing.INCOMPLETE
-    assert hear(nodes("1 2 3 5"), seven, three, drained) is Hearing.NONE
-    assert hear(nodes("1 2 3 4 6 7"), seven, three, drained) is Hearing.COMPLETE
+    assert weigh_replies(nodes("1 2 3 4"), seven, three, {}) is QuorumVerdict.NONE
+    assert weigh_replies(nodes("1 2 3 4"), seven, three, drained) is QuorumVerdict.INCOMPLETE
+    assert weigh_replies(nodes("1 2 3 5"), seven, three, drained) is QuorumVerdict.NONE
+    assert weigh_replies(nodes("1 2 3 4 6 7"), seven, three, drained) is QuorumVerdict.COMPLETE
 
 
 @given(
@@ -118,11 +121,11 @@ def test_against_a_twin_that_tries_every_copyset(made, copies, counts) -> None:
     possible = bool(left) and can_replicate(
         {m.node for m in left}, Nodeset(tuple(left)), replication
     )
-    found = hear(heard, Nodeset(tuple(members)), replication, marked)
-    assert (found in (Hearing.COMPLETE, Hearing.NON_AUTHORITATIVE)) == complete
-    if possible and found in (Hearing.COMPLETE, Hearing.INCOMPLETE):
+    found = weigh_replies(heard, Nodeset(tuple(members)), replication, marked)
+    assert (found in (QuorumVerdict.COMPLETE, QuorumVerdict.NON_AUTHORITATIVE)) == complete
+    if possible and found in (QuorumVerdict.COMPLETE, QuorumVerdict.INCOMPLETE):
         assert not hidden
-    if not possible and found in (Hearing.COMPLETE, Hearing.INCOMPLETE):
+    if not possible and found in (QuorumVerdict.COMPLETE, QuorumVerdict.INCOMPLETE):
         assert {m.node for m in left} <= heard, "too few for a copyset: each of them is asked"
     if possible and hidden:
-        assert found in (Hearing.NONE, Hearing.NON_AUTHORITATIVE)
+        assert found in (QuorumVerdict.NONE, QuorumVerdict.NON_AUTHORITATIVE)

@@ -20,7 +20,7 @@ from cordwood.layout.waves import StoredBlock, store_head
 from cordwood.lsn import make_lsn
 from cordwood.nodes import NodeId
 from cordwood.sim.holdings import held_blocks
-from cordwood.storage.shard import Shard
+from cordwood.storage.engine import Shard
 from cordwood.wire.connection import Connection
 
 LOG = 1

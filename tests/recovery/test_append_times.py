@@ -14,11 +14,14 @@ from crc32c import crc32c
 
 from cordwood.block import BlockHeader, Envelope, Record
 from cordwood.client.store import Store
-from cordwood.errors import CordwoodError, NoSequencer
+from cordwood.errors import CordwoodError, NoSequencer, Unreachable
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.body import encode_body
+from cordwood.layout.message import AskTail
 from cordwood.layout.waves import store_head
 from cordwood.lsn import Lsn, make_lsn
+from cordwood.metadata.epoch_store import EpochStore
+from cordwood.nodes import NodeId
 from cordwood.recovery import recover_log
 from cordwood.sim.zoo import find_bug, planted
 
@@ -48,6 +51,11 @@ async def appended(store: Store, value: bytes) -> Lsn:
             return await store.append("log", value)
         except CordwoodError:
             await asyncio.sleep(0.5)
+
+
+async def sequenced_by(store: Store, number: int) -> None:
+    """Have a node sequence the log, whichever answer it gives."""
+    await store._cluster.peers.call(NodeId(number), AskTail(LOG, True), timeout_s=20)
 
 
 def test_a_record_of_a_clock_ahead_does_not_come_back_behind_an_epoch_that_did_not_see_it():
@@ -89,6 +97,66 @@ def test_a_record_of_a_clock_ahead_does_not_come_back_behind_an_epoch_that_did_n
             assert place.lsn > placed, "what is older stands before it"
 
     simulate(scenario, nodes=5)
+
+
+def test_a_bound_that_is_told_late_takes_back_no_end_that_nodes_were_told():
+    """Seed 54036. Epoch 2 was sealed without the node that held epoch 1's last block, and was slow
+    to say where it begins. Epoch 3 kept that block and told nodes so, and its sequencer died
+    before the epoch store knew. Epoch 4 went by the bound that epoch 2 had told meanwhile, left
+    the block out, and readers of one log were told of two ends."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        network = cluster.simulation.network
+        note, set_clean = EpochStore.note_begun, EpochStore.set_clean
+        go_on, waits, told = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def noted_late(self: EpochStore, log: int, epoch: int, time_us: int | None) -> Any:
+            if epoch == 2:
+                waits.set()
+                await go_on.wait()
+            return await note(self, log, epoch, time_us)
+
+        async def not_recorded(self: EpochStore, *rest: Any) -> Any:
+            if not go_on.is_set():
+                told.set()
+                raise Unreachable("the metadata store does not answer")
+            return await set_clean(self, *rest)
+
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("log", b"1")
+            await asyncio.sleep(0.2)
+            first = cluster.sequencer_of(LOG)
+            now_us = cluster.running[first].host.clock.now_us()
+            holder, slow, quick = [n for n in reversed(cluster.numbers) if n != first][:3]
+            await stored_by(cluster, holder, make_lsn(1, 2), now_us)
+            cluster.kill(first)
+            others = [f"node-{n}" for n in cluster.numbers if n != holder]
+            with (
+                mock.patch.object(EpochStore, "note_begun", noted_late),
+                mock.patch.object(EpochStore, "set_clean", not_recorded),
+            ):
+                network.partition([f"node-{holder}"], others)
+                asked = [asyncio.ensure_future(sequenced_by(store, slow))]
+                await waits.wait()
+                network.mend_all()
+                asked.append(asyncio.ensure_future(sequenced_by(store, quick)))
+                await told.wait()
+                cluster.kill(quick)
+                ends = [n.shard.cache.log(LOG).ends.get(1) for n in cluster.running.values()]
+                assert any(end is not None and end.seal == 3 for end in ends)
+                go_on.set()
+                await asyncio.gather(*asked, return_exceptions=True)
+            await appended(store, b"2")
+            items = [each for each in await read_all(store, "log") if isinstance(each, Record)]
+            assert [str(each.lsn) for each in items][:2] == ["e1n1", "e1n2"]
+
+    simulate(scenario, nodes=5)
+
+
+@pytest.mark.parametrize("name", ["begins-below-a-seal"])
+def test_a_bound_that_comes_too_late_is_noticed(name):
+    with planted(find_bug(name)), pytest.raises(AssertionError):
+        test_a_bound_that_is_told_late_takes_back_no_end_that_nodes_were_told()
 
 
 @pytest.mark.parametrize("name", ["bound-of-own-epoch", "beginnings-untold"])

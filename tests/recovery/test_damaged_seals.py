@@ -11,7 +11,7 @@ from cluster_at_hand import ClusterAtHand, read_all, simulate
 from cordwood.block import Record
 from cordwood.layout.message import SealReply
 from cordwood.sim.zoo import find_bug, planted
-from cordwood.storage.shard import Shard
+from cordwood.storage.engine import Shard
 
 
 @pytest.mark.parametrize("is_planted", [False, True])

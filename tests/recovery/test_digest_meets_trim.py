@@ -9,7 +9,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from test_second_attempts import LOG, read
 
-from cordwood.client.producer import Producer
+from cordwood.client.append.producer import Producer
 from cordwood.layout.message import AskTail
 from cordwood.lsn import make_lsn
 from cordwood.metadata.epoch_store import EpochStore

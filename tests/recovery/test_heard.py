@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.recovery.heard import attainable, is_enough, weigh
 
 DOWN, GONE, EMPTY = (
@@ -22,30 +22,35 @@ def nodes(text: str) -> set[NodeId]:
 
 
 @pytest.mark.parametrize(
-    ("heard", "said", "hearing", "enough"),
+    ("heard", "said", "verdict", "enough"),
     [
-        ("1 2 3", {}, Hearing.INCOMPLETE, True),  # 4 and 5 cannot hold three copies
-        ("1 2", {}, Hearing.NONE, False),  # 3, 4 and 5 can
-        ("1 2", {5: EMPTY}, Hearing.INCOMPLETE, False),  # 3 and 4 cannot, and two hold no tail
-        ("1 2 3 4 5", {}, Hearing.COMPLETE, True),
-        ("1 2 3 4", {5: GONE}, Hearing.COMPLETE, True),
-        ("1 2", {3: GONE, 4: GONE, 5: GONE}, Hearing.NON_AUTHORITATIVE, True),
-        ("1 2", {3: GONE, 4: GONE, 5: DOWN}, Hearing.NONE, False),  # 5 may come back
-        ("1 2", {3: EMPTY, 4: EMPTY, 5: EMPTY}, Hearing.COMPLETE, True),  # all there is
-        ("", dict.fromkeys(range(1, 6), GONE), Hearing.NON_AUTHORITATIVE, True),
-        ("1 2 3", {3: GONE}, Hearing.INCOMPLETE, True),  # it answers, so it is there
+        ("1 2 3", {}, QuorumVerdict.INCOMPLETE, True),  # 4 and 5 cannot hold three copies
+        ("1 2", {}, QuorumVerdict.NONE, False),  # 3, 4 and 5 can
+        (
+            "1 2",
+            {5: EMPTY},
+            QuorumVerdict.INCOMPLETE,
+            False,
+        ),  # 3 and 4 cannot, and two hold no tail
+        ("1 2 3 4 5", {}, QuorumVerdict.COMPLETE, True),
+        ("1 2 3 4", {5: GONE}, QuorumVerdict.COMPLETE, True),
+        ("1 2", {3: GONE, 4: GONE, 5: GONE}, QuorumVerdict.NON_AUTHORITATIVE, True),
+        ("1 2", {3: GONE, 4: GONE, 5: DOWN}, QuorumVerdict.NONE, False),  # 5 may come back
+        ("1 2", {3: EMPTY, 4: EMPTY, 5: EMPTY}, QuorumVerdict.COMPLETE, True),  # all there is
+        ("", dict.fromkeys(range(1, 6), GONE), QuorumVerdict.NON_AUTHORITATIVE, True),
+        ("1 2 3", {3: GONE}, QuorumVerdict.INCOMPLETE, True),  # it answers, so it is there
     ],
 )
-def test_what_is_said_of_the_silent_decides(heard, said, hearing, enough) -> None:
+def test_what_is_said_of_the_silent_decides(heard, said, verdict, enough) -> None:
     statuses = {NodeId(node): status for node, status in said.items()}
-    assert weigh(nodes(heard), FIVE, Replication(3), statuses) is hearing
+    assert weigh(nodes(heard), FIVE, Replication(3), statuses) is verdict
     assert is_enough(nodes(heard), FIVE, Replication(3), statuses) is enough
 
 
 def test_a_pair_of_one_rack_is_not_enough_to_hold_a_tail_over_two() -> None:
     over_two = Replication(2, 2)
     statuses = {NodeId(2): EMPTY, NodeId(5): EMPTY}
-    assert weigh(nodes("1 4"), FIVE, over_two, statuses) is Hearing.INCOMPLETE
+    assert weigh(nodes("1 4"), FIVE, over_two, statuses) is QuorumVerdict.INCOMPLETE
     assert not is_enough(nodes("1 4"), FIVE, over_two, statuses)
     assert is_enough(nodes("1 4"), FIVE, over_two, {**statuses, NodeId(3): EMPTY})
 

@@ -10,7 +10,7 @@ from cluster_at_hand import ClusterAtHand, simulate, until
 from crc32c import crc32c
 
 from cordwood.block import BlockHeader, Envelope, Gap
-from cordwood.client.producer import Producer
+from cordwood.client.append.producer import Producer
 from cordwood.errors import CordwoodError
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.body import encode_body

@@ -13,7 +13,8 @@ from crc32c import crc32c
 
 from cordwood.block import Record
 from cordwood.client.store import Store
-from cordwood.errors import CordwoodError, Overloaded
+from cordwood.errors import CordwoodError, Overloaded, RecordTooLarge
+from cordwood.layout.append_group import GroupPart
 from cordwood.layout.body import encode_body
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
@@ -25,7 +26,7 @@ from cordwood.nodes import NodeId
 from cordwood.sequencer import role
 from cordwood.settings import MIB, SequencerSettings
 from cordwood.sim.memory_logs import MemoryTables
-from cordwood.storage.tables import Row, TablesNoSpace
+from cordwood.storage.logs_db.tables import Row, TablesNoSpace
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1
@@ -323,6 +324,38 @@ class TestReplaced:
                 assert (await store.append("log", b"1")) > at(0, epoch=2)
 
         simulate(scenario, nodes=5)
+
+
+class TestBounds:
+    def test_what_does_not_fit_beside_what_is_in_flight_is_refused(self) -> None:
+        """The window is one of bytes, and the block that would go over it counts."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append("log", b"0")
+                raw = await RawClient.to_sequencer(cluster)
+                for number in others(cluster):
+                    cluster.machine(number).pause()
+                body = body_of(bytes(600 << 10))
+                raw.append(entry(1, body))
+                raw.append(entry(2, body))
+                await until(lambda: 2 in raw.faults)
+                assert raw.faults[2].fault.error == "Overloaded"
+                assert 1 not in raw.faults
+                for number in others(cluster):
+                    cluster.machine(number).resume()
+                await until(lambda: 1 in raw.acked)
+
+        settings = SequencerSettings(window_bytes=1 << 20)
+        simulate(scenario, nodes=3, wal_bytes=64 << 20, sequencer=settings)
+
+    @pytest.mark.parametrize(("over", "refused"), [(0, False), (1, True)])
+    def test_a_group_of_as_many_bytes_as_are_allowed_is_taken(self, over, refused) -> None:
+        settings = SequencerSettings()
+        group = entry(1, b"")
+        group.stored_bytes = settings.group_bytes_max + over
+        group.parts = (GroupPart(1, 0, 0, 0, crc32c(b""), 0, b""),)
+        assert isinstance(role._fault(group, settings), RecordTooLarge) == refused
 
 
 class TestOrder:

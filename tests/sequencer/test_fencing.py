@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 
-from cordwood.client.producer import Producer
+from cordwood.client.append.producer import Producer
 from cordwood.errors import BadSetting, OutcomeUnknown, Retryable, TokenFenced, UnknownLog
 from cordwood.sim.zoo import find_bug, planted
 

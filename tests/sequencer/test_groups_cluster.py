@@ -8,7 +8,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, values
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.producer import Producer
+from cordwood.client.append.producer import Producer
 from cordwood.errors import OutcomeUnknown, RecordTooLarge
 from cordwood.layout.limits import GROUP_BYTES_MAX
 from cordwood.settings import MIB, SequencerSettings

@@ -15,7 +15,7 @@ from cordwood.nodes import NodeId
 from cordwood.protocol.node_states import NodeState
 from cordwood.sequencer import appender
 from cordwood.sim.holdings import held_blocks
-from cordwood.storage.shard import Shard
+from cordwood.storage.engine import Shard
 
 LOG = 1
 

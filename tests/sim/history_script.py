@@ -109,6 +109,7 @@ from cordwood.sim.history import (
     SlotKind,
     TailAnswered,
 )
+from cordwood.sim.name_events import NamedAppend, NamedRead, NameLeads
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.operator_events import (
     BlockKept,
@@ -313,6 +314,19 @@ class _Stage:
                 positions[log] = parse_lsn(position)
         number = int(generation.removeprefix("gen="))
         self.add(GroupChanged(self.time_us, consumer, number, owners, positions))
+
+    def do_name(self, what: str, *words: str) -> None:
+        if what == "leads":
+            self.add(NameLeads(self.time_us, int(words[0]), self.time_us))
+        elif what == "lost":
+            self.add(NamedAppend(self.time_us, "c", self.time_us, parse_lsn(words[0]), False))
+        else:
+            wanted, log, consumer = words[0].split("/")
+            given = [(int(a), int(b)) for a, b in (word.split(":") for word in words[1:])]
+            self.add(NamedRead(
+                self.time_us, "c", self.time_us, int(wanted), int(log), consumer, given,
+                what == "gap",
+            ))  # fmt: skip
 
     def on_member(self, who: str, words: list[str]) -> None:
         if words[0] != "of":

@@ -9,7 +9,7 @@ import pytest
 
 from cordwood.nodes import Replication
 from cordwood.quorum.copyset import can_replicate
-from cordwood.quorum.f_majority import f_majority
+from cordwood.quorum.f_majority import weigh_replies
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_kinds import FAULT_KINDS
 from cordwood.sim.fault_plan import (
@@ -87,7 +87,7 @@ def test_the_atlas_leaves_enough_nodes_to_recover_with(copies, racks):
         plan = draw_plan(within, NODES, 40.0, random.Random(seed))
         hit = {node for fault in plan if fault.kind in DAMAGING_KINDS for node in fault.nodes}
         rest = set(nodeset.nodes) - hit
-        assert f_majority(rest, nodeset, cluster.replication).reached
+        assert weigh_replies(rest, nodeset, cluster.replication, {}).is_f_majority
         assert can_replicate(rest, nodeset, cluster.replication)
         hit_some |= bool(hit)
     assert hit_some == (copies > 1)

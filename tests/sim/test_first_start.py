@@ -20,8 +20,8 @@ from cordwood.nodes import NodeId
 from cordwood.settings import MIB, NodeSettings, StorageSettings
 from cordwood.sim.host import Simulation
 from cordwood.sim.memory_logs import memory_tables
-from cordwood.storage.wal import Wal
-from cordwood.storage.wal_file import open_wal
+from cordwood.storage.wal.delta_wal import Wal
+from cordwood.storage.wal.wal_file import open_wal
 
 SETTINGS = NodeSettings(
     node=NodeId(1),

@@ -22,6 +22,7 @@ from cordwood.lsn import LSN_MAX, make_lsn
 from cordwood.sim import (
     end_events,
     history,
+    name_events,
     node_events,
     operator_events,
     position_events,
@@ -99,6 +100,9 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(end_events.PaceBegan(recorder.now_us, "w1", True))
     recorder.add(end_events.PaceEnded(recorder.now_us, "w1"))
     recorder.add(token_events.FenceAsked(recorder.now_us, "w1", 1, 5))
+    recorder.add(name_events.NameLeads(recorder.now_us, 3, 0))
+    recorder.add(name_events.NamedRead(recorder.now_us, "c", 0, 3, 3, "", [(3, 0)], True))
+    recorder.add(name_events.NamedAppend(recorder.now_us, "c", 0, make_lsn(1, 1), found=True))
     recorder.add(token_events.FenceAnswered(recorder.now_us, "w1", 1, 5, 2))
     recorder.add(operator_events.StorageAsked(recorder.now_us, "w1", 3, True))
     recorder.add(operator_events.StorageTold(recorder.now_us, "w1", 3, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 from collections import Counter
@@ -71,6 +72,24 @@ def test_a_knob_is_a_constant_that_is_there(knob):
     assert value_text((knob.name, 0)).startswith(knob.name)
 
 
+def reads_of(module: str) -> set[str]:
+    """The names that functions of a module look up as they run."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(f"cordwood.{module}")))
+    return {
+        name.id
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for name in ast.walk(function)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)
+    }
+
+
+@pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda knob: knob.name)
+def test_a_knob_turns_a_constant_that_its_module_reads(knob):
+    """Three knobs turned copies that nothing read any more, so no seed had a small window."""
+    assert knob.constant in reads_of(knob.module)
+
+
 def test_a_quarter_of_the_knobs_is_turned():
     drawn = Counter(len(draw_turns(stream(seed, "knobs"))) for seed in range(200))
     mean = sum(count * times for count, times in drawn.items()) / 200
@@ -116,6 +135,6 @@ def test_every_probe_is_watched_for():
 
 @pytest.mark.parametrize("bug", [each for each in ZOO if each.scene], ids=lambda bug: bug.name)
 def test_a_scene_plants_the_bug_that_is_left_to_it(bug):
-    scene = Path(__file__).parents[2] / bug.scene
-    planting = {scene, scene.parents[2] / "cordwood/sim/crash_states/planted.py"}
+    root = Path(__file__).parents[2]
+    planting = {root / bug.scene, root / "cordwood/sim/crash_states/planted.py"}
     assert any(f'"{bug.name}"' in path.read_text() for path in planting)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cordwood.client.blocking import BlockingStore, connect
+from cordwood.client.blocking.blocking_store import BlockingStore, connect
 from cordwood.local_cluster import ClusterShape, LocalCluster, local_cluster
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB

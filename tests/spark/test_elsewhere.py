@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 
 from cordwood.block import Record
 from cordwood.client.aio import open_store
-from cordwood.client.blocking import open_blocking
+from cordwood.client.blocking.blocking_store import open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.settings import MIB, ClientSettings

@@ -5,7 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("numpy", "pandas", "pyarrow", "uvloop", "msgspec", "cordwood.client.blocking")
+HEAVY = (
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "uvloop",
+    "msgspec",
+    "cordwood.client.blocking.blocking_store",
+)
 """What the client needs, 0.4 s of a core; PySpark's own part takes 0.3."""
 
 CHECKS_OPTIONS = """

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 
 from cordwood.block import Record
 from cordwood.client.aio import open_store
-from cordwood.client.blocking import BlockingStore, open_blocking
+from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.errors import BadSetting, OutOfSequence, RecordTooLarge, Rejected, Unreachable
 from cordwood.protocol.producers import PLACES_MAX

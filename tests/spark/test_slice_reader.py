@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cordwood
 from cordwood.block import BlockHeader, Codec, Envelope, Gap, GapKind
-from cordwood.client.batches import BATCH_BYTES, ROWS_MAX, SMALL_BLOCK_RECORDS, BatchGatherer
-from cordwood.client.read_stream import HeldBlock
+from cordwood.client.read.arrow_batches import (
+    BATCH_BYTES,
+    ROWS_MAX,
+    SMALL_BLOCK_RECORDS,
+    BatchGatherer,
+)
+from cordwood.client.read.read_stream import HeldBlock
 from cordwood.errors import AccessDenied
 from cordwood.layout.arrow import COLUMNS, batch_schema
 from cordwood.layout.body import encode_body, seal_body
@@ -17,7 +23,7 @@ from cordwood.lsn import OLDEST, Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.spark.offsets import DataLoss
-from cordwood.spark.slice_reader import Taken, tiled
+from cordwood.spark.slice_reader import Taken, read_slices, tiled
 from cordwood.spark.splitting import Slice
 
 LOG = 17
@@ -189,3 +195,19 @@ class TestContinuity:
             OLDEST,
             make_lsn(2, 1),
         ]
+
+
+def test_a_log_that_has_the_name_of_a_planned_one_is_not_read_for_it(tmp_path):
+    """Deleted and made again between the plan and the task: none of its records were planned."""
+    with cordwood.connect(tmp_path) as store:
+        planned = store.create_log("/log").log_id
+        store.append_many("/log", [b"old"] * 3)
+        asked = [Slice(planned, "/log", OLDEST, OLDEST + 3)]
+        (batch,) = read_slices(store, asked, ["value"], fail_on_data_loss=True)
+        assert batch["value"].to_pylist() == [b"old"] * 3
+        store.log_tree.delete("/log")
+        assert store.create_log("/log").log_id != planned
+        store.append_many("/log", [b"new"] * 3)
+        with pytest.raises(DataLoss, match=f"log={planned} .*type=LOG_GONE"):
+            list(read_slices(store, asked, ["value"], fail_on_data_loss=True))
+        assert list(read_slices(store, asked, ["value"], fail_on_data_loss=False)) == []

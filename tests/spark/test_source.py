@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import cordwood.spark
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.layout.arrow import batch_schema
 from cordwood.spark.options import COLUMNS, OPTIONS, SERVERS
 from cordwood.spark.source import spark_schema

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore, connect
+from cordwood.client.blocking.blocking_store import BlockingStore, connect
 from cordwood.errors import BadSetting, UnknownLog, Unreachable
 from cordwood.layout.arrow import COLUMNS
 from cordwood.lsn import OLDEST, Lsn, format_lsn, parse_lsn
@@ -401,7 +401,7 @@ class TestGroup:
         end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
 
         class Away:
-            def consumers(self, name):
+            def consumer_by_number(self, name):
                 raise Unreachable("nobody answers")
 
         reader._keeper.done({1: log}, {1: 1 << 32})
@@ -602,6 +602,71 @@ class TestDiscovery:
             with pytest.raises(DataLoss, match=f"log={gone.log_id} .*type=LOG_GONE"):
                 list(read_slices(task_store, [gone], COLUMNS, fail_on_data_loss=True))
             assert list(read_slices(task_store, [gone], COLUMNS, fail_on_data_loss=False)) == []
+
+
+class TestNames:
+    """A log's number is its identity: names that change under a stream."""
+
+    @pytest.mark.parametrize("fails", ["true", "false"])
+    def test_a_log_that_is_renamed_is_read_on(self, cluster, store, log, new_reader, fails):
+        """It was LOG_GONE, or batches without rows, in tasks that had not read it before."""
+        store.append(log, b"1")
+        reader = new_reader(startingOffsets="earliest", failOnDataLoss=fails)
+        start = stored(reader.initialOffset())
+        middle = stored(reader.latestOffset(start, ALL))
+        planned = reader.partitions(start, middle)
+        store.log_tree.rename(log, f"{log}-new")
+        store.append(log, b"a stranger's")
+        slices = [each for partition in planned for each in partition.value]
+        with connect(cluster.url) as task_store:
+            batches = read_slices(task_store, slices, COLUMNS, fail_on_data_loss=fails == "true")
+            assert [v for batch in batches for v in batch["value"].to_pylist()] == [b"1"]
+        store.append(f"{log}-new", b"2")
+        end = stored(reader.latestOffset(middle, ALL))
+        assert values(reader, reader.partitions(middle, end)) == [b"2"]
+
+    def test_a_log_that_is_made_again_fails_or_is_read_from_its_beginning(
+        self, store, log, new_reader
+    ):
+        """Tails of the new log were taken for the old one's, and its first records passed over."""
+        store.append_many(log, numbers(0, 9))
+        readers = [
+            new_reader(startingOffsets="earliest", failOnDataLoss=fails)
+            for fails in ("true", "false")
+        ]
+        starts = [stored(reader.initialOffset()) for reader in readers]
+        ends = [
+            stored(reader.latestOffset(start, ALL))
+            for reader, start in zip(readers, starts, strict=True)
+        ]
+        number = store.log(log).log_id
+        store.log_tree.delete(log)
+        store.append_many(log, numbers(20, 23))
+        # The node that sequenced it hears of the deletion; until then there is nothing new.
+        with pytest.raises(DataLoss, match=f"log={number} .*type=LOG_GONE"):
+            follow_for(readers[0], ends[0], 20.0)
+        after = stored(readers[1].latestOffset(ends[1], ALL))
+        got = values(readers[1], readers[1].partitions(ends[1], after))
+        assert got == numbers(20, 23)
+
+    def test_a_cursor_follows_its_log_and_not_its_name(self, store, log, new_reader):
+        lsns = store.append_many(log, numbers(0, 9))
+        store.save_cursors(f"{log[1:]}-group".replace("/", "-"), {log: lsns[4]})
+        group = f"{log[1:]}-group".replace("/", "-")
+        store.log_tree.rename(log, f"{log}-new")
+        store.append_many(log, numbers(20, 23))
+        for name, wanted in ((f"{log}-new", numbers(4, 9)), (log, numbers(20, 23))):
+            reader = new_reader(subscribe=name, startingOffsets="cursor", groupId=group)
+            start = stored(reader.initialOffset())
+            end = stored(reader.latestOffset(start, ALL))
+            assert values(reader, reader.partitions(start, end)) == wanted
+
+
+def follow_for(reader: CordwoodStreamReader, offset: dict[str, Any], seconds: float) -> None:
+    """Ask over and over for what is new; there is nothing."""
+    give_up_s = time.monotonic() + seconds
+    while time.monotonic() < give_up_s:
+        assert reader.latestOffset(offset, ALL) is offset
 
 
 class TestReport:

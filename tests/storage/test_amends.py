@@ -18,9 +18,9 @@ from cordwood.lsn import LSN_MAX
 from cordwood.settings import StorageSettings
 from cordwood.sim.holdings import held_blocks
 from cordwood.storage import amends
-from cordwood.storage.flusher import Flusher
 from cordwood.storage.log_cache import EpochEnd
-from cordwood.storage.tables import scan_all
+from cordwood.storage.logs_db.flusher import Flusher
+from cordwood.storage.logs_db.tables import scan_all
 
 BODY = bytes(range(256)) * 256
 """64 KiB."""

@@ -21,11 +21,11 @@ from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
 from cordwood.sim.memory_logs import memory_tables
-from cordwood.storage import read_streams
 from cordwood.storage.log_cache import LogCache
 from cordwood.storage.log_reader import LogReader
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.read_streams import ReadStreams
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.push import read_streams
+from cordwood.storage.push.read_streams import ReadStreams
 
 ALL = ReadRequest(
     stream=1, log=LOG, start=at(1), until=LSN_MAX, window_high=LSN_MAX, bytes_limit=1 << 40

@@ -9,10 +9,10 @@ from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent
 from cordwood.layout.logs_db import pack_lost, read_lost
 from cordwood.sim.zoo import find_bug, planted
+from cordwood.storage.engine import Shard
 from cordwood.storage.log_search import LogSearch
-from cordwood.storage.shard import Shard
-from cordwood.storage.tables import TablesFailed
-from cordwood.storage.wal import Wal
+from cordwood.storage.logs_db.tables import TablesFailed
+from cordwood.storage.wal.delta_wal import Wal
 
 BIG = bytes(5_000)
 """A block of two of the WAL's units, so that its neighbours have others."""

@@ -21,7 +21,7 @@ from cordwood.layout.waves import (
     stored_room,
 )
 from cordwood.lsn import ESN_MAX
-from cordwood.storage.read_streams import ReadStreams
+from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.role import StorageRole
 
 READ = ReadRequest(1, LOG, at(1), at(ESN_MAX), at(ESN_MAX), 1 << 30)

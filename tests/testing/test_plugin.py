@@ -167,7 +167,7 @@ class TestWeight:
         }  # fmt: skip
 
     def test_it_is_what_the_package_announces(self):
-        text = (ROOT / "pyproject.toml").read_text()
+        text = (ROOT / "proof" / "pyproject.toml").read_text()
         assert '[project.entry-points.pytest11]\ncordwood = "cordwood.testing.plugin"\n' in text
         assert plugin.cordwood_sim is not None
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from cordwood.block import Gap, Record
 from cordwood.cli.app import app
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.stream_items import StreamItems
 from cordwood.client.store import Appending, Store
-from cordwood.client.stream_items import StreamItems
 from cordwood.embedded import embedded_store
 from cordwood.errors import BadSetting, Closed, RecordTooLarge
 from cordwood.settings import MIB, ClientSettings

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cordwood.client.read_stream import ReadStream
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import BadSetting, Corrupt, OutcomeUnknown, Retryable
 from cordwood.settings import ClientSettings
 from cordwood.sim.fault_plan import Damage

@@ -29,6 +29,10 @@ def changed(mutant: mutate.Mutant, data: bytes) -> str:
         ("LIMIT = 3\ndef f(a: int = 3) -> None:\n    'ü'\n    assert a < 3\n", []),
         ("def f(a):\n    'ü'; x = a + b\n", ["(a - b)"]),
         ("def f(a):\n    logger.info('%s', a < 3)\n", []),
+        (
+            "@dataclass(frozen=True)\nclass A:\n    b: int = 3\n    c = d or e\n",
+            ["(4)", "(d and e)"],
+        ),
     ],
 )
 def test_what_is_changed(source: str, after: list[str]) -> None:
@@ -55,3 +59,11 @@ def test_a_change_that_breaks_a_rule_is_noticed(tmp_path: Path) -> None:
     tree = mutate.Tree(tmp_path)
     assert tree.judge(turned, sim_seed=1) == "unit"
     assert (tmp_path / path).read_bytes() == (ROOT / path).read_bytes()
+
+
+def test_a_step_that_comes_to_no_end_is_told_apart(tmp_path: Path) -> None:
+    """On a busy machine it says nothing of the change."""
+    tree = mutate.Tree(tmp_path)
+    assert tree._fails([sys.executable, "-c", "while True: pass"], 0.2) == mutate.NO_END
+    assert tree._fails([sys.executable, "-c", "exit(1)"], 60) == ""
+    assert tree._fails([sys.executable, "-c", ""], 60) is None

@@ -39,6 +39,7 @@ from cordwood.layout.message import (
     AskMembers,
     AskTail,
     Call,
+    DeleteLog,
     DoneReply,
     Fault,
     Ping,
@@ -311,14 +312,17 @@ class TestDamage:
         run(scenario)
 
 
+ASK = AskTail(1, False)
+
+
 class TestCalls:
     def test_answers_find_their_calls_in_any_order(self, make_ends) -> None:
         async def scenario() -> None:
             ours, theirs = await pair(make_ends())
-            calls = [asyncio.create_task(ours.call(Ping(), timeout_s=5)) for _ in range(3)]
+            calls = [asyncio.create_task(ours.call(ASK, timeout_s=5)) for _ in range(3)]
             await settle()
             asked = [(request, read_call(body)) for _, request, body in kept(theirs).frames]
-            assert asked == [(number, Ping()) for number in (1, 2, 3)]
+            assert asked == [(number, ASK) for number in (1, 2, 3)]
             theirs.send(Kind.REPLY, 3, (pack(TailReply(1, 3, 1)),))
             theirs.send(Kind.FAULT, 2, (pack(Fault("NoSequencer", "not here")),))
             theirs.send(Kind.REPLY, 1, (pack(TailReply(1, 1, 1)),))
@@ -326,6 +330,20 @@ class TestCalls:
             assert await calls[2] == TailReply(1, 3, 1)
             with pytest.raises(NoSequencer, match="not here"):
                 await calls[1]
+
+        run(scenario)
+
+    def test_a_reply_of_another_kind_is_a_lost_connection(self) -> None:
+        """Callers took it for what they had asked for, and ended with an AssertionError."""
+
+        async def scenario() -> None:
+            ours, theirs = await pair(memory_ends())
+            asking = asyncio.create_task(ours.call(ASK, timeout_s=5))
+            await settle()
+            theirs.send(Kind.REPLY, 1, (pack(DoneReply()),))
+            with pytest.raises(Unreachable, match="AskTail was answered with DoneReply"):
+                await asking
+            assert not ours.is_open
 
         run(scenario)
 
@@ -390,8 +408,8 @@ class TestCalls:
         run(scenario)
 
 
-def asks(number: int) -> AskTail:
-    return AskTail(1 + number, False)
+def asks(number: int) -> DeleteLog:
+    return DeleteLog(f"log{number}")
 
 
 class TestTurns:

@@ -36,14 +36,13 @@ from cordwood.host.real_network import RealNetwork
 from cordwood.layout.frame import Kind, frame
 from cordwood.layout.hello import Hello, pack_hello
 from cordwood.layout.message import (
-    AskMembers,
-    AskStatus,
-    AskTail,
     Call,
+    DeleteLog,
     DoneReply,
     Ping,
     Reply,
     Seal,
+    SealReply,
 )
 from cordwood.wire import server as server_module
 from cordwood.wire.connection import HELLO_TIMEOUT_S
@@ -73,16 +72,16 @@ class TestCalls:
             ends, service = memory_ends(), Offering()
             async with serving(ends, service):
                 connection = await dial_in(ends.client)
-                assert await connection.call(AskMembers(), timeout_s=1) == DoneReply()
+                assert await connection.call(DeleteLog("quick"), timeout_s=1) == DoneReply()
 
                 async def refuse(call: Call) -> Reply:
                     raise Fenced("a higher epoch rules", 9)
 
                 service.answer = refuse
                 with pytest.raises(Fenced, match="higher epoch") as fenced:
-                    await connection.call(AskStatus(), timeout_s=1)
+                    await connection.call(DeleteLog("log"), timeout_s=1)
                 assert fenced.value.epoch == 9
-                assert service.calls == [AskMembers(), AskStatus()]
+                assert service.calls == [DeleteLog("quick"), DeleteLog("log")]
 
         run(scenario)
 
@@ -95,7 +94,7 @@ class TestCalls:
                 connection = await dial_in(ends.client)
                 assert await connection.call(Ping(), timeout_s=1) == DoneReply()
                 with pytest.raises(Overloaded):
-                    await connection.call(AskStatus(), timeout_s=1)
+                    await connection.call(DeleteLog("log"), timeout_s=1)
                 assert service.calls == []
 
         run(scenario)
@@ -105,16 +104,16 @@ class TestCalls:
             ends, service = memory_ends(), Offering()
 
             async def slow(call: Call) -> Reply:
-                await asyncio.sleep(0 if isinstance(call, AskMembers) else 1000)
+                await asyncio.sleep(0 if call == DeleteLog("quick") else 1000)
                 return DoneReply()
 
             service.answer = slow
             async with serving(ends, service):
                 connection = await dial_in(ends.client)
-                asking = asyncio.create_task(connection.call(AskStatus(), timeout_s=100))
-                await connection.call(AskMembers(), timeout_s=1)
+                asking = asyncio.create_task(connection.call(DeleteLog("log"), timeout_s=100))
+                await connection.call(DeleteLog("quick"), timeout_s=1)
                 assert not asking.done()
-                with pytest.raises(Unreachable, match="AskStatus took longer than 30 s"):
+                with pytest.raises(Unreachable, match="DeleteLog took longer than 30 s"):
                     await asking
                 assert now() == pytest.approx(CALL_TIMEOUT_S, abs=0.01)
 
@@ -131,18 +130,19 @@ class TestCalls:
             async def answer(call: Call) -> Reply:
                 if isinstance(call, Seal):
                     is_sealed.set()
+                    return SealReply({}, 0)
                 await is_sealed.wait()
                 return DoneReply()
 
             service.answer = answer
             async with serving(ends, service):
                 client, node = await dial_in(ends.client), await dial_in(ends.client, NODE_2)
-                ask = AskTail(1, False)
+                ask = DeleteLog("log")
                 asking = [asyncio.create_task(client.call(ask, timeout_s=9)) for _ in "12"]
                 await asyncio.sleep(0.1)
                 with pytest.raises(Overloaded):
                     await client.call(ask, timeout_s=1)
-                assert await node.call(Seal(1, 2, 0), timeout_s=1) == DoneReply()
+                assert await node.call(Seal(1, 2, 0), timeout_s=1) == SealReply({}, 0)
                 assert await asyncio.gather(*asking) == [DoneReply()] * 2
 
         run(scenario)
@@ -174,13 +174,14 @@ class TestCalls:
             async with serving(ends, service):
                 connection = await dial_in(ends.client)
                 calls = [
-                    asyncio.create_task(connection.call(AskStatus(), timeout_s=9)) for _ in "1234"
+                    asyncio.create_task(connection.call(DeleteLog("log"), timeout_s=9))
+                    for _ in "1234"
                 ]
                 with pytest.raises(Overloaded, match="3 calls are running"):
                     await calls.pop()
                 release.set()
                 assert await asyncio.gather(*calls) == [DoneReply()] * 3
-                assert await connection.call(AskStatus(), timeout_s=1) == DoneReply()
+                assert await connection.call(DeleteLog("log"), timeout_s=1) == DoneReply()
 
         run(scenario)
 
@@ -325,7 +326,7 @@ class TestLife:
             service.answer = never
             async with serving(ends, service):
                 connection, stranger = await dial_in(ends.client), await raw_dial(ends.client)
-                asking = asyncio.create_task(connection.call(AskStatus(), timeout_s=100))
+                asking = asyncio.create_task(connection.call(DeleteLog("log"), timeout_s=100))
                 await settle()
             with pytest.raises(CordwoodError):
                 await asking

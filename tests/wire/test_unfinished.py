@@ -131,3 +131,19 @@ def test_unfinished_frames_of_all_connections_are_bounded_together(monkeypatch) 
             assert server._arrivals.bytes == 0
 
     run(scenario)
+
+
+def test_for_a_large_one_as_many_small_ones_go_as_it_takes(monkeypatch) -> None:
+    """Only one went for each that arrived, and the sum grew past its bound."""
+    monkeypatch.setattr(arrivals_module, "UNFINISHED_BYTES_MAX", 10 * MIB)
+
+    async def scenario() -> None:
+        ends, service = memory_ends(), Offering()
+        async with serving(ends, service) as server:
+            small = [await begun(ends, MIB, MIB // 2) for _ in range(20)]
+            large = await begun(ends, 12 * MIB, 9 * MIB)
+            assert server.arrivals.bytes <= 10 * MIB
+            assert not large.is_lost
+            assert [each.is_lost for each in small] == [True] * 19 + [False]
+
+    run(scenario)

@@ -4,7 +4,7 @@
 also pass `run_is_valid`, since one that did nothing breaks no promise. Promises
 whose feature is not built yet are listed in `NOT_YET`, with what brings them.
 
-Source: research "reliability", §3; design.md §10.
+Source: docs/sources/reliability.md §3; docs/design.md §10.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from cordwood.sim.checkers.liveness import (
     check_readers_reach_the_tail,
     check_recovery_finishes,
 )
+from cordwood.sim.checkers.names import check_names
 from cordwood.sim.checkers.operators import check_copysets_named, check_storing_nodes
 from cordwood.sim.checkers.promised_appends import check_conditions, check_producers
 from cordwood.sim.checkers.published import check_published
@@ -104,6 +105,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S28": check_read_rights,
         "S29": check_published,
         "S31": check_append_times,
+        "S32": check_names,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,

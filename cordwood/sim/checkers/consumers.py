@@ -3,7 +3,7 @@
 The metadata store says what a consumer is from one change to the next, its members what
 they were told, and their reads what they were given.
 
-Source: reliability digest §3; `protocol.consumer_group`.
+Source: docs/sources/reliability.md §3; `protocol.consumer_group`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _passed_over(
     logs: dict[str, int] = {}
     for read in evidence.reads:
         if read.started.consumer == consumer:
-            logs[read.reader.rpartition(":")[2]] = read.log
+            logs[str(read.log)] = read.log
             for _, item in read.items:
                 given[read.log].add(last_of(item))
     last = states[-1]

@@ -5,7 +5,7 @@ a log are cut into elementary ranges: runs of LSNs over which the same copies li
 In each, the copies of the highest seal epoch count (a sequencer's is 0): losers
 are leftovers that a node not yet purged may hold.
 
-Source: design.md §2 ("decided per elementary interval").
+Source: docs/design.md §2 ("decided per elementary interval").
 """
 
 from __future__ import annotations

@@ -25,9 +25,10 @@ from cordwood.sim.history import (
     EndReason,
     Idled,
 )
+from cordwood.sim.name_events import NameLeads
 
 APPEND_BOUND_S = 5.0
-"""L1, of research "reliability" §3."""
+"""L1, of docs/sources/reliability.md §3."""
 
 READER_BOUND_S = 10.0
 """L2, of the same."""
@@ -234,9 +235,11 @@ def check_recovery_finishes(
     bound_us = round(bound_s * 1e6)
     healed_us = evidence.time_of(evidence.healed_at)
     found = []
+    # A log that is deleted is not recovered any more.
+    passing = {event.log for _, event in evidence.of(NameLeads) if isinstance(event, NameLeads)}
     for log, store in sorted(evidence.stores.items()):
         taken_before = [taken for taken in store.taken if taken[0] < lost_at]
-        if not taken_before:
+        if not taken_before or log in passing:
             continue
         at, newest = max(taken_before, key=lambda taken: (taken[1].epoch, -taken[0]))
         due_us = max(healed_us, newest.time_us) + bound_us

@@ -3,7 +3,7 @@
 What a client was told decides nothing here that the log does not show: a record's place is
 that of its acknowledgement, or where a reader was given it.
 
-Source: design.md §3 ("Producers"); reliability digest §3.
+Source: docs/design.md §3 ("Producers"); docs/sources/reliability.md §3.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Here that is who lacks its read token, from the log's making on; what logs ask changes meanwhile
 between tokens of which such a reader has none. Whoever has them is never told that it may not.
 
-Source: reliability digest §3 (S28).
+Source: docs/sources/reliability.md §3 (S28).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ planned for it and the rows that its tasks were given, and at the end what the s
 row at the sink carries where it came from in its value, so that this needs nothing of the code
 that is checked.
 
-Source: reliability digest §3, S29.
+Source: docs/sources/reliability.md §3, S29.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A token holds from the epoch on that its holder was told. So a record under a lo
 stands in no such epoch, whoever acknowledged it and whoever saw it; and whoever called after
 that answer stands nowhere.
 
-Source: design.md §3 ("Fencing tokens live with the epoch; raising one takes a new epoch").
+Source: docs/design.md §3 ("Fencing tokens live with the epoch; raising one takes a new epoch").
 """
 
 from __future__ import annotations

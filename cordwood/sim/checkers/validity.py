@@ -1,6 +1,6 @@
 """Whether a run counts: one that did nothing breaks no promise and proves nothing.
 
-Source: design.md §10.
+Source: docs/design.md §10.
 """
 
 from __future__ import annotations

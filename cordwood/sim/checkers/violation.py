@@ -13,7 +13,7 @@ class Violation:
     """One broken promise.
 
     Attributes:
-        invariant: its id in the list of research "reliability" §3, as `S2` or `L1`.
+        invariant: its id in the list of docs/sources/reliability.md §3, as `S2` or `L1`.
         text: what happened, in words.
         log: the log's number.
         lsn: where; 0 where the promise is not about a place.

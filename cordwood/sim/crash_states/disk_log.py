@@ -9,7 +9,7 @@ file or directory, begun after that end, has ended too. So the log of a weaker i
 A *mark* is a fact of the workload's own: "record 7 was acknowledged". Whoever checks
 what a crash left is given the marks that came before it.
 
-Source: reliability digest, §5.4; Pillai et al., OSDI 2014 (ALICE).
+Source: docs/sources/reliability.md §5.4; Pillai et al., OSDI 2014 (ALICE).
 """
 
 from __future__ import annotations

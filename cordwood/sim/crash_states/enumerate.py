@@ -16,7 +16,7 @@ A later change that is on stable storage stands over an earlier open one: that o
 still be lost, but cannot undo what came after it. Two states that hold the same bytes
 under the same names, with the same promises made, are one.
 
-Source: reliability digest, §5.4; Pillai et al., OSDI 2014 (ALICE); Mohan et al.,
+Source: docs/sources/reliability.md §5.4; Pillai et al., OSDI 2014 (ALICE); Mohan et al.,
 OSDI 2018 (CrashMonkey).
 """
 

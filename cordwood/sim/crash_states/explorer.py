@@ -9,7 +9,7 @@ during a recovery, and the crash after one.
 Everything follows from the subject and the seed, so a broken promise is found again by
 running them again; its text tells the crashes that led to it.
 
-Source: reliability digest, §5.4 ("recovery is idempotent: crash during recovery too").
+Source: docs/sources/reliability.md §5.4 ("recovery is idempotent: crash during recovery too").
 """
 
 from __future__ import annotations

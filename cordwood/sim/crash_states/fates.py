@@ -8,7 +8,7 @@ what arrived, or just as long.
 All subsets of a small write's units are gone through; of a large one those that a stream
 cut short leaves, and those with one unit apart from all others. Chance draws the rest.
 
-Source: reliability digest, §5.1 (power cut), §5.4; `host.seams.DirectFile` ("old, new or
+Source: docs/sources/reliability.md §5.1 (power cut), §5.4; `host.seams.DirectFile` ("old, new or
 torn at 512 B"); Pillai et al., OSDI 2014 (size before bytes).
 """
 

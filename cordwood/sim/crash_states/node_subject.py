@@ -8,7 +8,7 @@ wherever between its disk and the metadata store a start was cut short.
 The whole node runs, with its network and with a metadata store that lasts: what a crash
 leaves of an SQLite file is that library's to prove.
 
-Source: `node`; reliability digest, §3 (S17), §5.4.
+Source: `node`; docs/sources/reliability.md §3 (S17), §5.4.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each is planted as the zoo plants its own, and the exploration of its subject must break a
 promise within a few seeds. Most are slips that other log stores had.
 
-Source: reliability digest, §2 and §6 (mutant list: ack before fsync, skip dir fsync, WAL
+Source: docs/sources/reliability.md §2 and §6 (mutant list: ack before fsync, skip dir fsync, WAL
 trimmed too early, ring wrap overwrites a live block, recovery stops at first bad block).
 """
 
@@ -31,20 +31,20 @@ from cordwood.sim.crash_states.staging_subject import StagingSubject
 from cordwood.sim.crash_states.wal_subject import WalSubject
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.zoo import PlantedBug, planted
-from cordwood.storage import wal_file, wal_recovery, wal_runs
 from cordwood.storage.data_directory import DataDirectory
-from cordwood.storage.flusher import Flusher
+from cordwood.storage.engine import Shard
 from cordwood.storage.identity import Identity
 from cordwood.storage.log_cache import Batch
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.partition import Partition
-from cordwood.storage.partition_drops import PartitionDrops
-from cordwood.storage.shard import Shard
-from cordwood.storage.staged_index import StagedIndex
-from cordwood.storage.staged_table import StagedTable
-from cordwood.storage.wal import Wal
-from cordwood.storage.wal_batches import BatchPlaces
-from cordwood.storage.wal_blocks import WalBlock
+from cordwood.storage.logs_db.flusher import Flusher
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.partition import Partition
+from cordwood.storage.logs_db.partition_drops import PartitionDrops
+from cordwood.storage.staging.staged_index import StagedIndex
+from cordwood.storage.staging.staged_table import StagedTable
+from cordwood.storage.wal import wal_file, wal_recovery, wal_runs
+from cordwood.storage.wal.delta_wal import Wal
+from cordwood.storage.wal.wal_batches import BatchPlaces
+from cordwood.storage.wal.wal_blocks import WalBlock
 
 Plant = Sequence[tuple[Any, str, Any]]
 

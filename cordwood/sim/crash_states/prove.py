@@ -3,7 +3,7 @@
 Seeds go round the subjects. Every few seeds the effort changes: long lives with some
 states of each crash point, or short ones with many.
 
-Source: reliability digest, §5.4 (at least 100,000 states a run) and §6.
+Source: docs/sources/reliability.md §5.4 (at least 100,000 states a run) and §6.
 """
 
 from __future__ import annotations

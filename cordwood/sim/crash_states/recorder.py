@@ -8,7 +8,7 @@ at all, and a directory is made before what is in it.
 It follows one process, or several that each left nothing in flight. What a killed one
 left behind is for the next crash state to say.
 
-Source: `host.seams`; reliability digest, §5.4.
+Source: `host.seams`; docs/sources/reliability.md §5.4.
 """
 
 from __future__ import annotations

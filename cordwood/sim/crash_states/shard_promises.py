@@ -3,7 +3,7 @@
 A copy that must be visible is there too where another copy of the same block stands in its
 place that counts as much or more, and that may be there: an amend replaces an envelope.
 
-Source: `storage.shard`; reliability digest, §3 (S2, S3, S12, S13).
+Source: `storage.engine`; docs/sources/reliability.md §3 (S2, S3, S12, S13).
 """
 
 from __future__ import annotations

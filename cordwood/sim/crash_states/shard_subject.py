@@ -1,11 +1,11 @@
 """A storage node's shard as a subject of crashes: stores, seals and ends of epochs.
 
-What it promises (`storage.shard`): a store that was settled is visible after any crash,
+What it promises (`storage.engine`): a store that was settled is visible after any crash,
 unless its epoch ended without it; a seal that was answered still refuses older epochs,
 and all that was taken ahead of it was settled before; an epoch told over is still so, and
 what it dropped stays away; and nothing is visible that was not sent, or was refused.
 
-Source: `storage.shard`; design.md §5; reliability digest, §3 (S2, S3, S12, S13).
+Source: `storage.engine`; docs/design.md §5; docs/sources/reliability.md §3 (S2, S3, S12, S13).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from cordwood.sim.disk import SimDisk
 from cordwood.sim.holdings import held_and_damaged
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
-from cordwood.storage.flusher import Flusher
+from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import EpochEnd
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.shard import Shard
+from cordwood.storage.logs_db.flusher import Flusher
+from cordwood.storage.logs_db.logs_store import LogsStore
 
 RING_UNITS = 40
 """Room for a dozen waves: a long life flushes a few times, and is full now and then."""

@@ -1,10 +1,10 @@
 """What a node keeps staged as a subject of crashes: blocks staged, pinned, let go and flushed.
 
-What it promises (`storage.staging`): a block that was told staged is there with its body until
-it is told gone, a pin that was told holds, and what was told gone stays away. An operation that
-was not answered was done or was not; one block has one at a time.
+What it promises (`storage.staging.staging`): a block that was told staged is there with its body
+until it is told gone, a pin that was told holds, and what was told gone stays away. An operation
+that was not answered was done or was not; one block has one at a time.
 
-Source: `storage.staging`; design.md §9.
+Source: `storage.staging.staging`; docs/design.md §9.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from cordwood.sim.crash_states.shard_subject import (
 from cordwood.sim.crash_states.wal_subject import Formatted, Opening, opened
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
-from cordwood.storage.flusher import Flusher
-from cordwood.storage.logs_store import LogsStore
-from cordwood.storage.shard import Shard
-from cordwood.storage.staging import Staging
+from cordwood.storage.engine import Shard
+from cordwood.storage.logs_db.flusher import Flusher
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.staging.staging import Staging
 
 QUERY = "query"
 TTL_MS = 1 << 30

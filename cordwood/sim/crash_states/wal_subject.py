@@ -1,11 +1,11 @@
 """The WAL as a subject of crashes: a tiny ring, so that it wraps, fills and grows its window.
 
-What it promises (`storage.wal`): every acknowledged record comes back until it is
+What it promises (`storage.wal.delta_wal`): every acknowledged record comes back until it is
 trimmed, with the bytes it had; nothing comes back that was not appended, nor what a
 trim that returned let go; what came back once comes back again; nothing is called
 damaged; and a WAL that was closed says so.
 
-Source: `storage.wal`; reliability digest, §3 (S2, S3, S16, S18).
+Source: `storage.wal.delta_wal`; docs/sources/reliability.md §3 (S2, S3, S16, S18).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cordwood.sim.crash_states.disk_log import Begin, Bytes
 from cordwood.sim.crash_states.explorer import Life, PromiseBroken
 from cordwood.sim.damage import damage_wal
 from cordwood.sim.disk import SimDisk
-from cordwood.storage.wal import Wal, WalBlank, WalFull, WalLimits, WalRecovery
+from cordwood.storage.wal.delta_wal import Wal, WalBlank, WalFull, WalLimits, WalRecovery
 
 OWNER = NodeId(3)
 PATH = "/wal"

@@ -5,7 +5,7 @@ some real log store had, or that a small slip in our own code would make. To add
 write what makes the wrong function from the right one, and give it a row in its
 module's `BUGS`; `cordwood sim zoo` then demands that a seed catches it.
 
-Source: reliability digest §1 (etcd re-finds its old bugs), §6 (mutant list).
+Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6 (mutant list).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from cordwood.errors import BadSetting
 from cordwood.sim.zoo import (
     client,
     epochs,
+    names,
     operators,
     publishing,
     read_manners,
@@ -38,6 +39,7 @@ ZOO: tuple[PlantedBug, ...] = (
     *operators.BUGS,
     *publishing.BUGS,
     *epochs.BUGS,
+    *names.BUGS,
 )
 """Every bug that can be planted."""
 

@@ -3,7 +3,7 @@
 Planting replaces functions for the length of a block. Production code has no seam for
 it, and a bug whose function is gone fails to plant, loudly.
 
-Source: reliability digest §1 (etcd re-finds its old bugs), §6.
+Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6.
 """
 
 from __future__ import annotations

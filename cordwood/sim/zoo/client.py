@@ -1,6 +1,6 @@
 """Bugs of clients, of connections and of the metadata store's users.
 
-Source: reliability digest §2 (etcd, Redpanda), §6.
+Source: docs/sources/reliability.md §2 (etcd, Redpanda), §6.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import dataclasses
 from typing import Any
 
 from cordwood.block import Gap
-from cordwood.errors import OutcomeUnknown
-from cordwood.sim.zoo import grounds
+from cordwood.errors import OutcomeUnknown, Retryable
+from cordwood.sim.zoo import appending_grounds, grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
-_APPENDS = "client.log_appends:LogAppends"
+_APPENDS = "client.append.log_appends:LogAppends"
 
 
 def _unknown_resent(right: Any) -> Any:
@@ -33,6 +33,16 @@ def _deadline_ignored(right: Any) -> Any:
         self._pump()
 
     return sweep
+
+
+def _doubt_forgotten(right: Any) -> Any:
+    def on_fault(self: Any, token: int, error: Any, node: Any) -> None:
+        found = self._sent.get(token)
+        if found is not None and isinstance(error, Retryable):
+            found[0].maybe = False
+        right(self, token, error, node)
+
+    return on_fault
 
 
 def _no_compare(right: Any) -> Any:
@@ -104,9 +114,9 @@ def _found_beside(right: Any) -> Any:
 
 
 def _key_is_before(right: Any) -> Any:
-    def search_key(self: Any, log: str, info: Any, tail: Any, key: bytes) -> Any:
+    def search_key(self: Any, info: Any, tail: Any, key: bytes) -> Any:
         # As if the records of the key itself were lower ones.
-        return right(self, log, info, tail, key + b"\0")
+        return right(self, info, tail, key + b"\0")
 
     return search_key
 
@@ -114,10 +124,14 @@ def _key_is_before(right: Any) -> Any:
 BUGS = (
     PlantedBug("unknown-resent", "a client sends again what may have been stored",
                changed({f"{_APPENDS}.on_down": _unknown_resent}), hunt=grounds.RECOVERIES),
+    PlantedBug("doubt-forgotten",
+               "what may be stored is called not stored, once it is refused later",
+               changed({f"{_APPENDS}.on_fault": _doubt_forgotten}),
+               hunt=appending_grounds.REFUSED_LATER),
     PlantedBug("key-behind-keyless", "find_key stops at a record without a key",
-               changed({"client.positions:_first_keyed": _found_beside}), hunt=grounds.KEYS_SOUGHT),
+               changed({"client.admin.positions:_first_keyed": _found_beside}), hunt=grounds.KEYS_SOUGHT),
     PlantedBug("key-off-by-one", "find_key takes the key's own records for lower ones",
-               changed({"client.positions:Positions._search_key": _key_is_before}),
+               changed({"client.admin.positions:Positions._search_key": _key_is_before}),
                hunt=grounds.KEYS_SOUGHT),
     PlantedBug("deadline-ignored", "a client waits for ever",
                changed({f"{_APPENDS}.sweep": _deadline_ignored}),
@@ -131,9 +145,9 @@ BUGS = (
     PlantedBug("pings-without-pause", "a node pings its peers hundreds of times a second",
                changed({"wire.peers:PING_EVERY_S": instead(0.005)})),
     PlantedBug("anybody-saves", "positions are saved by whoever has been a member once",
-               changed({"metadata.consumer_calls:save": _anybody_saves}), hunt=grounds.CONSUMERS),
+               changed({"admin.consumer_calls:save": _anybody_saves}), hunt=grounds.CONSUMERS),
     PlantedBug("saves-ahead", "a consumer saves a position past a record that it was not given",
-               changed({"client.reader:Reader.position": _one_more})),
+               changed({"client.read.reader:Reader.position": _one_more})),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",
                changed({"metadata.memory:MemoryData.compare_and_set": _no_compare}),
                hunt=grounds.BAD_METADATA),

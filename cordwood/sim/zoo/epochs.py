@@ -1,6 +1,6 @@
 """Bugs that judge the past by the present, and bugs of what is remembered of producers.
 
-Source: LogDevice digest 2.6, 2.7; Kafka's idempotent producer.
+Source: docs/sources/logdevice.md 2.6, 2.7; Kafka's idempotent producer.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from cordwood.block import Place, Produced
+from cordwood.metadata import epoch_store
 from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.protocol.producers import Turn, budget_of
 from cordwood.sim.zoo import grounds
@@ -40,6 +43,22 @@ def _bound_of_own_epoch(right: Any) -> Any:
         return begins.time_us if begins.is_latest else None
 
     return latest_us
+
+
+def _begins_below_a_seal(right: Any) -> Any:
+    async def note_begun(self: Any, log_id: int, epoch: int, time_us: int | None) -> Any:
+        def decide(found: bytes | None) -> bytes:
+            record = epoch_store._known(log_id, found)
+            begun = record.begun
+            if time_us is not None:
+                # As if nothing above it had been told yet.
+                above = [each for each in begun if each.epoch > epoch and each.time_us > time_us]
+                begun = (*epoch_store._with_begun(record, epoch, time_us), *above)
+            return msgspec.json.encode(msgspec.structs.replace(record, begun=begun))
+
+        return await self._change(log_id, decide)
+
+    return note_begun
 
 
 def _newest_forgotten(right: Any) -> Any:
@@ -75,7 +94,10 @@ BUGS = (
                scene="tests/recovery/test_append_times.py"),
     PlantedBug("beginnings-untold", "where an epoch began is known to its own sequencer only",
                changed({"metadata.epoch_store:_with_begun":
-                        instead(lambda record, new: record.begun)}),
+                        instead(lambda record, *rest: record.begun)}),
+               scene="tests/recovery/test_append_times.py"),
+    PlantedBug("begins-below-a-seal", "an epoch may say where it begins when a higher one recovers",
+               changed({"metadata.epoch_store:EpochStore.note_begun": _begins_below_a_seal}),
                scene="tests/recovery/test_append_times.py"),
     PlantedBug("newest-forgotten", "a log that remembers many producers forgets the newest at once",
                changed({f"{_TABLE}.note": _newest_forgotten}), hunt=grounds.PRODUCERS_MANY),

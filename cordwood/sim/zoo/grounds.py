@@ -117,6 +117,12 @@ def both(*shapes: Ground) -> Ground:
     return shaped
 
 
+def _beside_strangers(options: RunOptions) -> RunOptions:
+    """Somebody speaks to every node all the time, and nothing else goes wrong."""
+    shaped = cluster_of(5, 3)(options)
+    return replace(shaped, plan=(Fault("stranger", (1, 2, 3, 4, 5), 1.0, LENGTH_S - 2.0),))
+
+
 def _damaged(options: RunOptions) -> RunOptions:
     """Two copies on four nodes, so that both others may be all that is heard."""
     shaped = cluster_of(4, 2)(options)
@@ -162,6 +168,11 @@ RECOVERIES = ground(
     "crash", scenes=("half_heard_then_kill", "stalls_then_kill"), turns=LATE_RELEASES
 )
 """Sequencers die with stores in flight, again and again."""
+
+STRANGERS = ground("stranger", shape=_beside_strangers, turns=(("wire.arrivals.FRAME_GRACE_S", 0),))
+CROWDS = ground(
+    "stranger", shape=_beside_strangers, turns=(("wire.arrivals.UNFINISHED_BYTES_MAX", 0),)
+)
 
 RETRIES = ground(
     "torn_sequencer",
@@ -521,12 +532,15 @@ BAD_METADATA = ground("metadata_loss", "crash", "metadata_slow")
 
 CONSUMERS = ground(
     "client_pause", "client_crash", members=3, logs=("/sim/a", "/sim/b", "/sim/c"), readers=3,
-    turns=(("client.consumer.MEMBER_TTL_S", 0),),
+    turns=(("client.read.consumer.MEMBER_TTL_S", 0),),
 )  # fmt: skip
 """Members of a consumer stand still until their logs are others', and go on."""
 
 TOKENS = ground("crash", "pause", every_s=3.0, holders=2)
 """Clients take a log from one another."""
+
+NAMES = ground("slow_links", every_s=60.0, callers=3, length_s=45.0)
+"""A name goes from one log to the next, under callers that stay connected, and little else."""
 
 RIGHTS = ground("crash", "pause", "metadata_slow", every_s=3.0, outsiders=2)
 """A log asks for a read token, now this one and now that, and some have neither."""

@@ -1,6 +1,6 @@
 """Hunting planted bugs: which seed comes next, when a bug counts as caught, and how that is told.
 
-Source: reliability digest §6: a checker that has never caught anything proves nothing.
+Source: docs/sources/reliability.md §6: a checker that has never caught anything proves nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bugs in what is made of the words of operators.
 
-Source: LogDevice digest 2.9 (storage states); reliability digest §6.
+Source: docs/sources/logdevice.md 2.9 (storage states); docs/sources/reliability.md §6.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
-_SHARD = "storage.shard:Shard"
+_SHARD = "storage.engine:Shard"
 
 
 def _as_if_writable(right: Any) -> Any:
@@ -87,7 +87,7 @@ def _as_if_all_there(right: Any) -> Any:
 BUGS = (
     PlantedBug("read-only-stores", "a read-only node stores what it is sent",
                changed({f"{_SHARD}.room_bytes": _room_all_the_same,
-                        "storage.shard:refusal_of": _as_if_writable,
+                        "storage.engine:refusal_of": _as_if_writable,
                         "storage.amends:refusal_of": _as_if_writable}),
                hunt=grounds.READ_ONLY),
     PlantedBug("read-only-until-restart", "a node that was read-only stores again once it starts",
@@ -95,15 +95,15 @@ BUGS = (
     PlantedBug("weight-unread", "every node counts as much as any, whatever its weight",
                changed({"metadata.membership:_member": _weighs_one}), hunt=grounds.WEIGHTS),
     PlantedBug("scan-stops-short", "a scan of a node's copies leaves out the last LSN",
-               changed({"client.replica_scan:scan_node": _stops_short}), hunt=grounds.AUDITED),
+               changed({"client.read.replica_scan:scan_node": _stops_short}), hunt=grounds.AUDITED),
     PlantedBug("scan-damage-unsaid", "a scan does not say that a node lost something",
-               changed({"client.replica_scan:_Scan.on_frame": _damage_unsaid}),
+               changed({"client.read.replica_scan:_Scan.on_frame": _damage_unsaid}),
                hunt=grounds.AUDITED_ROT),
     PlantedBug("acceptance-unwritten", "a loss that was accepted is there again after a restart",
-               changed({"storage.logs_store:LogsStore.accept_loss": _accepted_in_memory}),
+               changed({"storage.logs_db.logs_store:LogsStore.accept_loss": _accepted_in_memory}),
                hunt=grounds.ACCEPTED),
     PlantedBug("given-up-named", "a node stores what names a node that it takes for gone",
-               changed({"storage.shard:refusal_of": _as_if_all_there,
+               changed({"storage.engine:refusal_of": _as_if_all_there,
                         "storage.amends:refusal_of": _as_if_all_there}),
                hunt=grounds.GIVEN_UP),
 )  # fmt: skip

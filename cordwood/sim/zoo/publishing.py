@@ -1,6 +1,6 @@
 """Bugs of staging and publishing.
 
-Source: research digest on PySpark 4.3, §8 (what a replayed batch must not do); design.md §9.
+Source: docs/sources/spark.md §8 (what a replayed batch must not do); docs/design.md §9.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cordwood.protocol.publishing import group_end
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
-_PUBLISHER = "client.publishing:Publisher"
+_PUBLISHER = "client.publish.publishing:Publisher"
 
 
 def _as_nobody(right: Any) -> Any:
@@ -110,27 +110,27 @@ def _first_group(right: Any) -> Any:
 
 BUGS = (
     PlantedBug("publish-as-nobody", "a commit that is finished again is appended again",
-               changed({"client.publishing:QueryProducer": _as_nobody}), hunt=grounds.PUBLISHING),
+               changed({"client.publish.publishing:QueryProducer": _as_nobody}), hunt=grounds.PUBLISHING),
     PlantedBug("next-batch-first", "a batch is committed before the one ahead of it is in its logs",
                changed({"metadata.publications:begin": _never_waits,
                         "metadata.publications:commit": _never_waits,
                         f"{_PUBLISHER}._roll_forward": _leaves_the_last,
                         f"{_PUBLISHER}._finish": _sees_to_its_own}),
-               hunt=grounds.PUBLISHING, scene="tests/client/test_published_planted.py"),
+               hunt=grounds.PUBLISHING, scene="tests/client/publish/test_published_planted.py"),
     PlantedBug("publish-expired", "what is staged may be published when its time is over",
-               changed({"storage.staging:Staging.pin": _pins_what_expired}),
-               hunt=grounds.PUBLISHING, scene="tests/client/test_published_planted.py"),
+               changed({"storage.staging.staging:Staging.pin": _pins_what_expired}),
+               hunt=grounds.PUBLISHING, scene="tests/client/publish/test_published_planted.py"),
     PlantedBug("one-log-of-a-batch", "of a batch only the first log's part is appended",
                changed({f"{_PUBLISHER}._append": _one_log}), hunt=grounds.PUBLISHING),
     PlantedBug("unstaged-before-done", "staged blocks of a commit go before it is noted as done: "
                "a crash between the two stops the query for good",
                changed({f"{_PUBLISHER}._call": _lets_go_first}),
-               scene="tests/client/test_published_planted.py"),
+               scene="tests/client/publish/test_published_planted.py"),
     PlantedBug("groups-of-one-place", "each group of a large share is sent under the first one's "
                "sequence, and taken for a repeat of it",
                changed({f"{_PUBLISHER}._append_group": _each_group_anew}),
-               scene="tests/client/test_published_planted.py"),
+               scene="tests/client/publish/test_published_planted.py"),
     PlantedBug("first-group-alone", "of a share that is more than a group holds, the rest is lost",
                changed({f"{_PUBLISHER}._append": _first_group}),
-               scene="tests/client/test_published_planted.py"),
+               scene="tests/client/publish/test_published_planted.py"),
 )  # fmt: skip

@@ -1,14 +1,16 @@
 """Bugs of readers that do not read everything by themselves: of keys, Arrow, several logs, polling,
 and of what they learn about new epochs' nodes.
 
-Source: reliability digest §6; LogDevice digest 2.10.
+Source: docs/sources/reliability.md §6; docs/sources/logdevice.md 2.10.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import length_hint
 from typing import Any
 
 import msgspec
@@ -23,8 +25,8 @@ from cordwood.sim.zoo import grounds, reading_grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _CHOICE = "protocol.single_copy:SenderChoice"
-_STREAMS = "storage.read_streams:ReadStreams"
-_TAIL = "client.shared_tail:SharedTail"
+_STREAMS = "storage.push.read_streams:ReadStreams"
+_TAIL = "client.read.shared_tail:SharedTail"
 
 
 def _one_more_filtered(right: Any) -> Any:
@@ -101,14 +103,14 @@ def _without_newest(right: Any) -> Any:
 
 
 def _lost_are_down(right: Any) -> Any:
-    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
+    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
         down = {
             node: Authority.UNAVAILABLE if status is Authority.UNDER_REPLICATED else status
             for node, status in statuses.items()
         }
         return right(heard, nodeset, replication, down)
 
-    return hear
+    return weigh_replies
 
 
 def _told_is_forgotten(right: Any) -> Any:
@@ -188,34 +190,67 @@ def _dropped_skip(right: Any) -> Any:
     return stop
 
 
+def _at_work_is_done(right: Any) -> Any:
+    def next_lsn(self: Any, after: int) -> Any:
+        given = len(self.opened) - length_hint(self.items)
+        if given and given < len(self.opened):
+            item = self.opened[given]
+            return int(item.lsn if _is_record(item) else item.first)
+        return right(self, after)
+
+    return next_lsn
+
+
+def _cancelled_goes_on(right: Any) -> Any:
+    async def fill(self: Any, timeout_s: float | None = None) -> Any:
+        filling = asyncio.ensure_future(right(self, timeout_s))
+        try:
+            return await asyncio.shield(filling)
+        except asyncio.CancelledError:
+            # Its answer has nobody to come to.
+            filling.add_done_callback(lambda done: done.cancelled() or self._reader.item())
+            raise
+
+    return fill
+
+
+def _left_is_over(right: Any) -> Any:
+    def portion(self: Any, count: int) -> Any:
+        if self._up is not None and len(self._up.hand.rest()) < len(self._up.hand.opened):
+            self._up.hand.take_rest()
+        return right(self, count)
+
+    return portion
+
+
 FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
-    changed({"client.batch:key_bits": _first_key_only}), hunt=grounds.MANNERS,
+    changed({"client.append.batch:key_bits": _first_key_only}), hunt=grounds.MANNERS,
 )  # fmt: skip
-"""A scenario of its own is a proof of filters by key as well (tests/client/test_read_bugs.py)."""
+"""A scenario of its own is a proof of filters by key as well (tests/client/read/test_read_bugs.py)."""
 
 BUGS = (
     PlantedBug("filters-one-more", "a node leaves out one record more than it tells of",
                changed({f"{_STREAMS}._tell_gaps": _one_more_filtered}), hunt=grounds.MANNERS),
     FIRST_KEY_ONLY,
     PlantedBug("keyless-pass", "a reader of some keys is given the records without any",
-               changed({"client.stream_items:with_keys": _keyless_pass}), hunt=grounds.MANNERS),
+               changed({"client.read.stream_items:with_keys": _keyless_pass}), hunt=grounds.MANNERS),
     PlantedBug("rest-dropped", "what of a block does not fit into a portion is dropped",
-               changed({"client.hand:Hand.take_portion": _rest_dropped}), hunt=grounds.MANNERS),
+               changed({"client.read.hand:Hand.take_portion": _rest_dropped}), hunt=grounds.MANNERS),
     PlantedBug("arrow-not-clipped", "batches of a read that begins inside a block have all of it",
-               changed({"client.batches:BatchGatherer.add": _whole_block}), hunt=grounds.MANNERS),
+               changed({"client.read.arrow_batches:BatchGatherer.add": _whole_block}), hunt=grounds.MANNERS),
     PlantedBug("numbered-is-released", "who polls is told of what is not acknowledged yet",
                changed({"sequencer.role:SequencerRole.released": _numbered_is_released}),
                hunt=grounds.MANNERS),
     PlantedBug("newest-for-all", "nodes tell the newest nodeset as that of every epoch",
-               changed({"storage.shard:Shard.nodesets": _newest_for_all}), hunt=grounds.NODESETS),
+               changed({"storage.engine:Shard.nodesets": _newest_for_all}), hunt=grounds.NODESETS),
     PlantedBug("nodesets-lag", "nodes tell of a new epoch, and not of its nodes",
-               changed({"storage.shard:Shard.nodesets": _without_newest}), hunt=grounds.NODESETS),
+               changed({"storage.engine:Shard.nodesets": _without_newest}), hunt=grounds.NODESETS),
     PlantedBug("nodesets-forgotten", "a node forgets the nodesets of its logs when it restarts",
-               changed({"storage.shard:Shard._replay": _told_is_forgotten}),
+               changed({"storage.engine:Shard._replay": _told_is_forgotten}),
                hunt=grounds.NODESETS),
     PlantedBug("stale-copyset", "a node goes by the copyset of the block before; nobody asks all",
-               changed({"storage.read_share:Share.part": _copyset_before,
+               changed({"storage.push.read_share:Share.part": _copyset_before,
                         f"{_CHOICE}.on_suspicion": instead(lambda self: None)}),
                hunt=reading_grounds.SPREAD),
     PlantedBug("ahead-unreleased", "a node reads ahead past what is released",
@@ -223,16 +258,23 @@ BUGS = (
     PlantedBug("missed-forgotten", "who joins a shared tail is not given what it came too late for",
                changed({f"{_TAIL}.seat": _nothing_missed}), hunt=reading_grounds.CROWDED),
     PlantedBug("slow-skip", "who is too slow for a shared tail goes on where it left it",
-               changed({"client.shared_tail:Seat.take": _slow_skip}), hunt=reading_grounds.CROWDED),
+               changed({"client.read.shared_tail:Seat.take": _slow_skip}), hunt=reading_grounds.CROWDED),
     PlantedBug("slow-untold", "who is too slow for a shared tail is given nothing more, and waits",
-               changed({"client.shared_tail:Seat.give": _slow_untold}),
+               changed({"client.read.shared_tail:Seat.give": _slow_untold}),
                hunt=reading_grounds.SEATED),
     PlantedBug("dropped-skip", "who is too slow goes on after what there was no room to keep",
-               changed({"client.shared_tail:Seat._stop": _dropped_skip}),
+               changed({"client.read.shared_tail:Seat._stop": _dropped_skip}),
                hunt=reading_grounds.CRAMPED),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
-               changed({"client.read_stream:hear": _lost_are_down}), hunt=grounds.LOST),
+               changed({"client.read.read_stream:weigh_replies": _lost_are_down}), hunt=grounds.LOST),
+    PlantedBug("at-work-is-done", "a position passes the item that a loop still works on",
+               changed({"client.read.hand:Hand.next_lsn": _at_work_is_done}), hunt=grounds.CONSUMERS),
+    PlantedBug("cancelled-goes-on", "a cancelled call takes an item later, and gives it to nobody",
+               changed({"client.read.consumer:Consumer.fill": _cancelled_goes_on}),
+               hunt=grounds.CONSUMERS),
+    PlantedBug("left-is-over", "what a loop that was left has before it is dropped by a read",
+               changed({"client.read.reader:Reader.portion": _left_is_over}), hunt=grounds.CONSUMERS),
     PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
-               changed({"storage.read_rights:ReadRights.may_read": _unknown_is_free}),
+               changed({"storage.push.read_rights:ReadRights.may_read": _unknown_is_free}),
                hunt=grounds.RIGHTS),
 )  # fmt: skip

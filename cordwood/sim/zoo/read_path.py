@@ -1,6 +1,6 @@
 """Bugs of readers: what they conclude from silence, and what they leave out.
 
-Source: reliability digest §1 (Jepsen's poll-skip), §6.
+Source: docs/sources/reliability.md §1 (Jepsen's poll-skip), §6.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from cordwood.lsn import ESN_MAX, Lsn
 from cordwood.nodes import Authority
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.slow_shards import Change
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _BUFFER = "protocol.gap_detection:ReadBuffer"
-_STREAM = "client.read_stream:ReadStream"
-_SENDERS = "client.senders:Senders"
+_STREAM = "client.read.read_stream:ReadStream"
+_SENDERS = "client.read.senders:Senders"
 _CHOICE = "protocol.single_copy:SenderChoice"
-_STREAMS = "storage.read_streams:ReadStreams"
+_STREAMS = "storage.push.read_streams:ReadStreams"
 
-HEARD = Hearing.COMPLETE
+HEARD = QuorumVerdict.COMPLETE
 
 TWICE_RECORDS_MIN = 16
 """Blocks that are delivered twice have at least so many records."""
@@ -191,11 +191,11 @@ def _epoch_guessed(right: Any) -> Any:
 
 
 def _empty_is_full(right: Any) -> Any:
-    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
+    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
         there = {n: s for n, s in statuses.items() if s is not Authority.AUTHORITATIVE_EMPTY}
         return right(heard, nodeset, replication, there)
 
-    return hear
+    return weigh_replies
 
 
 def _saved_before(right: Any) -> Any:
@@ -228,7 +228,7 @@ BUGS = (
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
                hunt=grounds.READERS),
     PlantedBug("gap-at-one-less", "one node fewer than an f-majority is enough for a loss",
-               changed({"quorum.authority:_meets": _one_copy_more,
+               changed({"quorum.f_majority:_meets": _one_copy_more,
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
                hunt=grounds.READERS),
     PlantedBug("rewind-goes-back", "a rewind begins before what was given out already",
@@ -251,16 +251,16 @@ BUGS = (
                changed({f"{_BUFFER}.on_connected": _asked_again,
                         f"{_BUFFER}.take": _out_of_order}), hunt=grounds.READERS),
     PlantedBug("share-unseen", "a stream that asks for all is sent the share of one beside it",
-               changed({"storage.shared_push:Pushes.find": _share_unseen,
+               changed({"storage.push.shared_push:Pushes.find": _share_unseen,
                         f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
                hunt=grounds.READERS),
     PlantedBug("kept-says-all", "what stayed in memory after a flush counts as all there is",
-               changed({"storage.recent_blocks:RecentBlocks.complete_from": _kept_says_all})),
+               changed({"storage.logs_db.recent_blocks:RecentBlocks.complete_from": _kept_says_all})),
 )  # fmt: skip
 
 EMPTY_IS_FULL = PlantedBug(
     "empty-is-full", "a node whose data lies elsewhere by now is waited for",
-    changed({"client.read_stream:hear": _empty_is_full}),
+    changed({"client.read.read_stream:weigh_replies": _empty_is_full}),
 )  # fmt: skip
 EPOCH_GUESSED = PlantedBug(
     "epoch-guessed", "an epoch whose nodeset is not known is taken to have the one before it",
@@ -286,7 +286,7 @@ KNOWN_DOWN_NOT_TOLD = PlantedBug(
 )  # fmt: skip
 SAVED_BEFORE = PlantedBug(
     "saved-before", "what a consumer is about to be given counts as dealt with",
-    changed({"client.consumer:Consumer.read": _saved_before}),
+    changed({"client.read.consumer:Consumer.read": _saved_before}),
 )  # fmt: skip
 FILTER_KEPT = PlantedBug(
     "filter-kept", "a node that is asked for all goes on to send its share only",
@@ -300,4 +300,4 @@ SCENES = (
 )  # fmt: skip
 """Each needs what a seed does not do, or seldom: a status set by hand, a damaged copy on every
 node, a consumer that dies, a reader that stays while a node is gone. Scenarios of their own
-catch them (tests/client/test_read_bugs.py)."""
+catch them (tests/client/read/test_read_bugs.py)."""

@@ -16,8 +16,8 @@ SPREAD = ground(
 COLD = ground(
     "pause", "slow_disk", every_s=3.0, shape=kept_by_time, readers=4, restart_s=1.0,
     turns=(
-        ("storage.read_streams.AHEAD_AFTER_BYTES", 0), ("client.senders.WINDOW_LSNS_MAX", 0),
-        ("client.senders.WINDOW_LSNS_MIN", 0),
+        ("storage.push.read_streams.AHEAD_AFTER_BYTES", 0), ("protocol.read_window.LSNS_MAX", 0),
+        ("protocol.read_window.LSNS_MIN", 0),
     ),
 )  # fmt: skip
 """Readers who start over, far behind, with windows so small that they wait for each."""
@@ -25,15 +25,15 @@ COLD = ground(
 CROWDED = ground(
     "crash", "client_pause", every_s=3.0, crowds=1,
     turns=(
-        ("client.shared_tail.MEMBERS_MIN", 1), ("client.shared_tail.SEAT_ITEMS_MAX", 1),
-        ("client.shared_tail.RECENT_ITEMS_MAX", 1),
+        ("client.read.shared_tail.MEMBERS_MIN", 1), ("client.read.shared_tail.SEAT_ITEMS_MAX", 1),
+        ("client.read.shared_tail.RECENT_ITEMS_MAX", 1),
     ),
 )  # fmt: skip
 """Several readers of one client, who share a tail that few blocks make one too slow for."""
 
 SEATED = ground(
     "crash", every_s=3.0, readers=3, restart_s=40.0,
-    turns=(("client.shared_tail.MEMBERS_MIN", 0), ("client.shared_tail.SEAT_ITEMS_MAX", 0)),
+    turns=(("client.read.shared_tail.MEMBERS_MIN", 0), ("client.read.shared_tail.SEAT_ITEMS_MAX", 0)),
 )  # fmt: skip
 """Every reader at the tail shares one, alone, and two blocks are too many for it."""
 
@@ -45,6 +45,6 @@ def _little_memory(options: RunOptions) -> RunOptions:
 
 CRAMPED = ground(
     "crash", "client_pause", every_s=3.0, shape=_little_memory, crowds=1,
-    turns=(("client.shared_tail.MEMBERS_MIN", 1), ("client.shared_tail.SEAT_ITEMS_MAX", 0)),
+    turns=(("client.read.shared_tail.MEMBERS_MIN", 1), ("client.read.shared_tail.SEAT_ITEMS_MAX", 0)),
 )  # fmt: skip
 """The same, and no room to keep what slow ones have not taken."""

@@ -1,6 +1,6 @@
 """Bugs of log recovery: who is asked, what is kept, where the epoch ends.
 
-Source: reliability digest §2 (BookKeeper 2614, 2616, 2908), §6.
+Source: docs/sources/reliability.md §2 (BookKeeper 2614, 2616, 2908), §6.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cordwood.block import Produced
 from cordwood.layout.produced import pack_produced
 from cordwood.lsn import ESN_MAX
 from cordwood.nodes import Replication
-from cordwood.quorum.authority import Hearing
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
@@ -60,13 +60,13 @@ def _hole_over_record(right: Any) -> Any:
 
 
 def _one_too_few(right: Any) -> Any:
-    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Hearing:
-        hearing: Hearing = right(heard, nodeset, replication, statuses)
+    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> QuorumVerdict:
+        verdict: QuorumVerdict = right(heard, nodeset, replication, statuses)
         silent = len(set(nodeset.nodes) - set(heard))
-        is_taken = hearing is Hearing.NONE and silent <= replication.copies
-        return Hearing.INCOMPLETE if is_taken else hearing
+        is_taken = verdict is QuorumVerdict.NONE and silent <= replication.copies
+        return QuorumVerdict.INCOMPLETE if is_taken else verdict
 
-    return hear
+    return weigh_replies
 
 
 def _mends_one_less(right: Any) -> Any:
@@ -89,11 +89,11 @@ def _clean_before_mend(right: Any) -> Any:
 
 
 def _waits_for_all(right: Any) -> Any:
-    def hear(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Hearing:
-        hearing: Hearing = right(heard, nodeset, replication, statuses)
-        return hearing if hearing is Hearing.COMPLETE else Hearing.NONE
+    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> QuorumVerdict:
+        verdict: QuorumVerdict = right(heard, nodeset, replication, statuses)
+        return verdict if verdict is QuorumVerdict.COMPLETE else QuorumVerdict.NONE
 
-    return hear
+    return weigh_replies
 
 
 def _plugs_all_the_same(right: Any) -> Any:
@@ -192,7 +192,7 @@ BUGS = (
     PlantedBug("hole-over-record", "recovery plugs the first record above the LNG",
                changed({f"{_DIGEST}.mend": _hole_over_record}), hunt=grounds.RECOVERIES),
     PlantedBug("one-too-few", "recovery hears one node less than an f-majority",
-               changed({"recovery.heard:hear": _one_too_few}), hunt=grounds.SINGLE_COPIES),
+               changed({"recovery.heard:weigh_replies": _one_too_few}), hunt=grounds.SINGLE_COPIES),
     PlantedBug("mends-one-less", "recovery stores one copy less than the log asks for",
                changed({"recovery.mend_tail:choose_copyset": _mends_one_less}),
                hunt=grounds.RECOVERIES),
@@ -209,7 +209,7 @@ BUGS = (
                changed({"protocol.seal:SealTally.sure": _all_are_sure}),
                scene="tests/recovery/test_damaged_seals.py"),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
-               changed({"recovery.heard:hear": _waits_for_all})),
+               changed({"recovery.heard:weigh_replies": _waits_for_all})),
     PlantedBug("non-authoritative-plugs", "a recovery that cannot know plugs holes all the same",
                changed({f"{_DIGEST}.mend": _plugs_all_the_same}), hunt=grounds.LOST_TAILS),
     PlantedBug("history-trimmed-early", "a log's nodesets go once their epochs are recovered",
@@ -234,6 +234,10 @@ BUGS = (
     PlantedBug("digest-ignores-end", "a digest passes over what members say of releases and trims",
                changed({"recovery.collect_digest:DigestReads.read": _trim_is_hole}),
                scene="tests/recovery/test_digest_meets_trim.py"),
+    PlantedBug("own-lng-forgotten", "a node drops what it alone knows to be acknowledged",
+               changed({"storage.log_cache:CachedLog.above_own_lng":
+                        instead(lambda self, epoch, end: end)}),
+               scene="tests/recovery/test_non_authoritative.py"),
     PlantedBug("found-plugs-dropped", "a recovery that cannot know forgets holes that another knew",
                changed({f"{_DIGEST}._found_plugs": _found_plugs_dropped}),
                scene="tests/recovery/test_non_authoritative.py"),

@@ -3,7 +3,7 @@
 They are no part of `ZOO`, whose bugs a simulated cluster runs: these want a query, and the tests
 of the sink run one with each of them.
 
-Source: reliability digest §6 ("Spark batch re-read differs"); research digest on PySpark 4.3, §2.
+Source: docs/sources/reliability.md §6 ("Spark batch re-read differs"); docs/sources/spark.md §2.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ CHECKPOINT_BUGS = (
     PlantedBug(
         "repeat-unchecked",
         "A batch whose number was published is taken for a repeat, whatever it holds.",
-        changed({"client.publishing:check_repeat": _no_word}),
+        changed({"client.publish.publishing:check_repeat": _no_word}),
     ),
     PlantedBug(
         "plan-not-noted",

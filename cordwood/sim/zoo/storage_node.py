@@ -1,6 +1,6 @@
 """Bugs of a storage node above its WAL.
 
-Source: reliability digest §2, §6 (mutant list).
+Source: docs/sources/reliability.md §2, §6 (mutant list).
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cordwood.layout.message import DoneReply
 from cordwood.layout.waves import AmendedBlock
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed, instead
+from cordwood.storage.log_cache import EpochEnd
 
-_SHARD = "storage.shard:Shard"
+_SHARD = "storage.engine:Shard"
+_CLAIMS = "storage.claims:Claims"
 _CACHED = "storage.log_cache:CachedLog"
 _DIRECTORY = "storage.data_directory:DataDirectory"
-_SCRUB = "storage.scrub:Scrub"
+_SCRUB = "storage.scrub.scrub:Scrub"
 
 LATE_S = 1.0
 """How long after its answer a node stores what it has confirmed."""
@@ -153,6 +156,17 @@ def _as_if_even(right: Any) -> Any:
     return above
 
 
+def _fits_once(right: Any) -> Any:
+    seen: list[int] = []
+
+    def fitting_trim(lsns: Any, kept: Any, bytes_max: int) -> int:
+        # As if what was kept at the first trim were kept at every later one.
+        seen.append(right(lsns, kept, bytes_max))
+        return min(filter(None, seen), default=0)
+
+    return fitting_trim
+
+
 def _whole_body(right: Any) -> Any:
     return lambda block: block.header.stored_bytes if right(block) else 0
 
@@ -205,6 +219,24 @@ def _no_home(right: Any) -> Any:
     return homes
 
 
+async def _believed(self: Any, *_: Any) -> None:
+    return
+
+
+async def _any_seal(self: Any, call: Any) -> Any:
+    return await self._shard.seal(call.log, call.epoch, call.clean)
+
+
+async def _any_end(self: Any, call: Any) -> Any:
+    end = EpochEnd(call.seal, call.lng, call.produced, call.attempt)
+    await self._shard.clean(call.log, call.epoch, end)
+    return DoneReply()
+
+
+def _released(self: Any, log: int, lsn: int) -> None:
+    self._shard.release(log, lsn)
+
+
 async def _empty_disk_taken(self: Any) -> None:
     return
 
@@ -225,24 +257,24 @@ BUGS = (
                changed({f"{_CACHED}.insert": _released_too_far})),
     PlantedBug("damage-is-silence", "what a node cannot read any more it takes for absent",
                changed({f"{_SHARD}.open": _damage_is_silence}), hunt=grounds.BAD_DISKS,
-               scene="tests/client/test_damaged_wal.py"),
+               scene="tests/client/read/test_damaged_wal.py"),
     PlantedBug("damage-forgotten", "what a node has lost it knows until its WAL is trimmed",
-               changed({"storage.logs_store:LogsStore._flush_metadata": _damage_is_forgotten}),
-               hunt=grounds.BAD_DISKS, scene="tests/client/test_damaged_wal.py"),
+               changed({"storage.logs_db.logs_store:LogsStore._flush_metadata": _damage_is_forgotten}),
+               hunt=grounds.BAD_DISKS, scene="tests/client/read/test_damaged_wal.py"),
     PlantedBug("refusal-settles-earlier", "a refused store confirms those under way before it",
                changed({"storage.role:StorageRole._on_settled": _refusal_settles_earlier}),
                hunt=grounds.FULL_DISKS),
     PlantedBug("cache-without-bound", "later waves and recoveries are taken into a full cache",
                changed({f"{_SHARD}.cache_takes": instead(lambda self, *_, **__: True)}),
-               scene="tests/storage/test_shard.py"),
+               scene="tests/storage/test_engine.py"),
     PlantedBug("first-copy-stays", "a copy is never replaced by one that counts more",
                changed({f"{_CACHED}._replace": instead(lambda self, at, block: False)})),
     PlantedBug("amend-of-nothing", "an amend of a block that a node does not hold is answered well",
                changed({"storage.amends:Amends._refuse": _taken_unseen,
                         "recovery.mend_tail:_store": _sent_to_all}), hunt=grounds.RECOVERIES),
     PlantedBug("amend-loses-body", "a flush leaves out a copy that was amended, and its body too",
-               changed({"storage.logs_store:LogsStore.flush": _replaced_is_left_out,
-                        "storage.logs_store:LogsStore._homes": _no_home}),
+               changed({"storage.logs_db.logs_store:LogsStore.flush": _replaced_is_left_out,
+                        "storage.logs_db.logs_store:LogsStore._homes": _no_home}),
                hunt=grounds.RECOVERIES),
     PlantedBug("rebuilt-copyset-taken", "a node takes what names a node that is being rebuilt",
                changed({"quorum.authority:REBUILT": instead(frozenset())}),
@@ -250,21 +282,24 @@ BUGS = (
     PlantedBug("trims-too-much", "a node trims all of the block that a trim point is in",
                changed({f"{_SHARD}._on_trimmed": _trims_too_much}), hunt=grounds.TRIMS),
     PlantedBug("trims-by-what-is-dead", "retention goes by a bridge that another recovery replaced",
-               changed({"storage.retention:last_counted": _last_of_all}),
-               scene="tests/storage/test_trimmed_parts.py"),
+               changed({"storage.space.retention:last_counted": _last_of_all}),
+               scene="tests/storage/logs_db/test_trimmed_parts.py"),
     PlantedBug("share-taken-as-even", "retention by size takes a node's part for an even share",
-               changed({"storage.kept_bytes:KeptBytes.above": _as_if_even}), hunt=grounds.SIZES),
+               changed({"storage.space.kept_bytes:KeptBytes.above": _as_if_even}), hunt=grounds.SIZES),
     PlantedBug("every-copy-counts", "retention by size counts a block once for each copy",
-               changed({"storage.payload_count:answered_bytes": _whole_body}),
+               changed({"storage.space.payload_count:answered_bytes": _whole_body}),
                hunt=grounds.SIZES),
+    PlantedBug("space-is-endless", "retention by size trims nothing once it has trimmed",
+               changed({"storage.space.retention:fitting_trim": _fits_once}),
+               scene="tests/storage/space/test_kept_by_size.py"),
     PlantedBug("flushes-what-is-trimmed", "a full disk waits for room for blocks that are trimmed",
-               changed({"storage.flusher:untrimmed": instead(lambda batch, _: batch.blocks)}),
-               scene="tests/storage/test_full_disk.py"),
+               changed({"storage.logs_db.flusher:untrimmed": instead(lambda batch, _: batch.blocks)}),
+               scene="tests/storage/space/test_full_disk.py"),
     PlantedBug("newest-stays-on-full-disk", "a full disk keeps its newest partition, all trimmed",
-               changed({"storage.space_watch:NEVER_US": instead(0)}),
-               scene="tests/storage/test_full_disk.py"),
+               changed({"storage.space.space_watch:NEVER_US": instead(0)}),
+               scene="tests/storage/space/test_full_disk.py"),
     PlantedBug("time-off-by-one", "find_time takes a partition's last block for an older one",
-               changed({"storage.logs_store:LogsStore.directory": _edge_is_older}),
+               changed({"storage.logs_db.logs_store:LogsStore.directory": _edge_is_older}),
                hunt=grounds.TIMES),
     PlantedBug("restart-forgets-trims", "a node forgets its trim points when it restarts",
                changed({f"{_SHARD}._replay": _restart_forgets_trims}), hunt=grounds.TRIMS),
@@ -273,11 +308,32 @@ BUGS = (
     PlantedBug("scrub-tells-neighbour", "scrubbing tells the block behind the bad one",
                changed({f"{_SCRUB}._report": _scrub_goes_on_with_next}), hunt=grounds.ROT),
     PlantedBug("rot-skipped", "an index is read on behind bad bytes, and nobody is told of them",
-               changed({"storage.scrub:find_rot": _skips_rot,
-                        "storage.logs_read:find_rot": _skips_rot}),
+               changed({"storage.scrub.scrub:find_rot": _skips_rot,
+                        "storage.logs_db.logs_read:find_rot": _skips_rot}),
                hunt=grounds.ROT),
     PlantedBug("flushes-by-size", "what gathers too little for a flush is never flushed",
-               changed({"storage.flusher:Flusher._due_s": _by_size_only}), hunt=grounds.CALM),
+               changed({"storage.logs_db.flusher:Flusher._due_s": _by_size_only}), hunt=grounds.CALM),
+    PlantedBug("far-seals-believed", "a node takes the seal of an epoch that was never handed out",
+               changed({"storage.role:StorageRole.seal": instead(_any_seal)}),
+               hunt=grounds.STRANGERS),
+    PlantedBug("far-ends-believed", "a node believes that an epoch ended which never began",
+               changed({"storage.role:StorageRole.clean": instead(_any_end)}),
+               hunt=grounds.STRANGERS),
+    PlantedBug("releases-believed", "a node takes a release of an epoch that never was",
+               changed({f"{_CLAIMS}.release": instead(_released)}),
+               scene="tests/storage/test_claims.py"),
+    PlantedBug("client-says-released", "a client's word is enough for what may be trimmed",
+               changed({f"{_CLAIMS}.check_released": instead(_believed)}),
+               scene="tests/storage/test_claims.py"),
+    PlantedBug("numbers-believed", "who says to be a node is taken for one",
+               changed({"node:Node._check_node": instead(lambda self, theirs: None)}),
+               hunt=grounds.STRANGERS),
+    PlantedBug("half-frames-kept", "a frame that was begun may take for ever",
+               changed({"wire.arrivals:Arrivals.late": instead(lambda self, now: [])}),
+               hunt=grounds.STRANGERS),
+    PlantedBug("half-frames-not-summed", "frames that were begun are bounded each, and not all",
+               changed({"wire.arrivals:Arrivals.excess": instead(lambda self: None)}),
+               hunt=grounds.CROWDS),
     PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
                changed({f"{_CACHED}.readable": _never_purges}), hunt=grounds.PURGES,
                scene="tests/storage/test_log_cache.py"),

@@ -3,7 +3,7 @@
 Those that need the power to go in one write of thousands are left to crash states, which go
 through all of them (`sim/crash_states/planted.py`).
 
-Source: reliability digest §6; AutoMQ S3Stream digest, "Traps"; Rebello et al., ATC 2020.
+Source: docs/sources/reliability.md §6; docs/sources/s3stream.md, "Traps"; Rebello et al., ATC 2020.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from cordwood.sim.zoo import grounds
 from cordwood.sim.zoo.bug import PlantedBug, changed
 
-_WAL = "storage.wal:Wal"
+_WAL = "storage.wal.delta_wal:Wal"
 _SPACE = "protocol.wal_ring:RingSpace"
 
 

@@ -1,6 +1,6 @@
 """Bugs of the sequencer and of what it believes about stores.
 
-Source: reliability digest §2, §6 (mutant list).
+Source: docs/sources/reliability.md §2, §6 (mutant list).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ the last step that was done.
 A block that no node holds any more is no block here: `cordwood spark stats` tells such ranges as
 gaps. Holes and bridges are compared likewise.
 
-Source: research digest on PySpark 4.3, §7 ("Spark emits findings, the store repairs").
+Source: docs/sources/spark.md §7 ("Spark emits findings, the store repairs").
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cordwood.client.blocking import BlockingStore
-from cordwood.client.replica_scan import Copy
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.client.read.replica_scan import Copy
 from cordwood.durable import sync_directory, sync_tree, write_whole
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.lsn import OLDEST
@@ -191,17 +191,17 @@ def scan_slice(store: BlockingStore, read: Slice) -> Scanned:
 
     A block that begins before the range belongs to the range that it begins in.
     """
-    name = _name_now(store, read)
-    if name is None:
+    try:
+        info = store.log(read.log_id)
+    except UnknownLog:
         text = "the log was deleted after the audit began"
         return Scanned(0, 0, [Finding(read.start, read.stop - 1, 0, "gone", text)])
-    info = store.log(name)
     blocks: dict[tuple[int, int, int], dict[int, Copy]] = {}
     asked: list[int] = []
     findings: list[Finding] = []
     for node in info.all_nodes:
         try:
-            told = store.scan_copies(name, node, read.start, read.stop)
+            told = store.scan_copies(read.log_id, node, read.start, read.stop)
         except CordwoodError as error:
             findings.append(Finding(read.start, read.stop - 1, node, "unasked", str(error)))
             continue
@@ -215,17 +215,6 @@ def scan_slice(store: BlockingStore, read: Slice) -> Scanned:
     for _, copies in sorted(blocks.items()):
         findings += judge_block(copies, asked)
     return Scanned(len(blocks), sum(map(len, blocks.values())), findings)
-
-
-def _name_now(store: BlockingStore, read: Slice) -> str | None:
-    """What a log is called now, which had another name perhaps when the audit began; None if it
-    was deleted. Another log may have its name by now."""
-    try:
-        if store.log(read.name).log_id == read.log_id:
-            return read.name
-    except UnknownLog:
-        pass
-    return store.log_names_soon().result().get(read.log_id)
 
 
 def _rows(read: Slice, scanned: Scanned) -> list[dict[str, object]]:

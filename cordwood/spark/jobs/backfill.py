@@ -9,7 +9,7 @@ larger than what can be published at a time, and the one in which a run died is 
 whole. Rows keep their order where `ordered` says so, which one task then writes: by `lsn` where
 the table has that column, else as they lie.
 
-Source: research digest on PySpark 4.3, §7.
+Source: docs/sources/spark.md §7.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ JSON is decoded here. Avro, Protobuf and whatever else by a function of the user
 `module:function`: it takes the frame of raw columns and returns it with more, `_error` among
 them or not.
 
-Source: research digest on PySpark 4.3, §7 ("quarantine bad rows").
+Source: docs/sources/spark.md §7 ("quarantine bad rows").
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One commit adds a batch's files, and notes the batch as an application transaction (query id,
 batch), which Delta made for this. The offset goes along as the commit's own metadata.
 
-Source: research digest on PySpark 4.3, §5; Delta protocol, "Transaction Identifiers".
+Source: docs/sources/spark.md §5; Delta protocol, "Transaction Identifiers".
 """
 
 from __future__ import annotations

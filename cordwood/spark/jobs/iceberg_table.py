@@ -8,7 +8,7 @@ columns are in them too.
 Any other reader opens it by `metadata/*.metadata.json`, or by the catalog in
 `_cordwood/catalog.db`, table `cordwood.NAME`.
 
-Source: research digest on PySpark 4.3, §5; Iceberg's spec, "Table Metadata".
+Source: docs/sources/spark.md §5; Iceberg's spec, "Table Metadata".
 """
 
 from __future__ import annotations

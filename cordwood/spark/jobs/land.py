@@ -11,7 +11,7 @@ compares. What a table is made of is noted in it, `_cordwood/table.json`, and do
 
 The checkpoint lies in the table. Should it be lost, the table itself says where to go on.
 
-Source: research digest on PySpark 4.3, §5, §7.
+Source: docs/sources/spark.md §5, §7.
 """
 
 from __future__ import annotations

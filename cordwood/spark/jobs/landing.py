@@ -1,6 +1,6 @@
 """What a landing is: the logs, the table, and what it would read if it ran now.
 
-Source: research digest on PySpark 4.3, §7.
+Source: docs/sources/spark.md §7.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def planned_batch(source: Mapping[str, str]) -> list[Planned]:
     logs = watch.selected()
     tails = watch.tails(logs)
     return [
-        Planned(logs[log], log, first, stop, records_in(watch.runs(logs[log], first, stop)))
+        Planned(logs[log], log, first, stop, records_in(watch.runs(log, first, stop)))
         for log, (first, stop) in batch_ranges(watch.placed(logs, tails), logs, tails).items()
     ]
 
@@ -193,7 +193,7 @@ def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[
         places = {**dict.fromkeys(logs, int(OLDEST)), **parse_offset(last).logs}
     stops = stream_stops(options, logs, tails)
     return [
-        Planned(name, log, first, stop, records_in(watch.runs(name, first, stop)))
+        Planned(name, log, first, stop, records_in(watch.runs(log, first, stop)))
         for log, name in logs.items()
         if (stop := stops[log]) > (first := places[log])
     ]

@@ -5,7 +5,7 @@ it misses it; one that is not and has it holds an extra, which an earlier wave l
 reads. A copy whose checksum is wrong is corrupt; intact copies that differ in their content are
 the worst there is. Nodes that could not be asked are unknown, and miss nothing.
 
-Source: design.md §2 (envelopes, precedence); research digest on PySpark 4.3, §7.
+Source: docs/design.md §2 (envelopes, precedence); docs/sources/spark.md §7.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cordwood.client.replica_scan import Copy
+from cordwood.client.read.replica_scan import Copy
 
 FINDINGS = ("missing", "corrupt", "differs", "copyset", "extra", "unasked", "gone")
 """Worst first but for the last three: an extra copy harms nobody, an unasked node may hold all, and

@@ -4,7 +4,7 @@ Batches over the selected logs, with gaps as rows: records, bytes and rate for e
 of its records' own time, and what is missing, by kind. With the checkpoint of a query, also how
 far behind that query is. It goes in steps of some GiB, see `stats_steps`.
 
-Source: research digest on PySpark 4.3, §7.
+Source: docs/sources/spark.md §7.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def lag_of(checkpoint: Checkpoint, source: Mapping[str, str]) -> list[Lag]:
     lags = []
     for log, tail in watch.tails(logs).items():
         first = places.get(log, int(OLDEST))
-        behind = records_in(watch.runs(logs[log], first, tail + 1)) if first <= tail else 0
+        behind = records_in(watch.runs(log, first, tail + 1)) if first <= tail else 0
         lags.append(Lag(logs[log], first, tail + 1, behind))
     return lags
 

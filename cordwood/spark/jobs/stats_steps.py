@@ -4,7 +4,7 @@ A step is some GiB of the selected logs, as they were when the first one began. 
 for progress the plan and the sums so far are noted in it, so that what was stopped goes on after
 the last step that was done; the note goes with the last one.
 
-Source: research digest on PySpark 4.3, §7.
+Source: docs/sources/spark.md §7.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ table holds each record once.
 
 Names that begin with an underscore are hidden from Spark, pyarrow, Delta and DuckDB alike.
 
-Source: research digest on PySpark 4.3, §5, §7 ("atomic offset and snapshot").
+Source: docs/sources/spark.md §5, §7 ("atomic offset and snapshot").
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A Delta or Iceberg table says in its own log which files count; others lie there
 older versions and of commits that never came about. Where a table says more than that, as rows
 that are deleted or columns that were renamed, its files alone are not the table, and it is refused.
 
-Source: research digest on PySpark 4.3, §5, §7; Delta protocol, "Reader features"; Iceberg's
+Source: docs/sources/spark.md §5, §7; Delta protocol, "Reader features"; Iceberg's
 spec, "Scan Planning".
 """
 

@@ -20,7 +20,7 @@ from landing_process import DIED, POINTS, Order, run_landing
 from tally import LANDINGS
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.nodes import NodeId
 from cordwood.spark.jobs.iceberg_table import IcebergTable
 from cordwood.spark.jobs.table import FORMATS

@@ -19,7 +19,7 @@ from dying_sink import POINTS
 from tally import COPIES
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.nodes import NodeId
 from cordwood.spark.options import SERVERS
 

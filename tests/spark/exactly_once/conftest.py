@@ -6,7 +6,7 @@ import pytest
 from engine import Context
 
 from cordwood.client.aio import open_store
-from cordwood.client.blocking import open_blocking
+from cordwood.client.blocking.blocking_store import open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.settings import MIB, ClientSettings
 

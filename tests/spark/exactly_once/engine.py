@@ -6,7 +6,7 @@ lets a test decide where it dies and how rows are spread over tasks. So hundreds
 in the time in which Spark itself starts once; that Spark does what this does, the crash matrix
 shows with real processes.
 
-Source: Spark's MicroBatchExecution; research digest on PySpark 4.3, §2, §8.
+Source: Spark's MicroBatchExecution; docs/sources/spark.md §2, §8.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.sim.checkers.spark_sink import BatchTry, SinkRow
 from cordwood.spark.offsets import parse_offset
 from cordwood.spark.source import CordwoodSource

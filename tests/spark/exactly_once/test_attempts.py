@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import ProducerFenced
 from cordwood.spark.delivery import publish, stage_all
 from cordwood.spark.idempotent import OnceAppender

@@ -18,7 +18,7 @@ from engine import Checkpoint, Died, Engine, at_the_sink, by_chance, in_the_sour
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from cordwood import durable
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import Rejected
 from cordwood.sim.zoo.bug import planted
 from cordwood.sim.zoo.spark_sink import CHECKPOINT_BUGS

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, OutOfSequence, Rejected
 from cordwood.sim.zoo.bug import planted
 from cordwood.sim.zoo.spark_sink import SCENE_BUGS

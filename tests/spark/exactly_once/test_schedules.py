@@ -10,7 +10,7 @@ import pytest
 from engine import POINTS, Checkpoint, Died, Engine, at_the_sink, by_chance, in_the_source
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import OutcomeUnknown
 from cordwood.sim.checkers.spark_sink import BatchTry, Violation, check_sink
 from cordwood.sim.zoo.bug import planted

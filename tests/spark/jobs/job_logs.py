@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 
 
 def appended(store: BlockingStore, log: str) -> dict[int, bytes]:

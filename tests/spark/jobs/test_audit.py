@@ -11,8 +11,8 @@ from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood import durable
 from cordwood.cli.app import run
-from cordwood.client.blocking import connect
-from cordwood.client.replica_scan import Copy, scan_copies
+from cordwood.client.blocking.blocking_store import connect
+from cordwood.client.read.replica_scan import Copy, scan_copies
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.lsn import OLDEST
 from cordwood.nodes import NodeId

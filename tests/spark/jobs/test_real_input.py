@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.demo.flights import FLIGHTS, find_flights
 from cordwood.errors import BadSetting
 from cordwood.spark.jobs.land import land

@@ -14,7 +14,7 @@ import pytest
 from spark_servers import ROOT, connect_server, environment, standalone
 
 from cordwood.block import Record
-from cordwood.client.blocking import BlockingStore
+from cordwood.client.blocking.blocking_store import BlockingStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.real, pytest.mark.slow]
 

@@ -1,0 +1,1 @@
+"""Calls about logs, consumers and nodes, answered by any node."""

@@ -1,0 +1,69 @@
+"""What became of nodes' data: said by a person through any node, taken back by the node itself.
+
+Only of a node that is down can it be said that its data is gone or lies elsewhere: one that is up
+takes new records, which readers would then not wait for. A node that finds it said of itself is
+there, so it takes it back: at its start, as it registers, and also if it was only stopped.
+
+Source: docs/sources/logdevice.md 2.9; `quorum.authority`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Set
+
+from cordwood.errors import CordwoodError, Rejected
+from cordwood.layout.message_nodes import SetAuthority
+from cordwood.metadata.membership import Membership
+from cordwood.nodes import Authority, Member, NodeId
+from cordwood.quorum.authority import HAS_DATA
+
+logger = logging.getLogger(__name__)
+
+
+async def set_authority(membership: Membership, call: SetAuthority, dead: Set[NodeId]) -> None:
+    """Do what is asked.
+
+    Args:
+        dead: the nodes that the failure detector calls dead.
+    Raises:
+        Rejected: the node is up, or see `Membership.set_authority`.
+        BadSetting: there is no such node.
+        Retryable: the metadata store did not answer; it may be asked again.
+    """
+    node = NodeId(call.node)
+    members = {member.node for member in await membership.members()}
+    if call.authority not in HAS_DATA and node in members and node not in dead:
+        raise Rejected(
+            f"node {node} is up, so it cannot be said to be {call.authority.value}: stop it, and "
+            "wait some seconds until the others take it for dead"
+        )
+    await membership.set_authority(node, call.authority, call.expected)
+    logger.info("node %d is %s from now on: asked for", node, call.authority.value)
+
+
+async def read_members(
+    membership: Membership, me: NodeId, seal: Callable[[], Awaitable[None]]
+) -> tuple[Member, ...]:
+    """Every member; node `me` is there, so whatever else was said of its data is over.
+
+    Args:
+        seal: seals every log up to its newest epoch: some may have been recovered without
+            this node.
+    Raises:
+        CordwoodError: the metadata store did not answer.
+    """
+    members = await membership.members()
+    mine = next((member for member in members if member.node == me), None)
+    if mine is None or mine.authority is Authority.FULLY_AUTHORITATIVE:
+        return members
+    logger.warning("this node was called %s, and is here: it says so", mine.authority.value)
+    try:
+        await membership.come_back(me, is_sealed=False)
+        await seal()
+        await membership.come_back(me, is_sealed=True)
+    except CordwoodError as error:
+        # What was read counts: the next look tries again.
+        logger.warning("that this node is here could not be written down: %s", error)
+        return members
+    return await membership.members()

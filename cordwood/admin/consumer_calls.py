@@ -1,0 +1,139 @@
+"""What clients ask of a node about consumers: join, beat, leave, save, look.
+
+Logs are kept, and named in calls, by their numbers in digits. An entry that an older version kept
+by names is told in today's form, and written so with its next change.
+
+Source: docs/design.md §7; `protocol.consumer_group`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import assert_never
+
+from cordwood.errors import Rejected
+from cordwood.layout.message import (
+    AskGroups,
+    BeatGroup,
+    GroupCall,
+    GroupReply,
+    GroupsReply,
+    JoinGroup,
+    LeaveGroup,
+    Reply,
+    SaveCursors,
+)
+from cordwood.metadata.consumers import Consumers, check_consumer_name
+from cordwood.metadata.log_tree import LogTree
+from cordwood.protocol.consumer_group import (
+    Group,
+    beat,
+    by_number,
+    is_by_name,
+    join,
+    leave,
+    let_go,
+    names_in,
+    save,
+)
+
+
+class ConsumerCalls:
+    """Answers calls about the consumers of one cluster."""
+
+    def __init__(self, consumers: Consumers, logs: LogTree, now_us: Callable[[], int]) -> None:
+        """
+        Args:
+            now_us: µs since 1970 UTC.
+        """
+        self._consumers = consumers
+        self._logs = logs
+        self._now_us = now_us
+
+    async def answer(self, call: GroupCall) -> Reply:
+        """Do what is asked.
+
+        Raises:
+            Fenced, Rejected: see `protocol.consumer_group`.
+            Retryable: the metadata store did not answer.
+        """
+        if isinstance(call, AskGroups):
+            names = [call.consumer] if call.consumer else await self._consumers.names()
+            return GroupsReply([_reply(n, await self._get(n)) for n in names])
+        _check_by_number(call)
+        numbers: dict[str, int] = {}
+        asked: set[str] = set()
+
+        def decide(group: Group) -> Group:
+            if names_in(group) - asked:
+                return group
+            return self._decide(by_number(group, numbers) if names_in(group) else group, call)
+
+        while True:
+            group = await self._consumers.change(call.consumer, decide)
+            wanted = names_in(group)
+            if not wanted:
+                return _reply(call.consumer, group)
+            numbers, asked = await self._numbers_of(wanted), wanted
+
+    async def _get(self, name: str) -> Group:
+        group = await self._consumers.get(name)
+        names = names_in(group)
+        return by_number(group, await self._numbers_of(names)) if names else group
+
+    async def _numbers_of(self, names: Iterable[str]) -> dict[str, int]:
+        found = {name: await self._logs.get(name) for name in sorted(names)}
+        return {name: int(info.log_id) for name, info in found.items() if info is not None}
+
+    def _decide(
+        self, group: Group, call: JoinGroup | BeatGroup | LeaveGroup | SaveCursors
+    ) -> Group:
+        if isinstance(call, JoinGroup):
+            name = check_consumer_name(call.member)
+            return join(group, name, call.logs, self._now_us(), call.ttl_ms * 1000)
+        if isinstance(call, BeatGroup):
+            ttl_us = call.ttl_ms * 1000
+            return beat(group, call.member, call.generation, self._now_us(), ttl_us)
+        if isinstance(call, LeaveGroup):
+            return leave(group, call.member, call.generation, self._now_us())
+        if isinstance(call, SaveCursors):
+            saved = save(
+                group,
+                call.positions,
+                member=call.member,
+                generation=call.generation,
+                expected=call.expected,
+                reset=call.reset,
+            )
+            return let_go(saved, call.member, call.let_go, call.generation)
+        assert_never(call)
+
+
+def _check_by_number(call: GroupCall) -> None:
+    """Refuse an older client: it would go by names beside others that do not.
+
+    Raises:
+        Rejected: it names logs by their names.
+    """
+    logs: Iterable[str] = ()
+    if isinstance(call, JoinGroup):
+        logs = call.logs
+    elif isinstance(call, SaveCursors):
+        logs = [*call.positions, *call.expected, *call.let_go]
+    if any(map(is_by_name, logs)):
+        raise Rejected(
+            f"this client keeps the positions of consumer {call.consumer} by the names of logs, "
+            "and this cluster by their numbers: install the cluster's version of cordwood there"
+        )
+
+
+def _reply(name: str, group: Group) -> GroupReply:
+    return GroupReply(
+        name,
+        group.generation,
+        {member: list(value.logs) for member, value in sorted(group.members.items())},
+        {log: own.member for log, own in sorted(group.owners.items()) if own.member},
+        dict(sorted(group.positions.items())),
+        {log: own.since for log, own in sorted(group.owners.items()) if own.member},
+        {log: own.heir for log, own in sorted(group.owners.items()) if own.heir},
+    )

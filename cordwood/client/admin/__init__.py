@@ -1,0 +1,1 @@
+"""Questions about logs and nodes, and changes of them."""

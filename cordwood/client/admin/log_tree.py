@@ -1,0 +1,197 @@
+"""The log tree as a client sees it: attributes, directories, names, and a log's epochs.
+
+Source: docs/design.md §7; docs/sources/logdevice.md 1 ("LogsConfig").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cordwood.client.cluster import Cluster, LogInfo, log_info
+from cordwood.errors import AccessDenied, UnknownLog
+from cordwood.layout.message import (
+    AskDirectory,
+    AskEpochs,
+    CreateLog,
+    DirectoryReply,
+    EpochsReply,
+    ListLogs,
+    LogReply,
+    LogsReply,
+)
+from cordwood.layout.message_rights import (
+    TOKENS_MAX,
+    DeleteLog,
+    RaiseToken,
+    RenameLog,
+    SetAttributes,
+)
+from cordwood.log_attributes import LogAttributes, check_attributes, token_digest
+from cordwood.settings import ClientSettings
+
+
+def check_write_token(info: LogInfo, tokens: Sequence[str]) -> None:
+    """Refuse to append to a log whose write token this client does not have.
+
+    As in LogDevice the client looks by itself: a guard against mistakes, and no lock.
+
+    Raises:
+        AccessDenied: it does not have it.
+    """
+    wanted = info.attributes.write_token
+    if wanted and wanted not in map(token_digest, tokens):
+        raise AccessDenied(
+            f"{info.name} wants a write token: give it as ClientSettings(write_tokens=…), on the "
+            "command line as CORDWOOD_WRITE_TOKENS"
+        )
+
+
+def read_token(info: LogInfo, tokens: Sequence[str]) -> str | None:
+    """Which of a client's tokens a log asks of its readers: "" for none, None for another one."""
+    wanted = info.attributes.read_token
+    if not wanted:
+        return ""
+    return next((token for token in tokens if token_digest(token) == wanted), None)
+
+
+def check_read_token(info: LogInfo, tokens: Sequence[str]) -> str:
+    """The token for questions about a log, "" where it asks for none.
+
+    Raises:
+        AccessDenied: this client does not have it.
+    """
+    token = read_token(info, tokens)
+    if token is None:
+        raise AccessDenied(
+            f"{info.name} wants a read token: give it as ClientSettings(read_tokens=…), on the "
+            "command line as CORDWOOD_READ_TOKENS"
+        )
+    return token
+
+
+class LogTree:
+    """See the module. Every call may also raise Unreachable and OutcomeUnknown: it may then
+    be made again."""
+
+    def __init__(self, cluster: Cluster, settings: ClientSettings) -> None:
+        self._cluster = cluster
+        self._timeout_s = settings.timeout_s
+        self._tokens = dict.fromkeys((*settings.write_tokens, *settings.read_tokens))
+
+    async def _tokens_for(self, path: str) -> list[str]:
+        """Those of this client's tokens that a log, or those below a directory, ask for."""
+        if not self._tokens:
+            return []
+        if path.endswith("/"):
+            reply = await self._cluster.call_any(ListLogs(path), timeout_s=self._timeout_s)
+            assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+            asked = [each.attributes for each in reply.logs]
+            asked.append((await self.directory(path)).attributes)
+        else:
+            try:
+                info = await self._cluster.find_log(
+                    path, create=False, timeout_s=self._timeout_s, fresh=True
+                )
+            except UnknownLog:
+                return []  # or a rename or deletion that stopped half-way, and is made again
+            asked = [info.attributes]
+        wanted = {digest for each in asked for digest in (each.write_token, each.read_token)}
+        return [token for token in self._tokens if token_digest(token) in wanted][:TOKENS_MAX]
+
+    async def names(self, prefix: str = "/") -> dict[int, str]:
+        """The names of all logs below a path, by number: `Store.logs` at a third of its cost."""
+        reply = await self._cluster.call_any(ListLogs(prefix), timeout_s=self._timeout_s)
+        assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        return {each.log: each.name for each in reply.logs}
+
+    async def create(self, log: str, copies: int, racks: int, attributes: LogAttributes) -> LogInfo:
+        """Make a log; 0 takes what it inherits from its directory or the cluster.
+
+        Raises:
+            LogExists: it is there.
+            BadSetting: the name, the replication or an attribute is wrong.
+        """
+        call = CreateLog(log, copies, racks, attributes)
+        reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        assert isinstance(reply, LogReply), "CreateLog is answered with a log"
+        return log_info(reply)
+
+    async def set_attributes(
+        self, path: str, attributes: LogAttributes, unset: Sequence[str] = ()
+    ) -> None:
+        """Set attributes of a log, or of a directory: a path that ends with a slash.
+
+        Nodes hear of it within a second. Replication and nodeset take a new epoch.
+
+        Args:
+            unset: names that are inherited again.
+        Raises:
+            UnknownLog: there is no such log.
+            AccessDenied: it takes a token that this client does not have.
+            BadSetting: the path or an attribute is wrong, or a log below could not be so.
+        """
+        check_attributes(attributes)
+        tokens = await self._tokens_for(path)
+        call = SetAttributes(path, attributes, list(unset), tokens=tokens)
+        await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        self._cluster.forget_log(path)
+
+    async def directory(self, path: str) -> DirectoryReply:
+        """What is set on a directory, and what logs below it inherit.
+
+        Raises:
+            BadSetting: the path does not end with a slash, or is none.
+        """
+        reply = await self._cluster.call_any(AskDirectory(path), timeout_s=self._timeout_s)
+        assert isinstance(reply, DirectoryReply), "AskDirectory is answered with a directory"
+        return reply
+
+    async def delete(self, log: str) -> None:
+        """Delete a log: its name is free again, its records are gone.
+
+        Raises:
+            UnknownLog: there is no such log.
+            AccessDenied: it has a write token that this client does not have.
+        """
+        call = DeleteLog(log, tokens=await self._tokens_for(log))
+        await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        self._cluster.forget_log(log)
+
+    async def rename(self, log: str, new_name: str) -> LogInfo:
+        """Give a log another name.
+
+        Raises:
+            UnknownLog: there is no such log.
+            LogExists: the new name is taken.
+            AccessDenied: it takes a token that this client does not have.
+            BadSetting: a name is wrong, or the log could not be so there.
+        """
+        call = RenameLog(log, new_name, tokens=await self._tokens_for(log))
+        reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        assert isinstance(reply, LogReply), "RenameLog is answered with a log"
+        self._cluster.forget_log(log)
+        return log_info(reply)
+
+    async def raise_token(self, log: str, token: int, holder: str) -> EpochsReply:
+        """Give a log a higher fencing token; see `Store.fence`, which also sees that it holds.
+
+        Raises:
+            UnknownLog: there is no such log.
+            TokenFenced: the log's token is as high; who holds it.
+        """
+        reply = await self._cluster.call_any(
+            RaiseToken(log, token, holder, tokens=await self._tokens_for(log)),
+            timeout_s=self._timeout_s,
+        )
+        assert isinstance(reply, EpochsReply), "RaiseToken is answered with epochs"
+        return reply
+
+    async def epochs(self, log: str) -> EpochsReply:
+        """What the epoch store knows of a log.
+
+        Raises:
+            UnknownLog: there is no such log.
+        """
+        reply = await self._cluster.call_any(AskEpochs(log), timeout_s=self._timeout_s)
+        assert isinstance(reply, EpochsReply), "AskEpochs is answered with epochs"
+        return reply

@@ -1,0 +1,192 @@
+"""The client's calls about places in a log, and about trimming it; `Store` has them.
+
+Source: docs/sources/logdevice.md 1 ("Positions"); docs/design.md §7.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from cordwood.client.admin.positions import Extent, KeyPlace, Place, Point, Positions, Size, Trimmed
+from cordwood.client.append.record_check import Timestamp, to_us
+from cordwood.client.find.log_info import AnyLog
+from cordwood.errors import BadSetting, Unreachable
+from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, parse_lsn
+
+Position = str | int
+"""Where to read from or to: `oldest`, `tail`, an `Lsn`, or its text (`e7n123`)."""
+
+Start = Position | datetime.datetime
+"""Where to read from: also a time with its zone, for what was appended then or later."""
+
+TIME_US_MAX = 1 << 62
+"""Past every time; what is later, or as much earlier, is taken for this."""
+
+
+class PositionCalls:
+    """See the module; made by whoever inherits it, which sets `_positions`."""
+
+    _positions: Positions
+
+    async def tail(self, log: AnyLog) -> Lsn:
+        """See `store.Store`."""
+        raise NotImplementedError
+
+    async def _bounds(self, log: AnyLog, start: Start, until: Position | None) -> tuple[int, int]:
+        """The first and the last LSN that a read from `start` to `until` means.
+
+        Raises:
+            BadSetting: a position that is none, or a time without a zone.
+            CordwoodError: as `tail`, and for a time as `find_time`.
+        """
+        tail = await self.tail(log) if "tail" in (start, until) else None
+        if isinstance(start, datetime.datetime):
+            first = int((await self.find_time(log, start)).lsn)
+        elif start == "tail" and tail is not None:
+            first = tail + 1
+        else:
+            first = OLDEST if start == "oldest" else to_lsn(start)
+        if until == "tail" and tail is not None:
+            return first, tail
+        return first, LSN_MAX if until is None else to_lsn(until)
+
+    async def trim(self, log: AnyLog, lsn: Position) -> Trimmed:
+        """Delete a log's records up to `lsn`, it included, for good.
+
+        A trim point never falls; readers that are below it get one TRIM gap, from whichever
+        node says it first. One that ended with `Retryable` may have been done by some nodes, and
+        may be made again.
+
+        Args:
+            lsn: an LSN up to the tail; `tail` for all there is now.
+        Returns:
+            Which nodes have let go of them; `is_partial` where some did not.
+        Raises:
+            Rejected: it is past the tail.
+            UnknownLog: there is no such log.
+            AccessDenied: the log wants a write token, as to append.
+            Retryable: no sequencer, or no node at all, answered.
+        """
+        position = await self._positions.tail(log) if lsn == "tail" else to_lsn(lsn)
+        return await self._positions.trim(log, position)
+
+    async def find_time(self, log: AnyLog, time: Timestamp, *, approximate: bool = False) -> Place:
+        """Where to read from to miss no record appended at `time` or later, and get no other.
+
+        Before all there is: the LSN after the trim point; after it: the next to be issued.
+
+        Args:
+            time: of appends, by the sequencers' clocks; µs since 1970, or a datetime.
+            approximate: the bounds of partitions are enough, so that it costs no read of a
+                disk; it errs to the early side then, by a partition's length at most.
+        Raises:
+            UnknownLog: there is no such log.
+            AccessDenied: the log wants a read token that this client does not have.
+            Retryable: no sequencer, or no node at all, answered.
+        """
+        return await self._positions.find_time(log, _to_us(time), approximate=approximate)
+
+    async def find_key(self, log: AnyLog, key: bytes) -> KeyPlace:
+        """Where a key lies in a log whose records have keys that do not fall.
+
+        Where there is no record below the key, or none at it, that is None; LogDevice says
+        LSN_INVALID and the LSN after the tail.
+
+        A binary search: some 40 reads of one block each, within the client's timeout.
+
+        Raises:
+            Rejected: records have no keys.
+            Unreachable: what had to be looked at did not come in time.
+            CordwoodError: as `find_time`.
+        """
+        return await self._positions.find_key(log, key)
+
+    async def extent(self, log: AnyLog) -> Extent:
+        """The first and the last record and their append times, the trim point and the tail.
+
+        Raises:
+            CordwoodError: as `find_time`.
+        """
+        return await self._positions.extent(log)
+
+    async def head_attributes(self, log: AnyLog) -> tuple[Lsn, Point | None]:
+        """The trim point, and the first record above it, None in an empty log.
+
+        Raises:
+            Unreachable: too few nodes answered to know; `extent` says what they did.
+            CordwoodError: as `find_time`.
+        """
+        found = await self._positions.extent(log)
+        if not found.is_first_known:
+            raise _too_few("which record is the first", log, found)
+        return found.trim, found.first
+
+    async def tail_attributes(self, log: AnyLog) -> Point | None:
+        """The last record that readers may see, None in an empty log.
+
+        Bridges, holes and (E, 0) are none, where `tail` may be one. No byte offset comes with it:
+        nodes keep none, and `data_size` tells the bytes between two times.
+
+        Raises:
+            Unreachable: as `head_attributes`.
+            CordwoodError: as `find_time`.
+        """
+        found = await self._positions.extent(log)
+        if not found.is_last_known:
+            raise _too_few("which record is the last", log, found)
+        return found.last
+
+    async def is_empty(self, log: AnyLog) -> bool:
+        """Whether a log has no record, trimmed ones left aside; bridges and holes are none.
+
+        LogDevice asks the sequencer, which knows its own epoch's records and the trim point. Here
+        the nodes are asked, which also know of holes.
+
+        Raises:
+            Unreachable: none was found, and too few nodes answered to know.
+            CordwoodError: as `find_time`.
+        """
+        found = await self._positions.extent(log)
+        if found.is_empty and found.is_partial:
+            raise _too_few("that it is empty", log, found)
+        return found.is_empty
+
+    async def data_size(
+        self, log: AnyLog, start: Timestamp | None = None, stop: Timestamp | None = None
+    ) -> Size:
+        """About how many bytes were appended in [start, stop), as stored, each record once.
+
+        Of a partition of which a part lies in between, as much as that is of its time; of one
+        that is trimmed in part, all. What recovery wrote counts too, some 130 bytes for each
+        epoch's end: so a log that `is_empty` may have a size.
+
+        Raises:
+            CordwoodError: as `find_time`.
+        """
+        start_us = -TIME_US_MAX if start is None else _to_us(start)
+        stop_us = TIME_US_MAX if stop is None else _to_us(stop)
+        return await self._positions.data_size(log, start_us, stop_us)
+
+
+def _too_few(what: str, log: AnyLog, found: Extent) -> Unreachable:
+    reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(found.missing.items()))
+    return Unreachable(f"too few nodes answer to know of {log} {what}: {reasons}")
+
+
+def to_lsn(position: Position) -> int:
+    """The LSN that a position names, `oldest` and `tail` left aside.
+
+    Raises:
+        BadSetting: it is none.
+    """
+    if isinstance(position, str):
+        return parse_lsn(position)
+    if not isinstance(position, int):
+        raise BadSetting(f"{position!r} is no LSN: only a start may be a time, and it has a zone")
+    if not 0 <= position <= LSN_MAX:
+        raise BadSetting(f"{position} is no LSN: they go from 0 to e{LSN_MAX >> 32}n{ESN_MAX}")
+    return position
+
+
+def _to_us(time: Timestamp) -> int:
+    return max(-TIME_US_MAX, min(TIME_US_MAX, to_us(time)))

@@ -1,0 +1,354 @@
+"""Questions about a log that its storage nodes answer together, and trimming it.
+
+The log's sequencer says where the tail is; then every node of every epoch's nodeset is
+asked the same thing, of all up to that tail.
+
+Source: docs/sources/logdevice.md 1 ("Positions"); docs/design.md §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from cordwood.block import Gap, GapKind
+from cordwood.client.admin.log_tree import check_read_token, check_write_token
+from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.errors import AccessDenied, CordwoodError, Rejected, Unreachable
+from cordwood.layout.log_questions import (
+    AskExtent,
+    AskSize,
+    AskTime,
+    ExtentReply,
+    ForReaders,
+    SizeReply,
+    TimeReply,
+    Trim,
+    TrimReply,
+)
+from cordwood.layout.message import Call
+from cordwood.lsn import OLDEST, Lsn, format_lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol.log_position import TimeAnswer, find_time, size_of
+from cordwood.quorum.f_majority import weigh_replies
+from cordwood.settings import ClientSettings
+
+ASK_NODE_S = 3.0
+"""How long one node may take: it looks into memory and a few places of its disk, or writes
+one mark. One that is down is not waited for longer."""
+
+KEYLESS_MAX = 10_000
+"""Records without a key that are passed over for one: a block or a few."""
+
+Answer = TypeVar("Answer", TrimReply, TimeReply, ExtentReply, SizeReply)
+
+Read = Callable[[AnyLog, int, int], Awaitable[ReadStream]]
+"""Opens a read of a log from one LSN to another, both included."""
+
+AskTail = Callable[[LogInfo], Awaitable[Lsn]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What became of a trim.
+
+    Attributes:
+        lsn: what was asked for: all up to it is trimmed, it included.
+        nodes: nodes that have let go of it, durably.
+        missing: nodes that may hold some of it still, and why. A reader skips it all the
+            same as soon as one node of `nodes` answers it; their disks get it back when
+            the next trim, or retention, reaches them.
+    """
+
+    lsn: Lsn
+    nodes: tuple[NodeId, ...]
+    missing: Mapping[NodeId, str]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some nodes did not take it; it may be asked for again."""
+        return bool(self.missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a time lies in a log.
+
+    Attributes:
+        lsn: where to read from: no record from there on is older than the time.
+        tail: the log's, as of then.
+        is_partial: too few nodes answered for it to be exact; it errs to the early side.
+        missing: nodes that did not answer, and why.
+    """
+
+    lsn: Lsn
+    tail: Lsn
+    is_partial: bool
+    missing: Mapping[NodeId, str]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlace:
+    """Where a key lies in a log whose keys do not fall.
+
+    Attributes:
+        before: the last record whose key is less, None for none.
+        at: the first one whose key is not less, None for none up to `tail`.
+        is_partial: records are lost where they were looked at, so a lost one may lie nearer.
+    """
+
+    before: Lsn | None
+    at: Lsn | None
+    tail: Lsn
+    is_partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A record's LSN, and the append time (µs) of its block."""
+
+    lsn: Lsn
+    append_time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a log's records begin and end.
+
+    Attributes:
+        trim: all up to it was trimmed, e0n0 for none.
+        tail: what readers may see ends here; not always a record's LSN.
+        first, last: the first and the last record in between, None in an empty log.
+        is_partial: too few nodes answered: there may be records before and after these.
+        missing: nodes that did not answer, and why.
+    """
+
+    trim: Lsn
+    tail: Lsn
+    first: Point | None
+    last: Point | None
+    is_partial: bool
+    missing: Mapping[NodeId, str]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no record."""
+        return self.first is None
+
+    @property
+    def is_first_known(self) -> bool:
+        """Whether `first` is right for sure: enough nodes answered, or nothing can precede it."""
+        is_sure = self.first is not None and self.first.lsn == max(OLDEST, self.trim + 1)
+        return is_sure or not self.is_partial
+
+    @property
+    def is_last_known(self) -> bool:
+        """Whether `last` is right for sure: enough nodes answered, or it is the tail itself."""
+        return not self.is_partial or (self.last is not None and self.last.lsn == self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """About how many bytes; `is_partial` where too few nodes answered."""
+
+    bytes: int
+    is_partial: bool
+    missing: Mapping[NodeId, str]
+
+
+class Positions:
+    """See the module; the calls are `Store`'s."""
+
+    def __init__(
+        self, cluster: Cluster, ask_tail: AskTail, read: Read, settings: ClientSettings
+    ) -> None:
+        self._cluster = cluster
+        self._ask_tail = ask_tail
+        self._read = read
+        self._settings = settings
+
+    async def tail(self, log: AnyLog) -> Lsn:
+        """See `Store.tail`."""
+        return (await self._opened(log))[1]
+
+    async def trim(self, log: AnyLog, lsn: int) -> Trimmed:
+        """See `Store.trim`."""
+        info, tail = await self._opened(log)
+        check_write_token(info, self._settings.write_tokens)
+        if lsn > tail:
+            raise Rejected(
+                f"{info.name} ends at {format_lsn(tail)}, and {format_lsn(lsn)} is past that: "
+                "only what readers may see can be trimmed"
+            )
+        call = Trim(info.log_id, int(lsn), int(tail))
+        done, missing = await self._ask_nodes(info, call, TrimReply)
+        return Trimmed(Lsn(lsn), tuple(done), missing)
+
+    async def find_time(self, log: AnyLog, time_us: int, *, approximate: bool) -> Place:
+        """See `Store.find_time`."""
+        info, tail = await self._opened(log)
+        call = AskTime(info.log_id, time_us, int(tail), not approximate, token=self._token(info))
+        told, missing = await self._ask_nodes(info, call, TimeReply)
+        answers = [TimeAnswer(each.trim, each.before, each.at) for each in told.values()]
+        found = find_time(answers, tail, heard_all=self._is_enough(info, tail, told))
+        return Place(Lsn(found.lsn), tail, not found.is_complete, missing)
+
+    async def find_key(self, log: AnyLog, key: bytes) -> KeyPlace:
+        """See `Store.find_key`."""
+        info, tail = await self._opened(log)
+        self._token(info)
+        timeout_s = self._settings.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._search_key(info, tail, key)
+        except TimeoutError:
+            raise Unreachable(
+                f"the nodes of {info.name} did not send all that had to be looked at within "
+                f"{timeout_s:g} s"
+            ) from None
+
+    async def _search_key(self, info: LogInfo, tail: Lsn, key: bytes) -> KeyPlace:
+        """See `Store.find_key`; what is not sent is waited for."""
+        low, high = int(OLDEST), int(tail)
+        before: Lsn | None = None
+        at: Lsn | None = None
+        is_partial = False
+        while low <= high:
+            middle = (low + high) // 2
+            found, has_lost = await _first_keyed(
+                await self._read(info.log_id, middle, high), info.name
+            )
+            is_partial |= has_lost
+            if found is None:
+                high = middle - 1
+            elif found[0] >= key:
+                at = found[1]
+                high = middle - 1
+            else:
+                before = found[1]
+                low = before + 1
+        return KeyPlace(before, at, tail, is_partial)
+
+    async def extent(self, log: AnyLog) -> Extent:
+        """See `Store.tail_attributes`, `Store.head_attributes` and `Store.is_empty`."""
+        info, tail = await self._opened(log)
+        call = AskExtent(info.log_id, int(tail), token=self._token(info))
+        told, missing = await self._ask_nodes(info, call, ExtentReply)
+        trim = max(each.trim for each in told.values())
+        # What one node has trimmed readers skip, whoever holds it.
+        held = [each for each in told.values() if each.first and each.last > trim]
+        first = min(((max(e.first, trim + 1), e.first_us) for e in held), default=(0, 0))
+        last = max(((e.last, e.last_us) for e in held), default=(0, 0))
+        is_partial = not self._is_enough(info, tail, told)
+        return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
+
+    async def data_size(self, log: AnyLog, start_us: int, stop_us: int) -> Size:
+        """See `Store.data_size`."""
+        info, tail = await self._opened(log)
+        call = AskSize(info.log_id, start_us, stop_us, token=self._token(info))
+        told, missing = await self._ask_nodes(info, call, SizeReply)
+        copies = info.history[-1].copies if info.history else info.replication.copies
+        size = size_of((each.bytes for each in told.values()), len(told) + len(missing), copies)
+        return Size(size, not self._is_enough(info, tail, told), missing)
+
+    def _token(self, info: LogInfo) -> str:
+        """See `check_read_token`."""
+        return check_read_token(info, self._settings.read_tokens)
+
+    async def _opened(self, log: AnyLog) -> tuple[LogInfo, Lsn]:
+        """A log with all its epochs, and its tail.
+
+        Raises:
+            UnknownLog: there is no such log.
+            Retryable: no sequencer answered.
+        """
+        info = await self._fresh(log)
+        tail = await self._ask_tail(info)
+        # The question may have started a sequencer, in an epoch with other nodes.
+        return (info if tail.epoch <= info.epoch else await self._fresh(log)), tail
+
+    def _is_enough(self, info: LogInfo, tail: Lsn, heard: Collection[NodeId]) -> bool:
+        """Whether those that answered meet every copyset of every epoch."""
+        if tail.epoch > info.epoch or not info.history:
+            return False
+        # A node that answered is there, whatever is said of it.
+        told = {n: status for n, status in self._cluster.statuses.items() if n not in heard}
+        for each in info.history:
+            found = self._cluster.nodeset_of(info, each.since)
+            if found is None or not weigh_replies(set(heard), *found, told).is_f_majority:
+                return False
+        return True
+
+    async def _fresh(self, log: AnyLog) -> LogInfo:
+        """The log with all its epochs: what is remembered may lack nodes of the newest."""
+        self._cluster.check_open()
+        timeout_s = self._settings.timeout_s
+        return await self._cluster.find_log(log, create=False, timeout_s=timeout_s, fresh=True)
+
+    async def _ask_nodes(
+        self, info: LogInfo, call: Call, kind: type[Answer]
+    ) -> tuple[dict[NodeId, Answer], dict[NodeId, str]]:
+        """What the nodes that may hold records of a log answer, and why others do not.
+
+        Raises:
+            Unreachable: none of them does.
+        """
+        timeout_s = min(ASK_NODE_S, self._settings.timeout_s)
+        if isinstance(call, ForReaders):
+            call = msgspec.structs.replace(call, timeout_ms=max(1, round(timeout_s * 1000)))
+
+        async def ask(node: NodeId) -> Answer | CordwoodError:
+            try:
+                reply = await self._cluster.call_node(node, call, timeout_s=timeout_s)
+            except CordwoodError as error:
+                return error
+            assert isinstance(reply, kind), f"{call} is answered with {kind.__name__}"
+            return reply
+
+        nodes = info.all_nodes
+        told: dict[NodeId, Answer] = {}
+        missing: dict[NodeId, str] = {}
+        for node, answer in zip(nodes, await asyncio.gather(*map(ask, nodes)), strict=True):
+            if isinstance(answer, CordwoodError):
+                missing[node] = str(answer)
+            else:
+                told[node] = answer
+        if not told:
+            reasons = "; ".join(f"node {node}: {why}" for node, why in missing.items())
+            raise Unreachable(f"no node of {info.name} answers: {reasons or 'it has none yet'}")
+        return told, missing
+
+
+async def _first_keyed(stream: ReadStream, name: str) -> tuple[tuple[bytes, Lsn] | None, bool]:
+    """The key and LSN of the first record with a key that a read gives, None for none; and
+    whether there were records before it that are lost."""
+    keyless = 0
+    has_lost = False
+    try:
+        async for item in stream:
+            if isinstance(item, Gap):
+                has_lost |= item.kind is GapKind.DATA_LOSS
+                if item.kind is GapKind.ACCESS:
+                    raise AccessDenied(f"{name} may not be read by this client any more")
+            else:
+                if item.key is not None:
+                    return (item.key, item.lsn), has_lost
+                keyless += 1
+                if keyless > KEYLESS_MAX:
+                    raise Rejected(
+                        f"{name} has more than {KEYLESS_MAX} records without a key in a row: "
+                        "a key can be found only where records have one"
+                    )
+    finally:
+        stream.close()
+    return None, has_lost
+
+
+def _point(point: tuple[int, int]) -> Point | None:
+    return Point(Lsn(point[0]), point[1]) if point[0] else None

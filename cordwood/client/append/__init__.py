@@ -1,0 +1,1 @@
+"""Appends of the client: records into blocks, blocks to sequencers, answers back."""

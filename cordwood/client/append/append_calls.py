@@ -1,0 +1,258 @@
+"""Calls that append: find the log, wait for room, and answer by the call's own deadline.
+
+Source: docs/design.md §4, §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TypeVar
+
+from cordwood.block import Buffer, Codec
+from cordwood.client.append.appends import Appends
+from cordwood.client.append.blocks import Columns, check_group, cut_blocks
+from cordwood.client.append.line import Line
+from cordwood.client.append.log_appends import LogAppends
+from cordwood.client.append.producer import Producer
+from cordwood.client.append.record_check import (
+    Headers,
+    Timestamp,
+    as_bytes,
+    check_columns,
+    own_header_lists,
+    own_headers,
+    own_keys,
+    own_values,
+    times_of,
+    to_us,
+)
+from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.errors import CordwoodError, OutcomeUnknown, Overloaded
+from cordwood.lsn import Lsn
+from cordwood.settings import ClientSettings
+
+Answer = TypeVar("Answer")
+
+LATE_S = 0.1
+"""A call that found its log and room within this gives its block all of its deadline."""
+
+
+class AppendCalls:
+    """See the module, and `store.Store` for what each call promises."""
+
+    def __init__(
+        self,
+        appends: Appends,
+        cluster: Cluster,
+        find: Callable[[str], Awaitable[LogInfo]],
+        settings: ClientSettings,
+        now_us: Callable[[], int],
+    ) -> None:
+        self._appends = appends
+        self._cluster = cluster
+        self._find = find
+        self._settings = settings
+        self._now_us = now_us
+
+    async def append(
+        self,
+        log: str,
+        value: Buffer,
+        key: bytes | None,
+        timestamp: Timestamp | None,
+        headers: Headers | None,
+        producer: Producer | None,
+        expected_tail: int | None,
+    ) -> Lsn:
+        """See `Store.append`."""
+        time_us = None if timestamp is None else to_us(timestamp)
+        size = self._appends.check_record(value, key, time_us, headers)
+        # Before anything is waited for: the caller may fill its buffer again meanwhile.
+        value = as_bytes(value)
+        key = None if key is None else as_bytes(key)
+        headers = None if headers is None else own_headers(headers)
+        deadline = self._deadline()
+        info = await self._find(log)
+        lane = self._appends.log(info.log_id, producer)
+        async with _in_turn(lane, deadline):
+            is_late = await self._wait_open_room(deadline)
+            future = lane.add(value, key, time_us, headers, size, expected_tail)
+        return await (self._by(deadline, future) if is_late else future)
+
+    async def append_many(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        timestamps: Sequence[Timestamp] | Timestamp | None,
+        headers: Sequence[Headers] | None,
+        producer: Producer | None,
+    ) -> list[Lsn]:
+        """See `Store.append_many`."""
+        check_columns(len(values), keys, headers)
+        times_us = times_of(len(values), timestamps)
+        sizes = self._sizes(values, keys, headers)
+        values, keys = own_values(values), own_keys(keys)
+        headers = own_header_lists(headers)
+        deadline = self._deadline()
+        info = await self._find(log)
+        appends = self._appends.log(info.log_id, producer)
+        step = self._settings.block_records
+        runs: list[tuple[asyncio.Future[Lsn], int]] = []
+        ended: list[CordwoodError] = []
+        is_late = False
+        async with _in_turn(appends, deadline, is_long=len(values) > step):
+            for at in range(0, len(values), step):
+                part = slice(at, at + step)
+                times = times_us
+                if times_us is not None and not isinstance(times_us, int):
+                    times = times_us[part]
+                try:
+                    is_late = await self._wait_open_room(deadline)
+                    runs += appends.add_many(
+                        values[part],
+                        keys[part] if keys is not None else None,
+                        times,
+                        headers[part] if headers is not None else None,
+                        sizes[part],
+                    )
+                except CordwoodError as error:
+                    # What was added before is in flight all the same, and decides with it.
+                    ended.append(error)
+                    break
+        answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
+        firsts = await (self._by(deadline, answers) if is_late else answers)
+        failures = [first for first in firsts if isinstance(first, BaseException)]
+        stored = len(firsts) - len(failures)
+        failures += ended
+        if failures and stored:
+            raise OutcomeUnknown(
+                f"{stored} blocks are stored, the others were not acknowledged: {failures[0]}"
+            ) from failures[0]
+        if failures:
+            raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
+        return [
+            lsn
+            for first, (_, records) in zip(firsts, runs, strict=True)
+            if not isinstance(first, BaseException)
+            for lsn in map(Lsn, range(first, first + records))
+        ]
+
+    def columns(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        timestamps: Sequence[Timestamp] | Timestamp | None,
+        headers: Sequence[Headers] | None,
+    ) -> Columns:
+        """Records that can be encoded, each in a block.
+
+        Raises:
+            BadSetting, RecordTooLarge: they cannot.
+        """
+        check_columns(len(values), keys, headers)
+        times_us = times_of(len(values), timestamps)
+        sizes = self._sizes(values, keys, headers)
+        owned = own_header_lists(headers)
+        return Columns(own_values(values), own_keys(keys), times_us, owned, sizes)
+
+    async def append_group(
+        self, log: str, columns: Columns, producer: Producer | None
+    ) -> list[Lsn]:
+        """See `Store.append_many`, `atomic`."""
+        if not columns.values:
+            return []
+        deadline = self._deadline()
+        info = await self._find(log)
+        settings = self._settings
+        lane = self._appends.log(info.log_id, producer)
+        async with _in_turn(lane, deadline):
+            is_late = await self._wait_open_room(deadline)
+            parts = cut_blocks(
+                columns,
+                Codec[settings.codec.upper()],
+                settings.block_bytes,
+                settings.block_records,
+                self._now_us,
+            )
+            check_group(parts)
+            future = lane.add_group(parts, sum(columns.sizes))
+        first = await (self._by(deadline, future) if is_late else future)
+        return [Lsn(lsn) for lsn in range(first, first + len(columns.values))]
+
+    def _sizes(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[Headers] | None,
+    ) -> list[int]:
+        """What each record counts; see `Appends.check_record`. Times were checked before."""
+        if keys is None and headers is None and set(map(type, values)) == {bytes}:
+            sizes = list(map(len, values))
+            if max(sizes) <= self._settings.block_bytes:
+                return sizes
+        check = self._appends.check_record
+        return [
+            check(
+                value,
+                keys[at] if keys is not None else None,
+                None,
+                headers[at] if headers is not None else None,
+            )
+            for at, value in enumerate(values)
+        ]
+
+    def _deadline(self) -> float:
+        """When a call that begins now must have ended, on the loop's clock."""
+        return self._appends.loop.time() + self._settings.timeout_s
+
+    async def _wait_open_room(self, deadline: float) -> bool:
+        """Wait for room until `deadline`; whether the call is late by then."""
+        if not self._appends.window.has_room:
+            await self._appends.window.wait_room(deadline)
+        self._cluster.check_open()
+        left_s = deadline - self._appends.loop.time()
+        return left_s < self._settings.timeout_s - LATE_S
+
+    async def _by(self, deadline: float, answer: Awaitable[Answer]) -> Answer:
+        """What a call that had to wait, for its log or for room, is answered; OutcomeUnknown if
+        it is not by then. Its block has a deadline of its own, up to a timeout after the call's.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await answer
+        except TimeoutError:
+            why = f"no answer within {self._settings.timeout_s:g} s, some of it before it was sent"
+            raise OutcomeUnknown(f"{why}: read the log to know whether it is stored") from None
+
+
+def _in_turn(
+    lane: LogAppends, deadline: float, *, is_long: bool = False
+) -> AbstractAsyncContextManager[None]:
+    """Keeps the calls to a log in the order in which they were made.
+
+    A call of several blocks waits for room between them, and the next call's would pass. Short
+    calls without a producer need no place behind one another: the window lets them in by turns.
+    """
+    if lane.line.is_empty and not (is_long or lane.has_producer):
+        return nullcontext()
+    # A producer's call keeps its place until it has added, for `Appends` to keep its lane.
+    return _turn(lane.line, deadline, holds=is_long or lane.has_producer)
+
+
+@asynccontextmanager
+async def _turn(line: Line, deadline: float, *, holds: bool) -> AsyncIterator[None]:
+    place = line.join(holds=holds)
+    try:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await line.turn(place)
+        except TimeoutError:
+            raise Overloaded("calls to this log before this one still wait for room") from None
+        if not holds:
+            line.leave(place)
+        yield
+    finally:
+        line.leave(place)

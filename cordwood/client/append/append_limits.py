@@ -1,0 +1,22 @@
+"""How much a client sends at once, and how long it waits: limits of its appends."""
+
+from __future__ import annotations
+
+LAST_TRY_SHARE = 1 / 20
+"""Share of its timeout that an append must have left to be tried again."""
+
+STALL_S = 1.0
+"""A block unanswered for so long makes the client ask others about the sequencer's node; a
+stopped process keeps its connections, and only silence tells."""
+
+PRODUCERS_MAX = 10_000
+"""Producers, each with each of its logs, that one client appends with at a time."""
+
+SWEEP_S = 0.1
+"""How often deadlines are checked."""
+
+FRAME_BLOCKS = 4096
+"""Blocks put into one APPEND frame."""
+
+FRAME_BYTES = 4 << 20
+"""Bodies put into one APPEND frame."""

@@ -1,0 +1,569 @@
+"""A writer that gathers records into large blocks, by size and by time.
+
+Appends of one turn share a block anyway; this is for programs that append a record now and
+then, to many logs or through many hands, and would rather wait a moment than send small
+blocks. What it gathers for a log is one block: compressed as a whole, with one header, stored
+and acknowledged as one; each record still has its own LSN, and readers see no difference
+(LogDevice's writer makes one record of a batch).
+
+Modes say what a failure does to those behind it in the same log:
+
+- INDEPENDENT: blocks are sent as they fill. One that is tried again may come after others.
+- ONE_AT_A_TIME: a block is sent when the one before it has ended.
+- STREAM: blocks are sent as they fill and stored in that order, each once, tried for as long
+  as the writer lives. They go out as a producer's, which the log knows to be repeats;
+  LogDevice's stream keeps the order of first occurrences and allows repeats.
+
+What may be stored already is never sent again but in a stream, where that is safe. An error
+says which it is: see `CordwoodError.is_outcome_unknown`.
+
+Source: docs/sources/logdevice.md 1 ("BufferedWriter"); docs/design.md §3 ("Producers").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from cordwood.block import Buffer, Codec
+from cordwood.client.append.appends import Appends
+from cordwood.client.append.producer import PRODUCER_MAX, Producer
+from cordwood.client.append.record_check import (
+    Headers,
+    Timestamp,
+    as_bytes,
+    check_log_name,
+    own_headers,
+    to_us,
+)
+from cordwood.client.cluster import LogInfo
+from cordwood.client.find.log_info import AnyLog
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    CordwoodError,
+    OutcomeUnknown,
+    OutOfSequence,
+    Overloaded,
+    ProducerFenced,
+    Retryable,
+    UnknownLog,
+    UnknownProducer,
+)
+from cordwood.layout.log_names import normalise_name
+from cordwood.lsn import Lsn
+from cordwood.settings import MIB, ClientSettings
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.1
+"""The client has tried for its whole timeout by then; doubles up to the writer's bound."""
+
+STREAM_BLOCKS = 4
+"""Blocks of a stream in flight, one less than a log remembers of a producer: enough to hide
+the round trip behind blocks this large."""
+
+INDEPENDENT_BLOCKS = 64
+"""Blocks of one log in flight otherwise."""
+
+
+GOES_ON = (Retryable, OutOfSequence, UnknownProducer, ProducerFenced)
+"""What a block of a stream is sent again after: it is not stored, and may be in another epoch."""
+
+
+class WriteMode(enum.Enum):
+    """See the module."""
+
+    INDEPENDENT = "independent"
+    ONE_AT_A_TIME = "one-at-a-time"
+    STREAM = "stream"
+
+
+OnSuccess = Callable[[str, Sequence[Any], Sequence[Lsn]], None]
+"""Called with the log, what came with each record, and where each is."""
+
+OnFailure = Callable[[str, Sequence[Any], CordwoodError], None]
+"""Called with the log, what came with each record, and why none of them was acknowledged."""
+
+OnRetry = Callable[[str, Sequence[Any], CordwoodError], bool]
+"""Called before records are sent again; False lets them fail instead. It must not raise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """How a writer gathers.
+
+    Attributes:
+        time_trigger_s: a record waits no longer than this; None waits for size or `flush`.
+            A tenth of a second, felt by nobody: LogDevice's is off, and a program that
+            forgets to flush then never stores its last records.
+        size_trigger_bytes: a block is sent when it has so much; the client's `block_bytes`
+            bounds it. 256 KiB: larger blocks are hardly cheaper a byte.
+        mode: see the module.
+        retry_count: how often a block that was *not appended* is sent again after the
+            client gave up on it; None without end, as a stream always does.
+        retry_max_s: longest pause before that, which doubles from RETRY_FIRST_S on.
+        compression: `zstd`, `lz4` or `none`; None for the client's. LZ4 as LogDevice has
+            it: blocks this large gain most of what there is to gain.
+        memory_bytes_max: gathered and in flight together; at it `append` waits and
+            `append_nowait` refuses. As much as the client's window has by default.
+    """
+
+    time_trigger_s: float | None = 0.1
+    size_trigger_bytes: int = 256 << 10
+    mode: WriteMode = WriteMode.INDEPENDENT
+    retry_count: int | None = 0
+    retry_max_s: float = 60.0
+    compression: str | None = "lz4"
+    memory_bytes_max: int = 32 * MIB
+
+    def __post_init__(self) -> None:
+        if self.time_trigger_s is not None and not 0 < self.time_trigger_s <= 3600:
+            raise BadSetting(f"time_trigger_s is {self.time_trigger_s}; it goes up to 3600")
+        if self.retry_count is not None and self.retry_count < 0:
+            raise BadSetting(f"retry_count is {self.retry_count}; it is 0 and up, or None")
+        if not RETRY_FIRST_S <= self.retry_max_s <= 3600:
+            raise BadSetting(f"retry_max_s is {self.retry_max_s}; it goes from 0.1 to 3600")
+        if self.compression not in (None, "none", "lz4", "zstd"):
+            raise BadSetting(f"compression is {self.compression!r}; it is none, lz4 or zstd")
+        if not 1 <= self.size_trigger_bytes <= self.memory_bytes_max:
+            raise BadSetting("size_trigger_bytes goes from 1 to memory_bytes_max")
+
+
+class _Gathered:
+    """Records of one log that become one block.
+
+    Attributes:
+        contexts: what came with each record.
+        futures: for each, None where nobody waits.
+        tries: how often it was sent again.
+        ended: set once all of them were told.
+    """
+
+    __slots__ = (
+        "bytes", "contexts", "ended", "futures", "headers", "keys", "times", "tries", "values",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.values: list[Buffer] = []
+        self.keys: list[bytes | None] = []
+        self.times: list[int] = []
+        self.headers: list[Headers] = []
+        self.contexts: list[Any] = []
+        self.futures: list[asyncio.Future[Lsn] | None] = []
+        self.bytes = 0
+        self.tries = 0
+        self.ended = asyncio.Event()
+
+
+class _Lane:
+    """One log: what is gathered for it, what waits to be sent, who sends.
+
+    Attributes:
+        number: of the log, once it was found: its records go there whatever its name is by then,
+            until it is told to be gone.
+    """
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        self.number: int | None = None
+        self.open: _Gathered | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.queue: deque[_Gathered] = deque()
+        self.tasks: dict[asyncio.Task[None], None] = {}
+        self.producer: Producer | None = None
+
+
+class BufferedWriter:
+    """See the module. Made by `Store.buffered_writer`; close it, or use `async with`.
+
+    Attributes:
+        bytes: gathered and in flight.
+    """
+
+    def __init__(
+        self,
+        appends: Appends,
+        find: Callable[[AnyLog], Awaitable[LogInfo]],
+        settings: ClientSettings,
+        chance: Random,
+        options: WriterOptions,
+        *,
+        on_success: OnSuccess | None = None,
+        on_failure: OnFailure | None = None,
+        on_retry: OnRetry | None = None,
+    ) -> None:
+        self.bytes = 0
+        self._appends = appends
+        self._find = find
+        self._settings = settings
+        self._chance = chance
+        self._options = options
+        self._on_success = on_success
+        self._on_failure = on_failure
+        self._on_retry = on_retry
+        self._codec = None if options.compression is None else Codec[options.compression.upper()]
+        self._bytes_max = min(options.size_trigger_bytes, settings.block_bytes)
+        self._lanes: dict[str, _Lane] = {}
+        self._unended: dict[_Gathered, _Lane] = {}
+        self._freed = asyncio.Event()
+        self._closed: CordwoodError | None = None
+
+    async def __aenter__(self) -> BufferedWriter:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            await self.close()
+        else:
+            self.end(Closed("this writer was left"))  # cancelled: there is no time to wait
+
+    # Putting records in.
+
+    async def append(
+        self,
+        log: str,
+        value: Buffer,
+        *,
+        key: bytes | None = None,
+        timestamp: Timestamp | None = None,
+        headers: Headers | None = None,
+    ) -> Lsn:
+        """Append one record; return once it is stored. Waits for room in memory first.
+
+        Raises:
+            Overloaded: there was no room within the client's timeout; it was not appended.
+            CordwoodError: as `Store.append`.
+        """
+        await self.wait_room()
+        return await self.append_nowait(log, value, key=key, timestamp=timestamp, headers=headers)
+
+    def append_nowait(
+        self,
+        log: str,
+        value: Buffer,
+        *,
+        key: bytes | None = None,
+        timestamp: Timestamp | None = None,
+        headers: Headers | None = None,
+        context: Any = None,
+    ) -> asyncio.Future[Lsn]:
+        """Put a record in; the future tells where it was stored, or why not.
+
+        Raises:
+            Overloaded: no room in memory: wait for `wait_room`, and come again.
+            RecordTooLarge: over the client's block limit.
+            BadSetting: it cannot be encoded.
+            Closed: the writer was closed.
+        """
+        future: asyncio.Future[Lsn] = self._appends.loop.create_future()
+        self._put(log, value, key, timestamp, headers, context, future)
+        return future
+
+    def put(
+        self,
+        log: str,
+        value: Buffer,
+        *,
+        key: bytes | None = None,
+        timestamp: Timestamp | None = None,
+        headers: Headers | None = None,
+        context: Any = None,
+    ) -> None:
+        """Put a record in, for the writer's callbacks; raises as `append_nowait`."""
+        self._put(log, value, key, timestamp, headers, context, None)
+
+    async def wait_room(self) -> None:
+        """Wait until memory takes more; what is gathered is sent, so that it comes to an end.
+
+        Raises:
+            Overloaded: it did not within the client's timeout.
+            Closed: the writer was closed.
+        """
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                while self._closed is None and self.bytes >= self._options.memory_bytes_max:
+                    self._cut_all()
+                    freed = self._freed
+                    await freed.wait()
+        except TimeoutError:
+            raise self._overloaded() from None
+        self._check_open()
+
+    def _put(
+        self,
+        log: str,
+        value: Buffer,
+        key: bytes | None,
+        timestamp: Timestamp | None,
+        headers: Headers | None,
+        context: Any,
+        future: asyncio.Future[Lsn] | None,
+    ) -> None:
+        self._check_open()
+        check_log_name(log)
+        time_us = None if timestamp is None else to_us(timestamp)
+        size = self._appends.check_record(value, key, time_us, headers)
+        if self.bytes >= self._options.memory_bytes_max:
+            self._cut_all()
+            raise self._overloaded()
+        lane = self._lanes.get(log)
+        if lane is None:
+            # By two spellings it is one log, with one order; it is told by the first one.
+            name = normalise_name(log)
+            lane = self._lanes.setdefault(name, _Lane(log))
+            self._lanes[log] = lane
+        if lane.open is not None and lane.open.bytes + size > self._bytes_max:
+            self._cut(lane)
+        gathered = lane.open or self._begin(lane)
+        gathered.values.append(as_bytes(value))
+        gathered.keys.append(None if key is None else as_bytes(key))
+        gathered.times.append(self._appends.now_us() if time_us is None else time_us)
+        gathered.headers.append(own_headers(headers))
+        gathered.contexts.append(context)
+        gathered.futures.append(future)
+        gathered.bytes += size
+        self.bytes += size
+        is_full = len(gathered.values) >= self._settings.block_records
+        if is_full or gathered.bytes >= self._bytes_max:
+            self._cut(lane)
+
+    def _begin(self, lane: _Lane) -> _Gathered:
+        lane.open = gathered = _Gathered()
+        self._unended[gathered] = lane
+        if self._options.time_trigger_s is not None:
+            loop = self._appends.loop
+            lane.timer = loop.call_later(self._options.time_trigger_s, self._cut, lane)
+        return gathered
+
+    def _cut(self, lane: _Lane) -> None:
+        """Nothing more is gathered for the block: have it sent."""
+        gathered, lane.open = lane.open, None
+        if lane.timer is not None:
+            lane.timer.cancel()
+            lane.timer = None
+        if gathered is None:
+            return
+        lane.queue.append(gathered)
+        self._go(lane)
+
+    def _cut_all(self) -> None:
+        for lane in dict.fromkeys(self._lanes.values()):
+            self._cut(lane)
+
+    # Ending.
+
+    async def flush(self) -> None:
+        """Send all that is gathered, and return once each record put in so far was told."""
+        self._cut_all()
+        for gathered in list(self._unended):
+            await gathered.ended.wait()
+
+    async def close(self) -> None:
+        """Flush, for the client's timeout at most, and take nothing more. Safe to call twice."""
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await self.flush()
+        except TimeoutError:
+            logger.warning("a buffered writer is closed before all of it was stored")
+        self.end(Closed("this writer was closed"))
+
+    def end(self, error: CordwoodError) -> None:
+        """Take nothing more, and tell every record what is known of it."""
+        if self._closed is None:
+            self._closed = error
+        if self._unended:
+            logger.warning(
+                "%d records of a writer are not known to be stored: %s", self.records, error
+            )
+        for lane in dict.fromkeys(self._lanes.values()):
+            if lane.timer is not None:
+                lane.timer.cancel()
+            for task in lane.tasks:
+                task.cancel()
+            sent = [each for each, own in self._unended.items() if own is lane]
+            waiting = {*lane.queue, *([lane.open] if lane.open is not None else [])}
+            for gathered in sent:
+                why: CordwoodError = error
+                if gathered not in waiting:
+                    why = OutcomeUnknown(f"{error}; this append was in flight")
+                self._fail(lane, gathered, why)
+            lane.queue.clear()
+            lane.open = None
+        self._lanes.clear()
+        self._freed.set()
+
+    @property
+    def records(self) -> int:
+        """Records that were put in and not told yet."""
+        return sum(len(gathered.values) for gathered in list(self._unended))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes nothing more."""
+        return self._closed is not None
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise Closed(str(self._closed))
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(f"{self.bytes} bytes are gathered or in flight: wait for some")
+
+    # Sending.
+
+    def _go(self, lane: _Lane) -> None:
+        """Send what is queued for a log, as far as the mode allows."""
+        if self._options.mode is WriteMode.INDEPENDENT:
+            while lane.queue and len(lane.tasks) < INDEPENDENT_BLOCKS:
+                self._start(lane, self._send(lane, lane.queue.popleft()))
+        elif lane.queue and not lane.tasks:
+            self._start(lane, self._work(lane))
+
+    def _start(self, lane: _Lane, work: Coroutine[None, None, None]) -> None:
+        task = self._appends.spawn(work)
+        lane.tasks[task] = None
+        task.add_done_callback(lambda done: self._on_done(lane, done))
+
+    def _on_done(self, lane: _Lane, done: asyncio.Task[None]) -> None:
+        lane.tasks.pop(done, None)
+        if self._closed is None:
+            self._go(lane)
+
+    async def _work(self, lane: _Lane) -> None:
+        """Send what is queued for one log, one after the other or as a stream."""
+        while lane.queue:
+            if self._options.mode is WriteMode.STREAM:
+                await self._send_stream(lane)
+            else:
+                await self._send(lane, lane.queue.popleft())
+
+    async def _send(self, lane: _Lane, gathered: _Gathered) -> None:
+        """Send a block until it is stored, may be stored, or was tried often enough."""
+        while True:
+            try:
+                first = await (await self._submit(lane, gathered, None))
+            except CordwoodError as error:
+                if not self._may_retry(lane, gathered, error):
+                    self._fail(lane, gathered, error)
+                    return
+                await self._pause(gathered)
+            else:
+                self._succeed(lane, gathered, first)
+                return
+
+    def _may_retry(self, lane: _Lane, gathered: _Gathered, error: CordwoodError) -> bool:
+        """Whether a block that ended so should be sent again: never if it may be stored."""
+        count = self._options.retry_count
+        if not isinstance(error, Retryable) or (count is not None and gathered.tries >= count):
+            return False
+        return self._on_retry is None or self._on_retry(lane.log, gathered.contexts, error) is True
+
+    async def _pause(self, gathered: _Gathered) -> None:
+        pause_s = min(self._options.retry_max_s, RETRY_FIRST_S * 2.0 ** min(gathered.tries, 20))
+        gathered.tries += 1
+        await asyncio.sleep(pause_s * self._chance.uniform(0.5, 1.0))
+
+    async def _send_stream(self, lane: _Lane) -> None:
+        """Send what is queued in order, a few blocks at a time, until one fails or all are stored.
+
+        A block is sent again for as long as it takes, by the producer's own line; what comes
+        back as an error will not be stored under this identity. Its epoch ends there: those
+        behind it that failed with it are sent anew in the next one, which keeps the order.
+        """
+        if lane.producer is None:
+            lane.producer = Producer(self._chance.randint(1, PRODUCER_MAX))
+        producer = lane.producer
+        sent: deque[tuple[_Gathered, asyncio.Future[Lsn]]] = deque()
+        again: list[_Gathered] = []
+        while sent or (lane.queue and not again):
+            while lane.queue and not again and len(sent) < STREAM_BLOCKS:
+                gathered = lane.queue.popleft()
+                try:
+                    sent.append((gathered, await self._submit(lane, gathered, producer)))
+                except CordwoodError as error:
+                    self._end_stream(lane, producer, gathered, error, again)
+            if sent:
+                gathered, answer = sent.popleft()
+                try:
+                    self._succeed(lane, gathered, await answer)
+                except CordwoodError as error:
+                    self._end_stream(lane, producer, gathered, error, again)
+        if again:
+            lane.queue.extendleft(reversed(again))
+            await self._pause(again[0])
+
+    def _end_stream(
+        self,
+        lane: _Lane,
+        producer: Producer,
+        gathered: _Gathered,
+        error: CordwoodError,
+        again: list[_Gathered],
+    ) -> None:
+        """A block of this producer's epoch ended with an error, so the epoch is over."""
+        lane.producer = Producer(producer.producer, producer.epoch + 1)
+        if isinstance(error, GOES_ON):
+            again.append(gathered)
+        else:
+            self._fail(lane, gathered, error)
+
+    async def _submit(
+        self, lane: _Lane, gathered: _Gathered, producer: Producer | None
+    ) -> asyncio.Future[Lsn]:
+        """Send a block once; the future tells where its first record is."""
+        info = await self._find(lane.log if lane.number is None else lane.number)
+        lane.number = info.log_id
+        deadline = self._appends.loop.time() + self._settings.timeout_s
+        await self._appends.window.wait_room(deadline)
+        return self._appends.log(info.log_id, producer).add_block(
+            gathered.values,
+            gathered.keys if any(key is not None for key in gathered.keys) else None,
+            gathered.times,
+            gathered.headers if any(gathered.headers) else None,
+            gathered.bytes,
+            self._codec,
+            math.inf if producer is not None else None,
+        )
+
+    # Telling.
+
+    def _succeed(self, lane: _Lane, gathered: _Gathered, first: Lsn) -> None:
+        if not self._finish(gathered):
+            return
+        lsns = [Lsn(first + at) for at in range(len(gathered.values))]
+        for future, lsn in zip(gathered.futures, lsns, strict=True):
+            if future is not None and not future.done():
+                future.set_result(lsn)
+        if self._on_success is not None:
+            self._appends.loop.call_soon(self._on_success, lane.log, gathered.contexts, lsns)
+
+    def _fail(self, lane: _Lane, gathered: _Gathered, error: CordwoodError) -> None:
+        if isinstance(error, UnknownLog):
+            lane.number = None  # what comes next is for the log that has the name then
+        if not self._finish(gathered):
+            return
+        for future in gathered.futures:
+            if future is not None and not future.done():
+                future.set_exception(error)
+                # A caller that went away must not leave a warning about this.
+                future.exception()
+        if self._on_failure is not None:
+            self._appends.loop.call_soon(self._on_failure, lane.log, gathered.contexts, error)
+
+    def _finish(self, gathered: _Gathered) -> bool:
+        """A block came to its end; False if it had already."""
+        if self._unended.pop(gathered, None) is None:
+            return False
+        self.bytes -= gathered.bytes
+        gathered.ended.set()
+        self._freed.set()
+        self._freed = asyncio.Event()
+        return True

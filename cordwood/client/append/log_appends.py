@@ -1,0 +1,598 @@
+"""A client's appends to one log: what is submitted in one turn becomes one block.
+
+A block goes to the log's sequencer and is answered with its first LSN. A refusal
+that stored nothing is tried again, elsewhere if told so, until the deadline. A
+block whose fate nobody knows (connection lost, sequencer fenced, deadline passed)
+ends as OutcomeUnknown and is never sent again, because that could store it twice.
+A producer's block is sent again, since the sequencer knows it: see `client.append.producer`.
+
+Blocks of one log never pass one another: once one came back, nothing more is sent until
+all that was sent is answered, and then what came back goes first. The sequencer keeps
+the other half of that rule: behind a block that it sent back it takes no other one from
+this connection until the client says that it begins afresh.
+
+Source: docs/design.md §4, §7; docs/sources/hotpath.md §6 (futures are the client's ceiling).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Protocol
+
+from cordwood.block import Buffer, Codec
+from cordwood.client.append.append_limits import (
+    FRAME_BLOCKS,
+    FRAME_BYTES,
+    LAST_TRY_SHARE,
+    STALL_S,
+)  # fmt: skip
+from cordwood.client.append.batch import Batch, unknown
+from cordwood.client.append.line import Line
+from cordwood.client.append.outbox import Outbox
+from cordwood.client.append.producer import Producer
+from cordwood.client.append.record_check import Headers
+from cordwood.client.append.window import Window
+from cordwood.client.cluster import Cluster
+from cordwood.errors import (
+    BadSetting,
+    CordwoodError,
+    Fenced,
+    Malformed,
+    Misplaced,
+    OutcomeUnknown,
+    OutOfSequence,
+    Retryable,
+    Unreachable,
+)
+from cordwood.host.seams import Host
+from cordwood.layout.append_group import GroupPart
+from cordwood.layout.waves import AppendFlag, append_entry
+from cordwood.lsn import ESN_MAX, Lsn, format_lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol.producers import PLACES_MAX
+from cordwood.settings import ClientSettings
+from cordwood.wire.connection import Connection
+
+SEEK_DIALS = 2
+"""Dials that must fail before the next node is asked sooner: one may be a hiccup."""
+
+SEEK_ONE_S = 1.0
+"""How long a log's own node may be away before the next one is asked to activate."""
+
+REDIRECTS_MAX = 3
+"""Redirects followed in a row. One leads to a log's node, and another from a node that
+leaves just then to its heir; nodes that go on to send one elsewhere do not agree."""
+
+RETRY_FIRST_S = 0.02
+RETRY_MAX_S = 1.0
+"""Pauses between tries: quick at first, since most refusals are a sequencer starting."""
+
+
+class Owner(Protocol):
+    """What the appends to one log share with those to the client's others."""
+
+    loop: asyncio.AbstractEventLoop
+    window: Window
+    sent: dict[int, LogAppends]
+    last_token: int
+    outbox: Outbox
+    fencing: dict[int, int]
+
+    def mark_dirty(self, log: LogAppends) -> None:
+        """`log` has a batch to cut at the end of this turn."""
+
+    def next_token(self) -> int:
+        """A number for a block, growing."""
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run a coroutine until it ends or the client closes."""
+
+
+class LogAppends:
+    """Appends of one client to one log; see the module.
+
+    Attributes:
+        line: calls that wait before they add; see `append_calls`.
+        has_producer: whether its blocks are a producer's.
+    """
+
+    def __init__(
+        self,
+        log: int,
+        producer: Producer | None,
+        cluster: Cluster,
+        host: Host,
+        settings: ClientSettings,
+        owner: Owner,
+    ) -> None:
+        self.log = log
+        self.line = Line(owner.loop)
+        self.has_producer = producer is not None
+        self._producer = producer
+        self._broken: CordwoodError | None = None
+        self._cluster = cluster
+        self._host = host
+        self._settings = settings
+        self._owner = owner
+        self._codec = Codec[settings.codec.upper()]
+        self._batch: Batch | None = None
+        self._queue: deque[Batch] = deque()
+        self._sent: dict[int, tuple[Batch, Connection]] = {}
+        self._target: Connection | None = None
+        self._activate_here = False
+        self._hint = NodeId(0)
+        # Times in a row that one node sent us on to another.
+        self._redirects = 0
+        self._pause_s = 0.0
+        self._seeking: asyncio.Task[None] | None = None
+        # A block came back: look for the sequencer anew, once all that was sent is answered.
+        self._came_back = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is about to be added, pending, queued or sent."""
+        return not self.has_work and self.line.is_empty
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something is pending, queued or sent."""
+        return bool(self._sent or self._queue or self._batch)
+
+    # Submitting.
+
+    def add(
+        self,
+        value: Buffer,
+        key: bytes | None,
+        time_us: int | None,
+        headers: Headers | None,
+        size: int,
+        expected_tail: int | None = None,
+    ) -> asyncio.Future[Lsn]:
+        """Put one record, of `size` bytes by `check_record`, into this turn's block.
+
+        Args:
+            expected_tail: the record gets a block of its own, taken only if the log's last
+                record is there.
+        """
+        self._check_whole()
+        if expected_tail is not None:
+            self._cut()
+        batch = self._room_for(size)
+        batch.expected_tail = expected_tail
+        future: asyncio.Future[Lsn] = self._owner.loop.create_future()
+        batch.futures.append((future, batch.count))
+        self._put(batch, value, key, time_us, headers, size)
+        if expected_tail is not None:
+            self._cut()
+        return future
+
+    def add_many(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        times_us: Sequence[int] | int | None,
+        headers: Sequence[Headers] | None,
+        sizes: Sequence[int],
+    ) -> list[tuple[asyncio.Future[Lsn], int]]:
+        """Put records, of these sizes by `check_record`, into blocks, in order; a future
+        and a count for each run of LSNs."""
+        self._check_whole()
+        size = sum(sizes)
+        if values and self._takes_all(len(values), size):
+            return [self._add_together(values, keys, times_us, headers, size)]
+        runs: list[tuple[asyncio.Future[Lsn], int]] = []
+        open_batch: Batch | None = None
+        for at, value in enumerate(values):
+            key = keys[at] if keys is not None else None
+            batch = self._room_for(sizes[at])
+            if batch is not open_batch:
+                open_batch = batch
+                future: asyncio.Future[Lsn] = self._owner.loop.create_future()
+                batch.futures.append((future, batch.count))
+                runs.append((future, 0))
+            time_us = times_us if times_us is None or isinstance(times_us, int) else times_us[at]
+            pairs = headers[at] if headers is not None else None
+            self._put(batch, value, key, time_us, pairs, sizes[at])
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        return runs
+
+    def add_group(self, parts: Sequence[GroupPart], size: int) -> asyncio.Future[Lsn]:
+        """Put sealed blocks, of records of `size` bytes in all, behind what is here: they are
+        stored together or not at all."""
+        self._check_whole()
+        self._cut()
+        batch = Batch(self._owner.loop.time() + self._settings.timeout_s)
+        future: asyncio.Future[Lsn] = self._owner.loop.create_future()
+        batch.futures.append((future, 0))
+        batch.seal_group(self.log, parts, size, self._producer)
+        self._queue.append(batch)
+        self._owner.window.take(batch.count, size)
+        self._owner.mark_dirty(self)
+        return future
+
+    def _takes_all(self, records: int, size: int) -> bool:
+        """Whether so many records go into one block: this turn's as it is, or one of their own."""
+        settings = self._settings
+        batch = self._batch
+        if batch is None or self._is_full(batch):
+            return records <= settings.block_records and size <= settings.block_bytes
+        return (
+            batch.count + records <= settings.block_records
+            and batch.bytes + size <= settings.block_bytes
+        )
+
+    def _is_full(self, batch: Batch) -> bool:
+        settings = self._settings
+        return batch.count >= settings.block_records or batch.bytes >= settings.block_bytes
+
+    def _add_together(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        times_us: Sequence[int] | int | None,
+        headers: Sequence[Headers] | None,
+        size: int,
+    ) -> tuple[asyncio.Future[Lsn], int]:
+        """Put records that one block takes into it, a column at a time: a client that appends
+        by the block spends its time here, and a call for each record took five times as long."""
+        if self._batch is not None and self._is_full(self._batch):
+            self._cut()
+        batch = self._room_for(size)
+        count, more = batch.count, len(values)
+        future: asyncio.Future[Lsn] = self._owner.loop.create_future()
+        batch.futures.append((future, count))
+        batch.put_many(values, keys, times_us, headers, size, self._host.clock.now_us)
+        self._owner.window.take(more, size)
+        return future, more
+
+    def add_block(
+        self,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        times_us: Sequence[int] | None,
+        headers: Sequence[Headers] | None,
+        size: int,
+        codec: Codec | None,
+        deadline: float | None = None,
+    ) -> asyncio.Future[Lsn]:
+        """Put records, `size` bytes by `check_record`, into a block of their own.
+
+        Args:
+            codec: of this block, None for the client's.
+            deadline: on the loop's clock, infinity for none; None gives it the client's timeout.
+        """
+        self._check_whole()
+        self._cut()
+        batch = self._room_for(size)
+        batch.codec = codec
+        if deadline is not None:
+            batch.deadline = deadline
+        future, _ = self._add_together(values, keys, times_us, headers, size)
+        self._cut()
+        return future
+
+    def _room_for(self, size: int) -> Batch:
+        """This turn's batch, or a new one where the old one is full."""
+        batch = self._batch
+        settings = self._settings
+        if batch is not None and (
+            batch.count >= settings.block_records
+            or (batch.count and batch.bytes + size > settings.block_bytes)
+        ):
+            self._cut()
+            batch = None
+        if batch is None:
+            batch = self._batch = Batch(self._owner.loop.time() + settings.timeout_s)
+            self._owner.mark_dirty(self)
+        return batch
+
+    def _put(
+        self,
+        batch: Batch,
+        value: Buffer,
+        key: bytes | None,
+        time_us: int | None,
+        headers: Headers | None,
+        size: int,
+    ) -> None:
+        batch.put(value, key, time_us, headers, size, self._host.clock.now_us)
+        self._owner.window.take(1, size)
+
+    # Sending.
+
+    def flush(self) -> None:
+        """The turn ends: cut its batch and send.
+
+        A producer with as much in flight as a log remembers of it goes on to fill its batch.
+        """
+        if not self._must_wait:
+            self._cut()
+        self._pump()
+
+    def _check_whole(self) -> None:
+        """Refuse more from a producer one of whose blocks ended with an error: OutOfSequence."""
+        if self._broken is not None:
+            text = f"an earlier block of {self._producer} ended so: {self._broken}"
+            raise OutOfSequence(text, Misplaced.BEHIND)
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether a producer has to wait for answers before it may send more."""
+        return self._producer is not None and len(self._sent) + len(self._queue) >= PLACES_MAX
+
+    def _cut(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        try:
+            batch.seal(self.log, self._codec, self._producer, self._host.clock.now_us)
+        except (BufferError, MemoryError, OverflowError, TypeError, ValueError) as error:
+            # It ends alone: its room goes back, and other logs of this turn are sent.
+            self._owner.window.give_back(batch.count, batch.bytes)
+            batch.fail(BadSetting(f"records of log {self.log} cannot be encoded: {error!r}"))
+            return
+        self._queue.append(batch)
+
+    def _pump(self) -> None:
+        """Send what is queued to the sequencer, or look for it."""
+        self._give_up_late(self._owner.loop.time())
+        if not self._queue or self._seeking is not None:
+            return
+        target = self._target
+        if self._came_back or target is None or not target.is_open:
+            if not self._sent:
+                self._came_back = False
+                self._seeking = self._owner.spawn(self._seek())
+            return
+        now = self._owner.loop.time()
+        while self._queue and self._frame_blocks:
+            parts: list[Buffer] = []
+            count = size = 0
+            while self._queue and size < FRAME_BYTES and count < self._frame_blocks:
+                batch = self._queue.popleft()
+                entry = batch.entry
+                assert entry is not None, "a queued batch was cut"
+                entry.token = self._owner.next_token()
+                entry.fencing = self._owner.fencing.get(self.log, 0)
+                entry.flags = self._flags(batch)
+                batch.sent_at = now
+                self._sent[entry.token] = (batch, target)
+                self._owner.sent[entry.token] = self
+                parts += (append_entry(entry), *entry.bodies)
+                count += 1
+                size += entry.stored_bytes
+            self._owner.outbox.put(target, parts, count, size)
+
+    def _flags(self, batch: Batch) -> int:
+        """What the sequencer is told of a batch, as bits of AppendFlag."""
+        entry = batch.entry
+        assert entry is not None, "a queued batch was cut"
+        flags: int = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
+        if not self._sent:
+            flags |= AppendFlag.AFRESH
+        if batch.expected_tail is not None:
+            flags |= AppendFlag.CONDITIONAL
+        if entry.parts:
+            flags |= AppendFlag.GROUP
+        if entry.fencing:
+            flags |= AppendFlag.FENCED
+        return flags
+
+    @property
+    def _frame_blocks(self) -> int:
+        """Blocks that may be sent now."""
+        if self._producer is None:
+            return FRAME_BLOCKS
+        return max(0, PLACES_MAX - len(self._sent))
+
+    async def _seek(self) -> None:
+        """Find a node to send to: where we were told, the log's own, then the others."""
+        try:
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s * self._host.random.uniform(0.5, 1.0))
+            order = self._cluster.sequencers(self.log)
+            hint, self._hint = self._hint, NodeId(0)
+            if hint in order:
+                order = (hint, *(node for node in order if node != hint))
+            for node in order:
+                try:
+                    self._target = await self._cluster.peers.wait_for(
+                        node, timeout_s=SEEK_ONE_S, dials=SEEK_DIALS
+                    )
+                except Unreachable:
+                    continue
+                self._activate_here = node != order[0] or self._is_sent_in_circles
+                break
+            else:
+                self._target = None
+                self._note_refusal(Unreachable("no node of the cluster is up"))
+        finally:
+            self._seeking = None
+        if self._target is not None:
+            self._pump()
+
+    @property
+    def _is_sent_in_circles(self) -> bool:
+        """Whether nodes that see the cluster differently send us from one to the other.
+
+        Then whoever is asked next is told to sequence the log itself, and there is a pause
+        before it is; LogDevice's REACTIVATE flag.
+        """
+        return self._redirects >= REDIRECTS_MAX
+
+    def _note_refusal(self, error: CordwoodError) -> None:
+        self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
+        for batch in self._queue:
+            batch.refused = batch.refused or error
+        self._seeking = None
+
+    # Answers.
+
+    def on_acked(self, token: int, first: int, by: Connection) -> None:
+        """The sequencer stored a block.
+
+        Raises:
+            Malformed: no sequencer can have stored it there, or it was sent to another node.
+        """
+        found = self._sent.get(token)
+        if found is not None:
+            last = (first & ESN_MAX) + found[0].count - 1
+            if found[1] is not by or first >> 32 == 0 or not first & ESN_MAX or last >= ESN_MAX:
+                raise Malformed(f"an append to log {self.log} is said to be at {format_lsn(first)}")
+            del self._sent[token]
+            self._pause_s = 0.0
+            self._redirects = 0
+            # It sequences now. Should it stop to, the log's own node takes over; a
+            # client that kept asking this one to start would fence that node for ever.
+            self._activate_here = False
+            self._finish(found[0])
+            found[0].resolve(first)
+            if self._producer is None:
+                self._pump_if_settled()
+            else:
+                self.flush()
+
+    def on_fault(self, token: int, error: CordwoodError, node: NodeId) -> None:
+        """The sequencer refused a block, or does not know what became of it."""
+        found = self._sent.pop(token, None)
+        if found is None:
+            return
+        is_unknown = isinstance(error, (Fenced, OutcomeUnknown))
+        if isinstance(error, Retryable) or (is_unknown and self._producer is not None):
+            found[0].maybe = found[0].maybe or is_unknown
+            self._come_back(found[0], token, error, node)
+        else:
+            self._came_back |= isinstance(error, (Fenced, OutcomeUnknown))
+            self._cluster.note_refusal(self.log, error)
+            self._finish(found[0])
+            # Who refuses it now may have been replaced by the one that stored it: seed 12130.
+            self._fail(found[0], found[0].given_up(self.log, error))
+        self._pump_if_settled()
+
+    def _fail(self, batch: Batch, error: CordwoodError) -> None:
+        """A block ends with an error, and with it a producer's sequence."""
+        batch.fail(error)
+        if self._producer is not None and self._broken is None:
+            self._broken = error
+            self._cut()
+            text = f"an earlier block of {self._producer} ended so: {error}"
+            behind = OutOfSequence(text, Misplaced.BEHIND)
+            while self._queue:
+                later = self._queue.popleft()
+                self._finish(later)
+                later.fail(later.given_up(self.log, behind))
+
+    def _pump_if_settled(self) -> None:
+        """Go on where blocks waited for the last answer."""
+        if self._came_back and not self._sent:
+            self._pump()
+
+    def _come_back(self, batch: Batch, token: int, error: CordwoodError, node: NodeId) -> None:
+        """Keep a refused block for another try."""
+        batch.refused = error
+        self._owner.sent.pop(token, None)  # it gets another token when it is sent again
+        self._requeue(batch, token)
+        self._hint = node
+        self._redirects += bool(node) and not self._came_back
+        if not self._came_back and (not node or self._is_sent_in_circles):
+            # Once for all that come back together.
+            self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
+        self._came_back = True
+
+    def _requeue(self, batch: Batch, token: int) -> None:
+        """Put a refused batch back where its age puts it."""
+        later: list[Batch] = []
+        while self._queue and self._age(self._queue[0]) < token:
+            later.append(self._queue.popleft())
+        self._queue.appendleft(batch)
+        self._queue.extendleft(reversed(later))
+
+    def _age(self, batch: Batch) -> int:
+        assert batch.entry is not None, "a queued batch was cut"
+        return batch.entry.token or self._owner.last_token + 1
+
+    def on_down(self, connection: Connection) -> None:
+        """A connection is gone: what was sent on it may or may not be stored."""
+        if self._target is connection:
+            self._target = None
+        lost = [token for token, (_, used) in self._sent.items() if used is connection]
+        for token in lost:
+            batch, _ = self._sent.pop(token)
+            error = unknown(f"the connection to {connection} was lost", self.log)
+            if self._producer is not None:
+                batch.maybe = True
+                self._come_back(batch, token, error, NodeId(0))
+            else:
+                self._finish(batch)
+                batch.fail(error)
+        self._pump()
+
+    def _check_stall(self, now: float) -> None:
+        """Ask about the node that has owed an answer for longest, if that is long."""
+        oldest = next(iter(self._sent.values()), None)
+        if oldest is None or now - oldest[0].sent_at < STALL_S:
+            return
+        peer = oldest[1].peer
+        if peer is not None:
+            self._cluster.check_node(NodeId(peer.node))
+
+    def is_due(self, now: float) -> bool:
+        """Whether `sweep` would find something to do.
+
+        Blocks are sent in the order in which they were made, so the first of those in flight has
+        waited longest, and its deadline comes first.
+        """
+        if self._queue:
+            return True
+        for batch, _ in self._sent.values():
+            return now - batch.sent_at >= STALL_S or batch.deadline <= now
+        return False
+
+    def sweep(self, now: float) -> None:
+        """Give up what is past its deadline."""
+        self._check_stall(now)
+        late = [token for token, (batch, _) in self._sent.items() if batch.deadline <= now]
+        for token in late:
+            batch, _ = self._sent.pop(token)
+            self._finish(batch)
+            error = unknown(f"no answer within {self._settings.timeout_s:g} s", self.log)
+            self._fail(batch, error)
+        self._pump()
+
+    def _give_up_late(self, now: float) -> None:
+        """Give up what is queued and has no time left.
+
+        Nothing of it is stored, and why is known. Sent once more at the very end it would
+        end as an unknown outcome instead, so a refused batch is not.
+        """
+        last_try_s = self._settings.timeout_s * LAST_TRY_SHARE
+        while self._queue:
+            batch = self._queue[0]
+            if batch.deadline - (last_try_s if batch.refused else 0.0) > now:
+                return
+            self._queue.popleft()
+            self._finish(batch)
+            error = batch.refused or Unreachable("no node took this append in time")
+            self._fail(batch, batch.given_up(self.log, error))
+
+    def close(self, error: CordwoodError) -> None:
+        """Fail everything that is open."""
+        self._cut()
+        unknown = OutcomeUnknown(f"{error}; this append was in flight")
+        for batch, _ in self._sent.values():
+            self._finish(batch)
+            batch.fail(unknown)
+        for batch in self._queue:
+            self._finish(batch)
+            batch.fail(batch.given_up(self.log, error))
+        self._sent.clear()
+        self._queue.clear()
+
+    def _finish(self, batch: Batch) -> None:
+        entry = batch.entry
+        assert entry is not None, "a finished batch was cut"
+        self._owner.sent.pop(entry.token, None)
+        self._owner.window.give_back(batch.count, batch.bytes)

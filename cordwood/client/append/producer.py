@@ -1,0 +1,80 @@
+"""Producers: writers with an identity, whose retries are stored once.
+
+A producer's blocks carry its id, its epoch and the sequence of their first record. What may
+have been stored is sent again until it is answered, and a repeat is answered with the place
+that it has already. So an append through a producer ends as unknown only if nobody answers
+before its deadline.
+
+Errors of its own: `UnknownProducer` (the log does not remember it, and this is not its first
+block), `ProducerFenced` (a higher epoch of it has begun), `OutOfSequence` (records before these
+are missing, or these were stored too long ago to say where: its `kind` and `expected` say which).
+
+A place is an id, an epoch, a sequence and a number of records; content is not compared. Other
+records sent under a place that the log remembers are taken for a repeat: they are acknowledged
+with the old records' LSNs and not stored. So a producer that does not know for sure where it
+stopped begins a higher epoch.
+
+An append with `expected_tail` is stored only if the log's last record stands there, which an
+append or `tail` has answered; else it ends with `TailMoved`.
+
+Source: docs/design.md §3 ("Producers").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cordwood.errors import BadSetting
+from cordwood.protocol.producers import QUERY_PRODUCERS
+
+PRODUCER_MAX = QUERY_PRODUCERS - 1
+EPOCH_MAX = (1 << 32) - 1
+
+
+class Producer:
+    """An identity to append with, for one client at a time.
+
+    Two clients with one identity shut each other out or mix their sequences. After a restart,
+    or after an append that ended with an error, take the same id and a higher epoch, or
+    say where the old one stopped.
+
+    Args:
+        producer: 1 to 2**62 - 1; the same over the lives of an application. Ids above are
+            those of queries that publish.
+        epoch: 0 and up; a higher one begins anew at sequence 0 and shuts lower ones out.
+        sequences: by log number, the sequence that comes next, to go on where an earlier
+            life stopped; counted in records. Too low a one loses records: other records under a
+            sequence that was used are acknowledged as the old ones, and not stored.
+    """
+
+    _ids = (1, PRODUCER_MAX)
+
+    def __init__(
+        self, producer: int, epoch: int = 0, sequences: Mapping[int, int] | None = None
+    ) -> None:
+        if not self._ids[0] <= producer <= self._ids[1]:
+            raise BadSetting(f"producer {producer}: ids go from {self._ids[0]} to {self._ids[1]}")
+        if not 0 <= epoch <= EPOCH_MAX:
+            raise BadSetting(f"producer epoch {epoch}: it goes from 0 to {EPOCH_MAX}")
+        self.producer = producer
+        self.epoch = epoch
+        self._next = dict(sequences or {})
+
+    def __repr__(self) -> str:
+        return f"Producer({self.producer}, {self.epoch})"
+
+    def next_sequence(self, log: int) -> int:
+        """The sequence that the next record appended to a log gets."""
+        return self._next.get(log, 0)
+
+    def take(self, log: int, count: int) -> int:
+        """Give sequences to `count` records; the first of them."""
+        first = self.next_sequence(log)
+        self._next[log] = first + count
+        return first
+
+
+class QueryProducer(Producer):
+    """A query that publishes batches: its id is drawn for it, each commit is an epoch."""
+
+    _ids = (QUERY_PRODUCERS, (1 << 63) - 1)

@@ -1,0 +1,1 @@
+"""How the client finds logs, their numbers, and where they end."""

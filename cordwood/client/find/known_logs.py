@@ -1,0 +1,113 @@
+"""The logs that a client remembers, and for how long it believes a name.
+
+A log's number is its identity: what is known by it stays true, and only grows. A name leads to a
+number until the log is renamed or deleted. Nodes count the changes of the log tree, and tell the
+count with the members, every few seconds (`cluster.REFRESH_S`). What was learnt before the newest
+change is looked up again at its next use. A change that no count tells, because the node that
+made it died before it could count it, is found by age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cordwood.client.find.log_info import AnyLog, LogInfo
+
+BELIEVED_S = 60.0
+"""How long a name is believed where no change is told: as long as nodes go without looking."""
+
+LOGS_MAX = 131_072
+"""Logs that are remembered; of more, all are asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How new something is: what was known when it was asked for.
+
+    Attributes:
+        changes: of the log tree, as counted then.
+        at_s: on the loop's clock.
+    """
+
+    changes: int
+    at_s: float
+
+
+class KnownLogs:
+    """See the module. Names are normalised ones; a log is found by its name or its number."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._changes = -1
+        self._names: dict[str, tuple[int, Mark]] = {}
+        self._numbers: dict[int, tuple[LogInfo, Mark]] = {}
+
+    def note_changes(self, count: int) -> bool:
+        """A node has counted so many changes; whether that is news."""
+        is_news = count > self._changes
+        self._changes = max(count, self._changes)
+        return is_news
+
+    def mark(self) -> Mark:
+        """To be taken before a question that is answered from the log tree."""
+        return Mark(self._changes, self._now_s())
+
+    def get(self, log: AnyLog) -> LogInfo | None:
+        """What is remembered of a log."""
+        if isinstance(log, str):
+            leads = self._names.get(log)
+            if leads is None:
+                return None
+            log = leads[0]
+        found = self._numbers.get(log)
+        return None if found is None else found[0]
+
+    def has_changed(self, log: AnyLog) -> bool:
+        """Whether the tree changed since this was asked for, so that it may be another log."""
+        mark = self._mark_of(log)
+        return mark is None or mark.changes < self._changes
+
+    def is_old(self, log: AnyLog) -> bool:
+        """Whether it was asked for longer ago than it is believed."""
+        mark = self._mark_of(log)
+        return mark is None or self._now_s() - mark.at_s >= BELIEVED_S
+
+    def _mark_of(self, log: AnyLog) -> Mark | None:
+        found = self._names.get(log) if isinstance(log, str) else self._numbers.get(log)
+        return None if found is None else found[1]
+
+    def put(self, log: AnyLog, info: LogInfo, mark: Mark) -> LogInfo:
+        """A node's answer to a question that was asked at `mark`.
+
+        Returns:
+            `info`, with all epochs that are known.
+        """
+        if len(self._numbers) >= LOGS_MAX:
+            self._names.clear()
+            self._numbers.clear()
+        known = self._numbers.get(info.log_id)
+        if known is not None and known[0].epoch > info.epoch:
+            info = replace(info, history=known[0].history, epoch=known[0].epoch)
+        self._numbers[info.log_id] = info, mark
+        if isinstance(log, str):
+            self._names[log] = info.log_id, mark
+        return info
+
+    def put_epochs(self, info: LogInfo) -> None:
+        """Epochs that a storage node told of a log that was known before."""
+        known = self._numbers.get(info.log_id)
+        if known is not None and known[0].epoch < info.epoch:
+            newer = replace(known[0], history=info.history, epoch=info.epoch)
+            self._numbers[info.log_id] = newer, known[1]
+
+    def forget(self, log: AnyLog) -> None:
+        """Ask anew when next this log is looked up; of a directory, all below it."""
+        if isinstance(log, int):
+            self._numbers.pop(log, None)
+            return
+        below = [name for name in self._names if name.startswith(log)] if log[-1:] == "/" else [log]
+        for name in below:
+            leads = self._names.pop(name, None)
+            if leads is not None:
+                self._numbers.pop(leads[0], None)

@@ -1,0 +1,258 @@
+"""How a client finds logs: by name or number, from memory or by asking; and their epochs.
+
+A name is an address. What is remembered of it is believed for a bounded while (`known_logs`) and
+looked up again by whoever uses it next. If no node answers that question within CHECK_NAME_S, what
+is remembered is used, and the question is asked on beside it: a client that is cut off from the
+metadata store reads and appends on.
+
+Source: docs/design.md §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cordwood.client.append.line import Line
+from cordwood.client.find.known_logs import KnownLogs
+from cordwood.client.find.log_info import AnyLog, LogInfo, OnLearnt, log_info
+from cordwood.errors import AccessDenied, Closed, CordwoodError, Retryable, UnknownLog
+from cordwood.layout.log_names import normalise_directory, normalise_name
+from cordwood.layout.message import AskNodesets, Call, FindLog, LogReply, NodesetsReply, Reply
+from cordwood.layout.message_nodes import MemberInfo
+from cordwood.wire.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+CHECK_S = 0.5
+"""How long a node may take to say what it thinks of another one; the next is asked then."""
+
+LEARN_EVERY_S = 0.5
+"""How often a log's epochs are asked for while readers meet one they do not know."""
+
+ASK_ONE_S = 5.0
+"""How long one node may take before another one is asked."""
+
+CHECK_NAME_S = 1.0
+"""How long a caller waits for a name that may lead to another log by now; then what is remembered
+is used. It is longer than a node takes while the metadata store answers."""
+
+
+class LogFinding:
+    """See the module; `cluster.Cluster` has these calls."""
+
+    peers: Peers
+    _tasks: asyncio.TaskGroup
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._closed = False
+        self._known = KnownLogs(loop.time)
+        # What needs no look: by the name as callers give it, until anything is learnt anew.
+        self._sure: dict[AnyLog, LogInfo] = {}
+        # Logs whose last check was not answered in time; the next one holds up nobody.
+        self._unanswered: dict[AnyLog, None] = {}
+        self._asking: dict[tuple[AnyLog, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
+        # Calls that wait for a log.
+        self._lines: dict[AnyLog, Line] = {}
+        self._learning: dict[int, asyncio.Task[None]] = {}
+        self._learners: dict[int, dict[OnLearnt, LogInfo]] = {}
+
+    async def call_any(self, message: Call, *, timeout_s: float) -> Reply:
+        """See `cluster.Cluster`."""
+        raise NotImplementedError
+
+    def _want(self, members: Sequence[MemberInfo]) -> None:
+        """See `cluster.Cluster`."""
+        raise NotImplementedError
+
+    async def find_log(
+        self, log: AnyLog, *, create: bool, timeout_s: float, fresh: bool = False
+    ) -> LogInfo:
+        """Look a log up, from memory where `fresh` does not forbid it.
+
+        Raises:
+            BadSetting: the name is none.
+            UnknownLog: it is not there, or may not be made by looking it up.
+            Unreachable: no node answered.
+        """
+        if not fresh and not self._lines and (sure := self._sure.get(log)) is not None:
+            return sure
+        key = log if isinstance(log, int) else normalise_name(log)
+        if fresh:
+            return await self._ask_log(key, create, timeout_s)
+        known, line = self._known.get(key), self._lines.get(key)
+        asks = known is None or self._must_wait(key, create)
+        if known is not None and not asks and line is None:
+            self._sure[log] = known
+            return known
+        # A call that finds the answer in memory must not pass those that still wait to be woken
+        # with it: appends to a log go on in the order in which they were made.
+        if line is None:
+            line = self._lines[key] = Line(asyncio.get_running_loop())
+        place = line.join(is_ready=not asks)
+        try:
+            if asks:
+                # Ready by a callback: were each call ready only once its task is woken, calls
+                # with the same answer would be let go one by one.
+                if known is not None:
+                    timeout_s = min(timeout_s, CHECK_NAME_S)
+                asking = self._share_question(key, create, timeout_s)
+                asking.add_done_callback(lambda _: line.ready(place))
+            await line.turn(place)
+            if not asks:
+                assert known is not None, "who knows nothing asks"
+                return known
+            answer = Closed("this client was closed") if asking.cancelled() else asking.result()
+            if isinstance(answer, CordwoodError):
+                raise answer
+            return answer
+        finally:
+            line.leave(place)
+            if line.is_empty and self._lines.get(key) is line:
+                del self._lines[key]
+
+    def _must_wait(self, key: AnyLog, create: bool) -> bool:
+        """Whether what is remembered may not be used before it was looked up again."""
+        if self._known.has_changed(key):
+            if key not in self._unanswered:
+                return True
+            self._share_question(key, create, ASK_ONE_S)
+        elif self._known.is_old(key):
+            self._share_question(key, create, ASK_ONE_S)
+        return False
+
+    def _share_question(
+        self, key: AnyLog, create: bool, timeout_s: float
+    ) -> asyncio.Task[LogInfo | CordwoodError]:
+        """One question for all callers that want the same."""
+        asking = self._asking.get((key, create))
+        if asking is None:
+            asking = self._tasks.create_task(self._ask_log_once(key, create, timeout_s))
+            self._asking[key, create] = asking
+            asking.add_done_callback(lambda _: self._asking.pop((key, create), None))
+        return asking
+
+    async def _ask_log_once(
+        self, key: AnyLog, create: bool, timeout_s: float
+    ) -> LogInfo | CordwoodError:
+        """For several who wait: an error is theirs, and none of the task's."""
+        try:
+            return await self._ask_log(key, create, timeout_s)
+        except CordwoodError as error:
+            known = self._known.get(key)
+            if known is None or not isinstance(error, Retryable):
+                return error
+            logger.debug("nobody says whether %s is log %d still: %s", key, known.log_id, error)
+            self._unanswered |= {key: None, known.log_id: None}
+            return known
+
+    async def _ask_log(self, key: AnyLog, create: bool, timeout_s: float) -> LogInfo:
+        mark = self._known.mark()
+        call = FindLog("", False, key) if isinstance(key, int) else FindLog(key, create)
+        try:
+            reply = await self.call_any(call, timeout_s=timeout_s)
+        except UnknownLog:
+            self._forget(key)
+            raise
+        assert isinstance(reply, LogReply), "FindLog is answered with a log"
+        self._want(reply.members)
+        self._sure.clear()
+        self._unanswered.pop(key, None)
+        return self._known.put(key, log_info(reply), mark)
+
+    def note_changes(self, count: int) -> None:
+        """A node has counted so many changes to the log tree."""
+        # At every word, so that what is sure is looked at for its age too.
+        self._sure.clear()
+        if self._known.note_changes(count):
+            self._unanswered.clear()
+
+    def forget_log(self, path: str) -> None:
+        """Ask anew when next this log is looked up: it changed, or is gone. A path that ends with
+        a slash is all that lies below it."""
+        self._forget(normalise_directory(path) if path.endswith("/") else normalise_name(path))
+
+    def note_refusal(self, log: int, error: CordwoodError) -> None:
+        """Forget a log that was refused because it is there no more, or asks for another token."""
+        if isinstance(error, (UnknownLog, AccessDenied)):
+            self._forget(log)
+
+    def _forget(self, key: AnyLog) -> None:
+        self._sure.clear()
+        self._unanswered.pop(key, None)
+        self._known.forget(key)
+
+    # Epochs.
+
+    def learn_log(self, info: LogInfo, learnt: OnLearnt) -> None:
+        """Ask for the epochs of a log after `info.epoch`; `learnt` gets what is known then.
+
+        Storage nodes are asked, and the metadata store only if none of them was told.
+
+        One question at a time for each log, and not more than one each LEARN_EVERY_S: whoever
+        asks meanwhile is answered by the next one.
+        """
+        known = self._known.get(info.log_id)
+        if known is not None and known.epoch > info.epoch:
+            learnt(known)
+            return
+        log = info.log_id
+        self._learners.setdefault(log, {})[learnt] = info
+        if log not in self._learning:
+            self._learning[log] = self._tasks.create_task(self._learn_log(log))
+
+    async def _learn_log(self, log: int) -> None:
+        while not self._closed and (asking := self._learners.pop(log, None)):
+            known = max(asking.values(), key=lambda info: info.epoch)
+            try:
+                info = await self._ask_nodesets(known)
+                if info is None:
+                    info = await self._ask_log(known.log_id, create=False, timeout_s=ASK_ONE_S)
+            except CordwoodError as error:
+                logger.debug("the epochs of %s could not be asked for: %s", known.name, error)
+            else:
+                if not self._closed:
+                    for learnt in asking:
+                        learnt(info)
+            await asyncio.sleep(LEARN_EVERY_S)
+        self._learning.pop(log, None)  # here and not when the task ends: none may ask between
+
+    def look_up_again(self, info: LogInfo, learnt: Callable[[LogInfo | None], None]) -> None:
+        """Ask the metadata store for a log that has changed; `learnt` gets what it is now, None
+        where it was deleted. It is asked until it answers."""
+        self._tasks.create_task(self._look_up_again(info, learnt))
+
+    async def _look_up_again(
+        self, known: LogInfo, learnt: Callable[[LogInfo | None], None]
+    ) -> None:
+        while not self._closed:
+            try:
+                learnt(await self._ask_log(known.log_id, create=False, timeout_s=ASK_ONE_S))
+                return
+            except UnknownLog:
+                learnt(None)
+                return
+            except CordwoodError as error:
+                logger.debug("%s could not be looked up again: %s", known.name, error)
+                await asyncio.sleep(LEARN_EVERY_S)
+
+    async def _ask_nodesets(self, known: LogInfo) -> LogInfo | None:
+        """What a node of the log was told of epochs after `known.epoch`; None if none was."""
+        for node in known.all_nodes:
+            connection = self.peers.get(node)
+            if connection is None:
+                continue
+            try:
+                reply = await connection.call(AskNodesets(known.log_id), timeout_s=CHECK_S)
+            except CordwoodError as error:
+                logger.debug("node %d was asked for nodesets of %s: %s", node, known.name, error)
+                continue
+            if isinstance(reply, NodesetsReply) and reply.history and reply.epoch > known.epoch:
+                self._want(reply.members)
+                newer = replace(known, history=tuple(reply.history), epoch=reply.epoch)
+                self._known.put_epochs(newer)
+                return newer
+        return None

@@ -1,0 +1,66 @@
+"""A log as a client knows it.
+
+Source: docs/design.md §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cordwood.layout.message import EpochNodes, LogReply
+from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.nodes import NodeId, Replication
+
+AnyLog = str | int
+"""A log's name, which leads to whatever log has it when it is looked up; or its number, which is
+the same log for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """A log as a client knows it.
+
+    Attributes:
+        log_id: its number.
+        name: its path.
+        replication: for new epochs.
+        created_us: µs since 1970 UTC.
+        history: nodesets by epoch, oldest first.
+        epoch: up to this one the history is known to be complete.
+        own: attributes that were set on the log itself.
+        attributes: all of them, as set or inherited.
+    """
+
+    log_id: int
+    name: str
+    replication: Replication
+    created_us: int
+    history: tuple[EpochNodes, ...] = ()
+    epoch: int = 0
+    own: LogAttributes = field(default_factory=LogAttributes)
+    attributes: LogAttributes = DEFAULTS
+
+    def nodes_of(self, epoch: int) -> tuple[NodeId, ...]:
+        """The nodes that may hold records of `epoch`; empty if that is not known."""
+        for each in reversed(self.history):
+            if each.since <= epoch:
+                return tuple(map(NodeId, each.nodes))
+        return ()
+
+    @property
+    def all_nodes(self) -> tuple[NodeId, ...]:
+        """The nodes of every epoch."""
+        return tuple(sorted({NodeId(node) for each in self.history for node in each.nodes}))
+
+
+OnLearnt = Callable[[LogInfo], None]
+
+
+def log_info(reply: LogReply) -> LogInfo:
+    """A log from the wire."""
+    scopes = {**reply.wider, "node": reply.copies, "rack": reply.racks}
+    return LogInfo(
+        reply.log, reply.name, Replication.across(scopes), reply.created_us, tuple(reply.history),
+        reply.epoch, reply.own, reply.attributes,
+    )  # fmt: skip

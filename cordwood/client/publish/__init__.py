@@ -1,0 +1,1 @@
+"""Staging and publishing: the batches of many writers, each of them once."""

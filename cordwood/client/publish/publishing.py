@@ -1,0 +1,452 @@
+"""Publishing: a query's batch of staged blocks goes into its logs, once, whoever fails.
+
+`protocol.publishing` has the rules, the metadata store the query's entry. This is the client
+that goes through them: take an attempt, pin on every copy, commit; then, for each log, read
+the staged bodies and append *copies* of them as one atomic group of the query's producer (a
+sequencer that binds LSNs to the staged bodies would save the way; docs/design.md §9 allows both);
+then say that it is done. From the commit on, whoever publishes for the query next does the
+rest if this client dies.
+
+A pin has to hold on all copies, so that any of them will do after the commit. Where a node is
+down, nothing is committed, and the caller stages again.
+
+Source: docs/design.md §9; docs/sources/spark.md §8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from crc32c import crc32c
+
+from cordwood.client.append.appends import Appends
+from cordwood.client.append.blocks import check_group
+from cordwood.client.append.producer import QueryProducer
+from cordwood.client.cluster import Cluster
+from cordwood.client.publish.staging import StagedRef, Stager
+from cordwood.errors import (
+    BadSetting,
+    ChecksumMismatch,
+    CordwoodError,
+    Fenced,
+    Misplaced,
+    OutcomeUnknown,
+    OutOfSequence,
+    ProducerFenced,
+    RecordTooLarge,
+    Retryable,
+    StageExpired,
+    UnknownLog,
+    UnknownProducer,
+    Unreachable,
+)
+from cordwood.layout.append_group import GroupPart
+from cordwood.layout.message import Call, DoneReply, ListLogs, LogsReply, Reply
+from cordwood.layout.message_staging import (
+    STAGES_MAX,
+    AskPublication,
+    AskStaged,
+    BeginPublish,
+    BlockPlace,
+    CommitPublish,
+    FinishPublish,
+    PinStaged,
+    PublicationReply,
+    Share,
+    StagedReply,
+)
+from cordwood.lsn import Lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol.publishing import StagedBlock, check_repeat, group_end
+from cordwood.settings import ClientSettings
+
+logger = logging.getLogger(__name__)
+
+CALL_S = 5.0
+"""How long one node may take for one question."""
+
+ATTEMPTS_MAX = 3
+"""Attempts of one call that others overtook: two publishers must not go on so for ever."""
+
+READS_AT_ONCE = 8
+"""Staged bodies read at a time."""
+
+SPLIT_SHARE = 8
+"""A share that is more than one group holds comes in groups of this part of the largest: that one
+takes half of a WAL, and each of several in a row has to wait for a flush."""
+
+RETRY_S = 0.1
+"""Pause before staged bodies are read again that no node gave."""
+
+LOOK_UPS_MAX = 16
+"""Logs of a batch that are looked up one by one before it is committed; of more, all logs are
+listed once."""
+
+QUERY_CHARS_MAX = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A batch that is in its logs.
+
+    Attributes:
+        spans: by log, first and last LSN; empty for logs that it brought nothing, and for a
+            batch before the last one, of which nothing is remembered. Records of others may
+            stand between the groups of a batch that came in several; if its first ones were
+            stored by another client, the span begins with the first group that the log remembers.
+        is_repeat: it was committed before this call, so what this call gave was not used.
+    """
+
+    query: str
+    batch: int
+    spans: Mapping[str, tuple[Lsn, Lsn]] = field(default_factory=dict)
+    is_repeat: bool = False
+
+
+class Publisher:
+    """Publishes for one client."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        appends: Appends,
+        stager: Stager,
+        ask: Callable[[Call], Awaitable[Reply]],
+        settings: ClientSettings,
+    ) -> None:
+        self._cluster = cluster
+        self._appends = appends
+        self._stager = stager
+        self._ask = ask
+        self._settings = settings
+
+    async def published(self, query: str) -> Published | None:
+        """See `Store.published`."""
+        known = await self._call(AskPublication(_query(query)))
+        return None if known.batch < 0 or not known.is_done else _told(query, known)
+
+    async def publish(
+        self,
+        query: str,
+        batch: int,
+        refs: Sequence[StagedRef | Mapping[str, Any]],
+        fingerprint: str = "",
+        *,
+        whole: bool = True,
+    ) -> Published:
+        """See `Store.publish`."""
+        _query(query)
+        if not 0 <= batch < 1 << 63:
+            raise BadSetting(f"batch {batch}: it goes from 0 to 2**63 - 1")
+        shares = _shares(refs)
+        known = await self._call(AskPublication(query))
+        if batch <= known.batch:
+            check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
+            return await self._finish(query, batch, known, is_repeat=True)
+        known = await self._roll_forward(query, known)
+        tries = 0
+        while batch > known.batch:
+            known = await self._call(BeginPublish(query, batch))
+            if batch <= known.batch:
+                break
+            _check_shares(shares, known.group_bytes_max, whole=whole)
+            attempt, tries = known.attempt, tries + 1
+            await self._pin(query, attempt, shares)
+            await self._check_there(shares)
+            try:
+                with _unknown_from_here(query, batch):
+                    known = await self._call(
+                        CommitPublish(query, batch, attempt, shares, fingerprint)
+                    )
+            except Fenced:
+                # By another publisher; or by this one, whose question came a second time.
+                if tries >= ATTEMPTS_MAX:
+                    raise
+            else:
+                return await self._finish(query, batch, known, is_repeat=False)
+        # Another publisher of the query was first.
+        check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
+        return await self._finish(query, batch, known, is_repeat=True)
+
+    async def _finish(
+        self, query: str, batch: int, known: PublicationReply, *, is_repeat: bool
+    ) -> Published:
+        """A batch is committed, it or a later one: see that it is in its logs."""
+        with _unknown_from_here(query, batch):
+            known = await self._roll_forward(query, known)
+        if batch < known.batch:
+            return Published(query, batch, is_repeat=True)
+        return _told(query, known, is_repeat=is_repeat)
+
+    async def _call(
+        self, call: AskPublication | BeginPublish | CommitPublish | FinishPublish
+    ) -> PublicationReply:
+        reply = await self._ask(call)
+        assert isinstance(reply, PublicationReply), "publishing calls are answered with the query"
+        return reply
+
+    async def _check_there(self, shares: Sequence[Share]) -> None:
+        """Look for the logs by number, past what the client remembers of their names.
+
+        Blocks are staged for a number. A log that was deleted, and perhaps made again under its
+        name, would take none of them after the commit, and the batch would count as published.
+
+        Raises:
+            UnknownLog: a log is gone; nothing is published.
+        """
+        timeout_s, gone = self._settings.timeout_s, list(shares)
+        if len(shares) <= LOOK_UPS_MAX:
+            gone = []
+            for share in shares:
+                try:
+                    await self._cluster.find_log(
+                        share.log, create=False, timeout_s=timeout_s, fresh=True
+                    )
+                except UnknownLog:
+                    gone.append(share)
+        if not gone:
+            return
+        reply = await self._cluster.call_any(ListLogs("/"), timeout_s=timeout_s)
+        assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        there = {each.log for each in reply.logs}
+        for share in gone:
+            if share.log not in there:
+                self._cluster.forget_log(share.name)
+                raise UnknownLog(
+                    f"{share.name} was deleted since these records were staged for it (it was log "
+                    f"number {share.log}): nothing is published. Stage them again, for a log that "
+                    "is there"
+                )
+
+    async def _pin(self, query: str, attempt: int, shares: Sequence[Share]) -> None:
+        """Keep every copy of every block until the attempt is over.
+
+        Raises:
+            StageExpired: a block is gone somewhere.
+            Unreachable: a node that holds some is down.
+        """
+        by_node: dict[int, list[bytes]] = {}
+        for block in _blocks(shares):
+            for node in block.nodes:
+                by_node.setdefault(node, []).append(block.stage)
+
+        async def pin(node: int, stages: list[bytes]) -> None:
+            reply = await self._cluster.call_node(
+                NodeId(node), PinStaged(query, attempt, stages), timeout_s=CALL_S
+            )
+            assert isinstance(reply, DoneReply), "pinning is answered when it is done"
+
+        answers = await asyncio.gather(
+            *(pin(node, stages) for node, stages in sorted(by_node.items())), return_exceptions=True
+        )
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        # That something is gone will not change; that a node is down may.
+        for failure in sorted(failures, key=lambda each: not isinstance(each, StageExpired)):
+            raise failure
+
+    async def _roll_forward(self, query: str, known: PublicationReply) -> PublicationReply:
+        """See that the last commit is in its logs; others may do so at the same time.
+
+        Raises:
+            Retryable, OutcomeUnknown: not yet; it may be tried again.
+        """
+        while not known.is_done:
+            commits = known.commits
+            try:
+                spans = {share.name: await self._append(known, share) for share in known.shares}
+            except _STUCK as error:
+                # Somebody else may have brought it to its end, and gone on.
+                again = await self._call(AskPublication(query))
+                if again.commits == commits and not again.is_done:
+                    raise OutcomeUnknown(
+                        f"batch {known.batch} of {query!r} is committed and cannot be brought "
+                        f"into its logs: {error}"
+                    ) from error
+                known = again
+                continue
+            found = {name: span for name, span in spans.items() if span is not None}
+            await self._call(FinishPublish(query, commits, found))
+            blocks = [_unpacked(block) for block in _blocks(known.shares)]
+            await self._stager.unstage(blocks, query, known.committed_by)
+            known = await self._call(AskPublication(query))
+        return known
+
+    async def _append(self, known: PublicationReply, share: Share) -> tuple[int, int] | None:
+        """Append one log's share; where it stands, None if the log is gone.
+
+        It is one atomic group, or several in order if one does not hold it. Sequences tell what
+        is stored, so it does not matter where an earlier try cut the groups.
+        """
+        limit, at, sequence = _group_limit(known.group_bytes_max, share), 0, 0
+        sizes = [block.stored_bytes for block in share.blocks]
+        records = [block.records for block in share.blocks]
+        span: tuple[int, int] | None = None
+        while at < len(sizes):
+            end = group_end(sizes, at, limit)
+            count = sum(records[at:end])
+            try:
+                first = await self._append_group(known, share, share.blocks[at:end], sequence)
+            except UnknownLog:
+                logger.warning("log %s was deleted: what was published into it is gone", share.name)
+                return None
+            except RecordTooLarge:
+                # The sequencer has lower limits than the node that was asked. The commit is made,
+                # so the batch comes in smaller groups: else the query would stop for good.
+                if end - at < 2:
+                    raise
+                limit = sum(sizes[at:end]) // 2
+                logger.warning("%s takes smaller groups than %d bytes", share.name, 2 * limit)
+                continue
+            except OutOfSequence as error:
+                # Stored by an earlier try, and its place forgotten since.
+                if error.kind is not Misplaced.STORED or sequence + count > (error.expected or 0):
+                    raise
+            else:
+                span = (span[0] if span else first), first + count - 1
+            at, sequence = end, sequence + count
+        return span
+
+    async def _append_group(
+        self, known: PublicationReply, share: Share, blocks: Sequence[BlockPlace], sequence: int
+    ) -> int:
+        """Append blocks as one group; its first LSN."""
+        parts = await self._read(blocks)
+        check_group(parts)
+        producer = QueryProducer(known.producer, known.commits, {share.log: sequence})
+        lane = self._appends.log(share.log, producer)
+        await self._appends.window.wait_room()
+        return int(await lane.add_group(parts, sum(part.raw_bytes for part in parts)))
+
+    async def _read(self, blocks: Sequence[BlockPlace]) -> list[GroupPart]:
+        """The bodies of blocks, in order."""
+        at_once = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def read(block: BlockPlace) -> GroupPart:
+            async with at_once:
+                return await self._read_block(block)
+
+        tasks = [asyncio.ensure_future(read(block)) for block in blocks]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _read_block(self, block: BlockPlace) -> GroupPart:
+        """A body from whichever node gives it.
+
+        Raises:
+            StageExpired: every node says that it is gone.
+            Unreachable: no node gave it in time.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.timeout_s
+        while True:
+            self._cluster.check_open()
+            failures: list[CordwoodError] = []
+            nodes = sorted(block.nodes, key=lambda n: self._cluster.peers.get(NodeId(n)) is None)
+            for node in nodes:
+                try:
+                    return await self._read_from(NodeId(node), block)
+                except (Retryable, OutcomeUnknown, StageExpired, ChecksumMismatch) as error:
+                    failures.append(error)
+            if all(isinstance(error, StageExpired) for error in failures):
+                raise failures[0]
+            if loop.time() + RETRY_S >= deadline:
+                raise Unreachable(f"no node gives a staged block that was committed: {failures[0]}")
+            await asyncio.sleep(RETRY_S)
+
+    async def _read_from(self, node: NodeId, block: BlockPlace) -> GroupPart:
+        reply = await self._cluster.peers.call(node, AskStaged(block.stage), timeout_s=CALL_S)
+        assert isinstance(reply, StagedReply), "AskStaged is answered with the block"
+        if crc32c(reply.body) != reply.stored_crc or reply.records != block.records:
+            raise ChecksumMismatch(f"node {node} sent another staged block than was asked for")
+        return GroupPart(
+            reply.records, len(reply.body), reply.raw_bytes, reply.stored_crc, reply.raw_crc,
+            reply.codec, reply.body,
+        )  # fmt: skip
+
+
+_STUCK = (
+    ProducerFenced, StageExpired, RecordTooLarge, OutOfSequence, UnknownProducer
+)  # fmt: skip
+"""Answers to a commit's appends that asking again does not change."""
+
+
+@contextmanager
+def _unknown_from_here(query: str, batch: int) -> Iterator[None]:
+    """What fails once a commit may have been made leaves its caller not knowing."""
+    try:
+        yield
+    except Retryable as error:
+        raise OutcomeUnknown(
+            f"batch {batch} of {query!r} may be committed, and is not known to be in its logs "
+            f"({error}): publish it again"
+        ) from error
+
+
+def _query(query: str) -> str:
+    if not query or len(query) > QUERY_CHARS_MAX:
+        raise BadSetting(f"a query has a name of 1 to {QUERY_CHARS_MAX} characters")
+    return query
+
+
+def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[Share]:
+    """What the references bring each log, in their order."""
+    by_log: dict[int, Share] = {}
+    for each in refs:
+        ref = each if isinstance(each, StagedRef) else StagedRef.from_json(each)
+        if ref.blocks:
+            share = by_log.setdefault(ref.log_id, Share(ref.log_id, ref.log, []))
+            share.blocks.extend(
+                BlockPlace(b.stage, list(b.nodes), b.records, b.stored_bytes) for b in ref.blocks
+            )
+    shares = list(by_log.values())
+    stages = [block.stage for block in _blocks(shares)]
+    if len(set(stages)) != len(stages):
+        raise BadSetting("a staged block is named twice in one batch")
+    return shares
+
+
+def _check_shares(shares: Sequence[Share], group_bytes_max: int, *, whole: bool) -> None:
+    """Refuse what no sequencer would take, before it is committed.
+
+    Raises:
+        RecordTooLarge: the text says what and how much.
+    """
+    blocks = len(_blocks(shares))
+    if blocks > STAGES_MAX:
+        raise RecordTooLarge(f"a batch of {blocks} staged blocks; it has at most {STAGES_MAX}")
+    for share in shares:
+        sizes = [block.stored_bytes for block in share.blocks]
+        size = sum(sizes) if whole else max(sizes)
+        if size > group_bytes_max:
+            raise RecordTooLarge(
+                f"a batch brings {share.name} {size} bytes as stored; one atomic group has at "
+                f"most {group_bytes_max}: publish smaller batches, or compress more"
+            )
+
+
+def _group_limit(group_bytes_max: int, share: Share) -> int:
+    """How large the groups of a share are."""
+    if sum(block.stored_bytes for block in share.blocks) <= group_bytes_max:
+        return group_bytes_max
+    return max(1, group_bytes_max // SPLIT_SHARE)
+
+
+def _blocks(shares: Sequence[Share]) -> list[BlockPlace]:
+    return [block for share in shares for block in share.blocks]
+
+
+def _unpacked(block: BlockPlace) -> StagedBlock:
+    return StagedBlock(block.stage, tuple(block.nodes), block.records, block.stored_bytes)
+
+
+def _told(query: str, known: PublicationReply, *, is_repeat: bool = False) -> Published:
+    spans = {name: (Lsn(first), Lsn(last)) for name, (first, last) in known.spans.items()}
+    return Published(query, known.batch, spans, is_repeat)

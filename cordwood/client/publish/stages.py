@@ -1,0 +1,187 @@
+"""The calls of a store that stage, publish and fence; `store.Store` has them too.
+
+Source: docs/design.md §3 (fencing tokens), §9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cordwood.block import Buffer
+from cordwood.client.admin.log_tree import LogTree
+from cordwood.client.append.append_calls import AppendCalls
+from cordwood.client.append.appends import Appends
+from cordwood.client.append.record_check import Headers, Timestamp
+from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.publish.publishing import Published, Publisher
+from cordwood.client.publish.staging import TTL_DEFAULT_S, StagedRef, Stager
+from cordwood.errors import BadSetting
+from cordwood.lsn import Lsn
+
+HOLDER_CHARS_MAX = 255
+
+LOOK_EVERY_S = 1.0
+"""How old a log's number may be when records are staged for it: one small question a second, and a
+log that was made again under its name is staged for a second later."""
+
+
+def _check_token(token: int, least: int) -> None:
+    if not least <= token < 1 << 63:
+        raise BadSetting(f"fencing token {token}: it goes from {least} to 2**63 - 1")
+
+
+class Stages:
+    """See the module."""
+
+    _appends: Appends
+    _append_calls: AppendCalls
+    _cluster: Cluster
+    _stager: Stager
+    _publisher: Publisher
+    _stage_looks: dict[str, float]
+    """When a log was looked up to stage for it, by name, on the loop's clock."""
+
+    async def _find_to_append(self, log: AnyLog) -> LogInfo:
+        """A log that this client may append to."""
+        raise NotImplementedError
+
+    async def _find_to_stage(self, log: str) -> LogInfo:
+        """A log that this client may stage for, looked at anew now and then.
+
+        An append to a number that is gone is refused and looks anew by itself. What is staged
+        goes to storage nodes, which keep it for any number.
+        """
+        now = self._appends.loop.time()
+        if now - self._stage_looks.get(log, -LOOK_EVERY_S) >= LOOK_EVERY_S:
+            self._cluster.forget_log(log)
+            self._stage_looks[log] = now
+        return await self._find_to_append(log)
+
+    @property
+    def log_tree(self) -> LogTree:
+        """See `store.Store`."""
+        raise NotImplementedError
+
+    async def tail(self, log: AnyLog) -> Lsn:
+        """See `store.Store`."""
+        raise NotImplementedError
+
+    async def stage(
+        self,
+        log: str,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[Timestamp] | Timestamp | None = None,
+        headers: Sequence[Headers] | None = None,
+        ttl_s: float = TTL_DEFAULT_S,
+    ) -> StagedRef:
+        """Keep records durably, as `append_many` would, without giving them LSNs yet.
+
+        Nobody can read them before `publish`, by this client or any other one; if it does not
+        come within `ttl_s`, by the nodes' clocks, they are gone.
+
+        Raises:
+            Retryable: too few nodes took them in time; nothing will come of what some took.
+            BadSetting, RecordTooLarge, UnknownLog, AccessDenied: as `append_many`.
+        """
+        columns = self._append_calls.columns(values, keys, timestamps, headers)
+        return await self._stager.stage(await self._find_to_stage(log), columns, ttl_s)
+
+    async def publish(
+        self,
+        query: str,
+        batch: int,
+        refs: Sequence[StagedRef | Mapping[str, Any]],
+        fingerprint: str = "",
+        *,
+        whole: bool = True,
+    ) -> Published:
+        """Put what was staged into its logs: once, whole and in this order, or not at all.
+
+        In each log it is one atomic group (see `whole`); not across logs. A query's batches come
+        in order, each once; gaps in their numbers are fine. After any error, and in any process,
+        the same call may be made again: a batch that was committed keeps what it was committed
+        with, and an earlier one that its publisher left half done is finished first.
+
+        Args:
+            query: who publishes, up to 255 characters; one publisher at a time.
+            batch: its number, 0 and up.
+            refs: what `stage` returned, or their `to_json`; none is a batch too.
+            fingerprint: which records the batch holds, in up to 64 characters, as a digest of
+                the plan that it comes from. With one, a batch whose number was published is
+                taken for a repeat only if the fingerprints are alike.
+            whole: refuse a batch that brings a log more than one atomic group holds. Else it
+                comes in several groups, in order: a reader may see the first ones a while before
+                the rest, and all of it is there once, as of any batch that was committed.
+        Raises:
+            Rejected: a batch of this number was published with another fingerprint, or a later
+                one was.
+            StageExpired: something staged is gone; nothing is published: stage it again.
+            RecordTooLarge: a log's share is over what one group holds, or there are too many
+                blocks; nothing is published.
+            UnknownLog: a log was deleted since its records were staged; nothing is published.
+            Fenced: another publisher of this query has overtaken this one.
+            Retryable, OutcomeUnknown: it is not known to be done; call again.
+        """
+        self._cluster.check_open()
+        return await self._publisher.publish(query, batch, refs, fingerprint, whole=whole)
+
+    async def published(self, query: str) -> Published | None:
+        """The last batch of a query that is in its logs; None if there is none, or while one is
+        committed and not there yet.
+
+        Raises:
+            Retryable: nobody answered.
+        """
+        return await self._publisher.published(query)
+
+    async def unstage(self, refs: Sequence[StagedRef | Mapping[str, Any]]) -> None:
+        """Let go of what was staged and will not be published, sooner than by itself.
+
+        What a publish has pinned stays; nodes that do not answer find out by themselves.
+        """
+        read = [ref if isinstance(ref, StagedRef) else StagedRef.from_json(ref) for ref in refs]
+        await self._stager.unstage([block for ref in read for block in ref.blocks])
+
+    async def fence(self, log: str, token: int, *, holder: str = "") -> int:
+        """Take a log under a fencing token, higher than any before: whoever appends under a lower
+        one, or under none, is refused from now on, and told who holds this one.
+
+        When this returns, nothing of theirs is acknowledged any more. This client's appends to
+        the log carry the token. The same call may be made again.
+
+        Args:
+            token: 1 and up, from wherever leases or leaders are given out.
+            holder: who takes it, for those who are refused; up to 255 characters.
+        Returns:
+            The epoch from which on it holds.
+        Raises:
+            TokenFenced: the log's token is as high, and another's.
+            Retryable: it may be the log's token already, and is not known to hold: call again.
+            UnknownLog, BadSetting: no such log, or no such token.
+        """
+        _check_token(token, 1)
+        if len(holder) > HOLDER_CHARS_MAX:
+            raise BadSetting(f"a holder is named in up to {HOLDER_CHARS_MAX} characters")
+        info = await self._find_to_append(log)
+        raised = await self.log_tree.raise_token(log, token, holder)
+        self._appends.fencing[info.log_id] = token
+        # Its answer comes from a sequencer that nobody has overtaken, so of a later epoch than
+        # the one that was taken with the token; those below are sealed by then.
+        tail = await self.tail(log)
+        assert tail.epoch >= raised.next_epoch - 1, "who answers for the tail rules"
+        return tail.epoch
+
+    async def use_fencing_token(self, log: str, token: int) -> None:
+        """Append to a log under a token that `fence` took, in this client or another one.
+
+        Raises:
+            UnknownLog: there is no such log.
+            BadSetting: no such token.
+        """
+        _check_token(token, 0)
+        info = await self._find_to_append(log)
+        self._appends.fencing[info.log_id] = token

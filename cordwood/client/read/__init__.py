@@ -1,0 +1,1 @@
+"""Reads of the client: streams, readers of several logs, and consumers."""

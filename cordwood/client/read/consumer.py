@@ -1,0 +1,439 @@
+"""A consumer: a reader whose positions are kept in the metadata store, shared by its members.
+
+It reads each log on from its saved position, and saves what its application has dealt with:
+what `read` returned before it was called again, or before `save`; of a loop, what it has asked on
+from. So a record may be given out again after a crash, or where a loop was left, and none is
+passed over.
+
+As a member it reads the logs that fall to it. One that is to go to another member it saves and
+lets go of at the next turn, and the other one begins then: a record is given to both only where
+this one did not come to it in time. A member that was replaced without knowing cannot save any
+more (`protocol.consumer_group`).
+
+Source: docs/design.md §6, §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+
+from cordwood.block import Gap, Record
+from cordwood.client.admin.position_calls import Start
+from cordwood.client.read.consumer_logs import Ask
+from cordwood.client.read.hand import Portion
+from cordwood.client.read.reader import Reader
+from cordwood.errors import Closed, CordwoodError, Fenced, Rejected, Retryable
+from cordwood.layout.message import (
+    BeatGroup,
+    GroupReply,
+    JoinGroup,
+    LeaveGroup,
+    SaveCursors,
+)
+from cordwood.lsn import Lsn
+
+logger = logging.getLogger(__name__)
+
+MEMBER_TTL_S = 15.0
+"""How long a member may say nothing before its logs go to others: longer than a failover
+of the metadata store and than most pauses, shorter than a person's patience."""
+
+BEATS = 3
+"""Beats in that time, so that one may get lost."""
+
+HANDOVER_BEAT_S = 1.0
+"""Between two beats while a log goes from one member to another: the other one waits for it."""
+
+
+class Consumer:
+    """See the module. Made by `Store.consumer`; use it with `async with`, or `start` and `close`.
+
+    A member that nothing refers to any more leaves at its next beat.
+
+    Attributes:
+        name: the consumer's.
+        member: this member's name, "" without sharing.
+        generation: as told last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        logs: Sequence[str],
+        reader: Reader,
+        ask: Ask,
+        tasks: asyncio.TaskGroup,
+        *,
+        member: str = "",
+        start: Start = "oldest",
+        save_every_s: float | None = 5.0,
+    ) -> None:
+        self.name = name
+        self.member = member
+        self.generation = 0
+        self._logs = tuple(logs)
+        self._reader = reader
+        self._ask = ask
+        self._tasks = tasks
+        self._start = start
+        self._save_every_s = save_every_s
+        self._loop = asyncio.get_running_loop()
+        self._saved: dict[str, int] = {}
+        self._saved_at = self._loop.time()
+        self._beating: asyncio.Task[None] | None = None
+        self._group: GroupReply | None = None
+        self._error: CordwoodError | None = None
+        # By log, the generation since which it is this member's, as it was when it was begun.
+        self._begun: dict[str, int] = {}
+
+    async def __aenter__(self) -> Consumer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(save=kind is None)
+
+    async def start(self) -> None:
+        """Join, and begin to read. Where that fails it leaves again, and may be started anew.
+
+        Raises:
+            Closed: it was closed.
+            BadSetting, UnknownLog, Retryable: see `Store.read`.
+        """
+        self._check_open()
+        self._end()
+        try:
+            await self._join()
+            await self._follow()
+        except BaseException as error:
+            self._end()
+            if isinstance(error, CordwoodError):  # who cancels it does not wait for more calls
+                await self._leave()
+            raise
+
+    async def _join(self) -> None:
+        ttl_ms = round(MEMBER_TTL_S * 1000)
+        if self.member:
+            reply = await self._ask(JoinGroup(self.name, self.member, [*self._logs], ttl_ms))
+        else:
+            reply = await self._ask(SaveCursors(self.name, "", 0, {}, {}, False))
+        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        self._group = reply
+        if self.member:
+            # Weakly: a member whose application let go of it holds no log.
+            ended = asyncio.Event()
+            self._reader.on_end = ended.set
+            beating = _beat(weakref.ref(self), ended, self._ask, self.name, self.member)
+            self._beating = self._tasks.create_task(beating)
+
+    async def close(self, *, save: bool = True) -> None:
+        """Save what was dealt with, leave, and stop reading. Safe to call twice.
+
+        Args:
+            save: False leaves the positions where they were saved last.
+        Raises:
+            Retryable: the cluster did not answer; what was not saved is read again.
+        """
+        if self._reader.is_closed:
+            return
+        try:
+            if save:
+                await self.save()
+        except Fenced as error:
+            logger.info("%s: %s", self.name, error)
+        finally:
+            self._end()
+            self._reader.close()
+            await self._leave()
+
+    def _end(self) -> None:
+        """Say no more that it is there, and read nothing."""
+        if self._beating is not None:
+            self._beating.cancel()
+        for log in self.logs:
+            self._stop(log)
+
+    def _check_open(self) -> None:
+        if self._reader.is_closed:
+            raise Closed("this consumer was closed")
+
+    async def _leave(self) -> None:
+        if not self.member or self._group is None:
+            return
+        try:
+            await self._ask(LeaveGroup(self.name, self.member, self._group.generation))
+        except Retryable as error:
+            logger.info("%s leaves in %g s: %s", self.member, MEMBER_TTL_S, error)
+
+    # Reading.
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The logs that this member reads now."""
+        return self._reader.logs
+
+    @property
+    def unhealthy(self) -> dict[str, str]:
+        """Logs that stand still; see `Reader.unhealthy`."""
+        return self._reader.unhealthy
+
+    async def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
+        """As `Reader.read`; what was given out before counts as dealt with from now on.
+
+        Raises:
+            Fenced: this member was replaced.
+            CordwoodError: as `Reader.read`; or saving failed for a reason that lasts.
+        """
+        await self.fill(timeout_s)
+        return self._reader.portion(count)
+
+    async def fill(self, timeout_s: float | None = None) -> bool:
+        """See that there is something to give; see `Reader.fill`.
+
+        Raises:
+            CordwoodError: as `read`.
+        """
+        self._reader.ask()
+        await self._on_turn()
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        while True:
+            # In short turns, so that a change of the members is followed while nothing comes.
+            turn_ends = self._loop.time() + MEMBER_TTL_S / BEATS
+            until = turn_ends if deadline is None else min(deadline, turn_ends)
+            if self.logs and await self._reader.fill(max(0.0, until - self._loop.time())):
+                return True
+            if not self.logs or self._reader.is_over:
+                # Nothing is read here now, or every log is gone.
+                await self._reader.rest(until)
+            if deadline is not None and self._loop.time() >= deadline:
+                return False
+            await self._on_turn()
+
+    def item(self) -> tuple[str, Record | Gap] | None:
+        """See `Reader.item`."""
+        return self._reader.item()
+
+    def portion(self, count: int) -> Portion:
+        """See `Reader.portion`."""
+        return self._reader.portion(count)
+
+    def __aiter__(self) -> AsyncIterator[tuple[str, Record | Gap]]:
+        return self
+
+    async def __anext__(self) -> tuple[str, Record | Gap]:
+        while (given := self._reader.item()) is None:
+            await self.fill()
+        return given
+
+    async def save(self) -> dict[str, Lsn]:
+        """Save what was dealt with: all that `read` returned, and of a loop all that it has asked
+        on from, so not what it works on.
+
+        Returns:
+            By log, the first LSN not dealt with.
+        Raises:
+            Fenced: a log that was read here has another reader by now, or another consumer of
+                this name has saved a later position. The other logs are saved.
+            Retryable: the cluster did not answer; what was saved before stands.
+        """
+        positions = self._positions(self.logs)
+        new = {log: int(lsn) for log, lsn in positions.items() if self._saved.get(log) != lsn}
+        self._saved_at = self._loop.time()
+        if not new:
+            return positions
+        try:
+            await self._save(new)
+        except Fenced:
+            if len(new) == 1:
+                raise
+            for log, lsn in sorted(new.items()):
+                try:
+                    await self._save({log: lsn})
+                except Fenced as error:
+                    refused = error
+            raise refused from None
+        return positions
+
+    # Inside.
+
+    def _positions(self, logs: Iterable[str]) -> dict[str, Lsn]:
+        return {log: self._reader.position(log) for log in logs}
+
+    async def _save(self, new: Mapping[str, int], let_go: Sequence[str] = ()) -> None:
+        """
+        Raises:
+            Fenced: as `save`.
+            Retryable: the cluster did not answer.
+        """
+        # By what this member goes by, not by what it was told: a log that went to another member
+        # and back meanwhile is a new reading of it.
+        generation = self.generation
+        if let_go and self._group is not None:
+            generation = self._group.generation
+        call = SaveCursors(self.name, self.member, generation, dict(new), {}, False, list(let_go))
+        try:
+            reply = await self._ask(call)
+        except Rejected as error:
+            if type(error) is not Rejected:
+                raise
+            raise Fenced(f"another consumer {self.name} is further: {error}") from error
+        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        self._learn(reply)
+        self._saved.update(new)
+
+    def _learn(self, reply: GroupReply) -> None:
+        """What the group is; an answer that was overtaken says nothing new."""
+        known = self._group
+        if self.member and (known is None or reply.generation >= known.generation):
+            self._group = reply
+            if reply.generation != self.generation:
+                self._reader.wake()
+
+    async def _on_turn(self) -> None:
+        """Between two portions: save if it is time, and follow the members."""
+        self._check_open()
+        if self._error is not None:
+            raise self._error
+        if self._group is not None and self._group.generation != self.generation:
+            await self._save_quietly()
+            try:
+                await self._follow()
+            except Retryable as error:
+                logger.info("%s could not let go of a log yet: %s", self.name, error)
+        every_s = self._save_every_s
+        if every_s is not None and self._loop.time() >= self._saved_at + every_s:
+            await self._save_quietly()
+
+    async def _save_quietly(self) -> None:
+        """Save; a cluster that does not answer is asked again later, and a log that went to
+        another member is that one's."""
+        try:
+            await self.save()
+        except (Retryable, Fenced) as error:
+            logger.info("%s could not save: %s", self.name, error)
+
+    async def _follow(self) -> None:
+        """Read the logs that are this member's by what was told last, from their positions.
+
+        Raises:
+            Retryable: it could not let go of a log; it reads on meanwhile.
+        """
+        group = self._group
+        assert group is not None, "it was asked before"
+        while group.generation != self.generation or not self._begun:
+            mine = self._mine(group)
+            for log in self.logs:
+                # One that went to another member and back is begun anew: where that one saved.
+                if log not in mine or self._begun.get(log) != group.since.get(log, 0):
+                    self._stop(log)
+            leaving = sorted(mine & group.heirs.keys())
+            if leaving:
+                await self._let_go(leaving)
+            fresh: dict[str, int] = {}
+            for log in sorted(mine - {*self.logs, *leaving}):
+                at = group.positions.get(log)
+                if at:
+                    self._saved[log] = at
+                await self._reader.start(log, at or self._start)
+                self._begun[log] = group.since.get(log, 0)
+                if not at and self._start == "tail":
+                    fresh[log] = int(self._reader.position(log))
+            self.generation = group.generation
+            if fresh:
+                # The tail of now: after a crash before the first save it would be a later one.
+                await self._save_begun(fresh)
+            if self._group is None or self._group is group or not leaving:
+                break
+            group = self._group
+
+    async def _save_begun(self, fresh: Mapping[str, int]) -> None:
+        """
+        Raises:
+            Retryable: the cluster did not answer.
+        """
+        try:
+            await self._save(fresh)
+        except Fenced as error:
+            logger.info("%s: %s", self.name, error)
+
+    def _mine(self, group: GroupReply) -> set[str]:
+        if not self.member:
+            return {*self._logs}
+        return {log for log in self._logs if group.owners.get(log) == self.member}
+
+    def _stop(self, log: str) -> None:
+        self._reader.stop(log)
+        self._saved.pop(log, None)
+        self._begun.pop(log, None)
+
+    async def _let_go(self, leaving: Sequence[str]) -> None:
+        """Save what was dealt with of logs that another member waits for, and give no more."""
+        read = [log for log in leaving if log in self.logs]
+        new = {
+            log: int(lsn)
+            for log, lsn in self._positions(read).items()
+            if self._saved.get(log) != lsn
+        }
+        try:
+            await self._save(new, leaving)
+        except Fenced as error:
+            logger.info("%s: %s", self.name, error)
+        for log in leaving:
+            self._stop(log)
+
+    def _known_generation(self) -> int:
+        return self._group.generation if self._group is not None else self.generation
+
+    def _fail(self, error: CordwoodError) -> None:
+        """Have the next call raise `error`: this is no member any more."""
+        self._error = error
+        self._reader.wake()
+
+    @property
+    def _beat_s(self) -> float:
+        group = self._group
+        if group is not None and self.member in group.heirs.values():
+            return HANDOVER_BEAT_S
+        return MEMBER_TTL_S / BEATS
+
+
+async def _beat(
+    known: weakref.ref[Consumer], ended: asyncio.Event, ask: Ask, name: str, member: str
+) -> None:
+    """Say that a member is there, and tell it who reads what, until its reader has ended.
+
+    It is held weakly: a member that its application let go of leaves, and holds no log.
+    """
+    generation = 0
+    while (consumer := known()) is not None:
+        pause_s, generation = consumer._beat_s, consumer._known_generation()
+        del consumer
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await ended.wait()
+        if (consumer := known()) is None:
+            break
+        generation = consumer._known_generation()
+        del consumer
+        if ended.is_set():
+            return
+        try:
+            reply = await ask(BeatGroup(name, member, generation, round(MEMBER_TTL_S * 1000)))
+        except Retryable as error:
+            logger.info("%s: no beat: %s", name, error)
+            continue
+        except CordwoodError as error:
+            if (consumer := known()) is not None:
+                consumer._fail(error)
+            return
+        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        if (consumer := known()) is not None:
+            consumer._learn(reply)
+            del consumer
+    logger.info("%s: nothing refers to member %s any more: it leaves", name, member)
+    with contextlib.suppress(CordwoodError):  # it counts as gone in MEMBER_TTL_S anyway
+        await ask(LeaveGroup(name, member, generation))

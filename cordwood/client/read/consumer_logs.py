@@ -1,0 +1,90 @@
+"""The logs of one consumer: as its application calls them, and as they are kept.
+
+Positions, owners and members are kept by the number of a log. So a consumer goes on where it stood
+when its log is renamed, and begins anew in another log that has the name by then. A consumer finds
+its logs once, when it is made, and reads and saves by their numbers from there on; what it is told
+has the names that it was made with.
+
+Source: `protocol.consumer_group`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from cordwood.client.admin.position_calls import Position, Start
+from cordwood.client.find.log_info import LogInfo
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.layout.message import Call, GroupReply, JoinGroup, Reply, SaveCursors
+
+Value = TypeVar("Value")
+
+
+class Ask(Protocol):
+    """Asks any node; see `Cluster.call_any`."""
+
+    async def __call__(self, message: Call, /) -> Reply: ...
+
+
+Read = Callable[[int, Start, Position | None], Awaitable[ReadStream]]
+"""Opens a stream of a log by its number."""
+
+
+def named(group: GroupReply, names: Mapping[str, str]) -> GroupReply:
+    """A consumer with names for numbers; a number without one stays.
+
+    Args:
+        names: by number, in digits.
+    """
+
+    def by_name(by_log: Mapping[str, Value]) -> dict[str, Value]:
+        return {names.get(log, log): value for log, value in by_log.items()}
+
+    return replace(
+        group,
+        members={m: [names.get(log, log) for log in logs] for m, logs in group.members.items()},
+        owners=by_name(group.owners),
+        positions=by_name(group.positions),
+        since=by_name(group.since),
+        heirs=by_name(group.heirs),
+    )
+
+
+class ConsumerLogs:
+    """See the module.
+
+    Attributes:
+        names: of the logs, in the order in which they were asked for.
+    """
+
+    def __init__(self, infos: Iterable[LogInfo], ask: Ask, read: Read) -> None:
+        found = {info.log_id: info.name for info in infos}
+        self.names = tuple(found.values())
+        self._numbers = {name: number for number, name in found.items()}
+        self._names = {str(number): name for number, name in found.items()}
+        self._ask = ask
+        self._read = read
+
+    async def read(self, log: str, start: Start, until: Position | None) -> ReadStream:
+        """Open a stream of one of the logs; see `reader.Open`."""
+        return await self._read(self._numbers[log], start, until)
+
+    async def ask(self, message: Call, /) -> Reply:
+        """Ask about the consumer, in names; see `Cluster.call_any`."""
+        if isinstance(message, JoinGroup):
+            message = replace(message, logs=[self._key(log) for log in message.logs])
+        elif isinstance(message, SaveCursors):
+            message = replace(
+                message,
+                positions={self._key(log): lsn for log, lsn in message.positions.items()},
+                expected={self._key(log): lsn for log, lsn in message.expected.items()},
+                let_go=[self._key(log) for log in message.let_go],
+            )
+        reply = await self._ask(message)
+        return named(reply, self._names) if isinstance(reply, GroupReply) else reply
+
+    def _key(self, log: str) -> str:
+        return str(self._numbers[log])

@@ -1,0 +1,163 @@
+"""Cursors: where consumers stand, looked at and moved without reading.
+
+A cursor is a consumer's position in one log: the first LSN that it has not dealt with.
+
+Source: docs/design.md §6, §7; `protocol.consumer_group`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cordwood.client.find.log_info import AnyLog, LogInfo
+from cordwood.client.read.consumer_logs import Ask, named
+from cordwood.errors import CordwoodError
+from cordwood.layout.message import AskGroups, GroupReply, GroupsReply, SaveCursors
+from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
+
+ByLog = Mapping[str, int] | Mapping[int, int]
+"""LSNs by the names of logs, or by their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a consumer is behind a log's tail.
+
+    Attributes:
+        position: the first LSN not dealt with.
+        tail: the last one that can be read.
+        records: how many that is; None across epochs, where LSNs do not say.
+    """
+
+    position: Lsn
+    tail: Lsn
+
+    @property
+    def records(self) -> int | None:
+        """Records not dealt with; holes, if there are any, count too."""
+        if self.position > self.tail:
+            return 0
+        if self.position >> 32 != self.tail >> 32:
+            return None
+        return (self.tail & ESN_MAX) - max(1, self.position & ESN_MAX) + 1
+
+    def __str__(self) -> str:
+        if self.records is not None:
+            return str(self.records)
+        return f"{format_lsn(self.position)} to {format_lsn(self.tail)}"
+
+
+class Cursors:
+    """The consumers of a cluster."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        find: Callable[[AnyLog], Awaitable[LogInfo]],
+        tail: Callable[[LogInfo], Awaitable[Lsn]],
+        names: Callable[[], Awaitable[Mapping[int, str]]],
+    ) -> None:
+        """
+        Args:
+            find: a log by name or number; tail: the last LSN of it that can be read.
+            names: of all logs, by number.
+        """
+        self._ask = ask
+        self._find = find
+        self._tail = tail
+        self._names = names
+
+    async def list(self, consumer: str = "") -> list[GroupReply]:
+        """What is known of a consumer, or of all: positions, members, who reads what.
+
+        Logs have the names that they have now; one that was deleted is its number, in digits.
+
+        Raises:
+            BadSetting: that names no consumer.
+            Retryable: the cluster did not answer.
+        """
+        groups = await self._ask_groups(consumer)
+        if not any(group.positions or group.owners or group.members for group in groups):
+            return [*groups]
+        names = {str(number): name for number, name in (await self._names()).items()}
+        return [named(group, names) for group in groups]
+
+    async def by_number(self, consumer: str) -> GroupReply:
+        """What is known of a consumer, each log by its number in digits.
+
+        Raises:
+            BadSetting: that names no consumer.
+            Retryable: the cluster did not answer.
+        """
+        (group,) = await self._ask_groups(consumer)
+        return group
+
+    async def _ask_groups(self, consumer: str) -> Sequence[GroupReply]:
+        reply = await self._ask(AskGroups(consumer))
+        assert isinstance(reply, GroupsReply), "AskGroups is answered with groups"
+        return reply.groups
+
+    async def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
+        """How far a consumer is behind, by log; where that is not known, why.
+
+        One log that was deleted, or has no sequencer just now, hides no other.
+
+        Args:
+            logs: by name; without any, all that the consumer has a position in or a member for.
+                In one without a position it stands at the oldest record.
+        Raises:
+            BadSetting: that names no consumer.
+            Retryable: the cluster did not answer.
+        """
+        group = await self.by_number(consumer)
+        asked: Sequence[AnyLog] = logs or sorted(map(int, {*group.positions, *group.owners}))
+        behind: dict[str, Lag | CordwoodError] = {}
+        for log in asked:
+            name = str(log)
+            try:
+                info = await self._find(log)
+                name = info.name
+                position = Lsn(group.positions.get(str(info.log_id), OLDEST))
+                behind[name] = Lag(position, await self._tail(info))
+            except CordwoodError as error:
+                behind[name] = error
+        return dict(sorted(behind.items())) if not logs else behind
+
+    async def save(
+        self,
+        consumer: str,
+        positions: ByLog,
+        expected: ByLog | None = None,
+        *,
+        reset: bool = False,
+    ) -> dict[str, Lsn]:
+        """Move a consumer's positions, all of them or none.
+
+        Args:
+            positions: by log (a name or a number), the first LSN not dealt with.
+            expected: what they must be now, 0 for none: a compare-and-set.
+            reset: let them go back, whoever reads the logs now.
+        Returns:
+            All positions of this consumer: by name those that were given, others by number, in
+            digits.
+        Raises:
+            Fenced: a member reads one of the logs, or a position is not the expected one.
+            Rejected: one would go back, and `reset` was not asked for.
+            Retryable: the cluster did not answer; it may be saved, and may be saved again.
+        """
+        asked: set[AnyLog] = {*positions, *(expected or ())}
+        infos = {log: await self._find(log) for log in sorted(asked, key=str)}
+        keys = {log: str(info.log_id) for log, info in infos.items()}
+        call = SaveCursors(
+            consumer,
+            "",
+            0,
+            {keys[log]: int(lsn) for log, lsn in positions.items()},
+            {keys[log]: int(lsn) for log, lsn in (expected or {}).items()},
+            reset,
+        )
+        reply = await self._ask(call)
+        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        names = {keys[log]: info.name for log, info in infos.items()}
+        return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}

@@ -1,0 +1,64 @@
+"""How long a reader waits for nodes that were not heard before it tells a loss.
+
+Source: docs/sources/logdevice.md 2.11 (`grace-counter-limit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cordwood.nodes import NodeId
+
+GRACE_S = 5.0
+"""How long nodes that were not heard are waited for before a loss is told.
+
+LogDevice waits 100 ms. But what is released was stored on a whole copyset, or plugged: an
+f-majority without it means that one of these nodes has lost it and does not know. That is
+so rare that the wait costs nothing, a loss is told for good, and a node restarts in seconds.
+"""
+
+GRACE_MISSES_MAX = 2
+"""Grace periods in a row that a node may miss before it gets none (LogDevice's
+`grace-counter-limit`): a range of many losses is not waited through one by one."""
+
+
+class Grace:
+    """The grace period of one reader.
+
+    Attributes:
+        ends: when the present one is over; None while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.ends: float | None = None
+        self._misses: dict[NodeId, int] = {}
+        self._is_counted = False
+
+    def begin(self, now: float) -> None:
+        """A loss could be told; those that were not heard get their time."""
+        if self.ends is None:
+            self.ends = now + GRACE_S
+            self._is_counted = False
+
+    def end(self) -> None:
+        """Nothing is waited for."""
+        self.ends = None
+
+    def on_heard(self, node: NodeId) -> None:
+        """`node` sends."""
+        self._misses.pop(node, None)
+
+    def is_waived(self, silent: Sequence[NodeId]) -> bool:
+        """Whether all that are silent have been so too often to get any time."""
+        misses = self._misses
+        return bool(silent) and all(misses.get(node, 0) > GRACE_MISSES_MAX for node in silent)
+
+    def is_over(self, silent: Iterable[NodeId], now: float) -> bool:
+        """Whether the present period is over; those that are silent have missed it then."""
+        if self.ends is None or now < self.ends:
+            return False
+        if not self._is_counted:
+            self._is_counted = True
+            for node in silent:
+                self._misses[node] = self._misses.get(node, 0) + 1
+        return True

@@ -1,0 +1,100 @@
+"""A reader's health: how long it has had no news of a log of which there may be more.
+
+Three clocks, the earliest of which counts: since when more is known to be readable and nothing
+comes, since when no node is connected, and since when nobody says where the log ends. The last
+two matter because a reader that is cut off cannot know that there is more: it would wait in
+silence for good.
+
+Source: docs/sources/logdevice.md 2.11 (`isConnectionHealthy`, health callbacks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cordwood.lsn import format_lsn
+from cordwood.nodes import NodeId
+
+UNKNOWN = "and nobody says whether there is more"
+"""What a reader that is cut off knows of the log."""
+
+HEALTH_S = 10.0
+"""How long a reader may stand still before that is told: twice what it takes to ask all nodes
+for all they hold, and the bound within which readers reach the tail once nothing fails."""
+
+
+class ReadHealth:
+    """See the module. Times are the loop's.
+
+    Attributes:
+        trouble: why a reader that waits gets nothing; "" if all is well.
+    """
+
+    __slots__ = ("_alone_since", "_behind_since", "_unanswered_since", "trouble")
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self._behind_since: float | None = None
+        self._alone_since: float | None = None
+        self._unanswered_since: float | None = None
+
+    def on_taken(self) -> None:
+        """The reader got something: all clocks stop."""
+        self._behind_since = self._alone_since = self._unanswered_since = None
+
+    def on_behind(self, now: float) -> None:
+        """There is more to read, and it is not here."""
+        if self._behind_since is None:
+            self._behind_since = now
+
+    def on_connected(self, is_connected: bool, now: float) -> None:
+        """Whether any node sends."""
+        if is_connected:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+
+    def on_tail(self) -> None:
+        """Somebody says where the log ends."""
+        self._unanswered_since = None
+
+    def on_no_tail(self, asked_at: float) -> None:
+        """Nobody said it since `asked_at`."""
+        if self._unanswered_since is None:
+            self._unanswered_since = asked_at
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is known to be readable."""
+        return self._behind_since is not None
+
+    @property
+    def due(self) -> float | None:
+        """When there will be a trouble to tell, None if all is well or it was told."""
+        clocks = (self._behind_since, self._alone_since, self._unanswered_since)
+        running = [each for each in clocks if each is not None]
+        return min(running) + HEALTH_S if running and not self.trouble else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a trouble that was told is over: no clock runs any more."""
+        return bool(self.trouble) and (
+            self._behind_since is self._alone_since is self._unanswered_since is None
+        )
+
+    def why(
+        self, at: int, nodes: int, absent: Sequence[NodeId], doubted: Mapping[NodeId, str]
+    ) -> str:
+        """The trouble in words.
+
+        Args:
+            at: the LSN that nothing comes at.
+            nodes: how many may hold it; `absent` are not connected, `doubted` not counted on.
+        """
+        known = "though more is readable" if self.is_behind else UNKNOWN
+        left_out = ", ".join(f"node {node} ({doubt})" for node, doubt in doubted.items())
+        return (
+            f"nothing at {format_lsn(at)} for {HEALTH_S:g} s, {known}: "
+            f"{len(absent)} of {nodes} nodes are not connected; not counted on: "
+            f"{left_out or 'none'}"
+        )

@@ -1,0 +1,600 @@
+"""A read stream: one reader of one log, over all nodes that may hold it.
+
+Nodes send each block once, or every copy of it when something may be lost
+(`protocol.single_copy`); the buffer orders blocks, drops copies and tells gaps. What may
+arrive is bounded for each node in bytes, and in LSNs by a window that follows the size of
+the records.
+
+Source: docs/sources/logdevice.md 2.11; docs/design.md §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import weakref
+from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import replace
+from typing import Protocol
+
+from cordwood.block import Gap, GapKind
+from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.read.read_access import ReadAccess, call_weakly
+from cordwood.client.read.read_grace import Grace
+from cordwood.client.read.read_health import HEALTH_S, ReadHealth
+from cordwood.client.read.senders import HeldBlock, Senders
+from cordwood.client.read.shared_tail import Seat, SharedTails
+from cordwood.client.read.stream_items import StreamItems
+from cordwood.errors import AccessDenied, Closed, CordwoodError, Overloaded, UnknownLog
+from cordwood.layout.key_bits import key_bits
+from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
+from cordwood.lsn import LSN_MAX, Lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol.gap_detection import Delivery, ReadBuffer
+from cordwood.protocol.read_budget import ReadBudget
+from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
+from cordwood.settings import ClientSettings
+from cordwood.wire.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+NUDGE_FIRST_S = 1.0
+NUDGE_MAX_S = 8.0
+NUDGE_BOUNDED_S = 0.05
+"""A reader that sees nothing asks the sequencer for the tail, which makes a stopped one start and
+the nodes hear what is released; once at first soon, where it knows of an LSN to come to."""
+
+STUCK_S = 2.0
+"""How long a readable record may be waited for before another copy is asked for.
+
+LogDevice waits 300 s, then 600: its clients have thousands of streams, and each rewind has
+a window sent again by every node. Here a window is some megabytes, nodes answer within
+milliseconds, and 2 s is well above the pauses of a busy one; what it costs when it was
+wrong is one window. A sequencer's first two waves fit into it.
+"""
+
+LOOK_S = 0.05
+"""How long after a node has come past a record that is not here its absence is looked into.
+
+At the tail all nodes of a log say at once how far they have come, and one of them sends what
+there is. A reader that woke for each of them did so five times for a block, four in vain.
+"""
+
+
+class Nudge(Protocol):
+    """Asks a log's sequencer for the tail."""
+
+    async def __call__(self) -> Lsn: ...
+
+
+OnHealth = Callable[["ReadStream", str], None]
+
+
+class ReadStream(StreamItems):
+    """See the module. Made by the client's `read`; one that is not read to its end is closed by
+    `close`, or once nobody has it any more.
+
+    Iterating yields `Record` and `Gap` in order, which tile `[start, until]`.
+
+    Attributes:
+        number: the stream's, as nodes know it.
+        info: the log that is read.
+        on_health: called when a reader that waits has stood still for HEALTH_S although there
+            is more to read, or may be for all it can know (`client.read.read_health`), with the
+            reason; and with "" when it goes on.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        info: LogInfo,
+        start: int,
+        until: int,
+        cluster: Cluster,
+        settings: ClientSettings,
+        nudge: Nudge,
+        *,
+        budget: ReadBudget,
+        seed: int = 0,
+        keys: Collection[bytes] | None = None,
+        payloads: bool = True,
+        record_keys: bool = True,
+        gaps: bool = True,
+        tails: SharedTails | None = None,
+        on_closed: Callable[[ReadStream], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            nudge: asks for the tail when nothing comes.
+            budget: what all streams of the client may have sent ahead.
+            seed: puts copysets in order where each reader has an order of its own.
+            keys, payloads, record_keys, gaps: what is left out, see `Store.read`.
+            tails: those of the client, which it may share; None to read alone.
+            on_closed: nothing that nodes say concerns it any more.
+        """
+        self.number = number
+        self.info = info
+        self.on_health: OnHealth | None = None
+        self._cluster = cluster
+        self._settings = settings
+        self._budget = budget
+        self._seed = seed
+        self._payloads = payloads
+        self._nudge = nudge
+        self._patience_s = NUDGE_BOUNDED_S if until < LSN_MAX else NUDGE_FIRST_S
+        super().__init__(keys, record_keys, gaps=gaps)
+        self._begin(start, until)
+        is_plain = keys is None and payloads and until == LSN_MAX
+        self._tails = tails if is_plain else None
+        self._seat: Seat | None = None
+        self._on_closed = on_closed
+        self._owes_itself = False  # what a seat had no room for: before it takes another one
+        self._news = asyncio.Event()
+        self._look_due: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._error: CordwoodError | None = None
+        self._closed = False
+        self._tail_seen = 0
+        self._health = ReadHealth()
+
+    def _begin(self, start: int, until: int) -> None:
+        """Read on from `start`, with nothing known of what nodes hold from there on."""
+        self._buffer: ReadBuffer[HeldBlock] = ReadBuffer(start, until)
+        keys = None if self._keys is None else key_bits(self._keys)
+        self._senders = Senders(
+            self.number, self.info, self._buffer, self._cluster, self._settings, self._budget,
+            self._seed, heads_only=not self._payloads, keys=keys,
+        )  # fmt: skip
+        tokens = self._settings.read_tokens
+        self._access = ReadAccess(
+            self._senders, self._cluster, tokens, weakref.WeakMethod(self._on_denied)
+        )
+        self._choice = self._senders.choice
+        self._overdue_since: float | None = None
+        self._grace = Grace()
+
+    @property
+    def senders(self) -> Senders:
+        """The nodes that send, and what was asked of them: where it shares a tail, the lead's."""
+        return self._senders if self._seat is None else self._seat.lead.senders
+
+    @property
+    def taken_lsn(self) -> int:
+        """See `StreamItems.taken_lsn`."""
+        return self._buffer.next
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, failed, or came to its end."""
+        return self._closed
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all up to `until` was given out."""
+        return self._buffer.is_done and not self.hand
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether so many nodes are connected that what they do not hold nobody does: below
+        that, records may have to be waited for (LogDevice's `isConnectionHealthy`)."""
+        if self._seat is not None:
+            return self._seat.lead.is_connected
+        sources = self.senders.sources.keys()
+        everybody = sources >= {*self.info.all_nodes}
+        return everybody or self._judge(sources) is not QuorumVerdict.NONE
+
+    @property
+    def trouble(self) -> str:
+        """Why a reader that waits gets nothing although there may be more; "" if all is well."""
+        return self._health.trouble
+
+    @property
+    def bridge(self) -> Lsn | None:
+        """Where the bridge that was received last begins, None before the first."""
+        return self.senders.bridge or self._senders.bridge
+
+    def open(self) -> None:
+        """Ask every node that is up; the others are asked when they come."""
+        self._senders.open()
+
+    def close(self) -> None:
+        """Stop every node's sending; what is here is not given out any more."""
+        self.hand.leave(self._buffer.next)
+        self._end()
+
+    def __del__(self) -> None:
+        # Its application has let go of it, in whatever thread; see `Store.read`.
+        if getattr(self, "_closed", True) or self._loop.is_closed():
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed just now
+            self._loop.call_soon_threadsafe(self._end, context=self._context)
+
+    def _end(self) -> None:
+        """Nothing more is wanted of the nodes."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._seat is not None:
+            self._seat.leave()
+        elif self._tails is not None:
+            self._tails.forget(self)
+        self._stop_asking()
+        if not self._buffer.is_done:
+            self._buffer.rewind()  # what is here is not given out any more, so it is not kept
+        self._news.set()
+        if self._on_closed is not None:
+            self._on_closed(self)
+
+    def _stop_asking(self) -> None:
+        self._senders.close()
+        self._access.close()
+        for timer in (self._look_due, self._alarm):
+            if timer is not None:
+                timer.cancel()
+        self._look_due = self._alarm = None
+
+    def fail(self, error: CordwoodError) -> None:
+        """End the stream with an error."""
+        self._error = error
+        self.close()
+
+    # What nodes do.
+
+    def on_node_up(self, node: NodeId, connection: Connection) -> None:
+        """Start to read from a node."""
+        if not (self._closed or self._seat):
+            self._senders.on_node_up(node, connection)
+
+    def on_node_down(self, node: NodeId, connection: Connection) -> None:
+        """A node is gone; what it sent stays, and others are asked for the rest."""
+        if self._closed or self._seat:
+            return
+        self._senders.on_node_down(node, connection)
+        if not self._senders.sources:
+            self._news.set()  # a reader that is cut off says so in time
+
+    def on_statuses(self, *, is_moved: bool) -> None:
+        """Something else is said of some nodes' data.
+
+        Args:
+            is_moved: that of one lies on others by now. What those have come past before that
+                says nothing of it, so all are asked anew.
+        """
+        if is_moved and not self._seat:
+            self._choice.on_moved()
+            self._senders.rewind_soon()
+        self._news.set()
+
+    def on_reading(
+        self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
+    ) -> None:
+        """A node answers a READ: what it sends from here on is what was asked."""
+        if self._closed or self._seat:
+            return
+        self._senders.on_reading(node, connection, status, version)
+        if status == ReadStatus.FULL:
+            self.fail(
+                Overloaded(f"node {node} has no room for one more read stream of this client")
+            )
+        elif status == ReadStatus.ACCESS:
+            self._access.on_refused(self.info)
+
+    def _on_denied(self) -> None:
+        """This client has no right to read the log, or no more."""
+        logger.info("log %d: its read token is asked for", self.info.log_id)
+        self._buffer.on_over(GapKind.ACCESS)
+        self._news.set()
+
+    def on_blocks(
+        self, node: NodeId, connection: Connection, head: BlocksHead, blocks: Sequence[HeldBlock]
+    ) -> None:
+        """A node sent blocks, or only how far it has come."""
+        if self._closed or not self._senders.on_blocks(node, connection, head, blocks):
+            return
+        self._grace.on_heard(node)
+        if self._buffer.is_ready or not self._choice.is_single:
+            self._news.set()
+        elif self._look_due is None:
+            # Of single copies what is missing here is most often on its way from another.
+            self._look_due = self._loop.call_later(LOOK_S, self._look)
+
+    def on_gaps(self, node: NodeId, connection: Connection, gaps: Sequence[GapRange]) -> None:
+        """A node sends nothing of some ranges, and says why."""
+        if not self._closed and self._senders.on_gaps(node, connection, gaps):
+            self._news.set()
+
+    def _look(self) -> None:
+        """What a node has come past may be missing: the reader has to see to it."""
+        self._look_due = None
+        if not self._closed and self._buffer.is_overdue:
+            self._news.set()
+
+    # What the reader does.
+
+    def take(self) -> Delivery[HeldBlock] | Gap | None:
+        """The next block or gap if it is known, else None.
+
+        Raises:
+            CordwoodError: the stream failed or was closed.
+        """
+        if self._error is not None:
+            raise self._error
+        hand = self.hand
+        if (hand.held or hand.opened) and (given := hand.block()) is not None:
+            return given
+        if self._closed and (hand.is_cut or not self._buffer.is_done):
+            raise Closed("this read stream was closed")
+        if self._seat is not None:
+            return self._take_shared(self._seat)
+        judge = self._judge if self._may_conclude() else None
+        taken = self._buffer.take(judge, grace_over=self._is_grace_over())
+        if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
+            # At once: a period is a timer's turn at the least, and there may be many losses.
+            taken = self._buffer.take(judge, grace_over=True)
+        if not self._buffer.wants_grace:
+            self._grace.end()
+        if isinstance(taken, Delivery):
+            self._senders.on_consumed(taken.block)
+        for block in self._buffer.take_passed():
+            self._senders.on_consumed(block)
+        if taken is not None:
+            self._overdue_since = None
+            self._owes_itself = False
+            self._health.on_taken()
+            if self._health.trouble:
+                self._on_health("")
+        else:
+            self._look_for_doubts()
+        is_new = self._buffer.next >> 32 > self.info.epoch
+        # Over a bridge at once: who holds the next epoch must be known before any of it comes.
+        if is_new and (isinstance(taken, Gap) or self._is_overdue()):
+            self._cluster.learn_log(self.info, self._learn)
+        if self._buffer.is_done:
+            self._end()
+        else:
+            self._senders.move_window()
+        return taken
+
+    def _take_shared(self, seat: Seat) -> Delivery[HeldBlock] | Gap | None:
+        """What the lead of a shared tail gave; once there is no more of it, on alone."""
+        if self.trouble and not seat.is_empty:
+            self._on_health("")
+        taken = seat.take()
+        if taken is not None:
+            self._buffer.next = taken.last + 1
+            if self._buffer.is_done:
+                self._end()
+        elif seat.is_over:
+            self._leave_seat(seat)
+        return taken
+
+    def _leave_seat(self, seat: Seat) -> None:
+        """Go on from here: in another seat if there is one, else alone."""
+        lead, bridge = seat.lead, self.bridge
+        self._seat = None
+        self._senders.bridge = bridge
+        self._owes_itself = seat.is_dropped
+        if lead.info.epoch > self.info.epoch:
+            self.info = replace(lead.info, name=self.info.name)
+        if self._tails is None or self._buffer.is_done:
+            return
+        if not (self.trouble or self._owes_itself):
+            self._seat = self._tails.join_again(self)
+        if self._seat is None:
+            # Nodes may still send by what this one asked before.
+            self.number = self._tails.number_anew(self)
+            self._begin(self._buffer.next, self._buffer.until)
+            self._senders.bridge = bridge
+            self._senders.open()
+        self._news.set()
+
+    def _joins(self) -> bool:
+        """Take a seat at a shared tail, if this one is there and nothing is the matter."""
+        is_waiting = not (self._buffer.has_blocks or self._is_overdue() or self._owes_itself)
+        is_well = self._senders.sources and not self.trouble and self._health.due is None
+        if self._tails is None or not (is_waiting and is_well):
+            return False
+        self._seat = self._tails.join(self)
+        if self._seat is not None:
+            self._stop_asking()
+        return self._seat is not None
+
+    def on_news(self) -> None:
+        """The lead of a shared tail gave something, or ended."""
+        self._news.set()
+
+    def _may_conclude(self) -> bool:
+        """Whether silence means something: never while one node leaves out what another
+        sends, unless the reader said that it would rather not wait."""
+        if self._choice.is_rewind_due:
+            return False
+        return not self._choice.is_single or (
+            self._settings.read_stream_guaranteed_delivery_efficiency
+        )
+
+    def _judge(self, heard: Set[NodeId]) -> QuorumVerdict:
+        """See `gap_detection.Judge`; an epoch whose nodeset is not known proves nothing."""
+        found = self._cluster.nodeset_of(self.info, self._buffer.next >> 32)
+        if found is None:
+            return QuorumVerdict.NONE
+        # Whoever sends is there, whatever is said of it.
+        away = self._cluster.statuses
+        sending = self._senders.sending() if away else ()
+        return weigh_replies(heard, *found, {n: s for n, s in away.items() if n not in sending})
+
+    def _look_for_doubts(self) -> None:
+        """Nothing is here: whether that is a reason to ask for other copies."""
+        # What was said before others were asked anew says nothing about their new share.
+        is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
+        if (
+            is_in_order
+            and not self._may_conclude()
+            and (self._buffer.is_passed_by(self._senders_now()))
+        ):
+            self._choice.on_suspicion()
+        if self._settings.reader_slow_shards_detection:
+            self._senders.look_for_slow(self.info.nodes_of(self._buffer.next >> 32))
+        if self._overdue_since is None and self._is_overdue():
+            self._overdue_since = self._loop.time()
+            self._health.on_behind(self._overdue_since)
+        if self._buffer.wants_grace:
+            self._grace.begin(self._loop.time())
+        self._senders.rewind_soon()
+
+    def _senders_now(self) -> list[NodeId]:
+        """The nodes of `next`'s epoch that are counted on."""
+        members = self.info.nodes_of(self._buffer.next >> 32)
+        return [node for node in members if self._choice.doubt(node) is None]
+
+    def _is_overdue(self) -> bool:
+        return self._buffer.is_overdue or (
+            self._tail_seen >= self._buffer.next and not self._buffer.is_done
+        )
+
+    def _silent(self) -> list[NodeId]:
+        """The nodes that have not said what they have at `next`."""
+        return self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
+
+    def _is_grace_over(self) -> bool:
+        """Whether those that have not spoken were waited for."""
+        grace = self._grace
+        return grace.ends is not None and grace.is_over(self._silent(), self._loop.time())
+
+    async def next(self) -> Delivery[HeldBlock] | Gap | None:
+        """The next block or gap, waited for; None once `until` was given out.
+
+        Raises:
+            CordwoodError: the stream failed or was closed.
+        """
+        patience_s = self._patience_s
+        nudge_at = self._loop.time() + patience_s
+        while True:
+            self._news.clear()
+            taken = self.take()
+            if taken is not None or self._buffer.is_done:
+                return taken
+            if self._seat is not None:
+                if self._seat.trouble != self.trouble:
+                    self._on_health(self._seat.trouble)
+                await self._news.wait()
+                nudge_at = self._loop.time() + patience_s  # it is the lead that asks meanwhile
+                continue
+            if self._joins():
+                continue
+            now = self._loop.time()
+            if self._overdue_since is not None and now >= self._overdue_since + STUCK_S:
+                self._on_stuck(now)
+            self._look_at_health(now)
+            if now < nudge_at:
+                await self._wait_news(nudge_at)
+                continue
+            await self._ask_tail_until_news()
+            self._patience_s = NUDGE_FIRST_S
+            patience_s = min(NUDGE_MAX_S, patience_s * 2)
+            nudge_at = self._loop.time() + patience_s
+
+    async def _wait_news(self, until: float) -> None:
+        """Wait for something to arrive, at most until there is something else to do.
+
+        A reader at the tail waits thousands of times a second, and mostly for nothing to do
+        within one: a timer for each wait cost as much as the block that it waited for.
+        """
+        due = self._due_by(until)
+        if self._alarm is None or self._alarm.when() > due:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            # Weakly: a stream that is let go of does not stay for a timer.
+            self._alarm = self._loop.call_at(due, call_weakly, weakref.WeakMethod(self._ring))
+        await self._news.wait()
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._news.set()
+
+    def _due_by(self, until: float) -> float:
+        """When there is something to do if nothing arrives, `until` at the latest."""
+        if self._overdue_since is not None:
+            until = min(until, self._overdue_since + STUCK_S)
+        if self._grace.ends is not None:
+            until = min(until, self._grace.ends)
+        due = self._health.due
+        return until if due is None else min(until, due)
+
+    def _on_stuck(self, now: float) -> None:
+        """Count no more on those who hold everything up; if that did not help, on nobody."""
+        self._overdue_since = now
+        if self._senders.is_switching:
+            self._choice.on_late()
+        else:
+            self._choice.on_stuck(self._buffer.behind(self._senders_now()))
+        self._senders.rewind_soon()
+
+    def _look_at_health(self, now: float) -> None:
+        """Tell that the stream stands still, or may; or that it is at the tail and no longer cut
+        off. A log that has no nodes yet has nobody to be connected to."""
+        is_connected = bool(self._senders.sources) or not self.info.all_nodes
+        self._health.on_connected(is_connected, now)
+        if self._health.is_over:
+            self._on_health("")
+        elif (due := self._health.due) is not None and now >= due:
+            members = self.info.nodes_of(self._buffer.next >> 32)
+            absent = [node for node in members if node not in self._senders.sources]
+            doubted = {n: why.value for n in members if (why := self._choice.doubt(n))}
+            self._on_health(self._health.why(self._buffer.next, len(members), absent, doubted))
+
+    def _on_health(self, trouble: str) -> None:
+        """A health event: the stream stands still, or goes on again."""
+        self._health.trouble = trouble
+        if trouble:
+            logger.warning("log %d: %s", self.info.log_id, trouble)
+        else:
+            logger.info("log %d: read on", self.info.log_id)
+        if self.on_health is not None:
+            self.on_health(self, trouble)
+
+    async def _ask_tail_until_news(self) -> None:
+        """Ask, but wait for the answer only until something arrives or is due: a sequencer
+        that does not answer has the client's whole timeout, and the reader has not."""
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(self._ask_tail())
+            news = tasks.create_task(self._news.wait())
+            now = self._loop.time()
+            # No longer than until silence is a trouble to tell: that clock is not running yet.
+            patience_s = HEALTH_S if not self.trouble else self._settings.timeout_s
+            until = self._due_by(now + min(patience_s, self._settings.timeout_s))
+            done, _ = await asyncio.wait(
+                (asking, news), timeout=max(0.0, until - now), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                self._health.on_no_tail(now)
+            asking.cancel()
+            news.cancel()
+
+    async def _ask_tail(self) -> None:
+        asked_at = self._loop.time()
+        try:
+            self._tail_seen = max(self._tail_seen, await self._nudge())
+            self._health.on_tail()
+        except (UnknownLog, AccessDenied) as error:
+            is_gone = isinstance(error, UnknownLog)
+            self._buffer.on_over(GapKind.NOT_IN_CONFIG if is_gone else GapKind.ACCESS)
+            self._news.set()
+            logger.info("log %d: %s", self.info.log_id, error)
+        except CordwoodError as error:
+            self._health.on_no_tail(asked_at)
+            logger.debug("log %d: no tail: %s", self.info.log_id, error)
+
+    def _learn(self, info: LogInfo) -> None:
+        """The log has new epochs, and perhaps nodes that were not read from so far."""
+        if info.log_id != self.info.log_id or info.epoch <= self.info.epoch or self._closed:
+            return
+        self.info = info
+        if self._seat is None:
+            self._senders.add_nodes(info.all_nodes)
+            self._news.set()
+        else:
+            self._seat.lead._learn(info)

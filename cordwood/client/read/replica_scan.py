@@ -1,0 +1,182 @@
+"""What one node holds of a range of a log: every copy it has, judged by its own checksum.
+
+For audits. A reader merges nodes and takes the first good copy; this asks one node, on a
+connection of its own, and keeps for each block what an audit compares: where it lies, which copy
+it is, and whether its bytes are what its header says. Bodies are summed and let go.
+
+Source: docs/sources/spark.md §7 ("compare block digests, not records").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from cordwood.client.admin.log_tree import check_read_token
+from cordwood.client.cluster import Cluster
+from cordwood.client.find.log_info import AnyLog
+from cordwood.errors import AccessDenied, CordwoodError, Unreachable
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.reading import (
+    ReadRequest,
+    ReadStatus,
+    pack_read,
+    pack_window,
+    read_blocks_frame,
+    read_reading,
+)
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import LSN_MAX
+from cordwood.nodes import NodeId
+from cordwood.wire.connection import Connection
+
+if TYPE_CHECKING:
+    from cordwood.client.store import Store
+
+STREAM = 1
+"""The only stream of the connection."""
+
+CREDIT_BYTES = 8 << 20
+"""What the node may send ahead of what was summed: as a reader's."""
+
+DIAL_TIMEOUT_S = 5.0
+
+STALL_TIMEOUT_S = 30.0
+"""How long a node may say nothing before the scan fails; it reads from its disk for less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of one block on one node.
+
+    Attributes:
+        first, last: its LSNs.
+        kind: `block.BlockKind` as a number.
+        bytes: of the body, as stored.
+        raw_crc: CRC32C of the uncompressed body, by the header: equal for all good copies.
+        is_intact: whether the body's own checksum is right.
+        copyset: the nodes that should hold this copy.
+        by_recovery, seal_epoch, wave: which copy counts, the highest of them.
+    """
+
+    first: int
+    last: int
+    kind: int
+    bytes: int
+    raw_crc: int
+    is_intact: bool
+    copyset: tuple[int, ...]
+    by_recovery: bool
+    seal_epoch: int
+    wave: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCopies:
+    """What a node said; `is_damaged` if it knows that it lost records."""
+
+    copies: list[Copy]
+    is_damaged: bool
+
+
+async def scan_node(
+    cluster: Cluster, node: NodeId, log: int, start: int, stop: int, token: str = ""
+) -> NodeCopies:
+    """Read all that `node` holds of the LSNs `[start, stop)`, all of them released.
+
+    Args:
+        token: the log's read token, if it asks for one.
+    Raises:
+        AccessDenied: it asks for another.
+        Unreachable: it cannot be reached, or says nothing for STALL_TIMEOUT_S.
+    """
+    scan = _Scan(log, stop)
+    connection = await cluster.dial_node(node, scan, timeout_s=DIAL_TIMEOUT_S)
+    try:
+        high = min(LSN_MAX, stop)
+        request = ReadRequest(STREAM, log, start, stop - 1, high, CREDIT_BYTES, token=token)
+        connection.send(Kind.READ, 0, (pack_read(request),))
+        while not scan.is_done:
+            scan.news.clear()
+            try:
+                async with asyncio.timeout(STALL_TIMEOUT_S):
+                    await scan.news.wait()
+            except TimeoutError:
+                raise Unreachable(f"node {node} sends nothing more of log {log}") from None
+    finally:
+        connection.close()
+    if scan.is_refused:
+        raise AccessDenied(f"node {node} does not let this client read log {log}")
+    if scan.error is not None:
+        raise Unreachable(f"node {node} was lost while it was scanned: {scan.error}")
+    return NodeCopies(scan.copies, scan.is_damaged)
+
+
+async def scan_copies(store: Store, log: AnyLog, node: NodeId, start: int, stop: int) -> NodeCopies:
+    """As `scan_node`, of a log by name or number."""
+    info = await store.log(log)
+    token = check_read_token(info, store._settings.read_tokens)
+    return await scan_node(store._cluster, node, info.log_id, start, stop, token)
+
+
+class _Scan:
+    """The handler of the connection."""
+
+    def __init__(self, log: int, stop: int) -> None:
+        self.copies: list[Copy] = []
+        self.is_damaged = False
+        self.is_refused = False
+        self.is_done = False
+        self.error: CordwoodError | None = None
+        self.news = asyncio.Event()
+        self._log = log
+        self._stop = stop
+        self._received = 0
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Blocks, or how the node takes the request."""
+        if frame.kind == Kind.READING:
+            status = read_reading(frame.payload)[1]
+            self.is_damaged |= status == ReadStatus.DAMAGED
+            self.is_refused = status == ReadStatus.ACCESS
+            self.is_done |= self.is_refused
+        elif frame.kind == Kind.GAPS:
+            self.is_damaged = True  # all is asked for, so that only damage is left out
+        elif frame.kind == Kind.BLOCKS:
+            head, blocks = read_blocks_frame(frame.payload)
+            for stored in blocks:
+                self._received += stored.wire_bytes
+                self.copies.append(_copy(stored))
+            self.is_done = head.next >= self._stop
+            if not self.is_done:
+                limit = self._received + CREDIT_BYTES
+                window = pack_window(STREAM, min(LSN_MAX, self._stop), limit)
+                connection.send(Kind.WINDOW, 0, (window,))
+        self.news.set()
+
+    def on_lost(self, connection: Connection, error: CordwoodError) -> None:
+        """The connection is gone; after the end that is our own doing."""
+        if not self.is_done:
+            self.error = error
+            self.is_done = True
+        self.news.set()
+
+
+def _copy(stored: StoredBlock) -> Copy:
+    header, envelope = stored.header, stored.envelope
+    by_recovery, seal_epoch, wave = envelope.precedence
+    return Copy(
+        header.first,
+        header.last,
+        int(header.kind),
+        header.stored_bytes,
+        header.raw_crc,
+        crc32c(stored.body) == header.stored_crc,
+        tuple(envelope.copyset),
+        by_recovery,
+        seal_epoch,
+        wave,
+    )

@@ -1,0 +1,60 @@
+"""The garbage collector of this process, and who wants it to look rarely.
+
+It is one for the whole process: what is set here holds for the program around a client
+as well, and is undone when the last of those who wanted it has left.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+GC_THRESHOLD = 50_000
+"""What is made for an append or a block is long-lived and free of cycles; a young collection every
+700 objects walks thousands of them for nothing."""
+
+
+class _Wanted:
+    """How many want it to look rarely, and what was set before the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._before = gc.get_threshold()
+
+    def enter(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count > 1:
+                return
+            self._before = gc.get_threshold()
+            gc.collect()
+            gc.freeze()
+            # 0 is a program that has switched it off, and a higher one has its reasons.
+            if 0 < self._before[0] < GC_THRESHOLD:
+                gc.set_threshold(GC_THRESHOLD, 20, 50)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                gc.set_threshold(*self._before)
+                gc.unfreeze()
+
+
+_wanted = _Wanted()
+
+
+@contextmanager
+def rare_collections(is_wanted: bool = True) -> Iterator[None]:
+    """Leave alone what is there now, and look for cycles rarely, for the length of the block."""
+    if not is_wanted:
+        yield
+        return
+    _wanted.enter()
+    try:
+        yield
+    finally:
+        _wanted.leave()

@@ -1,0 +1,88 @@
+"""Which reply each call is answered with.
+
+Another one is a peer's mistake: it ends the connection, and the caller hears that it was lost. So
+whoever calls may rely on the kind of what comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from cordwood.errors import Malformed
+from cordwood.layout import log_questions as questions
+from cordwood.layout import message as m
+from cordwood.layout import message_nodes as nodes
+from cordwood.layout import message_rights as rights
+from cordwood.layout import message_staging as staging
+
+ANSWERS: Mapping[type, type] = {
+    m.AskDirectory: m.DirectoryReply,
+    m.AskEpoch: m.EpochReply,
+    m.AskEpochs: m.EpochsReply,
+    m.AskGroups: m.GroupsReply,
+    m.AskNodesets: m.NodesetsReply,
+    m.AskReleased: m.ReleasedReply,
+    m.AskStatus: m.StatusReply,
+    m.AskStreams: m.StreamsReply,
+    m.AskTail: m.TailReply,
+    m.BeatGroup: m.GroupReply,
+    m.Clean: m.DoneReply,
+    m.CreateLog: m.LogReply,
+    rights.DeleteLog: m.DoneReply,
+    m.FindLog: m.LogReply,
+    m.JoinGroup: m.GroupReply,
+    m.LeaveGroup: m.GroupReply,
+    m.ListLogs: m.LogsReply,
+    m.Ping: m.DoneReply,
+    rights.RaiseToken: m.EpochsReply,
+    rights.RenameLog: m.LogReply,
+    m.SaveCursors: m.GroupReply,
+    m.Seal: m.SealReply,
+    rights.SetAttributes: m.DoneReply,
+    m.TellNodesets: m.DoneReply,
+    m.Yield: m.DoneReply,
+    nodes.AskMembers: nodes.MembersReply,
+    nodes.SetAuthority: m.DoneReply,
+    nodes.SetStorage: m.DoneReply,
+    questions.AskExtent: questions.ExtentReply,
+    questions.AskKept: questions.KeptReply,
+    questions.AskSize: questions.SizeReply,
+    questions.AskTime: questions.TimeReply,
+    questions.Trim: questions.TrimReply,
+    staging.AskPublication: staging.PublicationReply,
+    staging.AskStaged: staging.StagedReply,
+    staging.BeginPublish: staging.PublicationReply,
+    staging.CommitPublish: staging.PublicationReply,
+    staging.FinishPublish: staging.PublicationReply,
+    staging.PinStaged: m.DoneReply,
+    staging.StageBlock: m.DoneReply,
+    staging.Unstage: m.DoneReply,
+}
+
+assert ANSWERS.keys() == set(get_args(m.Call)), "every call has its answer"
+
+
+def check_answer(call: m.Call, reply: m.Reply) -> None:
+    """Let a reply pass that answers a call.
+
+    Raises:
+        Malformed: it is of another kind or number, of another log, or of one that no node has.
+    """
+    if type(reply) is not ANSWERS[type(call)]:
+        raise Malformed(f"{type(call).__name__} was answered with {type(reply).__name__}")
+    if isinstance(call, m.AskReleased) and isinstance(reply, m.ReleasedReply):
+        logs, answers = len(call.logs), len(reply.released)
+        if logs != answers:
+            raise Malformed(f"{logs} logs were answered with {answers} numbers")
+    if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):
+        raise Malformed(f"{reply.name} is said to have an epoch without nodes")
+    if isinstance(call, m.FindLog | m.CreateLog) and isinstance(reply, m.LogReply):
+        # By number the name is the answer's: it may have changed since the caller learnt it.
+        by_number = call.log if isinstance(call, m.FindLog) else None
+        if by_number is not None and reply.log != by_number:
+            raise Malformed(f"log {by_number} was asked for, and log {reply.log} came")
+        if by_number is None and reply.name.strip("/") != call.name.strip("/"):
+            raise Malformed(f"{call.name} was asked for, and {reply.name} came")
+        if not reply.history:
+            raise Malformed(f"{reply.name} is said to have no nodes")

@@ -1,0 +1,60 @@
+"""Control messages that change a log, for which it may ask for a token; `metadata.log_rights`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from cordwood.layout.message_fields import AnyLsn, Name, Token
+from cordwood.log_attributes import LogAttributes
+
+TOKENS_MAX = 64
+"""Of one call: a directory's change may concern logs of several tokens."""
+
+
+class ForOwners(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A change for which a log may ask for a token.
+
+    Attributes:
+        tokens: shown to nobody, so a change is told without them.
+    """
+
+    tokens: Annotated[list[Token], Meta(max_length=TOKENS_MAX)] = []
+
+    def __repr__(self) -> str:
+        told = [f"{name}={getattr(self, name)}" for name in self.__struct_fields__[:-1]]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+
+class SetAttributes(ForOwners, frozen=True, tag="set_attributes"):
+    """Set attributes of a log, or of a directory (`path` ends with a slash).
+
+    Attributes:
+        unset: names that are inherited again.
+    """
+
+    path: Name
+    attributes: LogAttributes
+    unset: Annotated[list[Name], Meta(max_length=64)] = []
+
+
+class DeleteLog(ForOwners, frozen=True, tag="delete_log"):
+    """Delete a log."""
+
+    name: Name
+
+
+class RenameLog(ForOwners, frozen=True, tag="rename_log"):
+    """Give a log another name."""
+
+    name: Name
+    new_name: Name
+
+
+class RaiseToken(ForOwners, frozen=True, tag="raise_token"):
+    """Give a log a higher fencing token; see `metadata.epoch_store.EpochStore.raise_token`."""
+
+    name: Name
+    token: AnyLsn
+    holder: Name

@@ -1,0 +1,364 @@
+"""What an event makes of the rebuilding set, and what the set says of each node's data.
+
+A replicated state machine: who applies the same events in the order of their LSNs, from the
+beginning or from a snapshot, has the same set. Nothing else goes in: no clock, no member list.
+An event that needs the members brings them along.
+
+- **Versions.** A new version tells every donor to look at its blocks anew, with the set as it is
+  then. `IsRebuilt` of an older version counts for nothing.
+- **What was done stays done**, with three exceptions. A donor that is lost before it was done
+  leaves blocks to the donors behind it, so these are asked again. A node that is back with its
+  data is a donor for the others that are lost, since it stands before donors that would have
+  given its blocks. And whoever was unsure is asked again when a node is back.
+- **A node takes no block whose copyset names an entry of the set** (`storage.refusals`). So a node
+  that was a member of nothing when the event was written holds no such block, and is no donor.
+- **Empty is for good** until the node acks: readers stopped counting on the node.
+
+One thing differs from LogDevice: where no donor is left at all, a node is called empty only if no
+lost node may come back.
+
+A limit: a block whose copies were all on lost nodes is given up with them. Should one of these
+nodes come back after another of them was acked, the block stays with fewer copies than it should.
+
+Source: docs/sources/logdevice.md 2.9.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import NamedTuple, assert_never
+
+from msgspec.structs import replace
+
+from cordwood.nodes import Authority, NodeId
+from cordwood.rebuilding import (
+    RANGES_MAX,
+    Aborted,
+    Acked,
+    DonorProgress,
+    IsRebuilt,
+    LostNode,
+    NeedsRebuild,
+    RebuildEvent,
+    RebuildingSet,
+    TimeRange,
+    Undrained,
+    Unrecoverable,
+)
+
+REBUILDING_MAX = 0.35
+"""Of all nodes: where more are away, it is the network or the power, and rebuilding would fill the
+disks of those that are left."""
+
+
+class Verdict(enum.Enum):
+    """What became of an event."""
+
+    TAKEN = "it changed the set"
+    SEEN = "it was looked at before"
+    UNCHANGED = "the set says so already"
+    STALE = "it is of another version than the set"
+    UNKNOWN_NODE = "it names no node of the cluster, or one of which nothing is said"
+    TOO_MANY = "too many nodes would be rebuilding"
+    NOT_DONE = "the node is not rebuilt yet"
+    DRAINED = "the node is to stay empty until it is undrained"
+    DONE_ALREADY = "the node's data lies on other nodes by now"
+
+
+class Outcome(NamedTuple):
+    """The set after an event, and what became of the event."""
+
+    after: RebuildingSet
+    verdict: Verdict
+
+
+_Refused = Verdict | RebuildingSet
+
+
+def apply(before: RebuildingSet, lsn: int, event: RebuildEvent) -> Outcome:
+    """Look at the event at `lsn`; events come in the order of their LSNs, maybe again."""
+    if lsn <= before.through:
+        return Outcome(before, Verdict.SEEN)
+    here = replace(before, through=lsn)
+    match event:
+        case NeedsRebuild():
+            found = _needs_rebuild(here, lsn, event)
+        case DonorProgress():
+            found = _progress(here, event)
+        case IsRebuilt():
+            found = _is_rebuilt(here, event)
+        case Acked():
+            found = _acked(here, event)
+        case Aborted():
+            found = _aborted(here, lsn, event)
+        case Undrained():
+            found = _undrained(here, lsn, event)
+        case Unrecoverable():
+            found = _unrecoverable(here, event)
+        case _:
+            assert_never(event)
+    if isinstance(found, Verdict):
+        return Outcome(here, found)
+    return Outcome(_settled(found), Verdict.TAKEN)
+
+
+def replay(
+    events: Iterable[tuple[int, RebuildEvent]], snapshot: RebuildingSet | None = None
+) -> RebuildingSet:
+    """The set after many events."""
+    found = snapshot or RebuildingSet()
+    for lsn, event in events:
+        found = apply(found, lsn, event).after
+    return found
+
+
+def authority_of(rebuilding: RebuildingSet, node: int) -> Authority:
+    """What readers and recoveries may conclude of a node's silence."""
+    entry = rebuilding.entry(node)
+    if entry is None or entry.ranges:
+        # A node that lost a range only is there, and answers for that range with "not known".
+        return Authority.FULLY_AUTHORITATIVE
+    if entry.is_empty:
+        return Authority.AUTHORITATIVE_EMPTY
+    if entry.relocates:
+        return Authority.FULLY_AUTHORITATIVE
+    return Authority.UNAVAILABLE if entry.is_recoverable else Authority.UNDER_REPLICATED
+
+
+def authorities(rebuilding: RebuildingSet) -> dict[NodeId, Authority]:
+    """The nodes that are not fully authoritative."""
+    found = {NodeId(each.node): authority_of(rebuilding, each.node) for each in rebuilding.lost}
+    return {node: it for node, it in found.items() if it is not Authority.FULLY_AUTHORITATIVE}
+
+
+def refuses(rebuilding: RebuildingSet) -> frozenset[int]:
+    """Nodes that no copyset of a new block may name."""
+    return frozenset(each.node for each in rebuilding.lost if not each.ranges)
+
+
+def work_of(rebuilding: RebuildingSet, donor: int) -> tuple[int, ...]:
+    """The lost nodes for which `donor` still has to give, in node order."""
+    return tuple(
+        each.node
+        for each in rebuilding.lost
+        if not each.is_empty and donor in each.donors and donor not in each.done
+    )
+
+
+def _needs_rebuild(here: RebuildingSet, lsn: int, event: NeedsRebuild) -> _Refused:
+    if event.if_version not in (None, here.version):
+        return Verdict.STALE
+    if event.node not in event.nodes:
+        return Verdict.UNKNOWN_NODE
+    known = here.entry(event.node)
+    if known is not None and known.is_empty:
+        # Its data lies elsewhere, and it took nothing since.
+        is_news = event.drain and not known.drain
+        return _with(here, replace(known, drain=True)) if is_news else Verdict.UNCHANGED
+    if known is not None and not known.ranges and not event.restart:
+        if not known.relocates:
+            # A lost node cannot give; that it is to stay empty is news.
+            is_news = event.drain and not known.drain
+            return _with(here, replace(known, drain=True)) if is_news else Verdict.UNCHANGED
+        if event.drain:
+            return Verdict.UNCHANGED
+    is_more = not event.ranges and (known is None or bool(known.ranges))
+    if is_more and not event.forced and _too_many(here, event):
+        return Verdict.TOO_MANY
+    entry = _entry(here, lsn, event, known)
+    if known is not None and entry.ranges and entry.ranges == known.ranges and not event.restart:
+        return Verdict.UNCHANGED
+    if not entry.relocates:
+        others = tuple(_asked_again(each, entry) for each in here.lost)
+        here = replace(here, lost=others)
+    return _restarted(_with(here, entry), lsn)
+
+
+def _entry(here: RebuildingSet, lsn: int, event: NeedsRebuild, known: LostNode | None) -> LostNode:
+    """What is said of the node from now on."""
+    ranges: tuple[TimeRange, ...] = ()
+    if known is None or known.ranges:
+        ranges = event.ranges
+    if known is not None and ranges:
+        ranges = (*known.ranges, *ranges)
+    is_restored = known is not None and not known.ranges and not known.relocates
+    relocates = event.drain and not is_restored
+    gone = {
+        each.node for each in here.lost if not each.ranges and (each.is_empty or not each.relocates)
+    }
+    gone.discard(event.node)
+    if not relocates:
+        gone.add(event.node)
+    donors = tuple(sorted(set(event.nodes) - gone))
+    done: tuple[int, ...] = ()
+    is_certain = True
+    if known is not None and known.relocates and known.node in known.done and not event.restart:
+        # It gave all of its own before it was lost: what others have given stands.
+        done = tuple(node for node in known.done if node in donors)
+        is_certain = known.is_certain
+    return LostNode(
+        event.node, lsn, relocates, event.drain or (known is not None and known.drain),
+        _joined(ranges), known is None or known.is_recoverable, donors, done, is_certain,
+    )  # fmt: skip
+
+
+def _too_many(here: RebuildingSet, event: NeedsRebuild) -> bool:
+    rebuilding = sum(not each.is_empty and not each.ranges for each in here.lost)
+    return rebuilding + 1 > REBUILDING_MAX * len(set(event.nodes))
+
+
+def _asked_again(each: LostNode, lost: LostNode) -> LostNode:
+    """An entry when another node can not give all, or nothing, of what it was to give for it."""
+    if each.node == lost.node or each.is_empty or lost.node not in each.donors:
+        return each
+    was_done = lost.node in each.done
+    if not lost.ranges:
+        each = replace(each, donors=_but(each.donors, lost.node), done=_but(each.done, lost.node))
+    # The donors that come behind it in its blocks' copysets have more to give now.
+    return each if was_done else replace(each, done=(), is_certain=True)
+
+
+def _but(nodes: tuple[int, ...], node: int) -> tuple[int, ...]:
+    return tuple(each for each in nodes if each != node)
+
+
+def _progress(here: RebuildingSet, event: DonorProgress) -> _Refused:
+    if event.version != here.version:
+        return Verdict.STALE
+    if not any(event.donor in each.donors for each in here.lost):
+        return Verdict.UNKNOWN_NODE
+    others = [each for each in here.progress if each.donor != event.donor]
+    told = sorted([*others, event], key=lambda each: each.donor)
+    return replace(here, progress=tuple(told))
+
+
+def _is_rebuilt(here: RebuildingSet, event: IsRebuilt) -> _Refused:
+    entry = here.entry(event.node)
+    if entry is None or event.donor not in entry.donors:
+        return Verdict.UNKNOWN_NODE
+    if event.version != here.version:
+        return Verdict.STALE
+    if event.donor in entry.done or entry.is_empty:
+        return Verdict.UNCHANGED
+    done = tuple(sorted((*entry.done, event.donor)))
+    is_certain = entry.is_certain and event.is_authoritative
+    return _with(here, replace(entry, done=done, is_certain=is_certain))
+
+
+def _acked(here: RebuildingSet, event: Acked) -> _Refused:
+    entry = here.entry(event.node)
+    if entry is None:
+        return Verdict.UNKNOWN_NODE
+    if event.version != entry.version:
+        return Verdict.STALE
+    is_over = entry.is_empty or (entry.ranges and _is_over(here, entry))
+    if not is_over:
+        return Verdict.NOT_DONE
+    if entry.drain:
+        return Verdict.DRAINED
+    return _leaving(here, event.node)
+
+
+def _aborted(here: RebuildingSet, lsn: int, event: Aborted) -> _Refused:
+    if event.if_version not in (None, here.version):
+        return Verdict.STALE
+    entry = here.entry(event.node)
+    if entry is None:
+        return Verdict.UNKNOWN_NODE
+    if entry.is_empty:
+        return Verdict.DONE_ALREADY
+    return _back(here, lsn, event.node)
+
+
+def _undrained(here: RebuildingSet, lsn: int, event: Undrained) -> _Refused:
+    entry = here.entry(event.node)
+    if entry is None:
+        return Verdict.UNKNOWN_NODE
+    if entry.relocates and not entry.is_empty:
+        return _back(here, lsn, event.node)
+    return _with(here, replace(entry, drain=False)) if entry.drain else Verdict.UNCHANGED
+
+
+def _unrecoverable(here: RebuildingSet, event: Unrecoverable) -> _Refused:
+    entry = here.entry(event.node)
+    if entry is None:
+        return Verdict.UNKNOWN_NODE
+    is_there = entry.relocates or bool(entry.ranges)
+    if entry.is_empty or not entry.is_recoverable or is_there:
+        return Verdict.UNCHANGED
+    return _with(here, replace(entry, is_recoverable=False))
+
+
+def _back(here: RebuildingSet, lsn: int, node: int) -> RebuildingSet:
+    """A node is there with its data, and a donor for every other that is lost."""
+
+    def with_donor(each: LostNode) -> LostNode:
+        if each.is_empty:
+            return each
+        donors = tuple(sorted({*each.donors, node}))
+        if each.is_certain:
+            return replace(each, donors=donors)
+        return replace(each, donors=donors, done=(), is_certain=True)
+
+    rest = _leaving(here, node)
+    return _restarted(replace(rest, lost=tuple(map(with_donor, rest.lost))), lsn)
+
+
+def _leaving(here: RebuildingSet, node: int) -> RebuildingSet:
+    return replace(here, lost=tuple(each for each in here.lost if each.node != node))
+
+
+def _with(here: RebuildingSet, entry: LostNode) -> RebuildingSet:
+    rest = [each for each in here.lost if each.node != entry.node]
+    lost = sorted([*rest, entry], key=lambda each: each.node)
+    return replace(here, lost=tuple(lost))
+
+
+def _restarted(here: RebuildingSet, lsn: int) -> RebuildingSet:
+    return replace(here, version=lsn, progress=())
+
+
+def _settled(here: RebuildingSet) -> RebuildingSet:
+    """Call empty the nodes for which nobody has to give any more; each may end another's wait."""
+    empty = next(
+        (e for e in here.lost if not e.is_empty and not e.ranges and _is_over(here, e)), None
+    )
+    if empty is None:
+        return here
+    # A drained node is done with the blocks of others, too: it has none any more.
+    lost = tuple(
+        each
+        if each.is_empty
+        else replace(each, donors=_but(each.donors, empty.node), done=_but(each.done, empty.node))
+        for each in here.lost
+    )
+    return _settled(
+        _with(replace(here, lost=lost), replace(empty, is_empty=True, donors=(), done=()))
+    )
+
+
+def _is_over(here: RebuildingSet, entry: LostNode) -> bool:
+    """Whether every donor has given, and nothing more is to be hoped for."""
+    if not entry.is_done:
+        return False
+    if entry.relocates or (entry.is_certain and entry.donors):
+        return True
+    return not any(
+        each.is_recoverable and not (each.is_empty or each.relocates or each.ranges)
+        for each in here.lost
+    )
+
+
+def _joined(ranges: Iterable[TimeRange]) -> tuple[TimeRange, ...]:
+    """Ranges in order, those that meet as one."""
+    found: list[TimeRange] = []
+    for each in sorted(ranges):
+        if found and each.first_us <= found[-1].last_us + 1:
+            last_us = max(found[-1].last_us, each.last_us)
+            found[-1] = TimeRange(found[-1].first_us, last_us)
+        else:
+            found.append(each)
+    if len(found) > RANGES_MAX:
+        return (TimeRange(found[0].first_us, found[-1].last_us),)
+    return tuple(found)

@@ -1,0 +1,115 @@
+"""Well-made frames and calls that nobody of ours sends: what a `sim.stranger` says.
+
+A *lie* would be believed of a member, and so it must not come in: it forges a release within an
+epoch, a block, a seal, words of who lives. What is *far* must not be believed of members either:
+it speaks of epochs that were never handed out. At the *edge* are calls that clients may make, with
+numbers as large as they may be.
+"""
+
+from __future__ import annotations
+
+import random
+
+from crc32c import crc32c
+
+from cordwood.block import BlockHeader, BlockKind, Envelope
+from cordwood.layout.block_header import pack_envelope, pack_header
+from cordwood.layout.frame import Kind
+from cordwood.layout.gossip import pack_gossip
+from cordwood.layout.log_questions import AskExtent, AskSize, AskTime, Trim
+from cordwood.layout.message import (
+    ASK_LOGS_MAX,
+    AskNodesets,
+    AskReleased,
+    AskTail,
+    Clean,
+    Seal,
+    TellNodesets,
+    pack,
+)
+from cordwood.layout.waves import pack_pairs, store_head
+from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX
+
+LOGS = range(1, 4)
+"""The first ones that a run makes."""
+
+FAR = (5000, 1 << 20, EPOCH_MAX)
+"""Epochs that no run comes to, and that no node takes for ones that it slept through."""
+
+LOG_MAX = (1 << 62) - 1
+TIME_MAX_US = (1 << 62) - 1
+
+Said = tuple[int, int, bytes]
+"""A frame's kind, request and payload."""
+
+
+def _log(chance: random.Random) -> int:
+    return chance.choice(LOGS)
+
+
+def lie(chance: random.Random) -> Said:
+    """A frame of a node, of what is near enough to be true."""
+    log, epoch = _log(chance), chance.randint(1, 8)
+    kind = chance.choice((Kind.RELEASE, Kind.STORE, Kind.GOSSIP, Kind.CALL))
+    if kind == Kind.RELEASE:
+        return kind, 0, pack_pairs([log, epoch << 32 | ESN_MAX - 1])
+    if kind == Kind.STORE:
+        return kind, 1, _store(log, epoch << 32 | chance.randint(1, 50))
+    if kind == Kind.GOSSIP:
+        return kind, 0, pack_gossip([(node, 0, 1 << 40, True) for node in range(1, 6)])
+    call = chance.choice((Seal(log, epoch + 1, 0), Clean(log, epoch, epoch + 1, epoch << 32)))
+    return kind, 1, pack(call)
+
+
+def far_call(chance: random.Random) -> bytes:
+    """A call of a node, or a client's trim, that would end a log for good."""
+    log, epoch = _log(chance), chance.choice(FAR)
+    return pack(
+        chance.choice(
+            (
+                Seal(log, epoch, 0),
+                Clean(log, epoch - 1, epoch, 0),
+                Clean(log, 1, epoch, 1 << 32),
+                TellNodesets(log, epoch, []),
+                Trim(log, epoch << 32 | ESN_MAX, epoch << 32 | ESN_MAX),
+                Trim(log, LSN_MAX, LSN_MAX),
+            )
+        )
+    )
+
+
+def far_release(chance: random.Random) -> bytes:
+    """What is released of a log, and of many that are not there."""
+    far = [_log(chance), chance.choice(FAR) << 32 | chance.choice((0, 7, ESN_MAX))]
+    logs = range(10**6, 10**6 + chance.choice((0, 1000)))
+    return pack_pairs(far + [number for log in logs for number in (log, 1 << 32 | 1)])
+
+
+def edge_call(chance: random.Random) -> bytes:
+    """A client's call with the largest numbers and lists that there are."""
+    log = chance.choice((*LOGS, LOG_MAX))
+    return pack(
+        chance.choice(
+            (
+                AskTime(log, TIME_MAX_US, LSN_MAX, True),
+                AskTime(log, -TIME_MAX_US, 0, True),
+                AskExtent(log, LSN_MAX),
+                AskSize(log, -TIME_MAX_US, TIME_MAX_US),
+                AskReleased([log] * ASK_LOGS_MAX),
+                AskTail(LOG_MAX, True),
+                AskNodesets(LOG_MAX),
+                Trim(LOG_MAX, LSN_MAX, LSN_MAX),
+            )
+        )
+    )
+
+
+def _store(log: int, first: int) -> bytes:
+    """A STORE of a block that no client appended."""
+    body = b"nobody appended this"
+    header = BlockHeader(
+        log=log, first=first, count=1, append_time_us=1, kind=BlockKind.DATA,
+        stored_bytes=len(body), raw_bytes=len(body), stored_crc=crc32c(body), raw_crc=crc32c(body),
+    )  # fmt: skip
+    envelope = Envelope((1, 2, 3), 1, 0, first)
+    return store_head(1) + pack_header(header) + pack_envelope(envelope) + body

@@ -1,0 +1,54 @@
+"""Events about names of logs that change: where a name leads, and what callers got by it."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from cordwood.sim.event import HistoryEvent, LsnValue, TimeUs
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class NameLeads(HistoryEvent, frozen=True, gc=False, tag="name-leads"):
+    """The name leads to this log by now; it did not before `invoked_us`."""
+
+    log: Number
+    invoked_us: TimeUs
+
+
+class NamedRead(HistoryEvent, frozen=True, gc=False, tag="named-read"):
+    """A client read by the name, or by a number, from `invoked_us` on.
+
+    Attributes:
+        wanted: the number that was asked for; 0 for the name.
+        log: the number that was opened; 0 for a consumer, which does not say.
+        consumer: who keeps the position; "" for a plain read.
+        given: of each record, the log that it was written to, and how manyeth it is there.
+        is_gap: records were told to be trimmed or lost.
+    """
+
+    client: str
+    invoked_us: TimeUs
+    wanted: Number
+    log: Number
+    consumer: str
+    given: list[tuple[Number, Number]]
+    is_gap: bool = False
+
+
+class NamedAppend(HistoryEvent, frozen=True, gc=False, tag="named-append"):
+    """An append by the name was acknowledged, and looked for at its place.
+
+    Attributes:
+        found: whether it stood there.
+    """
+
+    client: str
+    invoked_us: TimeUs
+    lsn: LsnValue
+    found: bool
+
+
+NameEvent: TypeAlias = NameLeads | NamedRead | NamedAppend

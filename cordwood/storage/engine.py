@@ -1,0 +1,600 @@
+"""A node's store: every change goes through the WAL, in order, then into memory.
+
+What is in memory is what is durable: a block becomes visible, to readers, to
+digests and in answers, only when its WAL record is on stable storage. Seals take
+effect at once and are answered when durable, so that stores ahead of a seal are
+visible before it is answered and stores behind it are refused.
+
+From memory it goes to LogsDB (`flusher`), and the WAL is trimmed behind it: a start takes
+what LogsDB says, and what the WAL holds behind that: records of `layout.shard_record`.
+
+Source: docs/design.md §5; docs/sources/logdevice.md 2.7, 2.13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from cordwood.block import Buffer
+from cordwood.errors import (
+    CordwoodError,
+    Fenced,
+    NotOurCluster,
+    Overloaded,
+    RecordTooLarge,
+    Rejected,
+    Retryable,
+)
+from cordwood.layout.logs_db import LogState
+from cordwood.layout.message import EpochNodes, SealReply
+from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
+from cordwood.layout.shard_record import (
+    AMEND_KIND,
+    STORE_KIND,
+    AmendRecord,
+    CleanRecord,
+    NodesetsRecord,
+    SealRecord,
+    StagingRecord,
+    StoreRecord,
+    TrimRecord,
+    pack_clean,
+    pack_nodes,
+    pack_seal,
+    pack_trim,
+    read_shard_record,
+)
+from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
+from cordwood.layout.waves import (
+    Refusal,
+    StoredBlock,
+    StoreRefusal,
+    is_amend,
+    read_store,
+    store_head,
+)
+from cordwood.lsn import format_lsn
+from cordwood.protocol.disk_space import DiskRoom
+from cordwood.protocol.seal import SealTable
+from cordwood.settings import StorageSettings
+from cordwood.storage.amends import Amends
+from cordwood.storage.log_cache import Batch, EpochEnd, LogCache
+from cordwood.storage.log_reader import LogReader
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.recent_blocks import RecentBlocks
+from cordwood.storage.refusals import damage_of, refusal_of
+from cordwood.storage.space.room import cache_bytes_max, cache_takes, first_wave_room
+from cordwood.storage.staging.staged_index import StagedIndex
+from cordwood.storage.wal.delta_wal import Wal
+
+logger = logging.getLogger(__name__)
+
+SEAL_TIMEOUT_S = 10.0
+"""A durable write takes under a millisecond; a disk this slow has stalled."""
+
+
+class Shard:
+    """See the module. Made by `Shard.open`, which replays the WAL.
+
+    Attributes:
+        cache: the durable blocks that LogsDB does not have yet, and what is known of logs.
+        logs, reader: LogsDB, and what reads both.
+        staged: blocks that wait to be published.
+        failed: why nothing can be stored any more, "" while all is well.
+        damage: what durable records were lost, "" for none. A damaged node stores and sends, but
+            is never taken to know that something is absent; until when, see `LogsStore.lost`.
+        has_lost: this start found records lost, so that it may have forgotten seals.
+        reached: WAL offset of the last durable record, -1 for none.
+        stored_blocks: blocks stored since start.
+        is_out_of_space, disk: whether a flush waits for space, and how much more may wait.
+        low_space: why only recoveries may store: the disk is nearly full; "" while it is not.
+        rebuilding: the nodes whose data is said to be gone or rebuilt: see `refusals`.
+        seals: which epochs may still store, as of what was asked for.
+        amends: the stores that have no bodies.
+        read_only: why no blocks are taken at all, as an operator said; "" while they are.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        logs: LogsStore,
+        states: Mapping[int, LogState],
+        settings: StorageSettings,
+        on_change: Callable[[int], None],
+        staged: StagedIndex | None = None,
+    ) -> None:
+        self.cache = LogCache(states)
+        self.staged = staged or StagedIndex()
+        self.logs = logs
+        self._recent = RecentBlocks(settings.recent_bytes)
+        self.reader = LogReader(self.cache, logs, self._recent)
+        self.failed = self.damage = ""
+        self.has_lost = False
+        self.reached = logs.offset
+        self.stored_blocks = 0
+        self.is_out_of_space, self.disk = False, DiskRoom()
+        self.low_space = self.read_only = ""
+        self.rebuilding: frozenset[int] = frozenset()
+        self.seals = SealTable()
+        self.amends = Amends(self)
+        self._wal = wal
+        self._cache_bytes = settings.cache_bytes
+        # In the WAL and not durable yet, so not in the cache.
+        self._bytes_on_way = 0
+        self._sealed_durably: dict[int, int] = {}
+        self._on_change = on_change
+        self._on_gathered: Callable[[], None] = lambda: None
+        for log, state in states.items():
+            if state.seal:
+                self.seals.seal(log, state.seal)
+                self._on_sealed(log, state.seal)
+
+    @classmethod
+    async def open(
+        cls,
+        wal: Wal,
+        logs: LogsStore,
+        states: Mapping[int, LogState],
+        settings: StorageSettings,
+        on_change: Callable[[int], None],
+        *,
+        promised: int = -1,
+        is_older: bool = False,
+    ) -> Shard:
+        """Replay what the WAL has and LogsDB has not.
+
+        Args:
+            logs, states: as `LogsStore.open` gave them.
+            settings: how much the cache takes, and how much of it stays for readers.
+            on_change: told the log whenever its blocks or its release moved.
+            promised: WAL offset of a record that was durable, as somebody else knows; -1
+                for none. A WAL that ends below it has lost what came after its end.
+            is_older: it has lost that, whatever the offsets say.
+        Raises:
+            Corrupt: a record passes its checksum and is not one of ours.
+            NotOurCluster: WAL and LogsDB are not of one time: something is missing.
+        """
+        staged = StagedIndex(await logs.staged.heads())
+        shard = cls(wal, logs, states, settings, on_change, staged)
+        if wal.trim_offset > logs.offset:
+            raise NotOurCluster(
+                f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
+                f"came up to {logs.offset}: bring back the LogsDB that belongs to it"
+            )
+        async for run in wal.recover_runs():
+            for offset, body in run.above(logs.offset):
+                shard._replay(offset, memoryview(body))
+                if shard.amends.unrestored:
+                    await shard.amends.restore()
+        found = wal.recovery
+        assert found is not None, "the WAL was recovered to its end"
+        if logs.offset >= found.resume:
+            raise NotOurCluster(
+                f"this node's LogsDB has what came up to {logs.offset}, its WAL ends at "
+                f"{found.resume}: bring back the WAL that belongs to it"
+            )
+        shard.has_lost = logs.note_lost(found.damage)
+        if is_older or promised >= found.resume:
+            # What is written from here on covers the place where the end was missing.
+            missing = (found.resume, max(found.resume, promised) + 1)
+            shard.has_lost = logs.note_lost((missing,)) or shard.has_lost
+            await logs.keep_lost()
+        if logs.lost:
+            shard.damage = f"records at WAL offsets {logs.lost} cannot be read any more"
+            logger.error(
+                "%s; this node's silence proves nothing until somebody replaces it, or accepts the "
+                "loss (`cordwood nodes accept-loss`)", shard.damage,
+            )  # fmt: skip
+        return shard
+
+    async def accept_loss(self) -> None:
+        """An operator's word that what was lost is gone: nobody is to wait for it any more.
+
+        From now on this node's silence says again that something is absent, and readers are
+        told of a loss where enough nodes are silent.
+
+        Raises:
+            TablesFailed: it cannot be made durable.
+        """
+        if self.damage:
+            found = self._wal.recovery
+            assert found is not None, "the WAL was recovered to its end"
+            await self.logs.accept_loss(found.resume)
+            logger.warning("%s: accepted, they are gone from now on", self.damage)
+            self.damage = ""
+
+    def watch(self, on_gathered: Callable[[], None]) -> None:
+        """Have `on_gathered` called after each record that became durable."""
+        self._on_gathered = on_gathered
+
+    def cut(self) -> Batch | None:
+        """What gathered since the last cut, for a flush; None for nothing."""
+        batch = self.cache.cut(self._sealed_durably)
+        if batch is not None:
+            batch.staged = self.staged.cut()
+            self._recent.begin((log, self.logs.last(log)) for log in batch.logs)
+        return batch
+
+    def evict(self, batch: Batch) -> None:
+        """LogsDB has a batch durably: let go of it here."""
+        self._recent.add(batch.blocks, batch.logs)
+        self.cache.evict(batch)
+        self.staged.evict(batch.staged)
+
+    @property
+    def wal(self) -> Wal:
+        """The WAL underneath."""
+        return self._wal
+
+    def sealed(self, log: int) -> int:
+        """The epoch that sealed `log`, 0 for none."""
+        return self.seals.of(log)
+
+    def store(
+        self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
+    ) -> None:
+        """Take one STORE payload; `settled` is called once, with what was refused.
+
+        Raises:
+            Malformed, ChecksumMismatch: the payload is damaged; nothing was taken.
+        """
+        if is_amend(payload):
+            self.amends.store(wave, payload, settled)
+            return
+        seal_epoch, blocks = read_store(payload)
+        if not blocks:
+            self._store_nothing(wave, payload, settled)
+            return
+        taken: list[StoredBlock] = []
+        refused: dict[int, StoreRefusal] = {}
+        is_full = len(payload) > self.room_bytes
+        for block in blocks:
+            refusal = refusal_of(self, wave, block, seal_epoch, is_full, len(payload))
+            refusal = refusal or damage_of(wave, block)
+            if refusal is None:
+                if not self.is_trimmed(block):
+                    taken.append(block)
+            else:
+                refused[block.header.log] = refusal
+        if not taken:
+            settled(tuple(refused.values()))
+            return
+        parts: list[Buffer] = [STORE_KIND, payload]
+        if len(taken) < len(blocks):
+            parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
+            for block in taken:
+                parts += (block.wire, block.body)
+        self._append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
+
+    def _store_nothing(
+        self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
+    ) -> None:
+        """Somebody wants to know how long a store takes here, and must wait as for any other."""
+        if self.failed or len(payload) > self.room_bytes:
+            reason = Refusal.FAILED if self.failed else Refusal.FULL
+            settled((StoreRefusal(wave, 0, reason),))
+        else:
+            self._append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
+
+    def is_trimmed(self, block: StoredBlock) -> bool:
+        """Whether storing it succeeds and keeps nothing: it could never be read."""
+        held = self.cache.get(block.header.log)
+        return held is not None and block.header.last <= held.trim
+
+    @property
+    def cache_bytes_max(self) -> int:
+        """The most that the cache ever holds; see `storage.space.room`."""
+        return cache_bytes_max(self._cache_bytes, self._wal.record_bytes_max)
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """Bytes of blocks that LogsDB does not have yet."""
+        return self.cache.bytes + self._bytes_on_way
+
+    def cache_takes(self, size: int, *, by_recovery: bool) -> bool:
+        """Whether there is room for what is no first wave; see `storage.space.room`."""
+        return cache_takes(self._cache_bytes, self.unflushed_bytes, size, by_recovery=by_recovery)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes left for first waves, in the WAL, the cache and on the disk; 0 for none."""
+        if self.read_only or self.low_space:
+            return 0
+        wal, waits = self._wal, self.unflushed_bytes
+        room = first_wave_room(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, waits)
+        return self.disk.first_wave_room(waits, room)
+
+    def append_amend(
+        self,
+        wave: int,
+        blocks: list[StoredBlock],
+        refused: tuple[StoreRefusal, ...],
+        settled: Callable[[Sequence[StoreRefusal]], None],
+        seal_epoch: int,
+    ) -> None:
+        """Write down that blocks, whose bodies are held, have other envelopes now."""
+        head = store_head(len(blocks), seal_epoch, amends=True)
+        parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
+        self._append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
+
+    def _append_store(
+        self,
+        wave: int,
+        parts: list[Buffer],
+        taken: list[StoredBlock],
+        refused: tuple[StoreRefusal, ...],
+        settled: Callable[[Sequence[StoreRefusal]], None],
+        by_recovery: bool,
+    ) -> None:
+        def give_up(reason: Refusal) -> None:
+            logs = dict.fromkeys(block.header.log for block in taken) or (0,)
+            settled((*refused, *(StoreRefusal(wave, log, reason) for log in logs)))
+
+        def on_durable(error: CordwoodError | None) -> None:
+            self._bytes_on_way -= size
+            if error is not None:
+                self.fail(error)
+                give_up(Refusal.FAILED)
+                return
+            self._insert(offset, taken)
+            settled(refused)
+            self._on_gathered()
+
+        size = sum(block.wire_bytes for block in taken)
+        try:
+            offset = self._wal.submit(parts, on_durable, reserve_ok=by_recovery)
+        except (Overloaded, RecordTooLarge) as error:
+            # Too large is a matter of settings, as full is, and no fault of the disk: to
+            # fail for it let one frame end every node that it was sent to.
+            logger.debug("a store was refused: %s", error)
+            give_up(Refusal.FULL)
+        except CordwoodError as error:
+            self.fail(error)
+            give_up(Refusal.FAILED)
+        else:
+            self._bytes_on_way += size
+
+    def _insert(self, offset: int, blocks: Sequence[StoredBlock]) -> None:
+        self.stored_blocks += len(blocks)
+        self._note(offset, [block.header.log for block in blocks])
+        changed: dict[int, None] = {}
+        for block in blocks:
+            log = self.cache.log(block.header.log)
+            released = log.released
+            self.cache.insert(block)
+            if log.released != released:
+                changed[block.header.log] = None
+        for number in changed:
+            self._on_change(number)
+
+    def _note(self, offset: int, logs: list[int]) -> None:
+        self.reached = offset
+        self.cache.note(offset, logs, asyncio.get_running_loop().time())
+
+    def release(self, log: int, lsn: int) -> None:
+        """A sequencer says that readers may see up to `lsn`."""
+        if self.cache.log(log).release(lsn):
+            self._on_change(log)
+
+    async def seal(self, log: int, epoch: int, clean: int) -> SealReply:
+        """Refuse epochs below `epoch` for good; answered once durable.
+
+        Raises:
+            Fenced: a higher epoch sealed already.
+            Overloaded: the WAL has no room even for this.
+        """
+        if not self.seals.seal(log, epoch):
+            ruling = self.seals.of(log)
+            raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
+        if self._sealed_durably.get(log) != epoch:
+            # A recovery that is tried again and again would fill the ring with its seal.
+            await self._write_mark(
+                log, pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
+            )
+        held = self.cache.log(log)
+        lngs, wrote = held.known_between(clean, epoch)
+        return SealReply(lngs, held.append_time_us, wrote, is_sure=not self.damage)
+
+    async def clean(self, log: int, epoch: int, end: EpochEnd) -> None:
+        """Epoch `epoch` is mended, says the recovery that sealed with `end.seal`.
+
+        Raises:
+            Fenced: a higher epoch sealed since.
+            Overloaded: the WAL has no room even for this.
+        """
+        ruling = self.seals.of(log)
+        if ruling > end.seal:
+            raise Fenced(f"log {log} is sealed by a higher epoch than {end.seal}", ruling)
+        if not self.cache.log(log).has_ended(epoch, end):
+            await self._close_epoch(log, epoch, end)
+
+    def _on_sealed(self, log: int, epoch: int) -> None:
+        self._sealed_durably[log] = max(epoch, self._sealed_durably.get(log, 0))
+
+    def unclean_epochs(self, log: int) -> tuple[list[int], int]:
+        """See `recovery.purge.Store`."""
+        over = (held := self.cache.log(log)).released >> 32
+        return held.unclean_epochs(over), over - 1
+
+    async def purge(
+        self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"", attempt: int = 1
+    ) -> None:
+        """Epoch `epoch` was recovered while this node was away; drop what does not count.
+
+        Raises:
+            Overloaded: the WAL has no room even for this.
+        """
+        end = EpochEnd(seal, lng, produced, attempt) if seal else None
+        await self._close_epoch(log, epoch, end)
+
+    async def trim(self, log: int, lsn: int, released: int) -> int:
+        """All of a log up to `lsn` may go; returns the trim point, once that is durable.
+
+        A trim point never falls: at or below an earlier one this does nothing.
+
+        Args:
+            released: a block's end up to which all is released, as its sequencer said.
+        Raises:
+            Rejected: what is not released may not be trimmed.
+            Overloaded: the WAL has no room even for this.
+            Retryable: it failed.
+        """
+        if lsn > released:
+            raise Rejected(
+                f"log {log} is released up to {format_lsn(released)}, and {format_lsn(lsn)} is "
+                "above that: trim what readers may see"
+            )
+        if lsn > self.cache.log(log).trim:
+            record = TrimRecord(log, lsn, released)
+            await self._write_mark(log, pack_trim(record), lambda: self._on_trimmed(record))
+        return self.cache.log(log).trim
+
+    def trim_of(self, log: int) -> int:
+        """A log's trim point, 0 for none."""
+        return held.trim if (held := self.cache.get(log)) is not None else 0
+
+    def _on_trimmed(self, record: TrimRecord) -> None:
+        held = self.cache.log(record.log)
+        # In this order: what goes was released, so its epoch's LNG is above it.
+        held.release(record.released)
+        held.trim_to(record.lsn)
+        self._on_change(record.log)
+
+    async def tell_nodesets(self, log: int, epoch: int, history: Sequence[EpochNodes]) -> None:
+        """Keep which nodes may hold what, complete up to `epoch`; returns once that is durable.
+
+        Raises:
+            Overloaded: the WAL has no room even for this.
+            Retryable: it failed.
+        """
+        held = self.cache.log(log)
+        if epoch > held.nodesets[0]:
+            packed = pack_nodesets(untrimmed(history, held.trim))
+            mark = pack_nodes(NodesetsRecord(log, epoch, packed))
+            await self._write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
+
+    def nodesets(self, log: int) -> tuple[int, list[EpochNodes]]:
+        """What was told, up to which epoch, 0 for nothing; without what is trimmed."""
+        held = self.cache.get(log)
+        if held is None:
+            return 0, []
+        epoch, packed = held.nodesets
+        return epoch, untrimmed(read_nodesets(packed), held.trim)
+
+    async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
+        if end is not None:
+            # Fixed and written here: a start may know no LNG as high.
+            end = self.cache.log(log).above_own_lng(epoch, end)
+        mark = pack_clean(CleanRecord(log, epoch, *(end or EpochEnd(0, 0))))
+
+        def apply() -> None:
+            self.cache.log(log).close_epoch(epoch, end)
+            self._on_change(log)
+
+        await self._write_mark(log, mark, apply)
+
+    async def _write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
+        """Write a mark; `apply` runs in its place among the stores that become durable."""
+        await self._write([mark], [log], apply, reserve_ok=True)
+
+    async def write_staging(
+        self, parts: Sequence[Buffer], record: StagingRecord, *, reserve_ok: bool
+    ) -> None:
+        """Write a record of staged blocks; returns once it is durable and holds.
+
+        Raises:
+            Overloaded, RecordTooLarge: the WAL has no room for it, now or ever.
+            Retryable: it failed.
+        """
+        size = sum(map(len, parts))
+        self._bytes_on_way += size
+
+        def apply() -> None:
+            self._apply_staging(record)
+
+        try:
+            await self._write(parts, [], apply, reserve_ok=reserve_ok)
+        finally:
+            self._bytes_on_way -= size
+
+    def _apply_staging(self, record: StagingRecord) -> None:
+        grown = self.staged.apply(record)
+        if grown:
+            self.cache.add_staged(grown)
+
+    async def _write(
+        self,
+        parts: Sequence[Buffer],
+        logs: list[int],
+        apply: Callable[[], None],
+        *,
+        reserve_ok: bool,
+    ) -> None:
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_durable(error: CordwoodError | None) -> None:
+            if error is None:
+                self._note(offset, logs)
+                apply()
+                self._on_gathered()
+            else:
+                self.fail(error)
+            if durable.done():
+                return  # whoever asked waits no longer; it holds all the same
+            if error is None:
+                durable.set_result(None)
+            else:
+                durable.set_exception(error)
+
+        if self.failed:
+            raise Retryable(f"this node's WAL failed: {self.failed}")
+        try:
+            offset = self._wal.submit(parts, on_durable, reserve_ok=reserve_ok)
+        except (Overloaded, RecordTooLarge):
+            raise
+        except CordwoodError as error:
+            self.fail(error)
+            raise Retryable(f"this node's WAL failed: {error}") from error
+        try:
+            async with asyncio.timeout(SEAL_TIMEOUT_S):
+                await durable
+        except TimeoutError:
+            raise Overloaded(f"the WAL did not take a mark within {SEAL_TIMEOUT_S:g} s") from None
+        except CordwoodError as error:
+            self.fail(error)
+            raise Retryable(f"this node's WAL failed: {error}") from error
+
+    def fail(self, error: BaseException) -> None:
+        """Something underneath failed for good: store nothing any more."""
+        if not self.failed:
+            self.failed = str(error) or type(error).__name__
+            logger.error("this node stores nothing any more: %s", self.failed)
+
+    def _replay(self, offset: int, body: memoryview) -> None:
+        match read_shard_record(body):
+            case StoreRecord(_, blocks):
+                self._note(offset, [block.header.log for block in blocks])
+                for block in blocks:
+                    self.cache.insert(block)
+            case AmendRecord(_, blocks):
+                self._note(offset, [block.header.log for block in blocks])
+                self.amends.unrestored = blocks
+            case SealRecord(log, epoch):
+                self._note(offset, [log])
+                self.seals.seal(log, epoch)
+                self._on_sealed(log, epoch)
+            case CleanRecord(log, epoch, seal) as end:
+                self._note(offset, [log])
+                self.cache.log(log).close_epoch(epoch, EpochEnd(*end[2:]) if seal else None)
+            case TrimRecord(log, lsn, released):
+                self._note(offset, [log])
+                self.cache.log(log).release(released)
+                self.cache.log(log).trim_to(lsn)
+            case StageRecord() | PinRecord() | UnstageRecord() as record:
+                self._note(offset, [])
+                self._apply_staging(record)
+            case NodesetsRecord(log, epoch, packed):
+                self._note(offset, [log])
+                self.cache.log(log).tell_nodesets(epoch, packed)

@@ -1,0 +1,1 @@
+"""LogsDB: the blocks that left the WAL, in partitions by time."""

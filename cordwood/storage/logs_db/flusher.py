@@ -1,0 +1,245 @@
+"""Takes what gathers in the log cache to LogsDB, a prefix of the WAL at a time.
+
+A flush begins when enough has gathered and nothing comes just now, when the cache or the WAL
+is half full (small records fill it sooner than the cache: each lone one takes 4 KiB), when
+the oldest of it is old, or when somebody asks. So a burst has the cores and the disk for
+itself for as long as there is room, and its bytes are written a second time after it. A
+flush takes all that has gathered. When LogsDB has it durably, the blocks leave
+the cache, the WAL is trimmed, partitions that are trimmed as a whole are dropped, and those
+that wait for room are told. A start trims the WAL first, up to what LogsDB has.
+
+While the disk has no room for a flush, the batch is kept and tried again, without what was
+trimmed meanwhile; the cache and the WAL then fill, and appends are refused with that. A node
+that stops then leaves it to the next start, which replays the WAL. Any other failure ends the
+node's storing for good.
+
+Source: docs/design.md §5; docs/sources/s3stream.md (b), "Upload", and (f) 3 (padding fills the WAL
+before the cache); docs/sources/bookkeeper.md (c), "Checkpoint".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from cordwood.errors import CordwoodError, Overloaded, Retryable
+from cordwood.host.seams import Clock
+from cordwood.layout.waves import StoredBlock
+from cordwood.settings import StorageSettings
+from cordwood.storage.engine import Shard
+from cordwood.storage.log_cache import Batch
+from cordwood.storage.said_once import SaidOnce
+
+logger = logging.getLogger(__name__)
+
+WAL_SHARE = 1 / 2
+"""Share of the ring in use at which a flush begins: the other half is filled meanwhile."""
+
+CACHE_SHARE = 1 / 2
+"""The same of the cache."""
+
+RETRY_S = 1.0
+"""Pause before a flush is tried again that found no room or no thread."""
+
+
+class Flusher:
+    """See the module; `run` does the work, one flush at a time.
+
+    Attributes:
+        flushes: since the start.
+        flushed_bytes: of blocks, by them.
+    """
+
+    def __init__(
+        self, shard: Shard, settings: StorageSettings, clock: Clock, on_room: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            on_room: called when a flush has made room.
+        """
+        self.flushes = 0
+        self.flushed_bytes = 0
+        self._shard = shard
+        self._settings = settings
+        self._clock = clock
+        self._on_room = on_room
+        self._changed = asyncio.Event()
+        self._now = asyncio.get_running_loop().time
+        self._last_s = self._now()
+        self._is_idle = False
+        self._awaits_end_of_burst = False
+        self._is_stopping = self._is_asked_for_space = False
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._said = SaidOnce(logger)
+        self._asked: list[asyncio.Future[None]] = []
+        shard.watch(self._on_gathered)
+
+    async def flush(self) -> None:
+        """Return once all that is durable in the WAL now is in LogsDB too.
+
+        Only while `run` runs, and under a deadline: a full disk may make it wait.
+
+        Raises:
+            Retryable: the node stores nothing any more.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append(done)
+        self._changed.set()
+        await done
+
+    async def run(self) -> None:
+        """Flush until `close`, or until LogsDB or the WAL fails."""
+        try:
+            await self._trim_behind()
+            while await self._wait_until_due():
+                asked, self._asked = self._asked, []
+                self._is_asked_for_space = False
+                batch = self._shard.cut()
+                if batch is not None:
+                    await self._take(batch)
+                stops = "it stops" if self._is_stopping and self._shard.is_out_of_space else ""
+                _settle(asked, self._shard.failed or stops)
+        finally:
+            _settle(self._asked, self._shard.failed or "it stops")
+            self._ended.set()
+
+    async def _trim_behind(self) -> None:
+        """Let the WAL go of what LogsDB has, where a crash came between the two.
+
+        Otherwise a ring that is full of what was flushed stays full: nothing gathers that
+        another flush would take, and no store finds room to gather.
+        """
+        shard = self._shard
+        if shard.logs.offset <= shard.wal.trim_offset:
+            return
+        try:
+            if shard.has_lost:
+                await shard.logs.keep_lost()  # the trim may take away what shows the loss
+            await shard.wal.trim(shard.logs.offset)
+        except Overloaded as error:
+            logger.warning("the WAL is trimmed with the next flush, not now: %s", error)
+        except CordwoodError as error:
+            shard.fail(error)
+
+    def give_space(self) -> None:
+        """The disk is nearly full: flush what gathered, because what is trimmed goes with that."""
+        if self._shard.cache.batch is not None:
+            self._is_asked_for_space = True
+            self._changed.set()
+
+    async def close(self) -> None:
+        """Let a flush that is under way end; the next start replays what it did not take."""
+        self._is_stopping = True
+        self._stopping.set()
+        self._changed.set()
+        await self._ended.wait()
+
+    def _on_gathered(self) -> None:
+        self._last_s = self._now()
+        awaits_end = self._awaits_end_of_burst
+        if self._is_idle or self._must() or (not awaits_end and self._has_enough()):
+            self._changed.set()
+
+    def _has_enough(self) -> bool:
+        batch = self._shard.cache.batch
+        return batch is not None and batch.bytes >= self._settings.flush_bytes
+
+    def _must(self) -> bool:
+        """Whether room becomes scarce, so that a burst that goes on is no excuse."""
+        batch, wal = self._shard.cache.batch, self._shard.wal
+        return batch is not None and (
+            batch.bytes >= self._settings.cache_bytes * CACHE_SHARE
+            or self._is_asked_for_space
+            or wal.used_bytes >= wal.capacity_bytes * WAL_SHARE
+        )
+
+    def _due_s(self) -> float | None:
+        """When the next flush begins if nothing more comes; None where nothing has gathered."""
+        batch = self._shard.cache.batch
+        if batch is None:
+            return None
+        aged_s = batch.since_s + self._settings.flush_age_s
+        if self._has_enough():
+            return min(aged_s, self._last_s + self._settings.flush_quiet_s)
+        return aged_s
+
+    async def _wait_until_due(self) -> bool:
+        """Wait until there is a reason to flush; False where there will be none."""
+        while not (self._is_stopping or self._shard.failed):
+            due_s = self._due_s()
+            if self._asked or self._must() or (due_s is not None and self._now() >= due_s):
+                return True
+            self._changed.clear()
+            self._is_idle = due_s is None
+            self._awaits_end_of_burst = self._has_enough()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await self._changed.wait()
+        return False
+
+    async def _take(self, batch: Batch) -> None:
+        """Take one batch to LogsDB, however long that takes, and let go of it elsewhere."""
+        shard = self._shard
+        try:
+            if not await self._flush(batch):
+                return
+            shard.evict(batch)
+            await shard.wal.trim(batch.offset)
+            await shard.logs.drop_trimmed(shard.trim_of, self._clock.now_us())
+        except Overloaded as error:  # after the flush: what is trimmed goes a little later
+            self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
+        except CordwoodError as error:
+            shard.fail(error)
+            return
+        self.flushes += 1
+        self.flushed_bytes += batch.bytes
+        self._on_room()
+
+    async def _flush(self, batch: Batch) -> bool:
+        """Try until the machine has room for it; False where the node stops before.
+
+        What was trimmed since is left out: the trim is durable, so nobody reads it, and it may
+        be all that stands between a full disk and the space that the trim was to give back.
+        """
+        shard = self._shard
+        while True:
+            blocks = untrimmed(batch, shard.trim_of)
+            size = sum(block.wire_bytes for block in blocks) + batch.staged_bytes
+            try:
+                if not shard.disk.flush_fits(size):
+                    raise Overloaded(f"its {size} bytes do not fit on the disk: trim logs")
+                now_us = self._clock.now_us()
+                await shard.logs.flush(blocks, batch.states, batch.offset, now_us, batch.staged)
+            except Overloaded as error:
+                shard.is_out_of_space = True
+                if self._is_stopping:
+                    logger.info("what is in the WAL stays there for the next start: %s", error)
+                    return False
+                self._said.warning(f"a flush has to wait: {error}")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._stopping.wait()
+            else:
+                shard.disk.on_flushed(size)
+                shard.is_out_of_space = False
+                self._said.over("flushes go on")
+                return True
+
+
+def untrimmed(batch: Batch, trim_of: Callable[[int], int]) -> list[StoredBlock]:
+    """The blocks of a batch that somebody may still read."""
+    trims = {log: trim_of(log) for log in batch.logs}
+    return [block for block in batch.blocks if block.header.last > trims[block.header.log]]
+
+
+def _settle(asked: list[asyncio.Future[None]], failed: str) -> None:
+    for done in asked:
+        if done.done():
+            continue
+        if failed:
+            done.set_exception(Retryable(f"this node's store does not flush: {failed}"))
+        else:
+            done.set_result(None)

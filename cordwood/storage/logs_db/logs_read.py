@@ -1,0 +1,309 @@
+"""One read of LogsDB: index entries first, the copies that count, then the bodies wanted.
+
+What fails its checksum is told as a range of which nothing is known, and reading goes on
+behind it: a node with one bad block has all the others.
+
+Source: docs/design.md §5; docs/sources/logdevice.md 2.10 (CHECKSUM_FAIL), 2.13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cordwood.errors import Corrupt
+from cordwood.layout import logs_db
+from cordwood.layout.block_header import HEADER_BYTES, peek_stored_bytes
+from cordwood.layout.logs_db import DirectoryEntry, IndexKey
+from cordwood.layout.scrub_rows import DamagedRange
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import LSN_MAX
+from cordwood.storage.logs_db.partition import Part, Partition, Run, Wanted
+from cordwood.storage.logs_db.tables import SCAN_ROWS_MAX, Tables
+from cordwood.storage.scrub.rotten_rows import find_rot
+
+logger = logging.getLogger(__name__)
+
+SCAN_ROWS_MIN = 16
+"""At least so many: the copies of one block and a few more."""
+
+BODY_CALLS = 2
+BODIES_MIN = 8
+"""Calls for the bodies of one read, and how many each asks for at least: one call waits for the
+disk body by body, and of 64 KiB a disk gave 1.3 to 1.9 times as much to four that wait at once as
+to one. More calls would take the threads from other reads."""
+
+Counts = Callable[[int, int, int], bool]
+"""Whether a copy counts, from its last LSN, its seal epoch and its wave."""
+
+Directory = Sequence[tuple[Partition, DirectoryEntry]]
+"""Where a log's blocks are: partitions by first LSN, with the log's part of each."""
+
+Found = tuple[IndexKey, bytes, Partition]
+"""An index entry, and where it stands."""
+
+
+class Wish(NamedTuple):
+    """What is to be read; see `LogsStore.read`."""
+
+    log: int
+    start: int
+    bound: int
+    counts: Counts
+    wanted: Wanted | None
+    bytes_max: int
+    blocks_max: int
+
+
+async def read_blocks(
+    tables: Tables, directory: Directory, wish: Wish, known: Sequence[DamagedRange] = ()
+) -> Run:
+    """Read what is wished for; see `LogsStore.read`.
+
+    Args:
+        known: of this log's ranges, those known to be damaged.
+    Raises:
+        TablesFailed: the store below does not answer.
+    """
+    found, limit, damaged = await _find(tables, directory, wish)
+    if known:
+        found, bad = _without_damaged(found, known, wish)
+        damaged += bad
+    blocks: list[StoredBlock] = []
+    chosen: list[tuple[StoredBlock, Partition]] = []
+    size = seen = last = 0
+    for key, wire, partition in _winners(found, wish.counts):
+        if key.first > wish.bound:
+            break
+        # What overlaps what is sent belongs to it, or the reader would take it for absent.
+        if seen and (size >= wish.bytes_max or seen >= wish.blocks_max) and key.first > last:
+            limit = min(limit, last)
+            break
+        seen, last = seen + 1, max(last, key.last)
+        try:
+            block = logs_db.read_head(wire)
+        except Corrupt as error:
+            logger.error("log %d: the index at lsn %d: %s", wish.log, key.first, error)
+            damaged.append((key.first, key.last))
+            continue
+        part = Part.WHOLE if wish.wanted is None else wish.wanted(block)
+        if part:
+            blocks.append(block)
+            size += len(wire)
+        if part is Part.WHOLE and block.header.stored_bytes:
+            chosen.append((block, partition))
+            size += block.header.stored_bytes
+    passed = seen - len(blocks)
+    failed = await _read_bodies(tables, wish.log, chosen)
+    if failed:
+        damaged += [(block.header.first, block.header.last) for block in failed]
+        blocks = [block for block in blocks if not any(block is each for each in failed)]
+    # The last block may end past the bound; all of it is here then.
+    next_lsn = limit + 1 if limit < wish.bound else max(wish.bound, last) + 1
+    return Run(blocks, next_lsn, passed, [each for each in damaged if each[0] < next_lsn])
+
+
+async def home_of(
+    tables: Tables, directory: Directory, block: StoredBlock, known: Sequence[DamagedRange] = ()
+) -> Partition | None:
+    """The partition that holds this very block with its body, whatever envelope it has there.
+
+    Args:
+        known: of this log's ranges, those known to be damaged: what is there is not the home.
+    Returns:
+        None where there is none, or where its entry cannot be read.
+    Raises:
+        TablesFailed: the store below does not answer.
+    """
+    header = block.header
+    for partition, entry in reversed(directory):
+        if not entry.first <= header.first <= header.last <= entry.last:
+            continue
+        if any(
+            bad.partition == partition.number
+            and bad.first <= header.last
+            and header.first <= bad.last
+            for bad in known
+        ):
+            continue
+        try:
+            rows, _ = await tables.scan(
+                partition.table,
+                logs_db.index_start(header.log, header.last),
+                logs_db.index_start(header.log, header.last + 1),
+                rows_max=SCAN_ROWS_MAX,
+                bytes_max=1 << 30,
+            )
+        except Corrupt as error:
+            logger.error("log %d in partition %d: %s", header.log, partition.number, error)
+            continue
+        if any(wire[:HEADER_BYTES] == block.wire[:HEADER_BYTES] for _, wire in rows):
+            return partition
+    return None
+
+
+async def _find(
+    tables: Tables, directory: Directory, wish: Wish
+) -> tuple[list[Found], int, list[tuple[int, int]]]:
+    """Index entries from `start` on, ascending; the LSN up to which that is all; and the
+    ranges of which that is not known."""
+    found: list[Found] = []
+    damaged: list[tuple[int, int]] = []
+    limit = LSN_MAX
+    size = 0
+    for partition, entry in directory:
+        if entry.last < wish.start:
+            continue
+        if entry.first > min(wish.bound, limit):
+            break
+        rows_max = _rows_wanted(entry, wish.bytes_max, wish.blocks_max)
+        try:
+            rows, reached = await _index_rows(tables, partition, wish.log, wish.start, rows_max)
+        except Corrupt as error:
+            logger.error("log %d in partition %d: %s", wish.log, partition.number, error)
+            start = max(wish.start, entry.first)
+            rot = await find_rot(
+                tables, partition.table, wish.log, start, entry.last, rows_max=rows_max
+            )
+            rows = [(logs_db.read_index_key(key), wire) for key, wire in rot.rows]
+            # What stands behind it the next read finds.
+            reached = rot.last if rot.last < entry.last else LSN_MAX
+            if rot.first <= min(rot.last, wish.bound):
+                damaged.append((max(start, rot.first), min(wish.bound, rot.last)))
+        limit = min(limit, reached)
+        found += [(key, wire, partition) for key, wire in rows]
+        size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)
+        if size >= wish.bytes_max or len(found) >= wish.blocks_max:
+            # Enough; of those that follow, only what overlaps this is still wanted.
+            limit = min(limit, max(key.last for key, _, _ in found))
+    found.sort(key=lambda each: each[0])
+    return [each for each in found if each[0].last <= limit], limit, damaged
+
+
+def _without_damaged(
+    found: Sequence[Found], known: Sequence[DamagedRange], wish: Wish
+) -> tuple[list[Found], list[tuple[int, int]]]:
+    """What is left without copies known to be damaged, and the ranges that none other fills."""
+
+    def is_bad(each: Found) -> bool:
+        key, _, partition = each
+        return any(
+            bad.partition == partition.number and bad.first <= key.last and key.first <= bad.last
+            for bad in known
+        )
+
+    left = [each for each in found if not is_bad(each)]
+    whole = {
+        (key.first, key.last)
+        for key, _, _ in left
+        if wish.counts(key.last, key.seal_epoch, key.wave)
+    }
+    bad = [
+        (max(each.first, wish.start), each.last)
+        for each in known
+        if each.last >= wish.start
+        and each.first <= wish.bound
+        and (each.first, each.last) not in whole  # a repair stored it again, elsewhere
+    ]
+    return left, bad
+
+
+async def _index_rows(
+    tables: Tables, partition: Partition, log: int, start: int, rows_max: int
+) -> tuple[list[tuple[IndexKey, bytes]], int]:
+    """Some index entries of a partition, and the LSN up to which these are all."""
+    while True:
+        rows, is_end = await tables.scan(
+            partition.table,
+            logs_db.index_start(log, start),
+            logs_db.index_stop(log),
+            rows_max=rows_max,
+            bytes_max=1 << 30,
+        )
+        keyed = [(logs_db.read_index_key(key), wire) for key, wire in rows]
+        if is_end:
+            return keyed, LSN_MAX
+        # More copies of what stands last may follow, and among them the one that counts.
+        # What stands last says nothing of the LSNs below it until it is sent itself.
+        tail = keyed[-1][0]
+        whole = [each for each in keyed if each[0].last < tail.last]
+        if whole and tail.first > whole[-1][0].last:
+            return whole, whole[-1][0].last
+        rows_max *= 2
+
+
+async def _read_bodies(
+    tables: Tables, log: int, chosen: Sequence[tuple[StoredBlock, Partition]]
+) -> list[StoredBlock]:
+    """Read the bodies of blocks; gives those whose body cannot be read."""
+    failed: list[StoredBlock] = []
+    for partition in {each.number: each for _, each in chosen}.values():
+        here = [block for block, place in chosen if place is partition]
+        keys = [logs_db.body_key(log, b.header.last, b.header.first) for b in here]
+        bodies = await _bodies(tables, partition.table, keys)
+        for key, block in zip(keys, here, strict=True):
+            block.body = bodies.get(key) or b""
+            if len(block.body) != block.header.stored_bytes:
+                logger.error(
+                    "log %d: the body of the block at lsn %d has %d bytes in LogsDB, not %d",
+                    log, block.header.first, len(block.body), block.header.stored_bytes,
+                )  # fmt: skip
+                failed.append(block)
+    return failed
+
+
+async def _bodies(tables: Tables, table: str, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+    """Bodies by key; None, or nothing, where one cannot be read."""
+    step = max(BODIES_MIN, -(-len(keys) // BODY_CALLS))
+    parts = [keys[at : at + step] for at in range(0, len(keys), step)]
+    bodies: dict[bytes, bytes | None] = {}
+    # Calls that failed are told when all have ended: none is left behind.
+    for told in await asyncio.gather(
+        *(_some_bodies(tables, table, part) for part in parts), return_exceptions=True
+    ):
+        if isinstance(told, BaseException):
+            raise told
+        bodies |= told
+    return bodies
+
+
+async def _some_bodies(
+    tables: Tables, table: str, keys: Sequence[bytes]
+) -> dict[bytes, bytes | None]:
+    """As `_bodies`, in one call.
+
+    Asked for by key even where they stand in a row: see `rocks_logs` on what a scan holds up.
+    """
+    try:
+        return dict(zip(keys, await tables.get(table, keys), strict=True))
+    except Corrupt as error:
+        logger.error("bodies of table %s: %s", table, error)
+    bodies: dict[bytes, bytes | None] = {}
+    for key in keys:
+        try:
+            (bodies[key],) = await tables.get(table, [key])
+        except Corrupt:
+            bodies[key] = None
+    return bodies
+
+
+def _rows_wanted(entry: DirectoryEntry, bytes_max: int, blocks_max: int) -> int:
+    """How many index entries so many bytes have, about, as this log's blocks are."""
+    mean = max(1, entry.bytes // entry.blocks)
+    return max(SCAN_ROWS_MIN, min(SCAN_ROWS_MAX, blocks_max + 1, bytes_max // mean + 2))
+
+
+def _winners(found: Sequence[Found], counts: Counts) -> list[Found]:
+    """Of the copies of each place the one that counts; `found` is ascending."""
+    winners: list[Found] = []
+    for each in found:
+        key = each[0]
+        if not counts(key.last, key.seal_epoch, key.wave):
+            continue
+        if winners and winners[-1][0].place == key.place:
+            winners[-1] = each
+        else:
+            winners.append(each)
+    return winners

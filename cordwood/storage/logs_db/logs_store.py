@@ -1,0 +1,605 @@
+"""LogsDB: what a node has flushed out of its WAL, by time in partitions, by log inside them.
+
+A flush takes all that a prefix of the WAL changed. Its order is what makes a crash at any
+point harmless::
+
+    blocks into partitions ► each flushed ► metadata, with the WAL's offset, in one batch
+    ► that flushed ► only then is the WAL trimmed
+
+What a start finds missing in the WAL is part of that batch (`note_lost`): as long as it is not
+durable, nothing is trimmed and the WAL itself goes on showing it.
+
+A start takes what the metadata says and replays the WAL behind that offset. Blocks of a
+flush that did not get as far as its metadata are there twice then, and are equal. So no
+count is off, and nothing is written that has to be read first.
+
+Blocks go by append time: to the last partition that starts at or before it, but never
+farther back than the newest but one, so that old partitions are left alone. Later than its
+time is always safe for a block: nothing is dropped too early. As append times do not fall
+along a log, its partitions follow one another as its LSNs do, all but a hole that recovery
+plugs late; reads merge what overlaps.
+
+Source: docs/design.md §5; docs/sources/logdevice.md 2.13; docs/sources/bookkeeper.md (c),
+"Checkpoint" (a mark that runs ahead of one flush loses data).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+
+from cordwood.errors import Malformed, NotOurCluster
+from cordwood.layout import logs_db
+from cordwood.layout.logs_db import DirectoryEntry, LogState, PartitionRow
+from cordwood.layout.scrub_rows import (
+    PROGRESS_KEY,
+    DamagedRange,
+    Progress,
+    pack_progress,
+    read_progress,
+)
+from cordwood.layout.staged import STAGED_TABLE
+from cordwood.layout.waves import AmendedBlock, StoredBlock
+from cordwood.nodes import NodeId
+from cordwood.protocol.wal_ring import Range, united
+from cordwood.settings import StorageSettings
+from cordwood.storage.logs_db.logs_read import Counts, Wish, home_of, read_blocks
+from cordwood.storage.logs_db.partition import (
+    Added,
+    Homes,
+    Partition,
+    Run,
+    Share,
+    StoredLog,
+    Wanted,
+)
+from cordwood.storage.logs_db.partition_drops import PartitionDrops, TrimOf
+from cordwood.storage.logs_db.tables import Row, Tables, TablesFailed, scan_all
+from cordwood.storage.scrub.damage_book import DamageBook
+from cordwood.storage.space.payload_count import PayloadCount
+from cordwood.storage.staging.staged_table import StagedTable
+
+logger = logging.getLogger(__name__)
+
+META = logs_db.META_TABLE
+
+WRITE_BYTES = 1 << 20
+"""Bytes of one write into a table: about a millisecond that the loop waits for the GIL."""
+
+OPEN_PARTITIONS = 2
+"""Partitions that take blocks: sequencers' clocks differ, and a block that comes a little
+late belongs to the one before the newest."""
+
+DIRECTORIES_KEPT = 1024
+"""Logs whose directories stay in memory: those that are read now."""
+
+
+class LogsStore:
+    """See the module. Made by `LogsStore.open`; one flush at a time, any number of reads.
+
+    Attributes:
+        offset: of the WAL; all records up to it are here. -1 for none.
+        partitions: oldest first.
+        logs: what is held of each log.
+        drops: partitions dropped since the start.
+        forgotten: how often something was taken out that was trimmed.
+        staged: the table of staged blocks.
+        damages: what is known to be damaged.
+        lost: ranges of WAL offsets whose records no start could read any more before a flush
+            took them: of starts long ago as of this one. Nothing here forgets it, because
+            nobody can say what was in them: of any log, and a seal as well as a block. So
+            no trim and no repair of some log ends it. Recoveries do without the node, as
+            without one that is away; where they cannot (a store of one node), epochs that
+            were open when it was damaged stay so, until somebody accepts the loss
+            (`accept_loss`) or replaces the node by one of a new number.
+    """
+
+    def __init__(self, tables: Tables, settings: StorageSettings) -> None:
+        self.offset = -1
+        self.lost: tuple[Range, ...] = ()
+        self._accepted = -1
+        self.drops = 0
+        self.partitions: list[Partition] = []
+        self.logs: dict[int, StoredLog] = {}
+        self.forgotten = 0
+        self._tables = tables
+        self._settings = settings
+        self._drops = PartitionDrops(self, tables)
+        # Flushes, drops and cuts write one after another.
+        self._writing = asyncio.Lock()
+        self._next_number = 1
+        self._last_us = 0
+        self.staged = StagedTable(tables)
+        self.damages = DamageBook(tables)
+        self._payload = PayloadCount()
+        # Entries of open partitions as they are now, for the flushes that add to them.
+        self._entries: dict[tuple[int, int], DirectoryEntry] = {}
+        self._directories: OrderedDict[int, list[tuple[Partition, DirectoryEntry]]] = OrderedDict()
+
+    # ---- opening ----
+
+    @classmethod
+    async def open(
+        cls, tables: Tables, settings: StorageSettings, node: NodeId
+    ) -> tuple[LogsStore, dict[int, LogState]]:
+        """Open what is on the disk; with it the state of every log as of `offset`.
+
+        Raises:
+            NotOurCluster: the tables are another node's.
+            TablesFailed, Corrupt: they cannot be read.
+        """
+        store = cls(tables, settings)
+        names = await tables.open()
+        if META not in names:
+            await tables.create(META)
+        await store._check_origin(node)
+        await store._read_partitions(names)
+        await store.damages.open()
+        offset, lost, accepted = await tables.get(
+            META, [logs_db.OFFSET_KEY, logs_db.LOST_KEY, logs_db.ACCEPTED_KEY]
+        )
+        if offset is not None:
+            store.offset = logs_db.read_offset(offset)
+        if accepted is not None:
+            store._accepted = logs_db.read_offset(accepted)
+        if lost is not None:
+            store.lost = logs_db.read_lost(lost)
+        return store, await store._read_states()
+
+    def note_lost(self, damage: Sequence[Range]) -> bool:
+        """What this start could not read in the WAL: lost, where no flush had taken it.
+
+        It is durable with the next flush, before which the WAL still shows it.
+
+        Returns:
+            Whether anything was.
+        """
+        # A record that ends past `offset` may be that of `offset`, or one that is not here.
+        known = max(self.offset, self._accepted)
+        lost = [each for each in damage if each[1] > known]
+        self.lost = united((*self.lost, *lost))
+        return bool(lost)
+
+    async def keep_lost(self) -> None:
+        """Make what was noted durable at once, where the WAL will not show it again.
+
+        Raises:
+            TablesFailed: it cannot be written.
+        """
+        async with self._writing:
+            await self._tables.write(META, [(logs_db.LOST_KEY, logs_db.pack_lost(self.lost))])
+            await self._tables.flush(META)
+
+    async def accept_loss(self, upto: int) -> None:
+        """What was lost below the WAL's offset `upto` is gone: this node knows what it holds.
+
+        Durable when it returns; a crash before that changes nothing.
+
+        Raises:
+            TablesFailed: it cannot be written.
+        """
+        async with self._writing:
+            rows: list[Row] = [
+                (logs_db.LOST_KEY, logs_db.pack_lost(())),
+                (logs_db.ACCEPTED_KEY, logs_db.pack_offset(upto)),
+            ]
+            await self._tables.write(META, rows)
+            await self._tables.flush(META)
+            self.lost, self._accepted = (), upto
+
+    async def _check_origin(self, node: NodeId) -> None:
+        (found,) = await self._tables.get(META, [logs_db.ORIGIN_KEY])
+        if found is None:
+            await self._tables.write(META, [(logs_db.ORIGIN_KEY, logs_db.pack_origin(node))])
+            await self._tables.flush(META)
+        elif (theirs := logs_db.read_origin(found)) != node:
+            raise NotOurCluster(f"this LogsDB is node {theirs}'s, not node {node}'s")
+
+    async def _read_partitions(self, names: Sequence[str]) -> None:
+        for key, value in await scan_all(
+            self._tables, META, *logs_db.PARTITIONS, bytes_max=WRITE_BYTES
+        ):
+            row = logs_db.read_partition(value)
+            number = logs_db.read_partition_key(key)
+            self.partitions.append(Partition(number, *row))
+        known = {partition.table for partition in self.partitions}
+        self.staged.is_made = STAGED_TABLE in names
+        for table in sorted({*names} - known - {META, STAGED_TABLE}):
+            # Of a flush that never came to its end: the WAL has all of it.
+            logger.info("dropping table %s, which no flush finished", table)
+            await self._tables.drop(table)
+        if missing := sorted(known - {*names}):
+            raise Malformed(f"LogsDB names partitions that are not there: {missing}")
+        self._next_number = max((each.number for each in self.partitions), default=0) + 1
+
+    async def _read_states(self) -> dict[int, LogState]:
+        states: dict[int, LogState] = {}
+        for key, value in await scan_all(self._tables, META, *logs_db.STATES):
+            state = logs_db.read_state(value)
+            log = logs_db.read_state_key(key)
+            states[log] = state
+            self._last_us = max(self._last_us, state.append_time_us)
+            if state.last:
+                self.logs[log] = StoredLog(state.last, state.blocks, state.bytes)
+        return states
+
+    # ---- flushing ----
+
+    async def flush(
+        self,
+        blocks: Sequence[StoredBlock],
+        states: Mapping[int, LogState],
+        offset: int,
+        now_us: int,
+        staged: Sequence[Row] = (),
+    ) -> None:
+        """Take what the WAL's records up to `offset` changed; returns once it is durable.
+
+        Args:
+            blocks: all that was stored since the last flush.
+            states: of all logs that changed since, as of `offset`; their `last`, `blocks`
+                and `bytes` are not looked at.
+            now_us: wall clock, for the age of partitions.
+            staged: rows of the table of staged blocks.
+        Raises:
+            TablesFailed: nothing counts as flushed; the same may be tried again.
+        """
+        async with self._writing:
+            await self._flush(blocks, states, offset, now_us, staged)
+
+    async def _flush(
+        self,
+        blocks: Sequence[StoredBlock],
+        states: Mapping[int, LogState],
+        offset: int,
+        now_us: int,
+        staged: Sequence[Row],
+    ) -> None:
+        assert offset > self.offset, "a flush goes on where the last one ended"
+        homes = await self._homes(blocks)
+        rolled = self._rolled([each for each in blocks if id(each) not in homes], now_us)
+        if rolled is not None:
+            await self._tables.create(rolled.table)
+            self.partitions.append(rolled)
+            self._next_number += 1
+        shares = self._shares(blocks, homes)
+        for share in shares:
+            await self._write(share.partition.table, share.rows())
+        for share in shares:
+            await self._tables.flush(share.partition.table)
+        if staged:
+            await self.staged.flush(staged)
+        await self._flush_metadata(shares, states, offset)
+
+    async def _homes(self, blocks: Sequence[StoredBlock]) -> Homes:
+        """Where amended blocks have their bodies; those that have none are written whole."""
+        amended = [block for block in blocks if type(block) is AmendedBlock]
+        if not amended:
+            return {}
+        bare = {id(block) for block in amended}
+        whole = {block.header for block in blocks if id(block) not in bare}
+        homes: dict[int, Partition | None] = {}
+        for block in amended:
+            header = block.header
+            if header in whole:
+                homes[id(block)] = None
+                continue
+            directory, known = await self.directory(header.log), self.damages.of_log(header.log)
+            home = await home_of(self._tables, directory, block, known)
+            if home is not None:
+                homes[id(block)] = home
+        return homes
+
+    def _rolled(self, blocks: Sequence[StoredBlock], now_us: int) -> Partition | None:
+        """The next partition, if one that takes of these blocks has had enough.
+
+        One that is full and takes nothing asks for no other: while a log keeps it, it may stand
+        next to the newest for long, which is dropped and made anew as others are trimmed.
+        """
+        takers = self.partitions[-OPEN_PARTITIONS:]
+        if not blocks:
+            return None
+        if takers:
+            start_us = takers[-1].start_us
+            is_late = any(block.header.append_time_us < start_us for block in blocks)
+            if not any(self._is_due(each, now_us) for each in (takers if is_late else takers[-1:])):
+                return None
+        start_us = max(takers[-1].start_us, self._last_us) + 1 if takers else 0
+        return Partition(self._next_number, start_us, now_us)
+
+    def _is_due(self, partition: Partition, now_us: int) -> bool:
+        limits = self._settings
+        if not partition.files:
+            return False
+        return (
+            partition.bytes >= limits.partition_bytes
+            or partition.files >= limits.partition_files
+            or (
+                partition is self.partitions[-1]
+                and now_us - partition.made_us >= limits.partition_age_s * 1e6
+            )
+        )
+
+    def _shares(self, blocks: Sequence[StoredBlock], homes: Homes) -> list[Share]:
+        if not blocks:
+            return []
+        newest, *older = reversed(self.partitions[-OPEN_PARTITIONS:])
+        last = Share(newest)
+        before = Share(older[0]) if older else last
+        start_us = newest.start_us
+        shares = {share.partition.number: share for share in (before, last)}
+        for block in blocks:
+            share = last if block.header.append_time_us >= start_us else before
+            if homes and id(block) in homes:
+                home = homes[id(block)]
+                if home is not None:
+                    share = shares.setdefault(home.number, Share(home))
+                share.amend(block)
+            else:
+                share.add(block)
+        return [shares[number] for number in sorted(shares) if shares[number].bytes]
+
+    async def _write(self, table: str, rows: Iterable[Row]) -> None:
+        """Write rows, a call for each megabyte."""
+        some: list[Row] = []
+        size = 0
+        for row in rows:
+            some.append(row)
+            size += len(row[0]) + len(row[1] or b"")
+            if size >= WRITE_BYTES:
+                await self._tables.write(table, some)
+                some, size = [], 0
+        if some:
+            await self._tables.write(table, some)
+
+    async def _flush_metadata(
+        self, shares: Sequence[Share], states: Mapping[int, LogState], offset: int
+    ) -> None:
+        added: list[Added] = [(share.partition.number, share.entries()) for share in shares]
+        counted, waiting = self._payload.of_flush(shares, states, self.partitions)
+        added += counted
+        entries = await self._joined_entries(added)
+        logs = self._joined_logs(added)
+        rows: list[Row] = [(logs_db.OFFSET_KEY, logs_db.pack_offset(offset))]
+        if self.lost:
+            rows.append((logs_db.LOST_KEY, logs_db.pack_lost(self.lost)))
+        for share in shares:
+            partition = share.partition
+            row = PartitionRow(
+                partition.start_us,
+                partition.made_us,
+                partition.bytes + share.bytes,
+                partition.files + 1,
+            )
+            rows.append((logs_db.partition_key(partition.number), logs_db.pack_partition(row)))
+        for (log, number), entry in entries.items():
+            rows.append((logs_db.directory_key(log, number), logs_db.pack_entry(entry)))
+            rows.append((logs_db.member_key(number, log), logs_db.pack_last(entry.last)))
+        for log, state in states.items():
+            held = logs.get(log) or self.logs.get(log) or StoredLog()
+            whole = state._replace(last=held.last, blocks=held.blocks, bytes=held.bytes)
+            rows.append((logs_db.state_key(log), logs_db.pack_state(whole)))
+        # One write, so that a crash leaves all of it or nothing.
+        await self._tables.write(META, rows)
+        await self._tables.flush(META)
+        self._payload.keep(waiting)
+        self._take(shares, entries, logs, offset)
+        self._last_us = max([self._last_us, *(each.append_time_us for each in states.values())])
+
+    async def _joined_entries(
+        self, added: Sequence[Added]
+    ) -> dict[tuple[int, int], DirectoryEntry]:
+        """The directory entries that a flush changes, as they are after it."""
+        wanted = [(log, number) for number, entries in added for log in entries]
+        unknown = [
+            each for each in wanted if each not in self._entries and self._partition(each[1]).files
+        ]
+        keys = [logs_db.directory_key(log, number) for log, number in unknown]
+        found = await self._tables.get(META, keys) if keys else []
+        for each, value in zip(unknown, found, strict=True):
+            if value is not None:
+                self._entries[each] = logs_db.read_entry(value)
+        joined: dict[tuple[int, int], DirectoryEntry] = {}
+        for number, entries in added:
+            for log, entry in entries.items():
+                place = (log, number)
+                before = joined.get(place) or self._entries.get(place)
+                joined[place] = entry if before is None else before.joined(entry)
+        return joined
+
+    def _joined_logs(self, added: Sequence[Added]) -> dict[int, StoredLog]:
+        joined: dict[int, StoredLog] = {}
+        for _, entries in added:
+            for log, entry in entries.items():
+                held = joined.get(log) or self.logs.get(log) or StoredLog()
+                joined[log] = StoredLog(
+                    max(held.last, entry.last), held.blocks + entry.blocks, held.bytes + entry.bytes
+                )
+        return joined
+
+    def _take(
+        self,
+        shares: Sequence[Share],
+        entries: Mapping[tuple[int, int], DirectoryEntry],
+        logs: Mapping[int, StoredLog],
+        offset: int,
+    ) -> None:
+        """What was flushed is durable: know it."""
+        self.offset = offset
+        for share in shares:
+            share.partition.bytes += share.bytes
+            share.partition.files += 1
+        self._entries.update(entries)
+        takers = {each.number for each in self.partitions[-OPEN_PARTITIONS:]}
+        if any(number not in takers for _, number in self._entries):
+            kept = {each: entry for each, entry in self._entries.items() if each[1] in takers}
+            self._entries = kept
+        self.logs.update(logs)
+        for log in logs:
+            self._directories.pop(log, None)
+
+    # ---- dropping ----
+
+    async def drop_trimmed(self, trim_of: TrimOf, now_us: int = 0) -> list[Partition]:
+        """Drop the partitions of which all is trimmed; those that were.
+
+        The newest stays, for it is the one that fills, unless it is as old as any may get.
+
+        Raises:
+            TablesFailed, Corrupt: the store below cannot go on.
+        """
+        async with self._writing:
+            old_us = now_us - int(self._settings.partition_age_s * 1e6)
+            with_newest = bool(self.partitions) and self.partitions[-1].made_us <= old_us
+            return await self._drops.drop_trimmed(trim_of, with_newest=with_newest)
+
+    async def cut_trimmed(self, trim_of: TrimOf) -> Partition | None:
+        """See `PartitionDrops.cut_trimmed`.
+
+        Raises:
+            TablesFailed, Corrupt: the store below cannot go on.
+        """
+        async with self._writing:
+            return await self._drops.cut_trimmed(trim_of)
+
+    async def note_damage(self, damaged: DamagedRange, why: str) -> bool:
+        """Answer that nothing is known of a range from now on; False if it was so before.
+
+        Raises:
+            TablesFailed, TablesNoSpace: it is so until the next start only.
+        """
+        async with self._writing:
+            return await self.damages.note(damaged, why)
+
+    async def note_progress(self, progress: Progress) -> None:
+        """Remember over a restart how far scrubbing has come.
+
+        Raises:
+            TablesFailed, TablesNoSpace: it is not remembered.
+        """
+        async with self._writing:
+            row = (PROGRESS_KEY, pack_progress(progress))
+            await self._tables.write(META, [row])
+            await self._tables.flush(META)
+
+    async def progress(self) -> Progress:
+        """How far scrubbing had come.
+
+        Raises:
+            TablesFailed, Corrupt: the metadata cannot be read.
+        """
+        (value,) = await self._tables.get(META, [PROGRESS_KEY])
+        return Progress() if value is None else read_progress(value)
+
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """No flush, drop or cut is under way for the length of the block."""
+        async with self._writing:
+            yield
+
+    async def parts(self, partition: Partition) -> dict[int, DirectoryEntry]:
+        """See `PartitionDrops.parts`."""
+        return await self._drops.parts(partition)
+
+    @property
+    def open_partitions(self) -> int:
+        """How many of the newest partitions still take blocks."""
+        return OPEN_PARTITIONS
+
+    def on_forgotten(
+        self, partition: Partition, left: Mapping[int, StoredLog], logs: Sequence[int]
+    ) -> None:
+        """Logs have nothing in a partition any more; `left` is what they have elsewhere."""
+        self.forgotten += 1
+        self.logs.update(left)
+        for log in logs:
+            self._directories.pop(log, None)
+            self._entries.pop((log, partition.number), None)
+
+    def _partition(self, number: int) -> Partition:
+        return next(each for each in reversed(self.partitions) if each.number == number)
+
+    # ---- reading ----
+
+    def last(self, log: int) -> int:
+        """The highest LSN held of a log, 0 for none."""
+        held = self.logs.get(log)
+        return held.last if held is not None else 0
+
+    @property
+    def tables(self) -> Tables:
+        """What it rests on, to be read."""
+        return self._tables
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of blocks over all partitions."""
+        return sum(partition.bytes for partition in self.partitions)
+
+    async def directory(self, log: int) -> list[tuple[Partition, DirectoryEntry]]:
+        """Where a log's blocks are: partitions by first LSN, with the log's part of each.
+
+        Raises:
+            TablesFailed, Corrupt: the metadata cannot be read.
+        """
+        if log not in self.logs:
+            return []
+        kept = self._directories.get(log)
+        if kept is not None:
+            self._directories.move_to_end(log)
+            return kept
+        held = self.logs[log]
+        found: list[tuple[Partition, DirectoryEntry]] = []
+        partitions = {each.number: each for each in self.partitions}
+        for key, value in await scan_all(self._tables, META, *logs_db.directory_range(log)):
+            _, number = logs_db.read_directory_key(key)
+            if number in partitions:  # else it was dropped meanwhile
+                found.append((partitions[number], logs_db.read_entry(value)))
+        found.sort(key=lambda each: (each[1].first, each[1].last))
+        if self.logs.get(log) is held:  # else a flush or a drop came between
+            self._directories[log] = found
+            if len(self._directories) > DIRECTORIES_KEPT:
+                self._directories.popitem(last=False)
+        return found
+
+    async def read(
+        self,
+        log: int,
+        start: int,
+        bound: int,
+        counts: Counts,
+        wanted: Wanted | None = None,
+        *,
+        bytes_max: int,
+        blocks_max: int,
+    ) -> Run:
+        """Blocks that end at or after `start` and begin at or before `bound`.
+
+        Args:
+            counts: leaves out copies that lost, before anything else is looked at.
+            wanted: leaves out blocks or bodies, before these are read; None wants all.
+            bytes_max: of wanted blocks; it ends once it is reached. At least one comes if
+                there is any.
+            blocks_max: likewise, of all blocks.
+        Raises:
+            TablesFailed: the store below does not answer.
+            Corrupt: the metadata cannot be read. Where a part of the range fails its checksum,
+                the run says so, and goes on behind it.
+        """
+        wish = Wish(log, start, bound, counts, wanted, bytes_max, blocks_max)
+        while True:
+            forgotten = self.forgotten
+            try:
+                directory = await self.directory(log)
+                run = await read_blocks(self._tables, directory, wish, self.damages.of_log(log))
+            except TablesFailed:
+                if forgotten == self.forgotten:
+                    raise
+                # A partition was dropped under it, of which all is trimmed.
+                continue
+            # Damage may be what was cut out under it, which is trimmed too.
+            if not run.damaged or forgotten == self.forgotten:
+                return run

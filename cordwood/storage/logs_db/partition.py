@@ -1,0 +1,156 @@
+"""The nouns of LogsDB: a partition, what it holds of a log, what one read of it brings.
+
+Source: docs/design.md §5; docs/sources/logdevice.md 2.13.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cordwood.layout import logs_db
+from cordwood.layout.logs_db import DirectoryEntry, PartitionRow
+from cordwood.layout.waves import StoredBlock
+from cordwood.storage.logs_db.tables import Row
+
+
+class Part(enum.IntEnum):
+    """How much of a block is wanted."""
+
+    NOTHING = 0
+    HEAD = 1
+    """Header and envelope; its body is not read."""
+    WHOLE = 2
+
+
+Wanted = Callable[[StoredBlock], Part]
+"""How much of a block is to be sent; it is shown without its body, which is not read for it."""
+
+
+class Run(NamedTuple):
+    """Blocks of one log in LSN order.
+
+    Attributes:
+        blocks: all that is held and wanted in [start, next), each range once.
+        next: where to read on; past the bound that was asked for if that is reached.
+        passed: blocks that are held there and not wanted.
+        damaged: ranges `[first, last]` of which something fails its checksum: what is held there
+            is not known. They lie in [start, next) too.
+    """
+
+    blocks: list[StoredBlock]
+    next: int
+    passed: int = 0
+    damaged: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(slots=True)
+class Partition:
+    """One partition: a table, and what its row says.
+
+    Attributes:
+        kept_by: a log, and its highest LSN here, that was not trimmed when all of it was
+            looked at last: until that is, the partition stays. None where nobody looked yet.
+        expires_us: nothing here is older than its log keeps it before this time; 0 where
+            that was not worked out yet.
+    """
+
+    number: int
+    start_us: int
+    made_us: int
+    bytes: int = 0
+    files: int = 0
+    kept_by: tuple[int, int] | None = None
+    expires_us: int = 0
+
+    @property
+    def table(self) -> str:
+        """Its table's name; their order is that of the numbers."""
+        return f"p{self.number:010}"
+
+    def row(self) -> PartitionRow:
+        """For the metadata."""
+        return PartitionRow(self.start_us, self.made_us, self.bytes, self.files)
+
+
+@dataclass(slots=True)
+class StoredLog:
+    """What LogsDB holds of a log: the highest LSN, how many copies of blocks, their bytes."""
+
+    last: int = 0
+    blocks: int = 0
+    bytes: int = 0
+
+
+Homes = Mapping[int, Partition | None]
+"""By `id` of an amended block, where its body lies; None where the same flush brings it."""
+
+Added = tuple[int, Mapping[int, DirectoryEntry]]
+"""A partition's number, and by log what a flush adds to its directory."""
+
+
+class Share:
+    """What a flush brings to one partition.
+
+    Attributes:
+        bytes: of its blocks.
+        blocks: those that it brings whole.
+    """
+
+    __slots__ = ("_heads", "_parts", "blocks", "bytes", "partition")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.bytes = 0
+        self.blocks: list[StoredBlock] = []
+        self._heads: list[StoredBlock] = []
+        # By log, what its directory entry is made of. A flush brings thousands of blocks.
+        self._parts: dict[int, list[int]] = {}
+
+    def add(self, block: StoredBlock) -> None:
+        """Take one more block."""
+        self.blocks.append(block)
+        self._note(block, block.wire_bytes)
+
+    def amend(self, block: StoredBlock) -> None:
+        """Take one more copy of a block whose body is in the partition, or comes with this."""
+        self._heads.append(block)
+        self._note(block, len(block.wire))
+
+    def _note(self, block: StoredBlock, size: int) -> None:
+        header = block.header
+        self.bytes += size
+        time_us = header.append_time_us
+        part = self._parts.get(header.log)
+        if part is None:
+            self._parts[header.log] = [header.first, header.last, 1, size, time_us, time_us]
+            return
+        if header.first < part[0]:
+            part[0] = header.first
+        if header.last > part[1]:
+            part[1] = header.last
+        part[2] += 1
+        part[3] += size
+        if time_us < part[4]:
+            part[4] = time_us
+        if time_us > part[5]:
+            part[5] = time_us
+
+    def entries(self) -> dict[int, DirectoryEntry]:
+        """By log, what all of it adds to the directory."""
+        return {log: DirectoryEntry(*part) for log, part in self._parts.items()}
+
+    def rows(self) -> Iterator[Row]:
+        """What to write, made as it is taken: a copy of every body at once would stop the
+        loop for as long as the disk takes to write them."""
+        for block in self.blocks:
+            header = block.header
+            if header.stored_bytes:
+                key = logs_db.body_key(header.log, header.last, header.first)
+                yield key, bytes(block.body)
+            yield logs_db.index_key(block), bytes(block.wire)
+        # Behind the bodies: what is lost of a table is lost from its end.
+        for block in self._heads:
+            yield logs_db.index_key(block), bytes(block.wire)

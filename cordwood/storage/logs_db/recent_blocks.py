@@ -1,0 +1,99 @@
+"""Blocks that a flush took to LogsDB and that are in memory still, for those who read them soon.
+
+Most of what is read was written just before. So what leaves the log cache comes here, and goes
+when there is no room, the oldest first. For each log it is known from which LSN on *all* that
+LogsDB holds is here too: a reader above it needs no disk. Copies that lost are here as they
+are in LogsDB, and whoever reads tells them apart in the same way.
+
+Source: docs/sources/s3stream.md (b) ("LogCache": what was uploaded stays until room is wanted).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+
+from cordwood.layout.waves import StoredBlock
+
+BLOCK_COST = 1024
+"""What a block takes beside its bytes: headers and views are some ten objects."""
+
+_LAST = attrgetter("header.last")
+
+
+class _Recent:
+    """One log's: by last LSN, all of LogsDB that ends at `complete_from` or above it."""
+
+    __slots__ = ("blocks", "complete_from")
+
+    def __init__(self, complete_from: int) -> None:
+        self.complete_from = complete_from
+        self.blocks: list[StoredBlock] = []
+
+
+class RecentBlocks:
+    """See the module.
+
+    Attributes:
+        bytes: what is kept, with BLOCK_COST for each block.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._logs: dict[int, _Recent] = {}
+        self._order: deque[StoredBlock] = deque()
+
+    def begin(self, logs: Iterable[tuple[int, int]]) -> None:
+        """A flush of these logs begins; with each the highest LSN that LogsDB held before it."""
+        if self._bytes_max:
+            for log, last in logs:
+                if log not in self._logs:
+                    self._logs[log] = _Recent(last + 1)
+
+    def add(self, blocks: Sequence[StoredBlock], logs: Iterable[int]) -> None:
+        """The flush that was begun is durable, and leaves these blocks of these logs."""
+        if not self._bytes_max:
+            return
+        for block in blocks:
+            of_log = self._logs[block.header.log]
+            if block.header.last < of_log.complete_from:
+                continue  # it came late, where not all is here any more
+            held = of_log.blocks
+            if held and held[-1].header.last > block.header.last:
+                insort(held, block, key=_LAST)
+            else:
+                held.append(block)
+            self.bytes += block.wire_bytes + BLOCK_COST
+            self._order.append(block)
+        while self.bytes > self._bytes_max:
+            self._drop(self._order.popleft())
+        for log in logs:
+            if log in self._logs and not self._logs[log].blocks:
+                del self._logs[log]
+
+    def complete_from(self, log: int) -> int | None:
+        """From where on all that LogsDB holds of a log is here; None where nothing is."""
+        held = self._logs.get(log)
+        return None if held is None else held.complete_from
+
+    def from_lsn(self, log: int, lsn: int) -> Iterator[StoredBlock]:
+        """Blocks that end at `lsn` or above it, by last LSN."""
+        held = self._logs.get(log)
+        if held is not None:
+            blocks = held.blocks
+            for index in range(bisect_left(blocks, lsn, key=_LAST), len(blocks)):
+                yield blocks[index]
+
+    def _drop(self, block: StoredBlock) -> None:
+        self.bytes -= block.wire_bytes + BLOCK_COST
+        log = block.header.log
+        held = self._logs.get(log)
+        if held is None or block.header.last < held.complete_from:
+            return  # it went with a later one
+        held.complete_from = block.header.last + 1
+        del held.blocks[: bisect_left(held.blocks, held.complete_from, key=_LAST)]
+        if not held.blocks:
+            del self._logs[log]

@@ -1,0 +1,335 @@
+"""Tables in RocksDB, through rocksdict, its calls in the host's threads.
+
+Metadata and staged blocks are column families of one database. Every other table, which is a
+partition, is a database of its own, open while it is used: of thousands a few take memory and
+files, and making one costs the same whether there are ten or ten thousand. A column family
+each, as docs/design.md §5 has it, did not: at each creation RocksDB writes the options of all of
+them anew, and reads them back to compare, which took 180 ms with 100 and 380 ms with 200 of them;
+and each kept 280 KB of memory.
+
+RocksDB's own log is off: what is in a memtable is in our WAL too, which is trimmed only
+after a flush. A flush writes one sorted file, and a partition is never compacted: one that
+has many files is left alone. The table of metadata is small, written anew all the time and
+read at each start, so that one is; so is that of staged blocks, which come and go.
+
+rocksdict holds the GIL through `write`, a few milliseconds a MiB, so that rows go in by
+small batches, each a call of its own; `flush` lets it go. That is why a memtable is filled
+and flushed, and no sorted file is written apart and ingested as docs/design.md §5 has it: for
+32 MiB of 1 KB rows on two busy cores, the longest stop of another thread was 24 ms while
+the memtable was written and 10 ms in its flush, 34 ms while a file was written, and 228 ms,
+all of it, in `ingest_external_file`.
+
+It also holds the GIL through each step of an iterator, which may wait for the disk, and lets
+it go in a `get` of many keys. So bodies are read by `get`: of 64 KiB bodies, cold, 690 MB/s came
+so and 320 to 470 by iterators, and the loop of the process was held up by 0.1 ms in the mean and
+not by 0.5 to 1.
+
+Partitions are read past the page cache where the file system allows it. Pages for what is read
+once cost a core more than the read itself, and who reads cold data took them from everybody else;
+what is read again is in the block cache, whose size is said. Who reads ahead then is
+`read_ahead`, and a scan only where all is read once: else RocksDB finds out by itself how far an
+iterator goes, and index entries of a few blocks do not cost a MiB of the disk. Where there are
+pages (no direct reads), the machine reads ahead in the files; RocksDB tells it not to, unless
+told otherwise. `cordwood bench logsdb`, `read` and `cold` show what it comes to.
+
+Source: docs/sources/hotpath.md §2 (rocksdict's traps: only a column family's own
+handle flushes it; the lower bound of a read sets the upper one; every handle must be closed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import rocksdict
+
+from cordwood.host.seams import Host
+from cordwood.layout.logs_db import META_TABLE
+from cordwood.layout.staged import STAGED_TABLE
+from cordwood.settings import StorageSettings
+from cordwood.storage.logs_db.rocks_calls import RocksCalls
+from cordwood.storage.logs_db.rocks_database import RocksDatabase
+from cordwood.storage.logs_db.tables import Row, Rows, TablesFailed, TablesNoSpace
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+BATCH_BYTES = 1 << 20
+"""Bytes written in one call, and so with the GIL held: about a millisecond."""
+
+FAMILIES = (META_TABLE, STAGED_TABLE)
+"""Tables that are column families of the one database that is always open."""
+
+PARTITIONS = "partitions"
+"""The directory of the others' databases."""
+
+OPEN_PARTITIONS = 16
+"""Partitions that stay open: two that fill, and those that are read. Each takes some 200 KB and
+up to 36 files, and opening one again takes some 10 ms."""
+
+FILES_MAX = 30
+"""Files of one partition that stay open, and ten that RocksDB keeps for itself: as many as it
+has by default. Of all together at most 550: a process may open 1,024 on many systems."""
+
+OPEN_FILES = 64
+"""Of the database of metadata, which is compacted."""
+
+BLOCK_BYTES = 16 << 10
+"""What is read and checked at once: some hundred index entries, or a part of a body."""
+
+META_FILES = 4
+"""Files of metadata that are compacted into one: RocksDB's own default."""
+
+NEVER = 1 << 30
+"""Files of one level at which RocksDB would slow down or stop writes until it compacted."""
+
+
+class RocksTables:
+    """See `tables.Tables`."""
+
+    def __init__(self, directory: str, settings: StorageSettings, host: Host) -> None:
+        self._path = directory
+        self._host = host
+        self._cache = rocksdict.Cache(settings.block_cache_bytes)
+        self._cache_bytes = settings.cache_bytes
+        self._calls = RocksCalls(host, directory)
+        self._db: Any = None
+        self._is_direct = False
+        self._handles: dict[str, Any] = {}
+        self._families: dict[str, Any] = {}
+        self._databases: dict[str, RocksDatabase] = {}
+        # Those used last, the oldest first; a few more than may stay open.
+        self._used: OrderedDict[str, RocksDatabase] = OrderedDict()
+        unlogged: Any = rocksdict.WriteOptions()
+        unlogged.disable_wal = True
+        unlogged.no_slowdown = True
+        self._unlogged = unlogged
+
+    async def open(self) -> list[str]:
+        await self._host.disk.make_dir(f"{self._path}/{PARTITIONS}")
+        self._is_direct = await self._host.disk.takes_direct(self._path)
+        is_made = "CURRENT" in await self._host.disk.list_dir(self._path)
+        await self._calls.make(functools.partial(self._open, is_made))
+        for table in await self._host.disk.list_dir(f"{self._path}/{PARTITIONS}"):
+            self._databases[table] = self._database(table)
+        return sorted([*self._handles, *self._databases])
+
+    def _open(self, is_made: bool) -> None:
+        options = self._options(OPEN_FILES)
+        names = rocksdict.Rdict.list_cf(self._path, options) if is_made else []
+        tables = sorted(set(names) - {"default"})
+        families = {name: self._options(OPEN_FILES, name) for name in tables}
+        self._db = rocksdict.Rdict(self._path, options, column_families=families)
+        for table in tables:
+            self._take(table)
+
+    def _take(self, table: str) -> None:
+        self._handles[table] = self._db.get_column_family(table)
+        self._families[table] = self._db.get_column_family_handle(table)
+
+    def _database(self, table: str) -> RocksDatabase:
+        def make_options(may_make: bool) -> Any:
+            options = self._options(FILES_MAX)
+            options.create_if_missing(may_make)
+            return options
+
+        return RocksDatabase(f"{self._path}/{PARTITIONS}/{table}", self._host, make_options)
+
+    def _options(self, open_files: int, table: str = "") -> Any:
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        if table in FAMILIES:
+            options.set_level_zero_file_num_compaction_trigger(META_FILES)
+        else:
+            options.set_disable_auto_compactions(True)
+            options.set_advise_random_on_open(False)
+            options.set_use_direct_reads(self._is_direct)
+        options.set_compression_type(rocksdict.DBCompressionType.none())
+        # A memtable has all of a flush: RocksDB's own flush would only make more files.
+        options.set_write_buffer_size(2 * self._cache_bytes)
+        options.set_max_write_buffer_number(4)
+        options.set_level_zero_slowdown_writes_trigger(NEVER)
+        options.set_level_zero_stop_writes_trigger(NEVER)
+        options.set_max_open_files(open_files)
+        options.set_max_file_opening_threads(1)
+        options.set_max_background_jobs(2)
+        options.set_use_direct_io_for_flush_and_compaction(self._is_direct)
+        options.set_stats_dump_period_sec(0)
+        options.set_stats_persist_period_sec(0)
+        options.set_keep_log_file_num(2)
+        options.set_max_log_file_size(1 << 20)
+        blocks = rocksdict.BlockBasedOptions()
+        blocks.set_block_cache(self._cache)
+        blocks.set_block_size(BLOCK_BYTES)
+        blocks.set_cache_index_and_filter_blocks(True)
+        options.set_block_based_table_factory(blocks)
+        return options
+
+    async def create(self, table: str) -> None:
+        if table in FAMILIES:
+            await self._calls.make(functools.partial(self._create, table))
+            return
+        # Its name is durable first: RocksDB sees to what is inside.
+        await self._host.disk.make_dir(f"{self._path}/{PARTITIONS}/{table}")
+        database = self._databases.setdefault(table, self._database(table))
+        await database.make()
+        await self._note_used(table, database)
+
+    def _create(self, table: str) -> None:
+        self._db.create_column_family(table, self._options(OPEN_FILES, table))
+        self._take(table)
+
+    async def drop(self, table: str) -> None:
+        if table in self._handles:
+            await self._calls.make(functools.partial(self._drop, table))
+            return
+        self._used.pop(table, None)
+        await self._databases.pop(table).destroy()
+
+    def _drop(self, table: str) -> None:
+        self._families.pop(table)
+        self._handles.pop(table).close()
+        self._db.drop_column_family(table)
+
+    async def cut(self, table: str, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        def cut(handle: Any) -> None:
+            for start, stop in ranges:
+                handle.delete_range(start, stop, self._unlogged)
+            handle.flush(True)
+            # By hand, for this partition alone: by itself RocksDB never compacts one.
+            handle.compact_range(None, None)
+
+        await self._on(table, cut)
+
+    async def _on(self, table: str, function: Callable[[Any], Result]) -> Result:
+        """What `function` gives for the handle of a table, in a thread."""
+        handle = self._handles.get(table)
+        if handle is not None:
+            return await self._calls.make(lambda: function(handle))
+        database = self._databases.get(table)
+        if self._db is None or database is None:
+            raise TablesFailed(f"{self._path} has no table {table}, or is not open")
+        try:
+            return await database.call(function)
+        finally:
+            await self._note_used(table, database)
+
+    async def _note_used(self, table: str, database: RocksDatabase) -> None:
+        """A database was used: keep it open, and close who was not for the longest time."""
+        if self._databases.get(table) is not database or not database.is_open:
+            return
+        self._used[table] = database
+        self._used.move_to_end(table)
+        over = len(self._used) - OPEN_PARTITIONS
+        for each in [name for name, one in self._used.items() if one.is_unused][: max(0, over)]:
+            await self._used.pop(each).close()
+
+    async def write(self, table: str, rows: Sequence[Row]) -> None:
+        family = self._families.get(table)
+        database = self._databases.get(table)
+        if database is not None:
+            database.holds_unflushed = True
+
+        def write(handle: Any) -> None:
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            for key, value in rows:
+                if value is None:
+                    batch.delete(key, family)
+                else:
+                    batch.put(key, value, family)
+            # Of a column family the database itself is written to.
+            (handle if family is None else self._db).write(batch, self._unlogged)
+
+        await self._on(table, write)
+
+    async def flush(self, table: str) -> None:
+        database = self._databases.get(table)
+        try:
+            await self._on(table, lambda handle: handle.flush(True))
+        except TablesNoSpace:
+            if database is not None:
+                # Whoever tries again writes all of it again: what is in memory goes first.
+                await database.close()
+            raise
+        if database is not None:
+            database.holds_unflushed = False
+
+    async def scan(
+        self,
+        table: str,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        is_once: bool = False,
+    ) -> Rows:
+        options: Any = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(stop)
+        if is_once:
+            options.set_readahead_size(min(bytes_max, BATCH_BYTES))
+        options.fill_cache(not is_once)
+        return await self._on(
+            table, lambda handle: _scan(handle, options, start, rows_max, bytes_max)
+        )
+
+    async def get(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._on(table, lambda handle: list(handle.get(list(keys))))
+
+    async def disk_bytes(self) -> int:
+        return await self._calls.make(self._disk_bytes)
+
+    def _disk_bytes(self) -> int:
+        handles = list(self._handles.values())
+        size = sum(each.property_int_value("rocksdb.total-sst-files-size") or 0 for each in handles)
+        for file in Path(self._path, PARTITIONS).glob("*/*.sst"):
+            with contextlib.suppress(FileNotFoundError):  # its partition was dropped meanwhile
+                size += file.stat().st_size
+        return int(size)
+
+    async def close(self) -> None:
+        for database in self._databases.values():
+            await database.close()
+        await self._calls.ended()
+        await self._calls.make(self._close)
+
+    def _close(self) -> None:
+        # One handle left open keeps the directory locked for as long as the process lives.
+        self._used.clear()
+        self._families.clear()
+        db, self._db = self._db, None
+        for handle in [*self._handles.values(), *([] if db is None else [db])]:
+            try:
+                handle.close()
+            except Exception as error:
+                if "No space left" not in str(error):
+                    raise
+                logger.info("%s: closed, and what was not flushed is not there", self._path)
+        self._handles.clear()
+
+
+def _scan(handle: Any, options: Any, start: bytes, rows_max: int, bytes_max: int) -> Rows:
+    iterator = handle.iter(options)
+    iterator.seek(start)
+    rows: list[tuple[bytes, bytes]] = []
+    size = 0
+    while iterator.valid():
+        if rows and (len(rows) >= rows_max or size >= bytes_max):
+            return Rows(rows, False)
+        value = iterator.value()
+        rows.append((iterator.key(), value))
+        size += len(value)
+        iterator.next()
+    iterator.status()
+    return Rows(rows, True)
+
+
+def rocks_tables(directory: str, settings: StorageSettings, host: Host) -> RocksTables:
+    """Tables in RocksDB at `directory`; see `tables.MakeTables`."""
+    return RocksTables(directory, settings, host)

@@ -1,0 +1,157 @@
+"""Tables: sorted keys and values in named tables, as LogsDB needs them of a store below.
+
+`rocks_logs` keeps them in RocksDB, most in a database each; the simulator has a twin; one
+contract suite holds both to the words below.
+
+Each table is durable up to some write of its own: what was written since its last flush
+may be lost in a crash, from the end, for each table apart, and may also survive. So an
+order between tables is made by flushing one before the other is written.
+
+Source: docs/design.md §5, §10 ("loses unflushed writes at a crash, per column family").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from cordwood.errors import CordwoodError, Overloaded
+from cordwood.host.seams import Host
+from cordwood.settings import StorageSettings
+
+Row = tuple[bytes, bytes | None]
+"""Key and value; None takes the key away."""
+
+
+class TablesFailed(CordwoodError):
+    """The store below cannot write or read any more; what it holds stays on the disk."""
+
+
+class TablesNoSpace(Overloaded):
+    """The disk below has no space; what was to be written may be written again later."""
+
+
+class Rows(NamedTuple):
+    """What a scan found.
+
+    Attributes:
+        rows: keys and values, ascending.
+        is_end: nothing more is in the range.
+    """
+
+    rows: Sequence[tuple[bytes, bytes]]
+    is_end: bool
+
+
+class Tables(Protocol):
+    """See the module. One caller writes at a time; any number read."""
+
+    async def open(self) -> list[str]:
+        """Open what is on the disk, or make it; the names of the tables, sorted.
+
+        Raises:
+            TablesFailed: it cannot be opened; the text says why.
+        """
+
+    async def create(self, table: str) -> None:
+        """Make an empty table, durably.
+
+        Raises:
+            TablesFailed: see the module.
+        """
+
+    async def drop(self, table: str) -> None:
+        """Take a table away, durably, and give its space back.
+
+        Raises:
+            TablesFailed: see the module.
+        """
+
+    async def cut(self, table: str, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        """Take all rows of some ranges (from, below) away, and give their space back.
+
+        A crash on the way may leave any of them. Nobody may read there any more.
+
+        Raises:
+            TablesFailed, TablesNoSpace: see the module.
+        """
+
+    async def write(self, table: str, rows: Sequence[Row]) -> None:
+        """Put rows into a table, all or none: at once for readers, durable by `flush`.
+
+        Raises:
+            TablesFailed, TablesNoSpace: see the module.
+        """
+
+    async def flush(self, table: str) -> None:
+        """Return once all that was written to a table is on stable storage.
+
+        Raises:
+            TablesFailed, TablesNoSpace: see the module.
+        """
+
+    async def scan(
+        self,
+        table: str,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        is_once: bool = False,
+    ) -> Rows:
+        """Rows from `start` on and below `stop`, at least one if there is any.
+
+        Args:
+            rows_max, bytes_max: it ends once either is reached; bytes are of values.
+            is_once: nobody reads them again soon: they take nobody's place in a cache.
+        Raises:
+            TablesFailed: see the module.
+            Corrupt: a part of it fails its checksum.
+        """
+
+    async def get(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key, None where there is none.
+
+        Raises:
+            TablesFailed, Corrupt: as `scan`.
+        """
+
+    async def disk_bytes(self) -> int:
+        """Bytes that all tables take on the disk, about.
+
+        Raises:
+            TablesFailed: see the module.
+        """
+
+    async def close(self) -> None:
+        """Let go of what is open; what was not flushed is lost. Safe to call twice."""
+
+
+SCAN_ROWS_MAX = 4096
+"""Rows looked at in one call: half a megabyte of index entries."""
+
+SCAN_BYTES = 1 << 20
+
+
+async def scan_all(
+    tables: Tables, table: str, start: bytes, stop: bytes, bytes_max: int = SCAN_BYTES
+) -> list[tuple[bytes, bytes]]:
+    """All rows from `start` on and below `stop`, a call for each `bytes_max`.
+
+    Raises:
+        TablesFailed, Corrupt: as `scan`.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    while True:
+        rows, is_end = await tables.scan(
+            table, start, stop, rows_max=SCAN_ROWS_MAX, bytes_max=bytes_max
+        )
+        found += rows
+        if is_end:
+            return found
+        start = rows[-1][0] + b"\0"
+
+
+MakeTables = Callable[[str, StorageSettings, Host], Tables]
+"""Given a directory, of this alone: the tables in it, to be opened."""

@@ -1,0 +1,1 @@
+"""Push streams: blocks on their way to readers."""

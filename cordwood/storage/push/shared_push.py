@@ -1,0 +1,120 @@
+"""What several streams are sent alike is looked up, summed and sent once.
+
+Readers at the tail of one log stand at one place and want the same of it. In one turn of the
+streams the first of them has the run read; the others are added to it, and at the end of the
+turn each client gets one frame with the numbers of its streams. So a hundred readers of one
+client cost this node, the wire and the client's decoder what one does, and a hundred clients
+cost one pass over the bytes for their checksum.
+
+Source: docs/design.md §4 (waves); LogDevice (docs/sources/logdevice.md 2.10) has a frame for each
+record and reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from cordwood.block import Buffer
+from cordwood.layout.frame import Kind, checksum
+from cordwood.layout.reading import (
+    SHARERS_MAX,
+    BlocksHead,
+    blocks_head,
+    shared_head,
+    shared_streams,
+)
+from cordwood.storage.logs_db.partition import Run
+from cordwood.wire.connection import Connection
+
+
+class Sharer(Protocol):
+    """A stream, as far as it matters here."""
+
+    connection: Connection
+    number: int
+
+
+class Push:
+    """One run of blocks, and who is sent it.
+
+    Attributes:
+        run: what was read.
+        sent_bytes: of its blocks, with heads and bodies.
+    """
+
+    __slots__ = ("_by_connection", "_parts", "_released", "_trim", "run", "sent_bytes")
+
+    def __init__(self, run: Run, released: int, trim: int) -> None:
+        self.run = run
+        self._released = released
+        self._trim = trim
+        self._parts: list[Buffer] = []
+        for block in run.blocks:
+            self._parts += (block.wire, block.body)
+        self.sent_bytes = sum(map(len, self._parts))
+        self._by_connection: dict[Connection, list[int]] = {}
+
+    def add(self, stream: Sharer) -> bool:
+        """Send it to one more; whether it is the first on its connection."""
+        numbers = self._by_connection.setdefault(stream.connection, [])
+        numbers.append(stream.number)
+        return len(numbers) == 1
+
+    def send(self) -> None:
+        """A frame for each client, or more where one has very many streams."""
+        blocks, parts = len(self.run.blocks), self._parts
+        if sum(map(len, self._by_connection.values())) == 1:
+            for connection, (number,) in self._by_connection.items():
+                head = BlocksHead(number, blocks, self.run.next, self._released, self._trim)
+                connection.send(Kind.BLOCKS, 0, (blocks_head(head), *parts))
+            return
+        sums: dict[int, tuple[bytes, int]] = {}
+        for connection, numbers in self._by_connection.items():
+            for start in range(0, len(numbers), SHARERS_MAX):
+                some = numbers[start : start + SHARERS_MAX]
+                if len(some) not in sums:
+                    head = BlocksHead(0, blocks, self.run.next, self._released, self._trim)
+                    packed = shared_head(len(some), head)
+                    sums[len(some)] = packed, checksum((packed, *parts))
+                packed, crc = sums[len(some)]
+                behind = shared_streams(some)
+                connection.send(Kind.SHARED, 0, (packed, *parts, behind), checksum((behind,), crc))
+
+
+class Pushes:
+    """The pushes of one turn, by what is wanted and from where on."""
+
+    __slots__ = ("_all", "_by_key", "_due_bytes")
+
+    def __init__(self) -> None:
+        self._due_bytes: dict[Connection, int] = {}
+        self._all: list[Push] = []
+        self._by_key: dict[Hashable, Push] = {}
+
+    def find(self, key: Hashable) -> Push | None:
+        """What was read for another stream that wants the same."""
+        return self._by_key.get(key)
+
+    def keep(self, key: Hashable, push: Push) -> None:
+        """What was read now: others may want it too. The last one counts: it was read because
+        the one before was too much for somebody, and a part is as good for all others."""
+        self._all.append(push)
+        self._by_key[key] = push
+
+    def add(self, push: Push, stream: Sharer) -> bool:
+        """Send a push to one more stream; whether it is the first on its connection."""
+        if not push.add(stream):
+            return False
+        due = self._due_bytes.get(stream.connection, 0)
+        self._due_bytes[stream.connection] = due + push.sent_bytes
+        return True
+
+    def due_bytes(self, connection: Connection) -> int:
+        """What a connection will be given at the end of the turn."""
+        return self._due_bytes.get(connection, 0)
+
+    def send(self) -> None:
+        """Send everything, at the end of the turn."""
+        for push in self._all:
+            push.send()

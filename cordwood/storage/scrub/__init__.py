@@ -1,0 +1,1 @@
+"""Scrubbing: copies that rotted are found before they are needed."""

@@ -1,0 +1,1 @@
+"""Free space: retention, the sizes of logs, and full disks."""

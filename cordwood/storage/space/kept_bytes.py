@@ -1,0 +1,74 @@
+"""What a whole log has above some LSNs: the sum of what its nodes answer for, a lower bound.
+
+Each node answers for its share of the blocks that came to it in their first wave
+(`payload_count`), in parts of the directory that lie above the LSN as a whole. So no block is
+counted twice, whatever copysets, weights and nodesets were. A node that does not answer makes the
+sum smaller, and the log keeps more until it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from cordwood.errors import CordwoodError
+from cordwood.layout.log_questions import AskKept, KeptReply
+from cordwood.nodes import NodeId
+from cordwood.storage.engine import Shard
+from cordwood.wire.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 5.0
+"""A node reads some directory entries for the answer; one that takes longer is not counted."""
+
+
+async def kept_here(shard: Shard, log: int, lsns: Sequence[int]) -> tuple[int, ...]:
+    """How many bytes of a log this node answers for above each LSN.
+
+    Raises:
+        TablesFailed, Corrupt: the directory cannot be read.
+    """
+    held = shard.cache.get(log)
+    if held is None:
+        return (0,) * len(lsns)
+    parts = [
+        (entry.first, entry.payload)
+        for _, entry in await shard.logs.directory(log)
+        if entry.last > held.trim
+    ]
+    return tuple(sum(payload for first, payload in parts if first > lsn) for lsn in lsns)
+
+
+class KeptBytes:
+    """See the module."""
+
+    def __init__(self, shard: Shard, node: NodeId, peers: Callable[[], Peers]) -> None:
+        self._shard = shard
+        self._node = node
+        self._peers = peers
+
+    async def above(self, log: int, lsns: Sequence[int]) -> list[int]:
+        """What the whole log has above each LSN, at least.
+
+        Raises:
+            TablesFailed, Corrupt: this node's own part cannot be read.
+        """
+        others = [node for node in self._peers().up if node != self._node]
+        answers = await asyncio.gather(*(self._ask(node, log, lsns) for node in others))
+        answers.append(await kept_here(self._shard, log, lsns))
+        return [sum(of_lsn) for of_lsn in zip(*answers, strict=True)]
+
+    async def _ask(self, node: NodeId, log: int, lsns: Sequence[int]) -> tuple[int, ...]:
+        none = (0,) * len(lsns)
+        try:
+            reply = await self._peers().call(
+                node, AskKept(log, tuple(lsns)), timeout_s=ASK_TIMEOUT_S
+            )
+        except CordwoodError as error:
+            logger.debug("node %d does not say what it keeps of log %d: %s", node, log, error)
+            return none
+        if not isinstance(reply, KeptReply) or len(reply.bytes) != len(lsns):
+            return none
+        return reply.bytes

@@ -1,0 +1,240 @@
+"""Trims what logs do not keep any longer, by this node's own clock, and gives the space back.
+
+Every so often it looks at the partitions in which something may have become too old, and at
+the logs that keep a bounded number of bytes; moves trim points, each of them a record in the
+WAL like any other; has partitions dropped, and one at a time cut. Only what readers may see is
+trimmed, and by no block that does not count: such a one may be older than what is below it.
+Nodes trim on their own, so that for a while one may have let go of what another still has; a
+reader skips what any of them has trimmed. So a bound by size is held against what the whole
+log has: no node infers that from its own part, as copies are spread unevenly (`kept_bytes`).
+
+Logs that were deleted are trimmed whole, some time after they were first found missing. That
+is looked at twice: what is held here first, then what the metadata store lists, and then each
+log that it did not list by itself, since a log may have been made in between. An error on the
+way ends the pass.
+
+Source: docs/sources/logdevice.md 2.13 (a loop every 30 s; deleted logs kept for days);
+docs/sources/bookkeeper.md (c), "GC" (snapshot local ids first; only a definite "no such ledger"
+deletes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from cordwood.errors import CordwoodError, Corrupt
+from cordwood.host.seams import Clock
+from cordwood.layout.logs_db import DirectoryEntry
+from cordwood.log_attributes import LogAttributes
+from cordwood.metadata.log_tree import LogTree
+from cordwood.protocol.retention import (
+    Part,
+    even_share,
+    expiry_us,
+    fitting_trim,
+    trim_candidates,
+)
+from cordwood.settings import StorageSettings
+from cordwood.storage.engine import Shard
+from cordwood.storage.logs_db.index_search import last_counted
+from cordwood.storage.logs_db.partition import Partition
+
+logger = logging.getLogger(__name__)
+
+NEVER_US = 1 << 62
+
+TRIMS_AT_ONCE = 256
+"""Trim points written side by side: they share the WAL's blocks, and leave it room."""
+
+
+class Kept(Protocol):
+    """See `kept_bytes.KeptBytes`."""
+
+    async def above(self, log: int, lsns: Sequence[int]) -> list[int]:
+        """What a whole log has above each LSN, at least; `lsns` ascend."""
+
+
+class Retention:
+    """See the module; `run` does the work."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        tree: LogTree,
+        clock: Clock,
+        settings: StorageSettings,
+        nodes: Callable[[], int],
+        kept: Kept,
+    ) -> None:
+        """
+        Args:
+            nodes: how many there are, for logs that are spread over all of them.
+            kept: what a whole log has above some LSNs.
+        """
+        self._kept = kept
+        self._shard = shard
+        self._tree = tree
+        self._clock = clock
+        self._settings = settings
+        self._nodes = nodes
+        self._changes = -1
+        self._attributes: dict[int, LogAttributes] = {}
+        # Since when logs that are held here are missing in the tree, on the loop's clock.
+        self._missing: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Look every so often, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.retention_every_s)
+            if self._shard.failed:
+                return
+            try:
+                await self.look()
+            except CordwoodError as error:
+                logger.warning("retention has to wait: %s", error)
+
+    async def look(self) -> None:
+        """One pass.
+
+        Raises:
+            Retryable: the metadata store or the WAL does not answer.
+            TablesFailed, Corrupt: LogsDB cannot be read.
+        """
+        shard = self._shard
+        await self._learn_attributes()
+        for partition in list(shard.logs.partitions):
+            await self._trim_expired(partition)
+        for log, attributes in sorted(self._attributes.items()):
+            if attributes.backlog_bytes:
+                await self._trim_to_fit(log, attributes)
+        await self._trim_deleted()
+        await shard.logs.drop_trimmed(shard.trim_of, self._clock.now_us())
+        await shard.logs.cut_trimmed(shard.trim_of)
+
+    # What logs ask for.
+
+    async def _learn_attributes(self) -> None:
+        """Know what every log that is held here asks for, or that it is gone."""
+        held = set(self._shard.cache.logs)
+        changes = await self._tree.changes()
+        if changes == self._changes and held <= self._attributes.keys() | self._missing.keys():
+            return
+        found = {int(info.log_id): info.attributes for info in await self._tree.list()}
+        missing = []
+        for log in sorted(held - found.keys()):
+            info = await self._tree.by_id(log)
+            if info is None:
+                missing.append(log)
+            else:
+                found[log] = info.attributes
+        now = asyncio.get_running_loop().time()
+        self._missing = {log: self._missing.get(log, now) for log in missing}
+        self._attributes = {log: each for log, each in found.items() if log in held}
+        self._changes = changes
+        for partition in self._shard.logs.partitions:
+            partition.expires_us = 0
+
+    # By time.
+
+    async def _trim_expired(self, partition: Partition) -> None:
+        """Trim the parts of a partition whose logs keep nothing so old."""
+        now_us = self._clock.now_us()
+        if now_us < partition.expires_us:
+            return
+        parts = await self._shard.logs.parts(partition)
+        due: list[tuple[int, DirectoryEntry]] = []
+        next_us = NEVER_US
+        for log, entry in parts.items():
+            backlog_s = self._backlog_s(log)
+            expires_us = expiry_us(Part(entry.last, entry.bytes, entry.last_us), backlog_s)
+            if expires_us is None or entry.last <= self._shard.trim_of(log):
+                continue
+            if expires_us <= now_us:
+                due.append((log, entry))
+            next_us = min(next_us, expires_us)
+        takers = self._shard.logs.partitions[-self._shard.logs.open_partitions :]
+        # One that still takes blocks may get others at any time.
+        partition.expires_us = 0 if partition in takers else next_us
+        for at in range(0, len(due), TRIMS_AT_ONCE):
+            some = due[at : at + TRIMS_AT_ONCE]
+            await asyncio.gather(*(self._trim_part(log, partition, entry) for log, entry in some))
+
+    async def _trim_part(self, log: int, partition: Partition, entry: DirectoryEntry) -> None:
+        await self._trim(log, await self._last_counted(log, partition, entry), "time")
+
+    async def _last_counted(self, log: int, partition: Partition, entry: DirectoryEntry) -> int:
+        """Up to where a part is older, or lies lower, than all that comes behind it in the log."""
+        shard = self._shard
+        try:
+            return await last_counted(
+                shard.logs.tables, partition, log, entry, shard.cache.log(log).counts
+            )
+        except Corrupt as error:
+            logger.warning(
+                "log %d: its part of partition %d stays until what is above it is trimmed: %s",
+                log, partition.number, error,
+            )  # fmt: skip
+            return 0
+
+    def _backlog_s(self, log: int) -> float:
+        attributes = self._attributes.get(log)
+        return (attributes.backlog_s or 0.0) if attributes is not None else 0.0
+
+    # By size.
+
+    async def _trim_to_fit(self, log: int, attributes: LogAttributes) -> None:
+        """Trim the oldest of a log that has more bytes, over all nodes, than it keeps.
+
+        Where copies are spread evenly this node holds a share of them. One that holds no more
+        asks nobody: others may have to trim, and readers skip what any of them has trimmed.
+        """
+        nodes = min(attributes.nodeset_size or self._nodes(), self._nodes())
+        bytes_max = attributes.backlog_bytes or 0
+        held = self._shard.logs.logs.get(log)
+        if held is None or held.bytes <= even_share(
+            bytes_max, attributes.replication.copies, nodes
+        ):
+            return
+        trim = self._shard.trim_of(log)
+        held_here = [
+            (partition, entry)
+            for partition, entry in await self._shard.logs.directory(log)
+            if entry.last > trim
+        ]
+        lsns = trim_candidates([entry.last for _, entry in held_here])
+        if not lsns:
+            return
+        fits = fitting_trim(lsns, await self._kept.above(log, lsns), bytes_max)
+        lasts = [
+            await self._last_counted(log, partition, entry)
+            for partition, entry in held_here
+            if entry.last <= fits
+        ]
+        await self._trim(log, max(lasts, default=0), "space")
+
+    # Deleted.
+
+    async def _trim_deleted(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for log, since_s in sorted(self._missing.items()):
+            held = self._shard.cache.log(log)
+            last = max(self._shard.logs.last(log), held.last)
+            if now < since_s + self._settings.deleted_keep_s or last <= held.trim:
+                continue
+            logger.info("log %d was deleted: its records go", log)
+            await self._shard.trim(log, last, max(last, held.released))
+
+    async def _trim(self, log: int, lsn: int, why: str) -> None:
+        """Trim as far as readers may see.
+
+        Args:
+            why: `time` or `space`.
+        """
+        readable = self._shard.cache.log(log).readable
+        lsn = min(lsn, readable)
+        if lsn > self._shard.trim_of(log):
+            logger.debug("log %d is trimmed up to %d for want of %s", log, lsn, why)
+            await self._shard.trim(log, lsn, readable)

@@ -1,0 +1,1 @@
+"""Staged blocks: durable, and without LSNs yet."""

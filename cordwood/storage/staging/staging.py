@@ -1,0 +1,224 @@
+"""Staged blocks of one node: durable, without LSNs, and gone when their time is over.
+
+A client stages blocks on as many nodes as its log asks for, and publishes them later:
+`protocol.publishing` tells how. Until a block is pinned it may expire; a pinned one stays
+until its attempt is over, which `pins` asks the metadata store about.
+
+As everything else it goes through the WAL, and a flush takes it to LogsDB: the bodies leave
+memory then. Staged bodies share the log cache's room with blocks.
+
+Source: docs/design.md §9; docs/sources/spark.md §8 ("unpublished refs die by TTL").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from cordwood.block import Buffer
+from cordwood.errors import ChecksumMismatch, Overloaded, StageExpired
+from cordwood.layout.message import DoneReply
+from cordwood.layout.message_staging import (
+    AskStaged,
+    PinStaged,
+    StageBlock,
+    StagedReply,
+    StagingCall,
+    Unstage,
+)
+from cordwood.layout.shard_record import RecordKind, StagingRecord
+from cordwood.layout.staged import (
+    PinRecord,
+    StagedHead,
+    StageRecord,
+    UnstageRecord,
+    check_head,
+    pack_pin,
+    pack_stage_head,
+    pack_unstage,
+    packed_ids,
+)
+from cordwood.storage.engine import Shard
+from cordwood.storage.staging.staged_index import Pin, StagedIndex
+
+STAGED_BYTES_MAX = 8 << 30
+"""Bodies that a node keeps staged: a batch of a gigabyte, of several queries, some times over."""
+
+
+class Pinned(NamedTuple):
+    """Blocks that one attempt of a query has pinned."""
+
+    pin: Pin
+    stages: tuple[bytes, ...]
+    expires_us: int
+
+
+class Staging:
+    """See the module."""
+
+    def __init__(self, shard: Shard, now_us: Callable[[], int]) -> None:
+        """
+        Args:
+            now_us: µs since 1970 UTC.
+        """
+        self._shard = shard
+        self._now_us = now_us
+        # In the WAL and not durable yet. What is being pinned must not go, and what goes must
+        # not be pinned: a pin that was answered holds, whatever was written behind it.
+        self._pinning: Counter[bytes] = Counter()
+        self._going: Counter[bytes] = Counter()
+
+    @property
+    def index(self) -> StagedIndex:
+        """What is staged here."""
+        return self._shard.staged
+
+    async def answer(self, call: StagingCall) -> StagedReply | DoneReply:
+        """Do what a client asks.
+
+        Raises:
+            CordwoodError: see the four below.
+        """
+        if isinstance(call, AskStaged):
+            return await self.read(call)
+        if isinstance(call, StageBlock):
+            await self.stage(call)
+        elif isinstance(call, PinStaged):
+            await self.pin(call)
+        else:
+            await self.unstage(call)
+        return DoneReply()
+
+    async def stage(self, call: StageBlock) -> None:
+        """Keep a block; returns once that is durable.
+
+        Raises:
+            ChecksumMismatch: it arrived damaged.
+            Overloaded: there is no room for it.
+            StageExpired: another block has this id.
+        """
+        expires_us = self._now_us() + call.ttl_ms * 1000
+        head = StagedHead(
+            call.stage, call.log, expires_us, call.records, len(call.body), call.raw_bytes,
+            call.stored_crc, call.raw_crc, call.codec,
+        )  # fmt: skip
+        fault = check_head(head)
+        if fault or crc32c(call.body) != call.stored_crc:
+            raise ChecksumMismatch(f"a staged block arrived damaged: {fault or 'its checksum'}")
+        held = self.index.get(call.stage)
+        if held is not None:
+            if (held.head.stored_crc, held.head.log) != (head.stored_crc, head.log):
+                raise StageExpired("another block is staged under this id")
+            return
+        if self.index.bytes + len(call.body) > STAGED_BYTES_MAX:
+            raise Overloaded(f"{self.index.bytes} bytes are staged on this node: publish some")
+        if len(call.body) > self._shard.room_bytes:
+            raise Overloaded("this node has no room to stage more until it has flushed")
+        await self._write(
+            RecordKind.STAGE, (pack_stage_head(head), call.body), StageRecord(head, call.body)
+        )
+
+    async def pin(self, call: PinStaged) -> None:
+        """Keep blocks until the attempt is over; returns once that is durable.
+
+        Raises:
+            StageExpired: one of them is gone or too old, or an attempt of another query, or a
+                later one of this, has pinned it; none is pinned.
+        """
+        now_us = self._now_us()
+        stages = packed_ids(call.stages)
+        pin = Pin(call.query, call.attempt)
+        for stage in stages:
+            held = self.index.get(stage)
+            is_late = held is not None and held.pin is None and held.head.expires_us <= now_us
+            if held is None or is_late or self._going[stage]:
+                raise StageExpired("a staged block was kept for as long as was asked, and is gone")
+            if held.pin is not None and (
+                held.pin.query != call.query or held.pin.attempt > call.attempt
+            ):
+                raise StageExpired(
+                    f"a staged block belongs to a later publish of {held.pin.query!r}"
+                )
+        if all(held.pin == pin for held in map(self.index.get, stages) if held is not None):
+            return
+        record = PinRecord(call.query, call.attempt, stages)
+        with _counted(self._pinning, stages):
+            await self._write(RecordKind.PIN, (pack_pin(record),), record)
+
+    async def unstage(self, call: Unstage) -> None:
+        """Let blocks go, but those that another attempt has pinned; durable when it returns."""
+        pin = Pin(call.query, call.attempt)
+        held = [(stage, self.index.get(stage)) for stage in packed_ids(call.stages)]
+        await self.drop(
+            stage for stage, each in held if each is not None and each.pin in (None, pin)
+        )
+
+    async def drop(self, stages: Iterable[bytes]) -> None:
+        """Let these blocks go for good, but those that are just being pinned."""
+        record = UnstageRecord(tuple(stage for stage in stages if not self._pinning[stage]))
+        if record.stages:
+            with _counted(self._going, record.stages):
+                await self._write(RecordKind.UNSTAGE, (pack_unstage(record),), record)
+
+    async def read(self, call: AskStaged) -> StagedReply:
+        """A staged block with its body.
+
+        Raises:
+            StageExpired: it is not here (any more).
+            ChecksumMismatch: this copy is damaged.
+        """
+        held = self.index.get(call.stage)
+        body: Buffer | None = held.body if held is not None else None
+        if held is not None and body is None:
+            body = await self._shard.logs.staged.body(call.stage)
+        if held is None or body is None:
+            raise StageExpired("this staged block is gone from this node")
+        head = held.head
+        if crc32c(body) != head.stored_crc:
+            raise ChecksumMismatch("this copy of a staged block is damaged")
+        return StagedReply(
+            head.log, head.records, head.codec, head.raw_bytes, head.stored_crc, head.raw_crc,
+            bytes(body),
+        )  # fmt: skip
+
+    def expired(self) -> list[bytes]:
+        """Blocks whose time is over and that nobody has pinned."""
+        now_us = self._now_us()
+        return [
+            stage
+            for stage, held in self.index.blocks.items()
+            if held.pin is None and held.head.expires_us <= now_us
+        ]
+
+    def pins(self) -> list[Pinned]:
+        """What is pinned, by query and attempt, and when the last of it would have expired."""
+        found: dict[Pin, list[bytes]] = {}
+        expires: dict[Pin, int] = {}
+        for stage, held in self.index.blocks.items():
+            if held.pin is not None:
+                found.setdefault(held.pin, []).append(stage)
+                expires[held.pin] = max(expires.get(held.pin, 0), held.head.expires_us)
+        return [Pinned(pin, tuple(found[pin]), expires[pin]) for pin in sorted(found)]
+
+    async def _write(
+        self, kind: RecordKind, parts: Sequence[Buffer], record: StagingRecord
+    ) -> None:
+        reserve_ok = kind != RecordKind.STAGE
+        await self._shard.write_staging((bytes([kind]), *parts), record, reserve_ok=reserve_ok)
+
+
+@contextmanager
+def _counted(counter: Counter[bytes], stages: Sequence[bytes]) -> Iterator[None]:
+    """These are in `counter` for the length of the block."""
+    counter.update(stages)
+    try:
+        yield
+    finally:
+        counter.subtract(stages)
+        for stage in stages:
+            if not counter[stage]:
+                del counter[stage]

@@ -1,0 +1,1 @@
+"""The Delta WAL: a ring of direct writes."""

@@ -1,0 +1,599 @@
+"""The Delta WAL: a ring of direct writes that every change of a node's state goes through.
+
+::
+
+    append ─► current block ─► pending ─► writing (4 in flight) ─► durable, in order ─► done
+                   └ at the end of the loop's turn, or when 256 KiB are in it
+
+An idle WAL writes at once what one turn of the loop brought; a busy one fills
+blocks meanwhile, so load makes the batches and no timer does. A record is
+acknowledged once it and *all before it* are on stable storage.
+
+Order of a life: `format` once; `open`, `recover` to its end (or `reset`), then `append`,
+`trim` and `reset`, then `close`. Recovery changes nothing on disk until its last record was
+taken; then both header slots get a new incarnation and the place where writing
+resumes (both, so that one bad sector cannot bring the old ones back). What a
+killed process left in the disk's cache becomes durable with these writes, before
+anything recovered is acted on.
+
+A write that fails poisons the WAL for good. After a failed sync nobody knows what
+the blocks hold, and a second try that succeeds proves nothing about the first. While
+the disk stalls, or has no space, nothing more is taken (`wal_device`). With a budget,
+blocks wait for their turn and fill meanwhile; headers are charged and do not wait.
+
+The rules are in `protocol.wal_ring` and `protocol.write_pace`, the bytes in
+`layout.wal_block`.
+
+Source: docs/design.md §4, §5; docs/sources/s3stream.md (a) and "Traps"; Rebello et al., ATC 2020.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cordwood.block import Buffer
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    CordwoodError,
+    Overloaded,
+    RecordTooLarge,
+)
+from cordwood.host.seams import (
+    DIRECT_WRITE_BYTES_MAX,
+    DISK_BLOCK_BYTES,
+    DirectFile,
+    Disk,
+)
+from cordwood.layout.wal_block import (
+    WAL_RECORD_HEADER_BYTES,
+    WAL_SLOTS,
+    WAL_UNIT_BYTES,
+    WalHeader,
+    WalKind,
+    align_up,
+    body_checksum,
+    pack_holes,
+    wal_position,
+)
+from cordwood.layout.wal_run import Numbers, RecordRun
+from cordwood.nodes import NodeId
+from cordwood.protocol import wal_ring
+from cordwood.protocol.wal_ring import ScanVerdict
+from cordwood.storage.wal.wal_batches import BatchPlaces, plan_batches
+from cordwood.storage.wal.wal_blocks import OnDurable, WalBlock, cut_writes
+from cordwood.storage.wal.wal_device import WalDevice
+from cordwood.storage.wal.wal_errors import WalFailed, WalFull, WalNoSpace, WalStalled, wal_full
+from cordwood.storage.wal.wal_file import WalBlank, format_wal, open_wal
+from cordwood.storage.wal.wal_header import HeaderWriter
+from cordwood.storage.wal.wal_limits import WalLimits
+from cordwood.storage.wal.wal_recovery import LiveRecords, OnProgress, WalProgress, WalRecovery
+
+__all__ = [
+    "OnDurable",
+    "Wal",
+    "WalBlank",
+    "WalFailed",
+    "WalFull",
+    "WalLimits",
+    "WalNoSpace",
+    "WalProgress",
+    "WalRecovery",
+    "WalStalled",
+]
+
+logger = logging.getLogger(__name__)
+
+_DATA = int(WalKind.DATA)
+_BATCH = int(WalKind.BATCH)
+
+assert WAL_UNIT_BYTES == wal_ring.UNIT == DISK_BLOCK_BYTES
+
+
+class Wal:
+    """One open WAL. Made by `Wal.open`; used on the loop that opened it only.
+
+    `record_bytes_max` is the largest body that it takes: half the ring at most.
+    """
+
+    def __init__(self, file: DirectFile, path: str, header: WalHeader, limits: WalLimits) -> None:
+        self._file = file
+        self._path = path
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._device = WalDevice(file, path, limits, on_free=self._pump)
+        self._headers = HeaderWriter(
+            self._device, header, on_durable=self._on_header_durable, on_failure=self._fail
+        )
+        self._failure: WalFailed | None = None
+        self._recovery: WalRecovery | None = None
+        self._recovery_begun = False
+        self._closed: asyncio.Future[None] | None = None
+        self._current: WalBlock | None = None
+        # Bounded by the ring: what has no room in it is refused.
+        self._pending: deque[WalBlock] = deque()
+        self._writing: deque[WalBlock] = deque()
+        self._blocks_in_flight = 0
+        self._pump_scheduled = False
+        self._growing = False
+        self._drained: asyncio.Future[None] | None = None
+        self._untold_holes: tuple[wal_ring.Range, ...] = ()
+        self._last_offset = -1
+        self._batches = BatchPlaces()
+        self._known_durable = header.durable
+        self._open_ring(max(header.resume, align_up(header.scan)))
+
+    # Make one, once.
+    format = staticmethod(format_wal)
+
+    @classmethod
+    async def open(
+        cls, disk: Disk, path: str, *, owner: NodeId, capacity_bytes: int | None = None,
+        limits: WalLimits | None = None,
+    ) -> Wal:  # fmt: skip
+        """Open one that `format` made; see `wal_file.open_wal`. `recover` comes next."""
+        file, header = await open_wal(disk, path, owner=owner, capacity=capacity_bytes)
+        return cls(file, path, header, limits or WalLimits())
+
+    # ---- what it is ----
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the WAL, its two header slots included."""
+        return self._headers.durable.capacity
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the ring between what is durably trimmed and the last append."""
+        return self._space.used
+
+    @property
+    def durable_offset(self) -> int:
+        """All below is on stable storage."""
+        return self._window.start
+
+    @property
+    def trim_offset(self) -> int:
+        """Records at or below it are durably trimmed; -1 for none."""
+        return self._headers.durable.trim
+
+    @property
+    def recovery(self) -> WalRecovery | None:
+        """What `recover` found; None until it ended."""
+        return self._recovery
+
+    @property
+    def failure(self) -> WalFailed | None:
+        """Why it takes nothing any more; None while it does."""
+        return self._failure
+
+    @property
+    def trouble(self) -> Overloaded | None:
+        """Why it takes nothing just now, a WalStalled or a WalNoSpace; None for no trouble."""
+        return self._device.trouble() if self._device.is_troubled else None
+
+    @property
+    def device_counts(self) -> tuple[int, int]:
+        """Writes handed to the disk since it was opened, headers included, and their bytes."""
+        return self._device.writes, self._device.bytes
+
+    # ---- recovery ----
+
+    async def recover(
+        self, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[tuple[int, bytes], None]:
+        """Yield offset and body of every live record, in order; then appends may begin.
+
+        Once only, and to its end. A record that was never acknowledged may come back,
+        even from behind a hole; once it did, it does so each time until it is trimmed.
+        What was found is told in `recovery` afterwards.
+
+        Args:
+            on_progress: told how far it is, for each MiB or so that was read.
+        Raises:
+            Closed: it was called before, or the WAL was closed.
+            OSError: the disk could not be read; nothing was changed.
+            WalFailed: the new incarnation could not be made durable.
+        """
+        async with contextlib.aclosing(self.recover_runs(on_progress)) as runs:
+            async for run in runs:
+                for item in run:
+                    yield item
+
+    async def recover_runs(
+        self, on_progress: OnProgress | None = None
+    ) -> AsyncGenerator[RecordRun, None]:
+        """As `recover`, many records at a time, and no object for any that is not asked for."""
+        self._begin_recovery()
+        live = LiveRecords(self._file, self._path, self._headers.durable, on_progress)
+        async with contextlib.aclosing(live.runs()) as runs:
+            async for run in runs:
+                yield run
+        self._last_offset = live.last_offset
+        self._batches = BatchPlaces(live.batches)
+        await self._resume(live.scan.verdict(), live.records, live.bytes)
+
+    def _begin_recovery(self) -> None:
+        if self._recovery_begun or self._closed is not None:
+            raise Closed(f"{self._path}: a WAL is recovered once, after it was opened")
+        self._recovery_begun = True
+
+    async def _resume(self, verdict: ScanVerdict, records: int, size: int, **changes: Any) -> None:
+        """Make a new incarnation durable, and begin to take appends."""
+        was_graceful = self._headers.durable.graceful
+        # Until a RESUME record tells of the holes, "all below is durable" is not yet true.
+        self._known_durable = verdict.durable if verdict.holes else verdict.resume
+        self._untold_holes = verdict.holes
+        for _ in range(WAL_SLOTS):
+            await self._write_header(
+                graceful=False,
+                incarnation=verdict.incarnation + 1,
+                resume=verdict.resume,
+                scan=verdict.scan,
+                window=min(align_up(self._limits.window_bytes), self._headers.durable.ring),
+                **changes,
+            )
+        self._open_ring(verdict.resume)
+        self._recovery = WalRecovery.of(verdict, records, size, was_graceful=was_graceful)
+        level = logging.ERROR if verdict.damage else logging.INFO
+        logger.log(level, "%s: recovered, %s", self._path, self._recovery)
+
+    async def reset(self) -> int:
+        """Let go of every record, durably; the offset where writing goes on.
+
+        After `recover` it trims all that came back and was appended since. In its place
+        it reads nothing, and so is the way out where recovery cannot read the disk:
+        writing goes on so far ahead that nothing old can pass for new.
+
+        Raises:
+            BadSetting: something appended is not durable yet.
+            WalFailed: a write failed.
+            Closed: recovery was begun and not ended, or the WAL was closed.
+        """
+        if not self._recovery_begun:
+            self._begin_recovery()
+            header = self._headers.durable
+            known = max(header.scan, header.durable, header.resume)
+            start = wal_ring.reset_offset(header.ring, known)
+            beyond = ScanVerdict(start, start, (), (), header.incarnation, start)
+            await self._resume(beyond, 0, 0, trim=start - 1, durable=start)
+            return start
+        self._check_usable()
+        stop = self._space.next
+        if self._window.start != stop:
+            raise BadSetting(f"{self._path}: reset at {stop}, but what was appended is in flight")
+        await self._write_header(trim=stop - 1, scan=stop, durable=self._known_durable)
+        return stop
+
+    def _open_ring(self, start: int) -> None:
+        opened = self._limits.open_ring(self._headers.durable, start)
+        self._space, self._window, self.record_bytes_max = opened
+
+    # ---- append ----
+
+    def append(
+        self, parts: Sequence[Buffer], *, reserve_ok: bool = False
+    ) -> tuple[int, asyncio.Future[int]]:
+        """Add one record; `parts` back to back are its body and must not change until done.
+
+        Args:
+            parts: buffers of bytes.
+            reserve_ok: may use the last `reserve_bytes`, as what ends an epoch must.
+        Returns:
+            The record's offset, and a future of `durable_offset` that is done when it and
+            all records before it are on stable storage, in the order of the appends. It
+            fails with WalFailed. Cancelling it cancels nothing else.
+        Raises:
+            WalFull: no room; nothing was allocated.
+            WalStalled, WalNoSpace: the disk does not keep up; nothing was allocated.
+            RecordTooLarge: over `record_bytes_max`.
+            WalFailed: a write failed before.
+            Closed: not recovered yet, or closed.
+        """
+        done: asyncio.Future[int] = self._loop.create_future()
+        offset = self.submit(parts, functools.partial(self._settle, done), reserve_ok=reserve_ok)
+        return offset, done
+
+    def submit(
+        self, parts: Sequence[Buffer], on_durable: OnDurable, *, reserve_ok: bool = False
+    ) -> int:
+        """As `append`, but calls `on_durable` with None, or with why not. It must not raise.
+
+        For the hot path: no future, and all that one write made durable is called in
+        one go.
+        """
+        length = sum(map(len, parts))
+        self._begin_append(length)
+        self._last_offset = offset = self._put(_DATA, parts, length, reserve_ok)
+        assert self._current is not None
+        self._current.waiters.append(on_durable)
+        return offset
+
+    def append_many(
+        self, bodies: Sequence[Buffer], *, reserve_ok: bool = False
+    ) -> tuple[Numbers, asyncio.Future[int]]:
+        """Add many records, for a small part of what `append` takes for each.
+
+        They stand in batches of up to `block_bytes`, each under one header and one checksum
+        (`layout.wal_batch`). Each has its offset, by which it is trimmed and comes back.
+
+        Returns their offsets, ascending, and one future as of `append`. It raises what `append`
+        does, and then none of them was taken.
+        """
+        done: asyncio.Future[int] = self._loop.create_future()
+        on_durable = functools.partial(self._settle, done)
+        return self.submit_many(bodies, on_durable, reserve_ok=reserve_ok), done
+
+    def submit_many(
+        self, bodies: Sequence[Buffer], on_durable: OnDurable, *, reserve_ok: bool = False
+    ) -> Numbers:
+        """As `append_many`, and `on_durable` as in `submit`: once, for all of them."""
+        batches = plan_batches(bodies, self._limits.block_bytes - WAL_RECORD_HEADER_BYTES)
+        self._begin_append(max((batch.size for batch in batches), default=0))
+        sizes = [WAL_RECORD_HEADER_BYTES + batch.size for batch in batches]
+        if not self._space.takes(sizes, use_reserve=reserve_ok):
+            raise wal_full(self._path, self.used_bytes, self.capacity_bytes)
+        offsets = np.empty(0, np.int64)
+        for batch in batches:
+            start = self._put(_BATCH, batch.parts(), batch.size, reserve_ok)
+            offsets = np.append(offsets, self._batches.add(start, batch))
+        if not batches or self._current is None:
+            on_durable(None)
+        else:
+            self._last_offset = int(offsets[-1])
+            self._current.waiters.append(on_durable)
+        return offsets
+
+    def _begin_append(self, length: int) -> None:
+        """See that a body of so many bytes may be appended now, and tell of holes before it."""
+        self._check_usable()
+        if self._device.is_troubled:
+            raise self._device.trouble()
+        if length > self.record_bytes_max:
+            raise RecordTooLarge(
+                f"{self._path}: a record of {length} bytes; it takes {self.record_bytes_max}"
+            )
+        if self._untold_holes:
+            self._tell_holes()
+
+    def _tell_holes(self) -> None:
+        """Put what recovery went past in front of what is appended now, in one order with it."""
+        body = pack_holes(self._untold_holes)
+        self._put(WalKind.RESUME, [body], len(body), True)
+        self._untold_holes = ()
+
+    def _put(self, kind: int, parts: Sequence[Buffer], length: int, reserve_ok: bool) -> int:
+        """Place one record in the current block, and see that it will be written; its offset."""
+        checksum = body_checksum(parts)
+        offset = self._space.extend(WAL_RECORD_HEADER_BYTES + length)
+        if offset is None:
+            offset = self._place(WAL_RECORD_HEADER_BYTES + length, reserve_ok)
+        assert self._current is not None
+        self._current.add(kind, parts, length, checksum)
+        if not self._pump_scheduled and self._blocks_in_flight < self._most_in_flight():
+            self._pump_scheduled = True
+            self._loop.call_soon(self._on_turn_end)
+        return offset
+
+    def _place(self, size: int, reserve_ok: bool) -> int:
+        """Place a record that does not fit the current block as it is."""
+        placement = self._space.place(size, use_reserve=reserve_ok)
+        if placement is None:
+            raise wal_full(self._path, self.used_bytes, self.capacity_bytes)
+        if placement.opens_block:
+            self._take_current()
+            if placement.padding is not None:
+                tail = WalBlock(placement.padding[0])
+                tail.add_padding(placement.padding[1])
+                self._pending.append(tail)
+            self._current = WalBlock(placement.offset)
+        return placement.offset
+
+    def _take_current(self) -> None:
+        """Queue the current block as it is; the next record opens another."""
+        if self._current is not None:
+            self._pending.append(self._current)
+            self._current = None
+
+    def _settle(self, done: asyncio.Future[int], error: CordwoodError | None) -> None:
+        if not done.done():
+            done.set_result(self.durable_offset) if error is None else done.set_exception(error)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed is not None:
+            raise Closed(f"{self._path} was closed")
+        if self._recovery is None:
+            raise Closed(f"{self._path} was not recovered to its end yet")
+
+    # ---- writing ----
+
+    def _on_turn_end(self) -> None:
+        self._pump_scheduled = False
+        self._pump()
+
+    def _most_in_flight(self) -> int:
+        """How many blocks may be in flight before the next one is handed over.
+
+        Full blocks queue up behind those that are being written, so that the disk finds
+        the next one there; a block that is not full yet has something to wait for.
+        """
+        limits = self._limits
+        return limits.writes_in_flight + (limits.writes_ahead if self._pending else 0)
+
+    def _pump(self) -> None:
+        """Write what may be written now: pending blocks, then the current one as it is."""
+        while self._failure is None and self._blocks_in_flight < self._most_in_flight():
+            if not self._pending and self._current is None:
+                self._on_idle()
+                return
+            if self._device.holds_back():
+                return
+            if not self._pending:
+                self._space.seal()
+                self._take_current()
+            if not self._window.admits(self._pending[0].stop):
+                self._grow(self._pending[0].stop)
+                return
+            self._write(self._pending.popleft())
+
+    def _grow(self, stop: int) -> None:
+        """Widen the window, durably, so that a block that ends at `stop` may be written."""
+        length = self._window.wanted_length(stop)
+        if length is None or self._growing:
+            return  # a write that ends, or the header's, pumps again
+        self._growing = True
+        self._headers.write(window=length, durable=self._known_durable).add_done_callback(
+            self._on_grown
+        )
+
+    def _on_grown(self, done: asyncio.Future[None]) -> None:
+        self._growing = False
+        if done.exception() is None:
+            self._pump()
+
+    def _write(self, block: WalBlock) -> None:
+        header = self._headers.durable
+        parts = block.seal(
+            durable=self._known_durable, incarnation=header.incarnation, salt=header.salt
+        )
+        self._blocks_in_flight += 1
+        self._writing.append(block)
+        position = wal_position(block.start, header.ring)
+        writes = list(cut_writes(position, parts, DIRECT_WRITE_BYTES_MAX))
+        block.writes_left = len(writes)
+        on_written = functools.partial(self._on_written, block)
+        for at, piece in writes:
+            self._device.write(at, piece, on_written)
+
+    def _on_written(self, block: WalBlock, error: BaseException | None) -> None:
+        if self._failure is not None:
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        block.writes_left -= 1
+        if block.writes_left:
+            return
+        self._blocks_in_flight -= 1
+        waiters = self._slide()
+        if self._pending:
+            self._pump()  # first the disk, which has the least to do
+        for on_durable in waiters:
+            on_durable(None)
+        # What they append in turn goes with what is there already, when this turn ends.
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._on_turn_end)
+
+    def _slide(self) -> list[OnDurable]:
+        """Move the window past the blocks that are durable together with all before them."""
+        waiters: list[OnDurable] = []
+        while self._writing and self._writing[0].writes_left == 0:
+            block = self._writing.popleft()
+            self._window.start = self._known_durable = block.stop
+            waiters += block.waiters
+        return waiters
+
+    def _on_idle(self) -> None:
+        """Nothing is left to start writing; `close` may be waiting for what is in flight."""
+        if self._drained is not None and not self._writing and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        """Poison it: whatever is not acknowledged now never will be."""
+        if self._failure is not None:
+            return
+        self._failure = WalFailed(
+            f"{self._path}: a write failed ({error!r}); this WAL takes nothing any more"
+        )
+        self._failure.__cause__ = error
+        logger.error("%s", self._failure)
+        self._device.stop_waiting()
+        self._take_current()
+        left = (*self._writing, *self._pending)
+        waiters = [on_durable for block in left for on_durable in block.waiters]
+        self._writing.clear()
+        self._pending.clear()
+        for on_durable in waiters:
+            on_durable(self._failure)
+        self._on_idle()
+
+    # ---- header: trim, close ----
+
+    async def trim(self, offset: int) -> None:
+        """Let go of every record at or below `offset`; returns once that is durable.
+
+        Args:
+            offset: of a record, as `append` or `recover` gave it. At or below an
+                earlier trim it does nothing. The block that holds it stays in use
+                until a later one is trimmed, or all of them are: recovery starts there.
+        Raises:
+            BadSetting: that record is not durable yet.
+            WalFailed: a write failed.
+            Closed: not recovered yet, or closed.
+        """
+        self._check_usable()
+        if offset >= self._window.start:
+            raise BadSetting(
+                f"{self._path}: trim at {offset}, but only what is below "
+                f"{self._window.start} is durable"
+            )
+        if offset > self._headers.wanted.trim:
+            is_all = offset >= self._last_offset and self._window.start == self._space.next
+            await self._write_header(
+                trim=offset,
+                scan=self._window.start if is_all else self._batches.header_of(offset),
+                durable=self._known_durable,
+            )
+        elif offset > self._headers.durable.trim:
+            await self._write_header()
+
+    async def close(self) -> None:
+        """Write what was appended, note that the end was graceful, close. Safe to call twice.
+
+        It raises nothing of a write that failed, before or now: `failure` tells.
+        """
+        if self._closed is not None:
+            await asyncio.shield(self._closed)
+            return
+        self._closed = self._loop.create_future()
+        try:
+            if self._recovery is not None:
+                await self._finish()
+        finally:
+            await self._device.close()
+            if self._current or self._pending or self._writing:
+                self._fail(Closed("closed before all was written"))  # the wait was cancelled
+            self._closed.set_result(None)
+
+    async def _finish(self) -> None:
+        self._device.stop_waiting()
+        self._drained = self._loop.create_future()
+        self._pump()
+        if self._failure is None:
+            await self._drained
+        if self._failure is None:
+            with contextlib.suppress(WalFailed):  # `_fail` has logged it
+                await self._write_header(graceful=True, durable=self._known_durable)
+
+    async def _write_header(self, **changes: Any) -> None:
+        try:
+            await self._headers.write(**changes)
+        except (OSError, Closed) as error:
+            assert self._failure is not None
+            raise self._failure from error
+
+    def _on_header_durable(self, header: WalHeader) -> None:
+        if self._recovery is not None:  # else `_open_ring` takes it from there
+            self._window.length = header.window
+            self._space.on_trimmed(header.scan)

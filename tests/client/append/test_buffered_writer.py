@@ -1,0 +1,289 @@
+"""The buffered writer on a whole cluster: triggers, memory, modes, retries and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from typing import Any
+
+import pytest
+from cluster_at_hand import ClusterAtHand, read_all, simulate, values
+
+from cordwood.block import Codec, Record
+from cordwood.client.append.buffered_writer import WriteMode, WriterOptions
+from cordwood.client.store import Store
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    CordwoodError,
+    OutcomeUnknown,
+    Overloaded,
+    RecordTooLarge,
+    Retryable,
+    UnknownLog,
+)
+
+LOG = 1
+
+
+def blocks(cluster: ClusterAtHand) -> list[tuple[int, Codec]]:
+    """Records and codec of each block of the log, from a node that has all of them."""
+    cached = cluster.running[1].shard.cache.log(LOG)
+    found = [cached.at(index) for index in range(len(cached))]
+    return [(each.header.count, Codec(each.header.codec)) for each in found if each is not None]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class TestTriggers:
+    def test_a_block_is_sent_when_it_is_large_enough(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                options = WriterOptions(time_trigger_s=None, size_trigger_bytes=1000)
+                async with store.buffered_writer(options) as writer:
+                    futures = [writer.append_nowait("log", bytes(100)) for _ in range(25)]
+                    lsns = await asyncio.gather(*futures[:20])
+                    assert not any(future.done() for future in futures[20:])
+                    await writer.flush()
+                    lsns += [future.result() for future in futures[20:]]
+                assert lsns == list(range(lsns[0], lsns[0] + 25))
+                assert blocks(cluster) == [(10, Codec.LZ4), (10, Codec.LZ4), (5, Codec.LZ4)]
+
+        simulate(scenario)
+
+    def test_a_block_is_sent_when_its_first_record_is_old_enough(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append("log", b"warm")
+                async with store.buffered_writer(WriterOptions(time_trigger_s=0.5)) as writer:
+                    began = now()
+                    first = writer.append_nowait("log", b"first")
+                    await asyncio.sleep(0.3)
+                    second = writer.append_nowait("log", b"second")
+                    assert await second == await first + 1
+                    assert 0.5 <= now() - began < 0.7
+                assert [count for count, _ in blocks(cluster)] == [1, 2]
+
+        simulate(scenario)
+
+    def test_logs_are_gathered_apart_and_flushed_together(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                writer = store.buffered_writer(WriterOptions(time_trigger_s=None))
+                for at in range(30):
+                    writer.put(f"log{at % 3}", b"%d" % at)
+                await writer.flush()
+                assert writer.bytes == 0
+                for each in range(3):
+                    wanted = [b"%d" % at for at in range(each, 30, 3)]
+                    assert await values(store, f"log{each}") == wanted
+
+        simulate(scenario)
+
+    @pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+    def test_records_keep_their_columns_in_every_codec(self, codec: str) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                async with store.buffered_writer(WriterOptions(compression=codec)) as writer:
+                    writer.put("log", b"a" * 500, key=b"k", timestamp=7)
+                    writer.put("log", b"b" * 500, headers=[("h", b"v")])
+                [one, two] = [r for r in await read_all(store, "log") if isinstance(r, Record)]
+                assert (one.key, one.timestamp_us, one.headers) == (b"k", 7, ())
+                assert (two.key, two.headers) == (None, (("h", b"v"),))
+                assert blocks(cluster) == [(2, Codec[codec.upper()])]
+
+        simulate(scenario)
+
+
+class TestMemory:
+    def test_it_is_bounded_and_who_appends_waits(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                options = WriterOptions(
+                    time_trigger_s=None, size_trigger_bytes=1000, memory_bytes_max=5000
+                )
+                async with store.buffered_writer(options) as writer:
+                    while writer.bytes < 5000:
+                        writer.put("log", bytes(90))
+                    with pytest.raises(Overloaded):
+                        writer.put("log", bytes(90))
+                    assert writer.bytes <= 5000 + 90
+                    highest = 0
+                    for _ in range(200):
+                        await writer.wait_room()
+                        writer.put("log", bytes(90))
+                        highest = max(highest, writer.bytes)
+                    assert highest <= 5000 + 90
+                assert writer.bytes == 0
+
+        simulate(scenario)
+
+    def test_what_is_gathered_is_sent_when_nothing_else_makes_room(self) -> None:
+        """Many logs, each below its size, and no time: memory is full of what nothing sends."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                options = WriterOptions(
+                    time_trigger_s=None, size_trigger_bytes=4000, memory_bytes_max=4000
+                )
+                async with store.buffered_writer(options) as writer:
+                    for at in range(100):
+                        await writer.wait_room()
+                        writer.put(f"log{at % 10}", bytes(100))
+
+        simulate(scenario)
+
+
+class TestErrors:
+    def test_what_cannot_be_is_refused_at_once(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(block_bytes=1000) as store:
+                writer = store.buffered_writer()
+                with pytest.raises(RecordTooLarge):
+                    writer.put("log", bytes(2000))
+                await writer.close()
+                with pytest.raises(Closed):
+                    writer.put("log", b"late")
+
+        simulate(scenario)
+
+    @pytest.mark.parametrize("mode", list(WriteMode))
+    def test_a_log_that_is_not_there_was_not_appended_to(self, mode: WriteMode) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            failed: list[tuple[str, Any, CordwoodError]] = []
+            async with cluster.client() as store:
+                writer = store.buffered_writer(
+                    WriterOptions(mode=mode), on_failure=lambda *told: failed.append(told)
+                )
+                future = writer.append_nowait("log", b"value", context="mine")
+                with pytest.raises(UnknownLog) as raised:
+                    await future
+                assert not raised.value.is_outcome_unknown
+                await writer.close()
+            assert [(log, list(contexts)) for log, contexts, _ in failed] == [("log", ["mine"])]
+
+        simulate(scenario, create_logs=False)
+
+    def test_what_is_in_flight_when_the_client_closes_is_unknown(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append("log", b"warm")
+                writer = store.buffered_writer(WriterOptions(time_trigger_s=None))
+                for number in cluster.running:
+                    cluster.machine(number).disk.stall(5.0)
+                sent = writer.append_nowait("log", b"sent")
+                flushing = asyncio.create_task(writer.flush())
+                await asyncio.sleep(0.1)
+                gathered = writer.append_nowait("log", b"gathered")
+            with pytest.raises(OutcomeUnknown) as unknown:
+                await sent
+            assert unknown.value.is_outcome_unknown
+            with pytest.raises(Closed) as closed:
+                await gathered
+            assert not closed.value.is_outcome_unknown
+            await flushing
+
+        simulate(scenario)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"time_trigger_s": 0},
+            {"retry_count": -1},
+            {"compression": "gzip"},
+            {"size_trigger_bytes": 0},
+            {"size_trigger_bytes": 2000, "memory_bytes_max": 1000},
+            {"retry_max_s": 0.0},
+        ],
+    )
+    def test_options_out_of_their_range(self, options: dict[str, Any]) -> None:
+        with pytest.raises(BadSetting):
+            WriterOptions(**options)
+
+
+class TestRetries:
+    @pytest.mark.parametrize("mode", [WriteMode.INDEPENDENT, WriteMode.ONE_AT_A_TIME])
+    def test_what_was_not_appended_is_sent_again_if_that_is_wanted(self, mode: WriteMode) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=1.0) as store:
+                await store.append("log", b"warm")
+                cluster.kill(next(n for n in cluster.running if n != cluster.sequencer_of(LOG)))
+                asked: list[CordwoodError] = []
+
+                def allow(log: str, contexts: Any, error: CordwoodError) -> bool:
+                    asked.append(error)
+                    return len(asked) < 3
+
+                for on_retry, wanted in ((None, 1), (allow, 3)):
+                    count = 0 if on_retry is None else None
+                    options = WriterOptions(mode=mode, retry_count=count)
+                    writer = store.buffered_writer(options, on_retry=on_retry)
+                    with pytest.raises(Retryable) as raised:
+                        await writer.append("log", b"value")
+                    assert not raised.value.is_outcome_unknown
+                    assert len(asked) in (0, wanted)
+                await cluster.start(*(n for n in cluster.numbers if n not in cluster.running))
+                async with store.buffered_writer(WriterOptions(retry_count=None)) as writer:
+                    await writer.append("log", b"value")
+                assert await values(store, "log") == [b"warm", b"value"]
+
+        simulate(scenario, nodes=3)
+
+    def test_one_at_a_time_is_one_at_a_time(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                open_appends = store._appends
+                most = 0
+                options = WriterOptions(mode=WriteMode.ONE_AT_A_TIME, size_trigger_bytes=100)
+                async with store.buffered_writer(options) as writer:
+                    for at in range(50):
+                        writer.put("log", b"%d" % at + bytes(100))
+                    while writer.bytes:
+                        most = max(most, len(open_appends.sent))
+                        await asyncio.sleep(0.0002)
+                assert most == 1
+                assert [int(v[:-100]) for v in await values(store, "log")] == list(range(50))
+
+        simulate(scenario)
+
+
+async def _kill_sequencers(cluster: ClusterAtHand, chance: random.Random, times: int) -> None:
+    for _ in range(times):
+        await asyncio.sleep(chance.uniform(0.2, 1.5))
+        victim = cluster.sequencer_of(LOG)
+        if victim:
+            cluster.kill(victim)
+            await asyncio.sleep(chance.uniform(0.2, 1.0))
+            await cluster.start(victim)
+
+
+async def _write(store: Store, acked: list[tuple[int, int]]) -> None:
+    options = WriterOptions(
+        mode=WriteMode.STREAM, time_trigger_s=0.02, size_trigger_bytes=300, memory_bytes_max=5000
+    )
+    async with store.buffered_writer(options) as writer:
+        for at in range(400):
+            await writer.wait_room()
+            future = writer.append_nowait("log", b"%06d" % at)
+            future.add_done_callback(lambda done, at=at: acked.append((at, done.result())))
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0)  # the last callbacks
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_stores_each_record_once_and_in_order_whatever_dies(seed: int) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        acked: list[tuple[int, int]] = []
+        async with cluster.client(timeout_s=20) as store, asyncio.TaskGroup() as tasks:
+            tasks.create_task(_kill_sequencers(cluster, random.Random(seed), 4))
+            await _write(store, acked)
+            assert [at for at, _ in acked] == list(range(400))
+            assert all(one[1] < two[1] for one, two in itertools.pairwise(acked))
+            found = [r for r in await read_all(store, "log") if isinstance(r, Record)]
+            assert [int(record.value) for record in found] == list(range(400))
+            assert [record.lsn for record in found] == [lsn for _, lsn in acked]
+
+    simulate(scenario, nodes=5, seed=seed)

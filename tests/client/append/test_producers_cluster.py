@@ -1,0 +1,241 @@
+"""Producers and conditional appends against a whole cluster: once, in order, or an error."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import simulate
+
+from cordwood.block import Gap
+from cordwood.client.append.log_appends import LogAppends
+from cordwood.client.append.producer import Producer, QueryProducer
+from cordwood.errors import (
+    BadSetting,
+    Misplaced,
+    OutcomeUnknown,
+    OutOfSequence,
+    Overloaded,
+    ProducerFenced,
+    TailMoved,
+    UnknownProducer,
+)
+from cordwood.lsn import Lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol import producers
+from cordwood.protocol.producers import QUERY_PRODUCERS, Budget
+from cordwood.settings import ClientSettings
+from cordwood.testing.scenario import ScenarioRun
+
+PATIENT = ClientSettings(timeout_s=20.0)
+
+
+def played(scenario, seed: int = 1, **named):
+    async def with_store(cluster):
+        return await scenario(cluster, await cluster.connect())
+
+    return ScenarioRun(with_store, seed=seed, settings=PATIENT, **named).run()
+
+
+async def values(store) -> list[bytes]:
+    return [each.value async for each in await store.read("log") if not isinstance(each, Gap)]
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_what_a_killed_sequencer_left_open_is_stored_once_and_in_order(seed):
+    async def scenario(cluster, store):
+        producer = Producer(7)
+        await store.append("log", b"0", producer=producer)
+        appends = []
+        for number in range(1, 40):
+            appends.append(
+                asyncio.ensure_future(store.append("log", b"%d" % number, producer=producer))
+            )
+            await asyncio.sleep(0.0005)
+            if number == 20:
+                cluster.crash(*cluster.sequencers())
+        lsns = await asyncio.gather(*appends)
+        assert lsns == sorted(set(lsns))
+        assert await values(store) == [b"%d" % number for number in range(40)]
+
+    played(scenario, seed)
+
+
+def test_a_repeat_is_answered_with_its_place_by_whoever_sequences_by_then():
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=20) as store:
+            first = await store.append("log", b"once", producer=Producer(7))
+            many = await store.append_many("log", [b"a", b"b"], producer=Producer(8))
+            assert await store.append("log", b"once", producer=Producer(7)) == first
+            for _ in range(3):
+                node = cluster.sequencer_of(1)
+                cluster.kill(node)
+                assert await store.append("log", b"once", producer=Producer(7)) == first
+                assert await store.append_many("log", [b"a", b"b"], producer=Producer(8)) == many
+                await cluster.start(node)
+            assert await values(store) == [b"once", b"a", b"b"]
+            go_on = Producer(8, sequences={1: 2})
+            assert await store.append("log", b"c", producer=go_on) > many[-1]
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_producer_that_nobody_knows_or_that_was_replaced_or_leaves_a_hole_is_refused():
+    async def scenario(cluster, store):
+        await store.append("log", b"0", producer=Producer(7, epoch=1))
+        log = (await store.log("log")).log_id
+        with pytest.raises(UnknownProducer, match="begin a higher epoch"):
+            await store.append("log", b"x", producer=Producer(9, sequences={log: 5}))
+        with pytest.raises(OutOfSequence, match="are missing"):
+            await store.append("log", b"x", producer=Producer(7, 1, {log: 5}))
+        await store.append("log", b"1", producer=Producer(7, epoch=2))
+        old = Producer(7, 1, {log: 1})
+        with pytest.raises(ProducerFenced):
+            await store.append("log", b"x", producer=old)
+        with pytest.raises(OutOfSequence, match="an earlier block"):
+            await store.append("log", b"x", producer=old)
+        assert await values(store) == [b"0", b"1"]
+
+    played(scenario)
+
+
+def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes_next():
+    """A sink that takes every refusal for "stored before" loses what is ahead of the log."""
+
+    async def scenario(cluster, store):
+        await store.append_many("log", [b"a", b"b"], producer=Producer(7))
+        log = (await store.log("log")).log_id
+        for at in range(2, 14, 2):
+            await store.append_many("log", [b"a", b"b"], producer=Producer(7, 0, {log: at}))
+        with pytest.raises(OutOfSequence) as ahead:
+            await store.append("log", b"x", producer=Producer(7, 0, {log: 20}))
+        assert (ahead.value.kind, ahead.value.expected) == (Misplaced.GAP, 14)
+        old = Producer(7, 0, {log: 2})
+        with pytest.raises(OutOfSequence) as stored:
+            await store.append_many("log", [b"a", b"b"], producer=old)
+        assert (stored.value.kind, stored.value.expected) == (Misplaced.STORED, 14)
+        with pytest.raises(OutOfSequence) as behind:
+            await store.append("log", b"x", producer=old)
+        assert (behind.value.kind, behind.value.expected) == (Misplaced.BEHIND, None)
+
+    played(scenario)
+
+
+def test_queries_that_published_leave_producers_their_memory(monkeypatch):
+    monkeypatch.setattr(producers, "QUERIES", Budget(20, 60_000_000))
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=20) as store:
+            queries = [QueryProducer(QUERY_PRODUCERS + n) for n in range(20)]
+            await asyncio.gather(*(store.append("log", b"q", producer=each) for each in queries))
+            first = await store.append("log", b"once", producer=Producer(7))
+            assert await store.append("log", b"once", producer=Producer(7)) == first
+            assert await store.append("log", b"two", producer=Producer(7, 0, {1: 1})) > first
+
+    simulate(scenario, nodes=3)
+
+
+def test_more_producers_than_a_log_remembers_are_refused_and_those_before_keep_their_places(
+    monkeypatch,
+):
+    monkeypatch.setattr(producers, "USERS", Budget(3, 60_000_000))
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=5) as store:
+            placed = [await store.append("log", b"1", producer=Producer(n)) for n in (1, 2, 3)]
+            for _ in range(2):
+                with pytest.raises(Overloaded, match="remembers 3 producers"):
+                    await store.append("log", b"x", producer=Producer(4))
+                again = [await store.append("log", b"1", producer=Producer(n)) for n in (1, 2, 3)]
+                assert again == placed
+                node = cluster.sequencer_of(1)
+                cluster.kill(node)
+                await cluster.start(node)
+            await asyncio.sleep(60)
+            await store.append("log", b"4", producer=Producer(4))
+            assert await store.append("log", b"1", producer=Producer(3)) == placed[2]
+            assert await values(store) == [b"1", b"1", b"1", b"4"]
+
+    simulate(scenario, nodes=5)
+
+
+def test_an_append_on_condition_of_the_tail_is_stored_only_there():
+    async def scenario(cluster, store):
+        first = await store.append("log", b"1", expected_tail=await store.tail("log"))
+        second = await store.append("log", b"2", expected_tail=first)
+        with pytest.raises(TailMoved):
+            await store.append("log", b"x", expected_tail=first)
+        cluster.crash(*cluster.sequencers())
+        await asyncio.sleep(0.5)
+        with pytest.raises(TailMoved):
+            await store.append("log", b"x", expected_tail=first)
+        third = await store.append("log", b"3", expected_tail=second)
+        assert third.epoch > second.epoch
+        cluster.crash(*cluster.sequencers())
+        await asyncio.sleep(0.5)
+        await cluster.heal()
+        await store.append("log", b"4", expected_tail=await store.tail("log"))
+        assert await values(store) == [b"1", b"2", b"3", b"4"]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_tail_told_in_an_epoch_without_a_record_holds_until_there_is_one(which):
+    """Swarm seed 12308: epochs went by between the asking for the tail and the append."""
+
+    async def scenario(cluster, store):
+        before = await store.append("log", b"1")
+        told = [await store.append("log", b"2")]
+        for _ in range(3):
+            cluster.crash(*cluster.sequencers())
+            await asyncio.sleep(0.5)
+            await cluster.heal()
+            told.append(await store.tail("log"))
+        assert sorted({tail.epoch for tail in told}) == [tail.epoch for tail in told]
+        for wrong in (before, told[-1] + 1):
+            with pytest.raises(TailMoved):
+                await store.append("log", b"x", expected_tail=Lsn(wrong))
+        placed = await store.append("log", b"3", expected_tail=told[which])
+        with pytest.raises(TailMoved):
+            await store.append("log", b"x", expected_tail=told[which])
+        assert placed > told[-1]
+        assert await values(store) == [b"1", b"2", b"3"]
+
+    played(scenario)
+
+
+def test_of_two_that_expect_one_tail_one_is_stored():
+    async def scenario(cluster, store):
+        tail = await store.append("log", b"0")
+        both = [store.append("log", b"%d" % n, expected_tail=tail) for n in (1, 2)]
+        ended = await asyncio.gather(*both, return_exceptions=True)
+        assert sum(isinstance(end, TailMoved) for end in ended) == 1
+        assert len(await values(store)) == 2
+
+    played(scenario)
+
+
+@pytest.mark.parametrize(("producer", "epoch"), [(0, 0), (1 << 63, 0), (1, -1), (1, 1 << 32)])
+def test_identities_have_bounds(producer, epoch):
+    with pytest.raises(BadSetting):
+        Producer(producer, epoch)
+
+
+def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(monkeypatch):
+    """Swarm seed 12130: the answer to a first try was lost. A sequencer that did not know yet that
+    it was replaced refused the second one, and its word was taken for the last."""
+    answers = [OutcomeUnknown("planted"), OutOfSequence("planted")]
+
+    def on_acked(self, token, first):
+        self.on_fault(token, answers.pop(0), NodeId(0))
+
+    async def scenario(cluster, store):
+        with monkeypatch.context() as patch:
+            patch.setattr(LogAppends, "on_acked", on_acked)
+            with pytest.raises(OutcomeUnknown, match="was sent before"):
+                await store.append("log", b"0", producer=Producer(7))
+        assert not answers
+        assert await values(store) == [b"0"]
+
+    played(scenario)

@@ -1,0 +1,56 @@
+"""The buffered writer of the blocking client, on the embedded store."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import cordwood
+from cordwood.client.append.buffered_writer import WriteMode, WriterOptions
+from cordwood.errors import Closed, RecordTooLarge
+
+
+def test_records_of_many_threads_are_gathered_and_stored(tmp_path: Path) -> None:
+    with cordwood.connect(tmp_path) as store:
+        options = WriterOptions(mode=WriteMode.STREAM, size_trigger_bytes=1000)
+        with store.buffered_writer(options) as writer:
+            futures = {}
+
+            def write(name: int) -> None:
+                for at in range(50):
+                    futures[name, at] = writer.submit("log", b"%d %d" % (name, at), key=b"k")
+
+            threads = [threading.Thread(target=write, args=(name,)) for name in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            writer.flush()
+            assert all(future.done() for future in futures.values())
+            last = writer.append("log", b"last")
+        found = {record.lsn: record.value for record in store.read("log")}
+        assert found.pop(last) == b"last"
+        assert found == {f.result(): b"%d %d" % which for which, f in futures.items()}
+        for name in range(3):
+            lsns = [futures[name, at].result() for at in range(50)]
+            assert lsns == sorted(lsns)
+
+
+def test_memory_is_bounded_by_waiting(tmp_path: Path) -> None:
+    with cordwood.connect(tmp_path) as store:
+        options = WriterOptions(time_trigger_s=0.01, size_trigger_bytes=1000, memory_bytes_max=3000)
+        with store.buffered_writer(options) as writer:
+            futures = [writer.submit("log", bytes(500)) for _ in range(100)]
+        assert len({future.result() for future in futures}) == 100
+
+
+def test_errors_come_by_the_future_or_at_once(tmp_path: Path) -> None:
+    with cordwood.connect(tmp_path) as store:
+        writer = store.buffered_writer()
+        with pytest.raises(RecordTooLarge):
+            writer.append("log", bytes(5 << 20))
+        writer.close()
+        with pytest.raises(Closed):
+            writer.append("log", b"late")

@@ -1,0 +1,463 @@
+"""Consumers: positions that outlive their reader, members that share, and fencing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from typing import Any
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+
+from cordwood.client.read.consumer import MEMBER_TTL_S, Consumer
+from cordwood.client.read.cursors import Lag
+from cordwood.client.store import Store
+from cordwood.errors import BadSetting, Closed, Fenced, Rejected, UnknownLog, Unreachable
+from cordwood.layout.message import JoinGroup, LeaveGroup
+from cordwood.lsn import make_lsn
+
+
+async def fill(store: Store, log: str, count: int, first: int = 1) -> None:
+    for number in range(first, first + count):
+        await store.append(log, b"%d" % number)
+
+
+async def drained(consumer: Consumer, timeout_s: float = 2.0) -> dict[str, list[int]]:
+    """All that comes, by log."""
+    found: dict[str, list[int]] = {}
+    while portion := await consumer.read(timeout_s=timeout_s):
+        found.setdefault(portion.log, []).extend(int(each.value) for each in portion.records)
+    return found
+
+
+class TestPositions:
+    def test_a_consumer_goes_on_where_it_was(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 5)
+                async with await store.consumer("billing", "log") as consumer:
+                    assert await drained(consumer) == {"/log": [1, 2, 3, 4, 5]}
+                await fill(store, "log", 2, 6)
+            async with (
+                cluster.client() as store,
+                await store.consumer("billing", "log") as consumer,
+            ):
+                assert await drained(consumer) == {"/log": [6, 7]}
+            async with cluster.client() as store:
+                (group,) = await store.cursors.list("billing")
+                assert group.positions == {"/log": make_lsn(1, 8)}
+                assert [each.consumer for each in await store.cursors.list()] == ["billing"]
+
+        simulate(scenario)
+
+    def test_what_was_not_dealt_with_comes_again(self) -> None:
+        """What a crash interrupts was given out, and not dealt with."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 5)
+                first = await store.consumer("billing", "log", save_every_s=0)
+                await first.start()
+                assert [int(e.value) for e in (await first.read(2)).records] == [1]
+                assert [int(e.value) for e in (await first.read(2)).records] == [2]
+                # It dies here: 1 was dealt with, for the next was asked for; 2 was not.
+                await asyncio.sleep(1)
+                async with await store.consumer("billing", "log") as consumer:
+                    assert await drained(consumer) == {"/log": [2, 3, 4, 5]}
+
+        simulate(scenario)
+
+    def test_positions_are_saved_now_and_then_or_only_when_told(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                often = await store.consumer("often", "log", save_every_s=2)
+                never = await store.consumer("never", "log", save_every_s=None)
+                for consumer in (often, never):
+                    await consumer.start()
+                    await consumer.read()
+                    await asyncio.sleep(3)
+                    await consumer.read()
+                assert (await store.cursors.list("often"))[0].positions == {"/log": make_lsn(1, 2)}
+                assert (await store.cursors.list("never"))[0].positions == {}
+                assert await never.save() == {"/log": make_lsn(1, 3)}
+                assert (await store.cursors.list("never"))[0].positions == {"/log": make_lsn(1, 3)}
+                await never.read()
+                await never.close(save=False)
+                assert (await store.cursors.list("never"))[0].positions == {"/log": make_lsn(1, 3)}
+
+        simulate(scenario)
+
+    def test_cursors_without_a_reader(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                at = [make_lsn(1, n) for n in range(10)]
+                assert await store.cursors.save("job", {"log": at[4]}) == {"/log": at[4]}
+                with pytest.raises(Rejected, match="takes a reset"):
+                    await store.cursors.save("job", {"log": at[3]})
+                with pytest.raises(Fenced, match="somebody saved in between"):
+                    await store.cursors.save("job", {"log": at[6]}, {"log": at[3]})
+                await store.cursors.save("job", {"log": at[6]}, {"log": at[4]})
+                await store.cursors.save("job", {"log": at[2]}, reset=True)
+                async with await store.consumer("job", "log") as consumer:
+                    assert await drained(consumer) == {"/log": [*range(2, 10)]}
+                with pytest.raises(BadSetting, match="names no consumer"):
+                    await store.cursors.save("a/b", {"log": at[1]})
+
+        simulate(scenario)
+
+
+class TestMembers:
+    def test_two_members_share_and_one_takes_over(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            logs = ["a", "b", "c", "d"]
+            async with cluster.client() as one, cluster.client() as two:
+                for log in logs:
+                    await fill(one, log, 3)
+                first = await one.consumer("group", *logs, member="m1")
+                await first.start()
+                assert len(first.logs) == 4
+                seen = await drained(first)
+                assert seen == {f"/{log}": [1, 2, 3] for log in logs}
+                second = await two.consumer("group", *logs, member="m2")
+                await second.start()
+                assert second.logs == (), "the other one has not let go of any"
+                seen_twice = asyncio.create_task(drained(second, MEMBER_TTL_S))
+                await drained(first, MEMBER_TTL_S)
+                assert await seen_twice == {}
+                assert {*first.logs, *second.logs} == {f"/{log}" for log in logs}
+                assert len(first.logs) == 2
+                for log in logs:
+                    await fill(one, log, 1, 4)
+                got = {**await drained(first), **await drained(second)}
+                assert all(numbers[-1] == 4 for numbers in got.values())
+                assert len(got) == 4
+                await second.close()
+                for log in logs:
+                    await fill(one, log, 1, 5)
+                assert await drained(first, MEMBER_TTL_S) == {f"/{log}": [5] for log in logs}
+                await first.close()
+                (group,) = await one.cursors.list("group")
+                assert (group.members, group.owners) == ({}, {})
+                assert set(group.positions.values()) == {make_lsn(1, 6)}
+
+        simulate(scenario)
+
+    def test_a_member_that_was_away_too_long_is_fenced(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as one, cluster.client() as two:
+                await fill(one, "log", 3)
+                first = await one.consumer("group", "log", member="m1")
+                await first.start()
+                await first.read(1)
+                first._beating.cancel()  # its process stands still
+                await asyncio.sleep(MEMBER_TTL_S + 1)
+                second = await two.consumer("group", "log", member="m2")
+                await second.start()
+                assert await drained(second) == {"/log": [1, 2, 3]}
+                await second.save()
+                with pytest.raises(Fenced, match="is read by m2"):
+                    await first.save()
+                await first.close()
+                assert (await two.cursors.list("group"))[0].positions == {"/log": make_lsn(1, 4)}
+                await second.close()
+
+        simulate(scenario)
+
+    def test_a_join_gives_nothing_out_twice(self) -> None:
+        """One reads and saves nothing by itself; another joins, one leaves, one comes back."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            logs = ["a", "b", "c"]
+            found: dict[str, list[int]] = {}
+            async with cluster.client() as store:
+
+                async def take_part(member: str, from_s: float, until_s: float) -> None:
+                    loop = asyncio.get_running_loop()
+                    await asyncio.sleep(from_s)
+                    consumer = await store.consumer(
+                        "group", *logs, member=member, save_every_s=None
+                    )
+                    async with consumer:
+                        while loop.time() < until_s:
+                            portion = await consumer.read(timeout_s=0.3)
+                            if portion:
+                                found.setdefault(portion.log, []).extend(
+                                    int(each.value) for each in portion.records
+                                )
+
+                async def append() -> None:
+                    for number in range(1, 121):
+                        for log in logs:
+                            await store.append(log, b"%d" % number)
+                        await asyncio.sleep(0.5)
+
+                now = asyncio.get_running_loop().time()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(append())
+                    tasks.create_task(take_part("m1", 0, now + 90))
+                    tasks.create_task(take_part("m2", 1, now + 30))
+                    tasks.create_task(take_part("m3", 12, now + 50))
+                    tasks.create_task(take_part("m2", 40, now + 90))
+                assert found == {f"/{log}": [*range(1, 121)] for log in logs}
+
+        simulate(scenario)
+
+    def test_a_log_that_came_back_is_begun_anew(self) -> None:
+        """It went to another member and back between two beats of this one."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as one, cluster.client() as two:
+                await fill(one, "log", 9)
+                first = await one.consumer("group", "log", member="m1", save_every_s=None)
+                await first.start()
+                assert [int(e.value) for e in (await first.read()).records] == [1]
+                first._beating.cancel()  # it stands still for a while
+                await asyncio.sleep(MEMBER_TTL_S + 1)
+                async with await two.consumer("group", "log", member="m2") as second:
+                    for _ in range(5):
+                        await second.read()
+                reply = await one._ask(JoinGroup("group", "m3", ["1"], 1000))
+                await one._ask(LeaveGroup("group", "m3", reply.generation))
+                again = await first._ask(JoinGroup("group", "m1", ["/log"], 15000))
+                first._learn(again)
+                assert await drained(first) == {"/log": [6, 7, 8, 9]}
+                assert await first.save() == {"/log": make_lsn(1, 10)}
+                await first.close()
+
+        simulate(scenario)
+
+    def test_two_consumers_of_one_name_without_members(self) -> None:
+        """The slower one is fenced where the other one is further, and saves its other logs."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 5)
+                await fill(store, "b", 5)
+                slow = await store.consumer("c", "a", "b", save_every_s=0)
+                quick = await store.consumer("c", "a", save_every_s=None)
+                async with slow, quick:
+                    await drained(quick)
+                    await quick.save()
+                    for _ in range(4):
+                        await slow.read(timeout_s=1)
+                    with pytest.raises(Fenced, match="another consumer c is further"):
+                        await slow.save()
+                    (group,) = await store.cursors.list("c")
+                    assert group.positions["/a"] == make_lsn(1, 6)
+                    assert make_lsn(1, 1) < group.positions["/b"] < make_lsn(1, 6)
+                    await slow.read(timeout_s=1)
+
+        simulate(scenario)
+
+
+class TestDealtWith:
+    """What an application has asked on from is dealt with, and nothing else."""
+
+    def run(self, how) -> list[int]:
+        """What the next run is given, of 100 records in one block, after `how` with the first."""
+        found: list[int] = []
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append_many("log", [b"%d" % n for n in range(1, 101)])
+                await how(store)
+                async with await store.consumer("c", "log") as consumer:
+                    found.extend((await drained(consumer)).get("/log", ()))
+
+        simulate(scenario)
+        return found
+
+    def test_leaving_the_loop(self) -> None:
+        async def how(store: Store) -> None:
+            async with await store.consumer("c", "log") as consumer:
+                async for _, item in consumer:
+                    if int(item.value) == 5:
+                        break
+
+        assert self.run(how) == [*range(5, 101)]
+
+    def test_saving_in_the_loop_and_a_kill(self) -> None:
+        async def how(store: Store) -> None:
+            consumer = await store.consumer("c", "log", save_every_s=None)
+            await consumer.start()
+            async for _, item in consumer:
+                await consumer.save()
+                if int(item.value) == 5:
+                    return  # it is killed here
+
+        assert self.run(how) == [*range(5, 101)]
+
+    def test_an_exception_in_the_loop(self) -> None:
+        async def how(store: Store) -> None:
+            with contextlib.suppress(ZeroDivisionError):
+                async with await store.consumer("c", "log", save_every_s=0) as consumer:
+                    async for _, item in consumer:
+                        if int(item.value) == 50:
+                            raise ZeroDivisionError
+
+        assert self.run(how) == [*range(1, 101)], "the position as it was saved last"
+
+    def test_portions(self) -> None:
+        async def how(store: Store) -> None:
+            async with await store.consumer("c", "log") as consumer:
+                await consumer.read(30)
+                await consumer.read(30)
+
+        assert self.run(how) == [*range(61, 101)]
+
+    def test_a_loop_behind_a_loop(self) -> None:
+        async def how(store: Store) -> None:
+            async with await store.consumer("c", "log") as consumer:
+                async for _, item in consumer:
+                    if int(item.value) == 5:
+                        break
+                async for _, item in consumer:
+                    if int(item.value) == 8:
+                        break
+                assert [int(e.value) for e in (await consumer.read(2)).records] == [9, 10]
+
+        assert self.run(how) == [*range(11, 101)]
+
+
+class TestLag:
+    def test_by_consumer_and_log(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 5)
+                await fill(store, "b", 2)
+                await store.cursors.save("billing", {"a": make_lsn(1, 4)})
+                (behind,) = (await store.cursors.lag("billing")).values()
+                assert isinstance(behind, Lag)
+                assert (behind.records, behind.tail) == (2, make_lsn(1, 5))
+                found = await store.cursors.lag("billing", "a", "/b", "gone")
+                assert [*found] == ["/a", "/b", "gone"]
+                assert str(found["/b"]) == "2", "it stands at the oldest record"
+                assert isinstance(found["gone"], UnknownLog)
+                assert await store.cursors.lag("nobody") == {}
+
+        simulate(scenario)
+
+
+class TestStart:
+    def test_one_that_cannot_begin_a_log_says_so_and_may_be_started_anew(self) -> None:
+        """Its other log was read, and this one never, with no error."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=2.0) as store:
+                for member in ("", "m1"):
+                    await fill(store, "a", 1)
+                    await fill(store, "b", 1)
+                    consumer = await store.consumer(
+                        f"c{member}", "a", "b", member=member, start="tail"
+                    )
+                    reading = consumer._reader._open
+
+                    async def refuse(log: str, *where: Any) -> Any:
+                        if log == "/b":
+                            raise Unreachable("no sequencer")
+                        return await reading(log, *where)  # noqa: B023 — used up in this turn
+
+                    consumer._reader._open = refuse
+                    with pytest.raises(Unreachable, match="no sequencer"):
+                        await consumer.start()
+                    assert consumer.logs == ()
+                    assert (await store.cursors.list(f"c{member}"))[0].members == {}
+                    consumer._reader._open = reading
+                    async with consumer:
+                        assert consumer.logs == ("/a", "/b")
+                        await fill(store, "b", 1, 2)
+                        assert await drained(consumer) == {"/b": [2]}
+
+        simulate(scenario)
+
+    def test_one_that_began_at_the_tail_goes_on_there_after_a_crash(self) -> None:
+        """It crashes before its first save; the next one does not begin at a later tail."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                for name, member in (("alone", ""), ("group", "m1")):
+                    first = await store.consumer(name, "log", member=member, start="tail")
+                    await first.start()
+                for number in range(10, 20):
+                    await store.append("log", b"%d" % number)
+                await asyncio.sleep(MEMBER_TTL_S + 1)
+                for name, member in (("alone", ""), ("group", "m1")):
+                    again = await store.consumer(name, "log", member=member, start="tail")
+                    async with again:
+                        assert await drained(again) == {"/log": [*range(10, 20)]}
+                    del again
+                first.name  # noqa: B018 — it is kept until here
+
+        simulate(scenario)
+
+
+class TestEnds:
+    def test_a_read_that_waits_ends_when_the_consumer_or_the_store_is_closed(self) -> None:
+        """Whether it has logs to read or not; a later one is refused."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                await fill(store, "log", 1)
+                first = await other.consumer("group", "log", member="m1")
+                await first.start()
+                for ended in ("consumer", "store"):
+                    one = await store.consumer("alone", "log", start="tail")
+                    heir = await store.consumer("group", "log", member=f"m-{ended}")
+                    none = await store.consumer("none")
+                    consumers = [one, heir, none]
+                    for consumer in consumers:
+                        await consumer.start()
+                    assert heir.logs == ()
+                    reads = [asyncio.create_task(each.read()) for each in consumers]
+                    await asyncio.sleep(0.5)
+                    if ended == "store":
+                        await store.close()
+                    else:
+                        for consumer in consumers:
+                            await consumer.close()
+                    done, _ = await asyncio.wait(reads, timeout=0.5)
+                    assert [type(each.exception()) for each in done] == [Closed] * 3
+                    with pytest.raises(Closed):
+                        await heir.read()
+
+        simulate(scenario)
+
+    def test_a_member_that_was_let_go_of_leaves(self) -> None:
+        """Nothing refers to it: its logs go to the others, and its streams are closed."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                await fill(store, "log", 3)
+                first = await store.consumer("group", "log", member="m1")
+                await first.start()
+                await first.read()
+                second = await other.consumer("group", "log", member="m2")
+                await second.start()
+                assert second.logs == ()
+                del first
+                gc.collect()
+                within_s = MEMBER_TTL_S / 2  # it hears of it by its next beat
+                assert await drained(second, within_s) == {"/log": [1, 2, 3]}
+                assert not store._streams
+                await second.close()
+
+        simulate(scenario)
+
+    def test_a_store_with_a_member_closes_at_once(self) -> None:
+        """It waited for the member's next beat."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            loop = asyncio.get_running_loop()
+            async with cluster.client() as store:
+                await fill(store, "log", 1)
+                consumer = await store.consumer("group", "log", member="m1")
+                await consumer.start()
+                closes = loop.time()
+            assert loop.time() - closes < 0.5
+            assert consumer.logs == ()
+
+        simulate(scenario)

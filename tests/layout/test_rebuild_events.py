@@ -1,0 +1,163 @@
+"""Events of the event log and rebuilding sets as bytes: golden bytes, round trips, damage."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+from layout_damage import bit_flips, damaged, only_ours, truncations
+
+from cordwood.errors import ChecksumMismatch, Malformed
+from cordwood.layout.rebuild_events import (
+    EVENT,
+    EVENT_BYTES_MAX,
+    SET,
+    VERSION,
+    pack_event,
+    pack_set,
+    read_event,
+    read_set,
+)
+from cordwood.rebuilding import (
+    NODES_MAX,
+    Aborted,
+    Acked,
+    DonorProgress,
+    IsRebuilt,
+    LostNode,
+    NeedsRebuild,
+    RebuildEvent,
+    RebuildingSet,
+    TimeRange,
+    Undrained,
+    Unrecoverable,
+)
+
+EVENTS: list[RebuildEvent] = [
+    NeedsRebuild(3, (1, 2, 3)),
+    NeedsRebuild(3, (1, 2, 3), True, (), 7, True, True),
+    NeedsRebuild(2**32 - 1, (2**32 - 1,), ranges=(TimeRange(-5, 2**62),)),
+    DonorProgress(1, 10, -(2**62), 1 << 40, 0),
+    IsRebuilt(3, 1, 10, False),
+    Acked(3, 10),
+    Aborted(3),
+    Aborted(3, 10),
+    Undrained(3),
+    Unrecoverable(3),
+]
+
+A_SET = RebuildingSet(
+    17, 12,
+    (
+        LostNode(2, 12, False, True, (TimeRange(1, 2), TimeRange(4, 9)), True, (1, 3), (3,)),
+        LostNode(4, 11, True, True, (), True, (1, 3, 4), (1, 4), False),
+        LostNode(5, 10, is_recoverable=False, is_empty=True),
+    ),
+    (DonorProgress(1, 12, 99, 5, 6), DonorProgress(3, 12, 98)),
+)  # fmt: skip
+
+
+def sealed(kind: int, body: bytes, version: int = VERSION, reserved: int = 0) -> bytes:
+    """A body under a head and sum that are right for it."""
+    head = struct.pack("<BBH", version, kind, reserved)
+    return head + struct.pack("<I", crc32c(body, crc32c(head))) + body
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_events_come_back(event: RebuildEvent) -> None:
+    assert read_event(pack_event(event)) == event
+
+
+def test_sets_come_back() -> None:
+    assert read_set(pack_set(A_SET)) == A_SET
+    assert read_set(pack_set(RebuildingSet())) == RebuildingSet()
+
+
+def test_the_bytes_are_these() -> None:
+    """What other versions wrote must be read for ever."""
+    ack = bytes.fromhex("010100002b7218d783a474797065a561636b6564a46e6f646503a776657273696f6e0a")
+    assert pack_event(Acked(3, 10)) == ack
+    assert pack_set(RebuildingSet(7)) == bytes.fromhex("010200000949bfbb81a77468726f75676807")
+
+
+@pytest.mark.parametrize("packed", [pack_event(EVENTS[1]), pack_set(A_SET)], ids=["event", "set"])
+def test_every_truncation_and_every_flipped_bit_is_refused(packed: bytes) -> None:
+    read = read_event if packed[1] == EVENT else read_set
+    for wrong in [*truncations(packed), *bit_flips(packed), packed + b"\0"]:
+        with pytest.raises((ChecksumMismatch, Malformed)):
+            read(wrong)
+
+
+def test_another_version_or_kind_is_refused() -> None:
+    body = pack_event(Acked(3, 10))[8:]
+    with pytest.raises(Malformed, match="layout 2, and this version reads 1"):
+        read_event(sealed(EVENT, body, version=2))
+    for wrong in (sealed(SET, body), sealed(EVENT, body, reserved=1)):
+        with pytest.raises(Malformed, match="something else"):
+            read_event(wrong)
+    with pytest.raises(Malformed, match="bytes"):
+        read_event(sealed(EVENT, bytes(EVENT_BYTES_MAX)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"type": "acked", "node": 0, "version": 1},
+        {"type": "acked", "node": 1 << 32, "version": 1},
+        {"type": "acked", "node": 1, "version": -1},
+        {"type": "acked", "node": 1},
+        {"type": "acked", "node": 1, "version": 1, "new": 1},
+        {"type": "unheard_of", "node": 1},
+        {"type": "needs_rebuild", "node": 1, "nodes": [1], "drain": True, "ranges": [[1, 2]]},
+        {"type": "needs_rebuild", "node": 1, "nodes": [1], "ranges": [[2, 1]]},
+        {"type": "needs_rebuild", "node": 1, "nodes": list(range(1, NODES_MAX + 2))},
+        [],
+        "noise",
+    ],
+    ids=str,
+)
+def test_what_no_event_is_is_refused(body: object) -> None:
+    with pytest.raises(Malformed, match="cannot be read"):
+        read_event(sealed(EVENT, msgspec.msgpack.encode(body)))
+    with pytest.raises(Malformed, match="cannot be read"):
+        read_event(sealed(EVENT, b"\x91" * 10_000))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        RebuildingSet(17, 18),
+        RebuildingSet(17, 12, (LostNode(4, 11), LostNode(2, 12))),
+        RebuildingSet(17, 12, (LostNode(4, 11), LostNode(4, 11))),
+        RebuildingSet(17, 12, (LostNode(4, 11, donors=(2, 1)),)),
+        RebuildingSet(17, 12, (LostNode(4, 11, donors=(1, 2), done=(3,)),)),
+        RebuildingSet(17, 12, (LostNode(4, 11, ranges=(TimeRange(1, 4), TimeRange(5, 6))),)),
+        RebuildingSet(17, 12, (), (DonorProgress(3, 12, 1), DonorProgress(1, 12, 1))),
+    ],
+    ids=[
+        "a version to come", "entries out of order", "an entry twice", "donors out of order",
+        "done and no donor", "ranges that meet", "progress out of order",
+    ],
+)  # fmt: skip
+def test_what_no_set_is_is_refused(wrong: RebuildingSet) -> None:
+    with pytest.raises(Malformed, match="cannot be what events amount to"):
+        read_set(pack_set(wrong))
+
+
+@given(damaged((pack_event(EVENTS[0]), pack_set(A_SET))))
+def test_damage_raises_what_is_ours(data: bytes) -> None:
+    only_ours(read_event, data)
+    only_ours(read_set, data)
+
+
+@given(st.sampled_from(EVENTS), st.integers(0, 2), st.binary(max_size=4))
+def test_damage_under_a_right_sum_raises_what_is_ours(
+    event: RebuildEvent, cut: int, more: bytes
+) -> None:
+    body = pack_event(event)[8:]
+    only_ours(read_event, sealed(EVENT, body[: len(body) - cut] + more))
+    only_ours(read_set, sealed(SET, body[cut:] + more))

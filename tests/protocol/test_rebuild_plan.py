@@ -1,0 +1,302 @@
+"""What a donor makes anew and where: tables, and hypothesis against every possible copyset."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol.event_log import replay
+from cordwood.protocol.rebuild_plan import Held, Losses, Move, Stuck, in_order, plan_move
+from cordwood.rebuilding import IsRebuilt, NeedsRebuild, RebuildingSet, TimeRange
+
+SIX = "1 2 3 4 5 6"
+THREE_RACKS = "a:1 a:2 b:3 b:4 c:5 c:6"
+REGIONS = "x.a:1 x.b:2 y.c:3 y.d:4 z.e:5"
+"""Rack a of region x, where the scopes in between are left out."""
+
+
+def nodeset(picture: str) -> Nodeset:
+    """`a:1 2` is node 1 in rack a and node 2 without a location."""
+    words = [word.rpartition(":") for word in picture.split()]
+    return Nodeset(tuple(Member(NodeId(int(n)), f"host:{n}", rack) for rack, _, n in words))
+
+
+def nodes(text: str) -> frozenset[NodeId]:
+    return frozenset(NodeId(int(number)) for number in text.split())
+
+
+def held(copyset: str | Iterable[int], *, time_us: int = 50, partition: int = 1) -> Held:
+    members = map(int, copyset.split()) if isinstance(copyset, str) else copyset
+    return Held(7, (3 << 32) + 1, (3 << 32) + 4, time_us, 1000, partition, tuple(members))
+
+
+def losses(text: str, count: int = 6) -> Losses:
+    """`3 4d 5r10-20 6e`: lost, drained, lost its blocks of times 10 to 20, empty by now."""
+    every = tuple(range(1, count + 1))
+    found, lsn = RebuildingSet(), 0
+    for word in text.split():
+        lsn, node = lsn + 1, int(word[0])
+        ranges: tuple[TimeRange, ...] = ()
+        if "r" in word:
+            first, _, last = word[2:].partition("-")
+            ranges = (TimeRange(int(first), int(last)),)
+        drain = word.endswith("d")
+        event = NeedsRebuild(node, every, drain, ranges, forced=True)
+        found = replay([(lsn, event)], found)
+        entry = found.entry(node)
+        for donor in entry.donors if word.endswith("e") and entry else ():
+            lsn += 1
+            found = replay([(lsn, IsRebuilt(node, donor, found.version))], found)
+    return Losses.of(found)
+
+
+def plan(
+    copyset: str,
+    me: int,
+    lost: str,
+    *,
+    members: str = SIX,
+    copies: dict[str, int] | None = None,
+    available: str = SIX,
+    seed: int = 1,
+) -> Move | Stuck | None:
+    replication = Replication.across(copies or {"node": 3})
+    return plan_move(
+        held(copyset), me, losses(lost), nodeset(members), replication, nodes(available),
+        random.Random(seed),
+    )  # fmt: skip
+
+
+def spoken(found: Move | Stuck | None) -> str:
+    """`4+ 2 5 | amends 5`: the copyset, `+` behind those that are stored, and who is amended."""
+    if found is None:
+        return "-"
+    if isinstance(found, Stuck):
+        return f"stuck for {found.wanted}"
+    copyset = " ".join(f"{node}{'+' * (node in found.stores)}" for node in found.copyset)
+    amends = " ".join(map(str, found.amends))
+    return f"{copyset} | {amends}" if found.changes else copyset
+
+
+class TestDonor:
+    @pytest.mark.parametrize(
+        ("copyset", "lost", "donor"),
+        [
+            ("1 2 3", "1", 2),
+            ("1 2 3", "1 2", 3),
+            ("1 2 3", "1 2 3", None),
+            ("1 2 3", "4", 1),
+            # A drained node has its blocks, and gives in its turn.
+            ("1 2 3", "1d", 1),
+            ("1 2 3", "2d", 1),
+            ("1 2 3", "1 2d", 2),
+            # One that is empty has none.
+            ("1 2 3", "1e", 2),
+            # One that lost a range gives all but that.
+            ("1 2 3", "1r40-60", 2),
+            ("1 2 3", "1r60-70", 1),
+            ("1 2 3", "1r40-60 2r50-50", 3),
+        ],
+    )
+    def test_it_is_the_first_that_has_the_block(
+        self, copyset: str, lost: str, donor: int | None
+    ) -> None:
+        assert losses(lost).donor(held(copyset)) == donor
+
+
+class TestMoves:
+    @pytest.mark.parametrize(
+        ("copyset", "me", "lost", "available", "said"),
+        [
+            ("1 2 3", 1, "4", SIX, "-"),
+            ("1 2 3", 2, "3", SIX, "-"),
+            # The new node stands where the lost one stood.
+            ("1 2 3", 1, "3", "1 2 4", "1 2 4+ | 2"),
+            ("1 2 3", 2, "1", "2 3 4", "4+ 2 3 | 3"),
+            ("1 2 3", 3, "1 2", "3 4 5", "4+ 5+ 3 |  or 5+ 4+ 3 | "),
+            # No place: the block stays as it is.
+            ("1 2 3", 1, "3", "1 2", "stuck for 1"),
+            ("1 2 3", 1, "3 4", "1 2 4", "stuck for 1"),
+            ("1 2 3", 1, "2 3", "1 4", "stuck for 2"),
+            # A node that is down, and of which nothing is said, has its copy: it is waited for.
+            ("1 2 3", 1, "3", "1 4", "1 2 4+ | 2"),
+            # Drained: it gives, and gets an envelope that does not name it.
+            ("1 2 3", 1, "1d", "1 2 3 4", "4+ 2 3 | 2 3"),
+            ("1 2 3", 1, "2d", "1 2 3 4", "1 4+ 3 | 3"),
+            ("1 2 3", 2, "1 2d", "2 3 4 5", "4+ 5+ 3 | 3 or 5+ 4+ 3 | 3"),
+            # Four copies are there where three are asked for: the envelope alone.
+            ("1 2 3 4", 1, "4", SIX, "1 2 3 | 2 3"),
+            # A range: the node that lost it gets its own copy back.
+            ("1 2 3", 1, "3r40-60", SIX, "1 2 3+"),
+            ("1 2 3", 1, "3r60-70", SIX, "-"),
+            ("1 2 3", 2, "1r40-60", SIX, "1+ 2 3"),
+            ("1 2 3", 1, "3r40-60", "1 2 4", "1 2 4+ | 2"),
+            ("1 2 3", 1, "3r40-60 2", "1 3 4", "1 4+ 3+ | "),
+        ],
+    )
+    def test_three_copies_of_six_nodes(
+        self, copyset: str, me: int, lost: str, available: str, said: str
+    ) -> None:
+        found = plan(copyset, me, lost, available=available)
+        assert spoken(found) in said.split(" or ")
+
+    @pytest.mark.parametrize(
+        ("copyset", "me", "lost", "available", "said"),
+        [
+            # Two racks of three: where both kept copies are in one, the third must be elsewhere.
+            ("1 2 3", 1, "3", "1 2 5", "1 2 5+ | 2"),
+            ("1 2 3", 1, "3", "1 2 4", "1 2 4+ | 2"),
+            ("1 3 4", 3, "1", "2 3 4", "2+ 3 4 | 4"),
+            ("1 3 2", 1, "3", "1 2", "stuck for 1"),
+            ("1 3 5", 1, "5", "1 2 3", "1 3 2+ | 3"),
+        ],
+    )
+    def test_over_two_racks(
+        self, copyset: str, me: int, lost: str, available: str, said: str
+    ) -> None:
+        found = plan(
+            copyset, me, lost, members=THREE_RACKS, copies={"node": 3, "rack": 2},
+            available=available,
+        )  # fmt: skip
+        assert spoken(found) == said
+
+    def test_two_kept_in_one_rack_never_get_a_third_in_it(self) -> None:
+        three = "a:1 a:2 b:3 a:4 b:5"
+        for seed in range(50):
+            found = plan(
+                "1 2 3", 1, "3", members=three, copies={"node": 3, "rack": 2},
+                available="1 2 4 5", seed=seed,
+            )  # fmt: skip
+            assert spoken(found) == "1 2 5+ | 2"
+
+    def test_over_regions(self) -> None:
+        rule = {"node": 3, "rack": 3, "region": 2}
+        found = plan("1 2 3", 1, "3", members=REGIONS, copies=rule, available="1 2 4 5")
+        assert spoken(found) in ("1 2 4+ | 2", "1 2 5+ | 2")
+        stuck = plan("1 3 4", 3, "1", members="x.a:1 x.a:2 y.c:3 y.d:4 y.e:5", copies=rule,
+                     available="3 4 5")  # fmt: skip
+        assert spoken(stuck) == "stuck for 1"
+
+    def test_a_node_without_weight_takes_a_copy_where_no_other_can(self) -> None:
+        heavy = nodeset(SIX)
+        light = Nodeset(
+            tuple(
+                Member(m.node, m.address, weight=0.0 if m.node == 4 else 1.0) for m in heavy.members
+            )
+        )
+        for available, taker in (("1 2 4", 4), ("1 2 4 5", 5)):
+            found = plan_move(
+                held("1 2 3"), 1, losses("3"), light, Replication(3), nodes(available),
+                random.Random(3),
+            )  # fmt: skip
+            assert isinstance(found, Move)
+            assert found.stores == (taker,)
+
+    def test_a_read_only_node_takes_none(self) -> None:
+        members = (*nodeset("1 2 3").members, Member(NodeId(4), "h:4", read_only=True))
+        found = plan_move(
+            held("1 2 3"), 1, losses("3"), Nodeset(members), Replication(3), nodes("1 2 4"),
+            random.Random(3),
+        )  # fmt: skip
+        assert spoken(found) == "stuck for 1"
+
+    def test_they_go_from_new_to_old(self) -> None:
+        blocks = [
+            Held(log, last, last, 0, 1, partition, (1,))
+            for partition, log, last in ((1, 1, 9), (3, 2, 8), (3, 1, 9), (2, 1, 1), (3, 1, 7))
+        ]
+        assert [(each.partition, each.log, each.last) for each in in_order(blocks)] == [
+            (3, 1, 7), (3, 1, 9), (3, 2, 8), (2, 1, 1), (1, 1, 9),
+        ]  # fmt: skip
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[Nodeset, Replication, Losses, frozenset[NodeId], int]:
+    """A nodeset with locations, a rule that it can keep or not, and lost nodes of any kind."""
+    racks = draw(
+        st.lists(
+            st.sampled_from(["", "a", "b", "x.a", "x.b", "y.a", "y.d"]), min_size=2, max_size=7
+        )
+    )
+    members = tuple(
+        Member(NodeId(n), "", rack, weight=draw(st.sampled_from([0.0, 1.0, 3.0])))
+        for n, rack in enumerate(racks, 1)
+    )
+    copies = draw(st.integers(1, min(3, len(members))))
+    counts = draw(
+        st.dictionaries(st.sampled_from(["rack", "row", "region"]), st.integers(1, copies))
+    )
+    rule = Replication.across({**counts, "node": copies})
+    kinds = draw(
+        st.lists(st.sampled_from(["", "", "", "{}", "{}d", "{}e", "{}r40-60"]), min_size=len(racks),
+                 max_size=len(racks))
+    )  # fmt: skip
+    said = " ".join(kind.format(n) for n, kind in enumerate(kinds, 1) if kind)
+    available = draw(st.sets(st.sampled_from([member.node for member in members])))
+    return Nodeset(members), rule, losses(said, len(members)), frozenset(available), copies
+
+
+def is_copyset(some: Iterable[int], found: Nodeset, rule: Replication) -> bool:
+    """Whether nodes keep the rule, slow and obvious."""
+    members = [found[NodeId(node)] for node in some]
+    return all(
+        len({member.domain(scope) for member in members}) >= count
+        for scope, count in rule.by_scope.items()
+    )
+
+
+@given(worlds(), st.data())
+def test_every_block_gets_its_copies_from_one_donor(
+    world: tuple[Nodeset, Replication, Losses, frozenset[NodeId], int], data: st.DataObject
+) -> None:
+    every, rule, lost, available, copies = world
+    possible = [
+        c for c in itertools.permutations(every.nodes, copies) if is_copyset(c, every, rule)
+    ]
+    if not possible:
+        return
+    block = held(data.draw(st.sampled_from(possible)))
+    seed = data.draw(st.integers(0, 99))
+    has = {n for n in block.copyset if n not in lost.missing(block)}
+    gives = has | (lost.leaving & set(block.copyset))
+    found = {
+        me: plan_move(block, me, lost, every, rule, available, random.Random(seed))
+        for me in every.nodes
+    }
+    moves = {me: each for me, each in found.items() if each is not None}
+    if len(has) == copies or not gives:
+        assert moves == {}, "nothing is rebuilt that has all its copies, or none"
+        return
+    assert len(moves) == 1, "one donor"
+    ((donor, move),) = moves.items()
+    assert donor in gives
+    takers = [n for n in every.nodes if n in available and n not in lost.barred and n not in has]
+    able = any(
+        is_copyset({*has, *some}, every, rule)
+        for some in itertools.combinations(takers, copies - len(has))
+    )
+    assert isinstance(move, Move) is able, "it is stuck only where no node could take a copy"
+    if isinstance(move, Stuck):
+        return
+    assert len(set(move.copyset)) == len(move.copyset) == copies, "no node twice"
+    assert is_copyset(move.copyset, every, rule)
+    assert has <= set(move.copyset)
+    assert set(move.stores) == set(move.copyset) - has
+    assert set(move.stores) <= set(takers)
+    assert not lost.barred & set(move.copyset)
+    if move.changes:
+        assert {*move.amends} == has - {donor}, "every other envelope is told"
+    else:
+        assert move.amends == ()
+        assert move.copyset == block.copyset
+    # Once it is done nothing is left to do, by any of the nodes of the new copyset.
+    after = block._replace(copyset=move.copyset, append_time_us=99)
+    for me in move.copyset:
+        again = plan_move(after, me, lost, every, rule, available, random.Random(seed))
+        assert again is None

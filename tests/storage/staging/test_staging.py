@@ -1,0 +1,73 @@
+"""Staged blocks on one node: what is pinned stays, what goes is not pinned."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from crc32c import crc32c
+from made_blocks import LOG, Made, run, turns
+
+from cordwood.errors import StageExpired
+from cordwood.layout.message_staging import PinStaged, StageBlock, Unstage
+from cordwood.storage.staging.staging import Staging
+
+STAGE = bytes(range(16))
+BODY = b"staged"
+
+
+async def staged(made: Made) -> Staging:
+    staging = Staging(made.shard, lambda: 0)
+    crc = crc32c(BODY)
+    call = StageBlock(
+        stage=STAGE, log=LOG, ttl_ms=60_000, records=1, raw_bytes=len(BODY), stored_crc=crc,
+        raw_crc=crc, codec=0, body=BODY,
+    )  # fmt: skip
+    await staging.stage(call)
+    return staging
+
+
+def pin(attempt: int = 1) -> PinStaged:
+    return PinStaged(stages=(STAGE,), query="q", attempt=attempt)
+
+
+def test_a_pin_that_meets_an_unstage_under_way_is_refused() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        staging = await staged(made)
+        made.disk.by_hand = made.disk.file.by_hand = True
+        going = asyncio.ensure_future(
+            staging.unstage(Unstage(stages=(STAGE,), query="q", attempt=1))
+        )
+        await turns()
+        assert made.disk.file.pending, "the record that lets go is written, and not durable"
+        pinning = asyncio.ensure_future(staging.pin(pin()))
+        await turns()
+        made.disk.by_hand = made.disk.file.by_hand = False
+        made.disk.file.end_all()
+        with pytest.raises(StageExpired):
+            await pinning
+        await going
+        assert staging.index.get(STAGE) is None
+        assert not staging.pins()
+
+    run(scenario)
+
+
+def test_an_unstage_of_another_attempt_leaves_what_is_being_pinned() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        staging = await staged(made)
+        made.disk.by_hand = made.disk.file.by_hand = True
+        pinning = asyncio.ensure_future(staging.pin(pin(attempt=2)))
+        await turns()
+        going = asyncio.ensure_future(
+            staging.unstage(Unstage(stages=(STAGE,), query="q", attempt=1))
+        )
+        await turns()
+        made.disk.by_hand = made.disk.file.by_hand = False
+        made.disk.file.end_all()
+        await asyncio.gather(pinning, going)
+        assert [each.stages for each in staging.pins()] == [(STAGE,)]
+
+    run(scenario)

@@ -1,0 +1,219 @@
+"""What callers claim of a log: a number that is too high ends nothing, whoever says it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, until, values
+from made_blocks import LOG as MADE
+from made_blocks import Made, at, packed, payload, run, turns
+
+from cordwood.client.store import Store
+from cordwood.errors import CordwoodError, Rejected, Unreachable
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.hello import ANY_CLUSTER, Hello
+from cordwood.layout.log_questions import Trim
+from cordwood.layout.message import Clean, Reply, TellNodesets
+from cordwood.layout.waves import Refusal, pack_pairs
+from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, make_lsn
+from cordwood.sim.zoo import find_bug, planted
+from cordwood.storage import claims as claims_module
+from cordwood.wire.connection import Connection, dial
+
+LOG = 1
+
+
+class Keeping:
+    """Hears nothing but answers."""
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None: ...
+    def on_lost(self, connection: Connection, error: CordwoodError) -> None: ...
+
+
+Scene = Callable[[ClusterAtHand, Store], Awaitable[None]]
+
+
+def in_cluster(scene: Scene) -> None:
+    """Play it beside a log with one record; the log takes and shows more afterwards."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("log", b"1")
+            await scene(cluster, store)
+            await store.append("log", b"2")
+            assert await values(store, "log") == [b"1", b"2"]
+            for node in list(cluster.running):
+                held = cluster.running[node].shard.cache.log(LOG)
+                await until(lambda held=held: held.readable >> 32 == 1 and not held.is_behind)
+
+    simulate(scenario, nodes=3)
+
+
+async def member(cluster: ClusterAtHand, at_node: int) -> Connection:
+    """A connection of what says to be a node of the cluster."""
+    other = next(number for number in cluster.numbers if number != at_node)
+    ours = Hello(other, cluster.running[at_node]._cluster)
+    network = cluster.client_host().network
+    return await dial(network, cluster.addresses[at_node - 1], ours, Keeping(), timeout_s=5)
+
+
+async def client(cluster: ClusterAtHand, at_node: int) -> Connection:
+    ours = Hello(0, ANY_CLUSTER)
+    network = cluster.client_host().network
+    return await dial(network, cluster.addresses[at_node - 1], ours, Keeping(), timeout_s=5)
+
+
+@pytest.mark.parametrize("lsn", [make_lsn(2, 0), make_lsn(500, 7), LSN_MAX])
+def test_a_release_in_an_epoch_that_was_never_handed_out_is_not_taken(lsn: int) -> None:
+    """It told readers that all is released, fenced the sequencer, and had the node purge for
+    good what never was."""
+
+    async def scene(cluster: ClusterAtHand, store: Store) -> None:
+        for number in cluster.numbers:
+            end = await member(cluster, number)
+            end.send(Kind.RELEASE, 0, (pack_pairs([LOG, lsn]),))
+        await asyncio.sleep(2)
+        for node in cluster.running.values():
+            held = node.shard.cache.log(LOG)
+            assert held.released >> 32 == 1
+            assert not held.is_behind
+
+    in_cluster(scene)
+    with planted(find_bug("releases-believed")), pytest.raises(AssertionError):
+        in_cluster(scene)
+
+
+def test_a_release_that_a_node_could_not_know_of_is_taken_once_it_was_asked_about() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("log", b"1")
+            cluster.kill(3)
+            cluster.kill(cluster.sequencer_of(LOG) or 1)
+            await cluster.start(*(n for n in cluster.numbers if n not in cluster.running))
+            await store.append("log", b"2")
+            await until(
+                lambda: all(
+                    node.shard.cache.log(LOG).readable >> 32 == 2
+                    for node in cluster.running.values()
+                )
+            )
+            assert await values(store, "log") == [b"1", b"2"]
+
+    simulate(scenario, nodes=3, copies=2)
+
+
+def test_releases_of_logs_that_are_not_there_leave_nothing_behind() -> None:
+    async def scene(cluster: ClusterAtHand, store: Store) -> None:
+        node = cluster.running[1]
+        end = await member(cluster, 1)
+        known = len(node.shard.cache.logs)
+        pairs = [each for log in range(100, 40_100) for each in (log, make_lsn(1, 1))]
+        end.send(Kind.RELEASE, 0, (pack_pairs(pairs),))
+        await asyncio.sleep(0)
+        await asyncio.sleep(5)
+        assert node._claims.waiting == 0
+        assert len(node.shard.cache.logs) == known
+
+    in_cluster(scene)
+
+
+def test_releases_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims_module, "WAITING_MAX", 3)
+
+    async def scenario() -> int:
+        made = await Made.new()
+
+        async def newest(log: int) -> int:
+            return 1
+
+        unused: Any = None
+        claims = claims_module.Claims(made.shard, newest, unused, unused)
+        for log in range(1, 10):
+            claims.release(log, make_lsn(1, 1))
+        waited = claims.waiting
+        work = asyncio.ensure_future(claims.run())
+        await turns()
+        work.cancel()
+        assert claims.waiting == 0
+        assert made.shard.cache.log(1).released == make_lsn(1, 1)
+        return waited
+
+    assert run(scenario) == 3
+
+
+async def told(end: Connection, call: Any) -> Reply:
+    return await end.call(call, timeout_s=10)
+
+
+@pytest.mark.parametrize("lsn", [make_lsn(1, 2), make_lsn(1, ESN_MAX), make_lsn(2, 0), LSN_MAX])
+def test_a_client_trims_nothing_that_no_sequencer_released(lsn: int) -> None:
+    """`until` came from the client alone, and records that were appended later were gone."""
+
+    async def scene(cluster: ClusterAtHand, store: Store) -> None:
+        for number in cluster.numbers:
+            end = await client(cluster, number)
+            with pytest.raises((Rejected, Unreachable), match=r"handed out none|no sequencer"):
+                await told(end, Trim(LOG, int(lsn), int(lsn)))
+            with pytest.raises((Rejected, Unreachable), match=r"handed out none|no sequencer"):
+                await told(end, Trim(LOG, 0, int(lsn)))
+
+    in_cluster(scene)
+    if lsn >> 32 == 1:
+        with planted(find_bug("client-says-released")), pytest.raises(pytest.fail.Exception):
+            in_cluster(scene)
+
+
+def test_a_trim_that_comes_before_the_release_asks_the_sequencer() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            for value in (b"1", b"2"):
+                await store.append("log", value)
+            tail = await store.tail("log")
+            for number in cluster.numbers:
+                held = cluster.running[number].shard.cache.log(LOG)
+                held.released = make_lsn(1, 0)  # as if it had heard of nothing yet
+                await told(await client(cluster, number), Trim(LOG, int(make_lsn(1, 1)), int(tail)))
+            assert await values(store, "log") == [b"2"]
+
+    simulate(scenario, nodes=3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Clean(LOG, 5, EPOCH_MAX, 5 << 32),
+        Clean(LOG, EPOCH_MAX - 1, EPOCH_MAX, 0),
+        Clean(LOG, 1, 2, 1 << 32),
+        Clean(LOG, 1, 1, 1 << 32),
+        Clean(LOG, 1, 2, LSN_MAX),
+        TellNodesets(LOG, EPOCH_MAX, []),
+        TellNodesets(LOG, 2, []),
+        Trim(LOG, LSN_MAX, LSN_MAX),
+    ],
+    ids=str,
+)
+def test_what_a_node_says_of_epochs_that_never_were_is_refused(call: Any) -> None:
+    """A Clean of a far epoch had the node drop all later stores, and say that it kept them."""
+
+    async def scene(cluster: ClusterAtHand, store: Store) -> None:
+        for number in cluster.numbers:
+            with pytest.raises(Rejected, match=r"handed out none|cannot end"):
+                await told(await member(cluster, number), call)
+
+    in_cluster(scene)
+
+
+def test_a_block_that_releases_what_is_above_it_is_refused() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        found: list[Any] = []
+        block = packed(at(1), lng=at(2))
+        made.shard.store(1, memoryview(payload(block)), found.extend)
+        await turns()
+        assert [each.reason for each in found] == [Refusal.CORRUPT]
+        assert made.shard.cache.log(MADE).released == 0
+
+    run(scenario)
