@@ -174,6 +174,12 @@ def find_append_time(items: Sequence[Item], time_us: int) -> Item | None:
     return items[index] if index < len(items) else None
 
 
+def last_append_us(head: Head) -> int:
+    """The append time that the next entry's may not fall below; 0 if there is none."""
+    items = in_order(head)
+    return items[-1].append_last_us if items else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Of all that a manifest keeps."""
