@@ -309,6 +309,28 @@ class TestDamage:
         with pytest.raises(Malformed):
             _check_index(index, done.footer.metadata, len(done.content) - done.footer_bytes)
 
+    @pytest.mark.parametrize("name", ["value", "timestamp"])
+    def test_a_row_without_its_value_or_time_is_refused(self, name):
+        header, body = opened(encode_body([b"%d" % n for n in range(40)], timestamps_us=NOW_US))
+        rows = pa.Table.from_batches([block_to_rows(header, body, "/x")])
+        at = OBJECT_COLUMNS.index(name)
+        field = rows.schema.field(at)
+        values = rows[name].to_pylist()
+        values[3] = None
+        changed = rows.set_column(at, field, pa.array(values, field.type))
+        with pytest.raises(Malformed, match="lacks"):
+            list(rows_to_blocks(changed))
+
+    def test_a_header_without_a_name_is_refused(self):
+        raw = encode_body([b"x"], timestamps_us=1, headers=[[("name", b"v")]])
+        header, body = opened(raw)
+        rows = pa.Table.from_batches([block_to_rows(header, body, "/x")])
+        at = OBJECT_COLUMNS.index("headers")
+        field = rows.schema.field(at)
+        nameless = pa.array([[{"key": None, "value": b"v"}]], field.type)
+        with pytest.raises(Malformed, match="lacks"):
+            list(rows_to_blocks(rows.set_column(at, field, nameless)))
+
     def test_a_body_that_changed_in_its_row_is_told(self):
         header, body = opened(encode_body([b"%d" % n for n in range(40)], timestamps_us=NOW_US))
         rows = pa.Table.from_batches([block_to_rows(header, body, "/x")])
