@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import fuzz_objects  # noqa: F401 (it adds to TARGETS)
 import msgspec
 import numpy as np
 from crc32c import crc32c
