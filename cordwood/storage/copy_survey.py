@@ -13,6 +13,7 @@ Source: docs/sources/logdevice.md 2.9, 3 ("Safety checker").
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -126,6 +127,8 @@ class CopySurvey:
                 # A log without blocks costs some of the time as well.
                 looked += 1 + len(run.blocks)
                 at = run.next
+                # What is in the cache is read without a pause: others have their turn here.
+                await asyncio.sleep(0)
         return tally.reply(0, 0)
 
     def _epochs(self, log: int, members: Mapping[NodeId, Member]) -> _Epochs:
