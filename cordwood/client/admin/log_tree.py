@@ -120,6 +120,7 @@ class LogTree:
         call = CreateLog(log, copies, racks, attributes)
         reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, LogReply), "CreateLog is answered with a log"
+        self._cluster.forget_log(log)  # the log that had the name before
         return log_info(reply)
 
     async def set_attributes(
@@ -178,6 +179,7 @@ class LogTree:
         reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, LogReply), "RenameLog is answered with a log"
         self._cluster.forget_log(log)
+        self._cluster.forget_log(new_name)  # the log that had it before
         return log_info(reply)
 
     async def raise_token(self, log: str, token: int, holder: str) -> EpochsReply:
