@@ -231,6 +231,22 @@ class TestMembers:
 
         simulate(scenario)
 
+    def test_a_consumer_without_members_goes_on_where_the_last_member_was_killed(self) -> None:
+        """Its saves were refused for good, as those of a stranger."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                await store._ask(JoinGroup("group", "killed", ["1"], round(MEMBER_TTL_S * 1000)))
+                async with store.consumer("group", "log", save_every_s=None) as early:
+                    assert await drained(early) == {"/log": [1, 2, 3]}
+                    with pytest.raises(Fenced, match="is read by killed"):
+                        await early.save()
+                    await asyncio.sleep(MEMBER_TTL_S)
+                    assert await early.save() == {"/log": make_lsn(1, 4)}
+
+        simulate(scenario)
+
     def test_two_consumers_of_one_name_without_members(self) -> None:
         """The slower one is fenced where the other one is further, and saves its other logs."""
 
