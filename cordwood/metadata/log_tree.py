@@ -294,27 +294,22 @@ class LogTree:
             await self._set_directory(path, attributes, unset, check)
         else:
             path = normalise_name(path)
-            await self._set_log(path, attributes, unset, check, log_id)
+            info = await self._meant(path, log_id)
+            if info is None:
+                raise _unknown(path)
+            await self._set_log(info, attributes, unset, check)
         await self.note_change()
 
     async def _set_log(
-        self,
-        name: str,
-        attributes: LogAttributes,
-        unset: tuple[str, ...],
-        check: Check,
-        log_id: int | None,
+        self, info: LogInfo, attributes: LogAttributes, unset: tuple[str, ...], check: Check
     ) -> None:
-        info = await self._meant(name, log_id)
-        if info is None:
-            raise _unknown(name)
-        directories = await self.directories()
+        name, directories = info.name, await self.directories()
 
         def decide(found: bytes | None) -> bytes:
             if found is None:
                 raise _unknown(name)
             log = _decode(found, _Log, f"log {name}")
-            if not log.is_at(info.name):
+            if not log.is_at(name):
                 raise _unknown(name)
             own = attributes.over(log.attributes.without(unset))
             whole = self._whole(name, own, directories)
@@ -426,7 +421,13 @@ class LogTree:
         if log is None or not log.is_at(new_name):
             raise _unknown(name)
         # Once more: somebody may have deleted the name while its log was on its way to it.
-        await self._claim(new_name, log_id)
+        try:
+            await self._claim(new_name, log_id)
+        except LogExists:
+            # And made another log of it: this one goes back, as it would have no name at all.
+            await self._claim(name, log_id)
+            await self._move(log_id, new_name, name, anybody)
+            raise
         await self._remove_name(name, log_id)
         await self.note_change()
         renamed = await self.get(new_name)
