@@ -15,17 +15,17 @@ import contextvars
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from cordwood.block import Gap, GapKind, Record
+from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.read.feed import Feed, Open
 from cordwood.client.read.hand import Batches, Hand, Portion, Taken, is_told, portion_of
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable
-from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
 
@@ -37,66 +37,15 @@ logger = logging.getLogger(__name__)
 ARROW_BYTES = 4 << 20
 """Bodies of one log before the next has its turn: a batch or a few."""
 
-_LAST_GAPS = (GapKind.ACCESS, GapKind.NOT_IN_CONFIG)
-"""After these nothing more comes."""
-
 REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
 """Pauses before what a callback refused is given to it again: LogDevice's."""
-
-Open = Callable[[str, Start, Position | None], Awaitable[ReadStream]]
-"""Opens a stream; see `Store.read`."""
 
 OnLogHealth = Callable[[str, str], None]
 """Is told, from the loop, that a log stands still: its name and why; "" once it goes on."""
 
 Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
 """Takes a record or gap of a log; False refuses it, and it comes again later."""
-
-
-@dataclass(slots=True, eq=False)
-class _Feed:
-    """One log of a reader.
-
-    Attributes:
-        log: its name as it was asked for; a log by two spellings is one, see `name`.
-        hand: what was taken of it and not given out.
-        waiting: the task that waits for more.
-        error: why the stream ended.
-        refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
-        is_broken: its next block cannot be opened; it stays before it.
-        is_to_begin: it ended with an error that may pass, and that was told.
-        barred_at: where it ended because the log is gone, or may not be read: a reader that
-            comes back when that has changed goes on there.
-    """
-
-    log: str
-    stream: ReadStream
-    until: Position | None
-    hand: Hand
-    waiting: asyncio.Task[None] | None = None
-    is_over: bool = False
-    error: CordwoodError | None = None
-    refused: int = 0
-    retry_at: float = 0.0
-    barred_at: Lsn | None = None
-    is_broken: bool = False
-    is_to_begin: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its name in the log tree."""
-        return self.stream.info.name
-
-    @property
-    def next_lsn(self) -> Lsn:
-        after = self.stream.taken_lsn if self.barred_at is None else self.barred_at
-        return Lsn(self.hand.next_lsn(after))
-
-    def take(self, taken: Taken) -> None:
-        self.hand.held.append(taken)
-        if isinstance(taken, Gap) and taken.kind in _LAST_GAPS:
-            self.barred_at = taken.first
 
 
 class Reader:
@@ -126,14 +75,14 @@ class Reader:
         self._tasks = tasks
         self._gaps = gaps
         self._on_health = on_health
-        self._feeds: deque[_Feed] = deque()
+        self._feeds: deque[Feed] = deque()
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._closed = False
-        self._offered: _Feed | None = None
+        self._offered: Feed | None = None
         # The log whose turn it is to be given out, and an error that is to be told instead.
-        self._up: _Feed | None = None
+        self._up: Feed | None = None
         self._error: CordwoodError | None = None
         self._is_woken = False
         self.on_end: Callable[[], object] = _nothing
@@ -152,7 +101,10 @@ class Reader:
         Raises:
             BadSetting, UnknownLog, Retryable: see `Store.read`.
         """
-        stream = await self._open(log, start, until)
+        await self._start(log, log, start, until)
+
+    async def _start(self, log: str, which: AnyLog, start: Start, until: Position | None) -> None:
+        stream = await self._open(which, start, until)
         if self._closed:
             stream.close()
             raise Closed("this reader was closed")
@@ -160,25 +112,27 @@ class Reader:
         self.stop(log, stream.info.log_id)
         if self._on_health is not None:
             stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
-        self._feeds.append(_Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
+        self._feeds.append(Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
         self._news.set()
 
     def stop(self, log: str, number: int = 0) -> None:
         """Read a log no more, nor the one of this number; one that is not read is fine."""
-        for feed in [each for each in self._feeds if _is_of(each, log, number)]:
+        for feed in [each for each in self._feeds if each.is_of(log, number)]:
             self._feeds.remove(feed)
             if self._up is feed:
                 self._up = None
-            _end(feed)
+            feed.end()
 
     async def seek(self, log: str, position: Start) -> None:
         """Go on at another place of a log that is read: an LSN, `oldest`, `tail`, or a time.
 
         Raises:
             BadSetting: it is not read, or that is no position.
+            UnknownLog: it was deleted; `start` reads the log that has its name now.
         """
-        until = self._feed(log).until
-        await self.start(log, position, until)
+        feed = self._feed(log)
+        # By its number: an LSN of this log means nothing in another one that has the name by now.
+        await self._start(feed.log, feed.number, position, feed.until)
 
     def position(self, log: str) -> Lsn:
         """The first LSN of a log that the application has not dealt with, for it to begin at again.
@@ -216,7 +170,7 @@ class Reader:
         self._up = None
         self.on_end()
         while self._feeds:
-            _end(self._feeds.pop())
+            self._feeds.pop().end()
         self._news.set()
 
     def __del__(self) -> None:
@@ -252,7 +206,7 @@ class Reader:
         An error that a log's stream ended with is there for `portion` or `item` to tell.
         """
         self.ask()
-        await self._begin_again()
+        self._begin_again()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while self._up is None and self._error is None:
             self._news.clear()
@@ -351,7 +305,7 @@ class Reader:
         """
         return ReaderBatches(self, columns)
 
-    def batches_of(self, feed: _Feed, columns: Sequence[str]) -> Batches:
+    def batches_of(self, feed: Feed, columns: Sequence[str]) -> Batches:
         """What makes columns of one log's hand."""
         made = partial(feed.stream.gatherer, columns)
         return Batches(feed.hand, feed.name, made, self._wants)
@@ -359,7 +313,7 @@ class Reader:
     def _wants(self, gap: Gap) -> bool:
         return self._gaps or is_told(gap)
 
-    async def fill_raw(self) -> _Feed | None:
+    async def fill_raw(self) -> Feed | None:
         """The next log in turn that has something, a turn's worth of it; None once every log was
         read to its `until`.
 
@@ -369,7 +323,7 @@ class Reader:
         if self._up is not None:
             self._up.hand.close_block()
             self._up = None
-        await self._begin_again()
+        self._begin_again()
         while True:
             self._raise_error()
             self._news.clear()
@@ -411,6 +365,7 @@ class Reader:
             CordwoodError: the stream of a log failed.
         """
         self._up = None
+        self._begin_again()
         while True:
             self._raise_error()
             self._news.clear()
@@ -437,21 +392,23 @@ class Reader:
 
     # Inside.
 
-    def _feed(self, log: str) -> _Feed:
+    def _feed(self, log: str) -> Feed:
         for feed in self._feeds:
-            if _is_of(feed, log):
+            if feed.is_of(log):
                 return feed
         raise BadSetting(f"{log} is not read by this reader: `start` it first")
 
-    async def _begin_again(self) -> None:
-        """Go on in logs of which a passing error was told: nobody would be told of it again."""
-        for feed in [each for each in self._feeds if each.is_to_begin]:
-            try:
-                await self.start(feed.log, feed.next_lsn, feed.until)
-            except CordwoodError as error:
-                self._error = error
+    def _begin_again(self) -> None:
+        """Go on in logs of which a passing error was told: nobody would be told of it again.
 
-    def _next_ready(self, *, raw: bool = False) -> _Feed | None:
+        In tasks: the other logs are given meanwhile, and also where it fails each time.
+        """
+        for feed in self._feeds:
+            if feed.is_to_begin:
+                feed.is_to_begin = feed.is_over = False
+                feed.waiting = self._tasks.create_task(feed.begin_again(self._open, self._news))
+
+    def _next_ready(self, *, raw: bool = False) -> Feed | None:
         """The next log in turn that has something; it goes to the end of the queue.
 
         Args:
@@ -470,7 +427,7 @@ class Reader:
                 return feed
         return None
 
-    def _has_some(self, feed: _Feed, raw: bool) -> bool:
+    def _has_some(self, feed: Feed, raw: bool) -> bool:
         """Whether a log has something to give, opened or not; else it is waited for."""
         hand = feed.hand
         while not feed.is_broken:
@@ -488,7 +445,7 @@ class Reader:
             self._take(feed)
         return False
 
-    def _take(self, feed: _Feed) -> None:
+    def _take(self, feed: Feed) -> None:
         """Take what is there, or have a task wait for it."""
         try:
             taken = feed.stream.take()
@@ -498,7 +455,7 @@ class Reader:
                 feed.is_over = True
             else:
                 # The task keeps the log's feed and not this reader, which may be let go of.
-                feed.waiting = self._tasks.create_task(_await(feed, self._news))
+                feed.waiting = self._tasks.create_task(feed.wait(self._news))
         except CordwoodError as error:
             feed.error, feed.is_over = error, True
 
@@ -556,11 +513,6 @@ def _size(taken: Taken) -> int:
     return taken.block.header.stored_bytes if isinstance(taken, Delivery) else 0
 
 
-def _is_of(feed: _Feed, log: str, number: int = 0) -> bool:
-    is_named = log == feed.log or normalise_name(log) == normalise_name(feed.log)
-    return is_named or feed.stream.info.log_id == number
-
-
 def _tell_health(
     loop: asyncio.AbstractEventLoop, log: str, on_health: OnLogHealth, _: ReadStream, why: str
 ) -> None:
@@ -568,30 +520,9 @@ def _tell_health(
     loop.call_soon(on_health, log, why)
 
 
-async def _await(feed: _Feed, news: asyncio.Event) -> None:
-    """Wait for the next block or gap of one log."""
-    try:
-        taken = await feed.stream.next()
-        if taken is None:
-            feed.is_over = True
-        else:
-            feed.take(taken)
-    except CordwoodError as error:
-        feed.error, feed.is_over = error, True
-    finally:
-        feed.waiting = None
-        news.set()
-
-
-def _end(feed: _Feed) -> None:
-    if feed.waiting is not None:
-        feed.waiting.cancel()
-    feed.stream.close()
-
-
-def _end_all(feeds: deque[_Feed], on_end: Callable[[], object]) -> None:
+def _end_all(feeds: deque[Feed], on_end: Callable[[], object]) -> None:
     for feed in feeds:
-        _end(feed)
+        feed.end()
     on_end()
 
 

@@ -9,9 +9,9 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.read.read_stream import HEALTH_S
+from cordwood.client.read.read_stream import HEALTH_S, ReadStream
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting, Closed, Overloaded
+from cordwood.errors import BadSetting, Closed, Overloaded, UnknownLog, Unreachable
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.read_window import CREDIT_BYTES_MIN
 
@@ -389,6 +389,112 @@ class TestPassingErrors:
                 await read()
                 assert found["/b"][6:] == [1]
                 assert reader._feed("/b").stream is not failing
+
+        simulate(scenario)
+
+    def test_deliver_begins_it_again_too(self) -> None:
+        """It came back as if the log had been read to its end, with nothing of it given."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 3)
+                await fill(store, "b", 3)
+                reader = await store.reader("/a", "/b", until=at(3))
+                reader._feed("/b").stream.fail(Overloaded("no room for one more read stream"))
+                found: dict[str, list[int]] = {"/a": [], "/b": []}
+
+                def accept(log: str, item: Record | Gap) -> None:
+                    found[log] += numbers([item])
+
+                with pytest.raises(Overloaded):
+                    await reader.deliver(accept)
+                await reader.deliver(accept)
+                assert found == {"/a": [1, 2, 3], "/b": [1, 2, 3]}
+
+        simulate(scenario)
+
+    @pytest.mark.parametrize("change", ["renamed", "made again"])
+    def test_it_is_begun_again_by_its_number(self, change: str) -> None:
+        """The log that had its name by then was read, from an LSN of the one before."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 50)
+                reader = await store.reader("log", start=at(31), until=at(50))
+                assert numbers(await reader.read(5)) == [31, 32, 33, 34, 35]
+                reader._feed("log").stream.fail(Overloaded("no room for one more read stream"))
+                assert numbers(await reader.read()) == [*range(36, 51)]
+                await reader.seek("log", at(41))
+                reader._feed("log").stream.fail(Overloaded("no room for one more read stream"))
+                with pytest.raises(Overloaded):
+                    await reader.read()
+                async with cluster.client() as other:
+                    if change == "renamed":
+                        await other.log_tree.rename("log", "elsewhere")
+                    else:
+                        await other.log_tree.delete("log")
+                        await fill(other, "log", 60)
+                await asyncio.sleep(30)  # no client remembers the name any more
+                if change == "renamed":
+                    assert numbers(await reader.read()) == [*range(41, 51)]
+                    assert await store.log_tree.names() == {1: "/elsewhere"}
+                    await reader.seek("log", at(49))
+                    assert numbers(await reader.read()) == [49, 50]
+                else:
+                    with pytest.raises(UnknownLog):
+                        await reader.read()
+                    assert not await reader.read(timeout_s=2)
+                    with pytest.raises(UnknownLog):
+                        await reader.seek("log", at(49))
+                    await reader.start("log", at(59), at(60))
+                    assert numbers(await reader.read()) == [59, 60]
+
+        simulate(scenario)
+
+    def test_one_that_cannot_be_begun_again_keeps_none_of_the_others(self) -> None:
+        """Each call told the error anew, before anything of another log was given."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=5) as store:
+                await fill(store, "a", 9)
+                await fill(store, "b", 3)
+                reader = await store.reader("a", "b")
+                reader._feed("b").stream.fail(Overloaded("no room for one more read stream"))
+                found: list[int] = []
+
+                async def read(calls: int) -> list[str]:
+                    errors = []
+                    for _ in range(calls):
+                        try:
+                            found.extend(numbers(await reader.read(1, timeout_s=1)))
+                        except (Overloaded, Unreachable) as error:
+                            errors.append(type(error).__name__)
+                    return errors
+
+                async def opening(*_: object) -> ReadStream:
+                    await asyncio.sleep(0.1)
+                    raise Unreachable("nobody knows of it")
+
+                right, reader._open = reader._open, opening
+                assert {*await read(18)} == {"Overloaded", "Unreachable"}
+                assert found == [*range(1, 10)]
+                reader._open = right
+                await read(4)
+                assert found[9:] == [1, 2, 3]
+
+        simulate(scenario)
+
+    def test_one_that_was_to_end_at_the_tail_ends_at_that_tail(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                reader = await store.reader("log", until="tail")
+                reader._feed("log").stream.fail(Overloaded("no room for one more read stream"))
+                with pytest.raises(Overloaded):
+                    await reader.read()
+                await fill(store, "log", 3)
+                assert numbers(await reader.read()) == [1, 2, 3]
+                assert not await reader.read()
 
         simulate(scenario)
 
