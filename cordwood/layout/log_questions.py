@@ -76,14 +76,19 @@ class TimeReply(Struct, frozen=True, tag="time"):
 
 
 class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
-    """Where the records of a log begin and end here, up to `until`."""
+    """Where the records of a log begin and end here, above `above` and up to `until`.
+
+    Attributes:
+        above: what is trimmed elsewhere ends here; the node's own trim point may lie higher.
+    """
 
     log: U62
     until: AnyLsn
+    above: AnyLsn = 0
 
 
 class ExtentReply(Struct, frozen=True, tag="extent"):
-    """The first and the last record held above the trim point, 0 for none, and their times."""
+    """The first and the last record held where was asked, and their times; 0 for none."""
 
     trim: AnyLsn
     first: AnyLsn

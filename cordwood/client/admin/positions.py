@@ -238,12 +238,17 @@ class Positions:
     async def extent(self, log: AnyLog) -> Extent:
         """See `Store.tail_attributes`, `Store.head_attributes` and `Store.is_empty`."""
         info, tail = await self._opened(log)
-        call = AskExtent(info.log_id, int(tail), token=self._token(info))
-        told, missing = await self._ask_nodes(info, call, ExtentReply)
-        trim = max(each.trim for each in told.values())
-        # What one node has trimmed readers skip, whoever holds it.
-        held = [each for each in told.values() if each.first and each.last > trim]
-        first = min(((max(e.first, trim + 1), e.first_us) for e in held), default=(0, 0))
+        trim = 0
+        while True:
+            call = AskExtent(info.log_id, int(tail), trim, token=self._token(info))
+            told, missing = await self._ask_nodes(info, call, ExtentReply)
+            trim = max(trim, *(each.trim for each in told.values()))
+            held = [each for each in told.values() if each.first and each.last > trim]
+            if all(each.first > trim for each in held):
+                break
+            # What one node has trimmed readers skip, whoever holds it: a node that missed the
+            # trim has to say what it holds above.
+        first = min(((e.first, e.first_us) for e in held), default=(0, 0))
         last = max(((e.last, e.last_us) for e in held), default=(0, 0))
         is_partial = not self._is_enough(info, tail, told)
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)

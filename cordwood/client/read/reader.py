@@ -26,7 +26,7 @@ from cordwood.client.read.feed import Feed, end, is_of, wait_for_more
 from cordwood.client.read.hand import Batches, Hand, Portion, Taken, is_told, portion_of
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable
-from cordwood.lsn import Lsn
+from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.protocol.gap_detection import Delivery
 
 if TYPE_CHECKING:
@@ -420,7 +420,10 @@ class Reader:
                 continue
             try:
                 number = feed.stream.info.log_id
-                await self._begin(feed.log, number, feed.next_lsn, feed.until)
+                # Up to its old end: `tail` would be a later one by now.
+                old = feed.stream.until
+                until = None if old == LSN_MAX else Lsn(old)
+                await self._begin(feed.log, number, feed.next_lsn, until)
             except CordwoodError as error:
                 self._error = error
                 feed.is_to_begin = isinstance(error, Retryable)

@@ -516,6 +516,22 @@ class TestPassingErrors:
 
         simulate(scenario)
 
+    def test_one_that_was_to_end_at_the_tail_ends_at_that_tail(self) -> None:
+        """The tail was asked for anew, and records behind the asked end were given."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                reader = await store.reader("log", until="tail")
+                reader._feed("log").stream.fail(Overloaded("no room for one more read stream"))
+                with pytest.raises(Overloaded):
+                    await reader.read()
+                await fill(store, "log", 3)
+                assert numbers(await reader.read()) == [1, 2, 3]
+                assert not await reader.read()
+
+        simulate(scenario)
+
 
 class TestHealth:
     def test_a_reader_that_stands_still_says_so_and_that_it_goes_on(self) -> None:
