@@ -24,7 +24,7 @@ from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
-from cordwood.layout.log_questions import AskExtent, AskKept, AskSize, AskTime, Trim
+from cordwood.layout.log_questions import AskExtent, AskIfLost, AskKept, AskSize, AskTime, Trim
 from cordwood.layout.message import (
     AskEpoch,
     AskNodesets,
@@ -73,6 +73,7 @@ from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
 from cordwood.storage.claims import Claims
+from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.engine import Shard
 from cordwood.storage.identity import ACCEPTED
@@ -215,9 +216,9 @@ class Node:
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
             self._shard, self._epochs.newest_of, lambda ask: self._sequencer.released(ask),
-            lambda: self._peers,
-        )  # fmt: skip
-        self._storage = StorageRole(self._shard, self._streams, self._rights, self._claims)
+            lambda: self._peers)  # fmt: skip
+        survey = CopySurvey(self._shard, settings.node, lambda: self._members, self._epochs.read)
+        self._storage = StorageRole(self._shard, self._streams, self._rights, self._claims, survey)
         self._staging = Staging(self._shard, host.clock.now_us)
         if self._shard.has_lost:
             await self._renew_seals()
@@ -533,9 +534,7 @@ class Node:
                 return DoneReply()
             case AskNodesets():
                 return NodesetsReply(*self._shard.nodesets(call.log), member_infos(self._members))
-            case AskEpoch():
-                return self._storage.epoch_end(call)
-            case AskTime() | AskExtent() | AskSize() | AskKept():
+            case AskTime() | AskExtent() | AskSize() | AskKept() | AskEpoch() | AskIfLost():
                 return await self._storage.look(call)
             case AskTail():
                 return await self._sequencer.tail(call)

@@ -29,6 +29,7 @@ from cordwood.protocol.consumer_group import (
     Group,
     beat,
     by_number,
+    give_up_absent,
     is_by_name,
     join,
     leave,
@@ -97,6 +98,8 @@ class ConsumerCalls:
         if isinstance(call, LeaveGroup):
             return leave(group, call.member, call.generation, self._now_us())
         if isinstance(call, SaveCursors):
+            if not call.member:
+                group = give_up_absent(group, self._now_us())
             saved = save(
                 group,
                 call.positions,

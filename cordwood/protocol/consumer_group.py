@@ -127,6 +127,15 @@ def beat(group: Group, member: str, generation: int, now_us: int, ttl_us: int) -
     return _assign(replace(group, members=members), now_us)
 
 
+def give_up_absent(group: Group, now_us: int) -> Group:
+    """Members that were not heard of lose their logs. Also where no member is left to say so: the
+    last one may have been killed, and a consumer without members could never save again."""
+    members = _alive(group.members, now_us)
+    if members.keys() == group.members.keys():
+        return group
+    return _assign(replace(group, members=members), now_us)
+
+
 def let_go(group: Group, member: str, logs: Iterable[str], generation: int) -> Group:
     """`member` gives none of `logs` out any more: those that have an heir are its from now on.
 

@@ -14,8 +14,8 @@ What makes commits safe:
 
 `seal` is given to what makes pages: it says what reference a page has (its bytes are the layout's).
 
-Source: docs/objects.md, "The manifest"; s3stream digest (b), "Commit", and complaint 5 (1.23 M
-objects; a commit larger than the metadata store's batch).
+Source: docs/objects.md, "The manifest"; docs/sources/s3stream.md (b), "Commit", and complaint 5
+(1.23 M objects; a commit larger than the metadata store's batch).
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ order.
 **What a node may drop.** Oldest first, by whole partitions; only what is committed; and kept for
 `local_retention_s` beyond its append, unless the disk fills up.
 
-Source: docs/objects.md, "Planning"; s3stream digest (b), "Upload", and complaints 3 (upload on the
-fullness of what is finite, not on the size of a cache) and 5 (1.23 M objects of 71 KB).
+Source: docs/objects.md, "Planning"; docs/sources/s3stream.md (b), "Upload", and complaints 3
+(upload on the fullness of what is finite, not on the size of a cache) and 5 (1.23 M objects of 71
+KB).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import format_lsn
 from cordwood.protocol.producers import Turn, budget_of, is_query
 from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.cargo import Waiting
 from cordwood.wire.connection import Connection
 
 Ack = tuple[Connection, int, int]
@@ -32,6 +33,8 @@ class Turns:
 
     Attributes:
         repeats: repeated blocks whose original is still in flight: its last LSN, and the ack.
+        misplaced: blocks out of their sequence, with their error. It says what was given out, and
+            who is told takes that for stored. So it waits until the log is stored up to this LSN.
     """
 
     def __init__(self, epoch: int, below: Recovered) -> None:
@@ -39,6 +42,7 @@ class Turns:
         self._producers = below.producers
         self._tail = below.tail
         self.repeats: list[tuple[int, Ack]] = []
+        self.misplaced: list[tuple[int, Waiting, OutOfSequence]] = []
 
     def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
         """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
@@ -83,6 +87,19 @@ class Turns:
         """A producer's block was numbered."""
         place = Place(entry.producer_sequence, entry.count, first, time_us)
         self._producers.note(entry.producer, entry.producer_epoch, place)
+
+    def misplace(self, waiting: Waiting, error: OutOfSequence) -> None:
+        """A block is out of its sequence; `take_misplaced` says when its client is told."""
+        entry = waiting.entry
+        end = entry.producer_sequence + entry.count
+        last = self._producers.last_below(entry.producer, entry.producer_epoch, end)
+        self.misplaced.append((last, waiting, error))
+
+    def take_misplaced(self, lng: int) -> list[tuple[int, Waiting, OutOfSequence]]:
+        """The misplaced blocks whose error is true by now."""
+        done = [each for each in self.misplaced if each[0] <= lng]
+        self.misplaced = [each for each in self.misplaced if each[0] > lng]
+        return done
 
     def take_repeats(self, lng: int) -> list[Ack]:
         """The repeats whose original is stored by now."""

@@ -317,11 +317,14 @@ class Watch:
 
     def _sample(self, read: Slice, lsn: int) -> float | None:
         """Mean bytes of the records in the block at `lsn`; None if there is none."""
-        with self.store.read(read.log_id, lsn, lsn) as reader:
-            for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
-                if isinstance(taken, Delivery):
-                    header = taken.block.header
-                    return header.raw_bytes / header.count
+        try:
+            with self.store.read(read.log_id, lsn, lsn) as reader:
+                for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
+                    if isinstance(taken, Delivery):
+                        header = taken.block.header
+                        return header.raw_bytes / header.count
+        except UnknownLog:
+            pass  # it was deleted since: whoever reads it has the words for it
         return None
 
     def sizes(
@@ -345,7 +348,17 @@ class Watch:
         return {log: sampled.get(log, mean) for log in places}
 
     def _ask_epoch_end(self, log: int, epoch: int) -> Lsn | None:
-        return self.store.epoch_end(log, epoch)
+        """
+        Raises:
+            DataLoss: the log was deleted since its end was asked, and `failOnDataLoss` is true.
+        """
+        try:
+            return self.store.epoch_end(log, epoch)
+        except UnknownLog as error:
+            if self._options.fail_on_data_loss:
+                first = epoch << 32 | 1
+                raise data_loss(log, f"log {log}", first, None, "LOG_GONE") from error
+            return None
 
 
 def _utc(time_us: int) -> str:

@@ -17,10 +17,12 @@ from cordwood.errors import Malformed, Rejected, Retryable, Unreachable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.log_questions import (
     AskExtent,
+    AskIfLost,
     AskKept,
     AskSize,
     AskTime,
     ExtentReply,
+    IfLostReply,
     KeptReply,
     SizeReply,
     TimeReply,
@@ -48,6 +50,7 @@ from cordwood.layout.reading import (
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
 from cordwood.lsn import format_lsn
 from cordwood.storage.claims import SEAL_AHEAD_MAX, Claims
+from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.log_search import LogSearch
@@ -84,13 +87,16 @@ class StorageRole:
         streams: ReadStreams,
         rights: ReadRights | None = None,
         claims: Claims | None = None,
+        survey: CopySurvey | None = None,
     ) -> None:
         """
         Args:
             rights: who may read which log; None lets everybody.
             claims: what is believed of seals, trims and releases; None believes all.
+            survey: answers what would be to give if nodes were lost; None for a role without.
         """
         self._claims = claims
+        self._survey = survey
         self._shard = shard
         self._rights = rights
         self._gate = ReadGate(streams, rights)
@@ -186,14 +192,19 @@ class StorageRole:
             await self._claims.check_epoch(log, epoch, ahead)
 
     async def look(
-        self, call: AskTime | AskExtent | AskSize | AskKept
-    ) -> TimeReply | ExtentReply | SizeReply | KeptReply:
-        """Answer what this node's part of a log says; see `LogSearch`.
+        self, call: AskTime | AskExtent | AskSize | AskKept | AskEpoch | AskIfLost
+    ) -> TimeReply | ExtentReply | SizeReply | KeptReply | EpochReply | IfLostReply:
+        """Answer what this node's part of a log, or of all, says; see `LogSearch`.
 
         Raises:
             AccessDenied: the log wants a read token that the call does not bring.
             Unreachable: it took longer than the caller waits, so nobody wants the answer.
         """
+        if isinstance(call, AskEpoch):
+            return self.epoch_end(call)
+        if isinstance(call, AskIfLost):
+            assert self._survey is not None, "a node has one"
+            return await self._survey.look(call)
         if isinstance(call, AskKept):  # of a node, which needs no token
             return KeptReply(await kept_here(self._shard, call.log, call.lsns))
         if self._rights is not None:

@@ -9,8 +9,8 @@ What is given out tiles what was asked for: blocks, clipped at both ends, and ga
 meanwhile: where an object is gone, the manifest is read anew, and what it does not keep any more is
 a TRIM gap. Where the manifest ends, the history does, and nodes go on from `next_lsn`.
 
-Source: docs/objects.md, "Reading"; s3stream digest (b), "Read", and complaint 4 (reads that
-compaction breaks).
+Source: docs/objects.md, "Reading"; docs/sources/s3stream.md (b), "Read", and complaint 4 (reads
+that compaction breaks).
 """
 
 from __future__ import annotations

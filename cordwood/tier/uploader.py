@@ -7,7 +7,7 @@ it and says so. An uploader that is overtaken is told so by `Fenced` at its next
 
 The objects are made in a thread of the host's: the loop goes on.
 
-Source: docs/objects.md, "Uploading"; s3stream digest (b), "Upload".
+Source: docs/objects.md, "Uploading"; docs/sources/s3stream.md (b), "Upload".
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class TestHelp:
         ["", "up", "append", "tail", "logs create", "logs list", "logs show", "readers",
          "groups", "status", "demo", "sim run", "bench append", "bench read", "bench import",
          "bench node", "bench idle", "tier upload", "tier status", "tier verify", "tier repair",
-         "tier export", "tier collect", "nodes scrub", "nodes status",
+          "tier export", "tier collect", "nodes scrub", "nodes status", "nodes if-lost",
          "bench sim", "version"],
     )  # fmt: skip
     def test_every_verb_explains_itself(self, run, verb):

@@ -1,6 +1,6 @@
 """What is fuzzed of main storage: objects, manifests, and the names that lead to them.
 
-Source: reliability digest §1, §7.
+Source: docs/sources/reliability.md §1, §7.
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ NOT_FUZZED = {
     ("layout/object_file.py", "read_group"): "Arrow takes it apart: tests/layout damages it",
     ("layout/object_file.py", "readable"): "only says that it is; called by Arrow",
     ("layout/waves.py", "store_blocks"): "reads what the same process packed",
+    ("layout/message.py", "check_call"): "reads what this process packed",
     ("local_cluster.py", "_read_or_make_shape"): "opens a file; `identity` has what it reads",
     ("metadata/log_numbers.py", "_take_for"): "a call; `records_of_metadata` has what it reads",
     ("metadata/log_numbers.py", "decide"): "a call; `records_of_metadata` has what it reads",

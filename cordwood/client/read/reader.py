@@ -15,17 +15,17 @@ import contextvars
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from cordwood.block import Gap, GapKind, Record
+from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.read.feed import Feed, end, is_of, wait_for_more
 from cordwood.client.read.hand import Batches, Hand, Portion, Taken, is_told, portion_of
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable
-from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
 
@@ -37,66 +37,19 @@ logger = logging.getLogger(__name__)
 ARROW_BYTES = 4 << 20
 """Bodies of one log before the next has its turn: a batch or a few."""
 
-_LAST_GAPS = (GapKind.ACCESS, GapKind.NOT_IN_CONFIG)
-"""After these nothing more comes."""
-
 REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
-"""Pauses before what a callback refused is given to it again: LogDevice's."""
+"""Pauses before what a callback refused is given to it again: LogDevice's. As long, a log that
+could not be begun again rests, so that the others are read meanwhile."""
 
-Open = Callable[[str, Start, Position | None], Awaitable[ReadStream]]
-"""Opens a stream; see `Store.read`."""
+Open = Callable[[AnyLog, Start, Position | None], Awaitable[ReadStream]]
+"""Opens a stream of a log by its name, or by its number once it is read; see `Store.read`."""
 
 OnLogHealth = Callable[[str, str], None]
 """Is told, from the loop, that a log stands still: its name and why; "" once it goes on."""
 
 Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
 """Takes a record or gap of a log; False refuses it, and it comes again later."""
-
-
-@dataclass(slots=True, eq=False)
-class _Feed:
-    """One log of a reader.
-
-    Attributes:
-        log: its name as it was asked for; a log by two spellings is one, see `name`.
-        hand: what was taken of it and not given out.
-        waiting: the task that waits for more.
-        error: why the stream ended.
-        refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
-        is_broken: its next block cannot be opened; it stays before it.
-        is_to_begin: it ended with an error that may pass, and that was told.
-        barred_at: where it ended because the log is gone, or may not be read: a reader that
-            comes back when that has changed goes on there.
-    """
-
-    log: str
-    stream: ReadStream
-    until: Position | None
-    hand: Hand
-    waiting: asyncio.Task[None] | None = None
-    is_over: bool = False
-    error: CordwoodError | None = None
-    refused: int = 0
-    retry_at: float = 0.0
-    barred_at: Lsn | None = None
-    is_broken: bool = False
-    is_to_begin: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its name in the log tree."""
-        return self.stream.info.name
-
-    @property
-    def next_lsn(self) -> Lsn:
-        after = self.stream.taken_lsn if self.barred_at is None else self.barred_at
-        return Lsn(self.hand.next_lsn(after))
-
-    def take(self, taken: Taken) -> None:
-        self.hand.held.append(taken)
-        if isinstance(taken, Gap) and taken.kind in _LAST_GAPS:
-            self.barred_at = taken.first
 
 
 class Reader:
@@ -126,14 +79,14 @@ class Reader:
         self._tasks = tasks
         self._gaps = gaps
         self._on_health = on_health
-        self._feeds: deque[_Feed] = deque()
+        self._feeds: deque[Feed] = deque()
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._closed = False
-        self._offered: _Feed | None = None
+        self._offered: Feed | None = None
         # The log whose turn it is to be given out, and an error that is to be told instead.
-        self._up: _Feed | None = None
+        self._up: Feed | None = None
         self._error: CordwoodError | None = None
         self._is_woken = False
         self.on_end: Callable[[], object] = _nothing
@@ -152,7 +105,14 @@ class Reader:
         Raises:
             BadSetting, UnknownLog, Retryable: see `Store.read`.
         """
-        stream = await self._open(log, start, until)
+        await self._begin(log, log, start, until)
+
+    async def _begin(self, log: str, at: AnyLog, start: Start, until: Position | None) -> None:
+        """
+        Args:
+            at: the log's name, or its number where it is read already: the name may be another's.
+        """
+        stream = await self._open(at, start, until)
         if self._closed:
             stream.close()
             raise Closed("this reader was closed")
@@ -160,16 +120,16 @@ class Reader:
         self.stop(log, stream.info.log_id)
         if self._on_health is not None:
             stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
-        self._feeds.append(_Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
+        self._feeds.append(Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
         self._news.set()
 
     def stop(self, log: str, number: int = 0) -> None:
         """Read a log no more, nor the one of this number; one that is not read is fine."""
-        for feed in [each for each in self._feeds if _is_of(each, log, number)]:
+        for feed in [each for each in self._feeds if is_of(each, log, number)]:
             self._feeds.remove(feed)
             if self._up is feed:
                 self._up = None
-            _end(feed)
+            end(feed)
 
     async def seek(self, log: str, position: Start) -> None:
         """Go on at another place of a log that is read: an LSN, `oldest`, `tail`, or a time.
@@ -177,8 +137,8 @@ class Reader:
         Raises:
             BadSetting: it is not read, or that is no position.
         """
-        until = self._feed(log).until
-        await self.start(log, position, until)
+        feed = self._feed(log)
+        await self._begin(log, feed.stream.info.log_id, position, feed.until)
 
     def position(self, log: str) -> Lsn:
         """The first LSN of a log that the application has not dealt with, for it to begin at again.
@@ -216,16 +176,16 @@ class Reader:
         self._up = None
         self.on_end()
         while self._feeds:
-            _end(self._feeds.pop())
+            end(self._feeds.pop())
         self._news.set()
 
     def __del__(self) -> None:
         # Its application has let go of it, in whatever thread.
         if getattr(self, "_closed", True) or self._loop.is_closed():
             return
-        end = partial(_end_all, self._feeds, self.on_end)
+        end_all = partial(_end_all, self._feeds, self.on_end)
         with contextlib.suppress(RuntimeError):  # the loop was closed just now
-            self._loop.call_soon_threadsafe(end, context=self._context)
+            self._loop.call_soon_threadsafe(end_all, context=self._context)
 
     # Reading.
 
@@ -252,9 +212,10 @@ class Reader:
         An error that a log's stream ended with is there for `portion` or `item` to tell.
         """
         self.ask()
-        await self._begin_again()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while self._up is None and self._error is None:
+            if not await self._begin_again():
+                break
             self._news.clear()
             try:
                 self._up = self._next_ready()
@@ -264,7 +225,7 @@ class Reader:
                 break
             if self._closed:
                 self._error = Closed("this reader was closed")
-            elif self._is_woken or self.is_over or not await self._wait(deadline):
+            elif self._is_woken or self.is_over or not await self._wait_or_begin(deadline):
                 break
         self._is_woken = False
         return self._up is not None or self._error is not None
@@ -272,7 +233,7 @@ class Reader:
     @property
     def is_over(self) -> bool:
         """Whether every log was read to its `until`, as far as the nodes go."""
-        return all(each.is_over for each in self._feeds)
+        return all(each.is_over and not each.is_to_begin for each in self._feeds)
 
     def ask(self) -> None:
         """The application asks for more: what a loop was given last is dealt with."""
@@ -351,7 +312,7 @@ class Reader:
         """
         return ReaderBatches(self, columns)
 
-    def batches_of(self, feed: _Feed, columns: Sequence[str]) -> Batches:
+    def batches_of(self, feed: Feed, columns: Sequence[str]) -> Batches:
         """What makes columns of one log's hand."""
         made = partial(feed.stream.gatherer, columns)
         return Batches(feed.hand, feed.name, made, self._wants)
@@ -359,7 +320,7 @@ class Reader:
     def _wants(self, gap: Gap) -> bool:
         return self._gaps or is_told(gap)
 
-    async def fill_raw(self) -> _Feed | None:
+    async def fill_raw(self) -> Feed | None:
         """The next log in turn that has something, a turn's worth of it; None once every log was
         read to its `until`.
 
@@ -369,8 +330,8 @@ class Reader:
         if self._up is not None:
             self._up.hand.close_block()
             self._up = None
-        await self._begin_again()
         while True:
+            await self._begin_again()
             self._raise_error()
             self._news.clear()
             feed = self._next_ready(raw=True)
@@ -384,9 +345,9 @@ class Reader:
                 return feed
             if self._closed:
                 raise Closed("this reader was closed")
-            if all(each.is_over for each in self._feeds):
+            if self.is_over:
                 return None
-            await self._wait(None)
+            await self._wait_or_begin(None)
 
     async def deliver(self, accept: Accept) -> None:
         """Give everything to a callback, until every log was read to its `until`.
@@ -412,6 +373,7 @@ class Reader:
         """
         self._up = None
         while True:
+            await self._begin_again()
             self._raise_error()
             self._news.clear()
             feed = self._next_ready()
@@ -419,9 +381,9 @@ class Reader:
                 self._offered = feed
                 return feed.log, feed.hand.peek()
             waits = [each.retry_at for each in self._feeds if length_hint(each.hand.items)]
-            if not waits and all(each.is_over for each in self._feeds):
+            if not waits and self.is_over:
                 return None
-            await self._wait(min(waits, default=None))
+            await self._wait_or_begin(min(waits, default=None))
 
     def settle(self, *, accepted: bool) -> None:
         """What `offer` gave last was dealt with, or is to come again later."""
@@ -437,21 +399,43 @@ class Reader:
 
     # Inside.
 
-    def _feed(self, log: str) -> _Feed:
+    def _feed(self, log: str) -> Feed:
         for feed in self._feeds:
-            if _is_of(feed, log):
+            if is_of(feed, log):
                 return feed
         raise BadSetting(f"{log} is not read by this reader: `start` it first")
 
-    async def _begin_again(self) -> None:
-        """Go on in logs of which a passing error was told: nobody would be told of it again."""
+    async def _begin_again(self) -> bool:
+        """Go on in logs of which a passing error was told: nobody would be told of it again.
+
+        One that cannot be begun says so and rests, longer each time. An error that lasts ends it.
+
+        Returns:
+            Whether there is no error to tell.
+        """
         for feed in [each for each in self._feeds if each.is_to_begin]:
+            if self._error is not None:
+                break
+            if feed.begin_at > self._loop.time():
+                continue
             try:
-                await self.start(feed.log, feed.next_lsn, feed.until)
+                number = feed.stream.info.log_id
+                await self._begin(feed.log, number, feed.next_lsn, feed.until)
             except CordwoodError as error:
                 self._error = error
+                feed.is_to_begin = isinstance(error, Retryable)
+                pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.begins)
+                feed.begins += 1
+                feed.begin_at = self._loop.time() + pause_s
+        return self._error is None
 
-    def _next_ready(self, *, raw: bool = False) -> _Feed | None:
+    async def _wait_or_begin(self, deadline: float | None) -> bool:
+        """As `_wait`, until a log may be begun again as well, which is no deadline."""
+        begins = [each.begin_at for each in self._feeds if each.is_to_begin]
+        until = min([*begins, *(() if deadline is None else (deadline,))], default=None)
+        return await self._wait(until) or until != deadline
+
+    def _next_ready(self, *, raw: bool = False) -> Feed | None:
         """The next log in turn that has something; it goes to the end of the queue.
 
         Args:
@@ -470,7 +454,7 @@ class Reader:
                 return feed
         return None
 
-    def _has_some(self, feed: _Feed, raw: bool) -> bool:
+    def _has_some(self, feed: Feed, raw: bool) -> bool:
         """Whether a log has something to give, opened or not; else it is waited for."""
         hand = feed.hand
         while not feed.is_broken:
@@ -488,7 +472,7 @@ class Reader:
             self._take(feed)
         return False
 
-    def _take(self, feed: _Feed) -> None:
+    def _take(self, feed: Feed) -> None:
         """Take what is there, or have a task wait for it."""
         try:
             taken = feed.stream.take()
@@ -498,7 +482,7 @@ class Reader:
                 feed.is_over = True
             else:
                 # The task keeps the log's feed and not this reader, which may be let go of.
-                feed.waiting = self._tasks.create_task(_await(feed, self._news))
+                feed.waiting = self._tasks.create_task(wait_for_more(feed, self._news))
         except CordwoodError as error:
             feed.error, feed.is_over = error, True
 
@@ -556,11 +540,6 @@ def _size(taken: Taken) -> int:
     return taken.block.header.stored_bytes if isinstance(taken, Delivery) else 0
 
 
-def _is_of(feed: _Feed, log: str, number: int = 0) -> bool:
-    is_named = log == feed.log or normalise_name(log) == normalise_name(feed.log)
-    return is_named or feed.stream.info.log_id == number
-
-
 def _tell_health(
     loop: asyncio.AbstractEventLoop, log: str, on_health: OnLogHealth, _: ReadStream, why: str
 ) -> None:
@@ -568,30 +547,9 @@ def _tell_health(
     loop.call_soon(on_health, log, why)
 
 
-async def _await(feed: _Feed, news: asyncio.Event) -> None:
-    """Wait for the next block or gap of one log."""
-    try:
-        taken = await feed.stream.next()
-        if taken is None:
-            feed.is_over = True
-        else:
-            feed.take(taken)
-    except CordwoodError as error:
-        feed.error, feed.is_over = error, True
-    finally:
-        feed.waiting = None
-        news.set()
-
-
-def _end(feed: _Feed) -> None:
-    if feed.waiting is not None:
-        feed.waiting.cancel()
-    feed.stream.close()
-
-
-def _end_all(feeds: deque[_Feed], on_end: Callable[[], object]) -> None:
+def _end_all(feeds: deque[Feed], on_end: Callable[[], object]) -> None:
     for feed in feeds:
-        _end(feed)
+        end(feed)
     on_end()
 
 

@@ -69,7 +69,7 @@ class Staging:
         self._now_us = now_us
         # In the WAL and not durable yet. What is being pinned must not go, and what goes must
         # not be pinned: a pin that was answered holds, whatever was written behind it.
-        self._pinning: Counter[bytes] = Counter()
+        self._pinning: dict[bytes, list[Pin]] = {}
         self._going: Counter[bytes] = Counter()
 
     @property
@@ -137,17 +137,24 @@ class Staging:
             is_late = held is not None and held.pin is None and held.head.expires_us <= now_us
             if held is None or is_late or self._going[stage]:
                 raise StageExpired("a staged block was kept for as long as was asked, and is gone")
-            if held.pin is not None and (
-                held.pin.query != call.query or held.pin.attempt > call.attempt
-            ):
-                raise StageExpired(
-                    f"a staged block belongs to a later publish of {held.pin.query!r}"
-                )
+            # A pin on its way counts too: of two that cross, the one written last would hold.
+            for other in (*filter(None, (held.pin,)), *self._pinning.get(stage, ())):
+                if other.query != pin.query or other.attempt > pin.attempt:
+                    raise StageExpired(
+                        f"a staged block belongs to a later publish of {other.query!r}"
+                    )
         if all(held.pin == pin for held in map(self.index.get, stages) if held is not None):
             return
         record = PinRecord(call.query, call.attempt, stages)
-        with _counted(self._pinning, stages):
+        for stage in stages:
+            self._pinning.setdefault(stage, []).append(pin)
+        try:
             await self._write(RecordKind.PIN, (pack_pin(record),), record)
+        finally:
+            for stage in stages:
+                self._pinning[stage].remove(pin)
+                if not self._pinning[stage]:
+                    del self._pinning[stage]
 
     async def unstage(self, call: Unstage) -> None:
         """Let blocks go, but those that another attempt has pinned; durable when it returns."""
@@ -159,7 +166,7 @@ class Staging:
 
     async def drop(self, stages: Iterable[bytes]) -> None:
         """Let these blocks go for good, but those that are just being pinned."""
-        record = UnstageRecord(tuple(stage for stage in stages if not self._pinning[stage]))
+        record = UnstageRecord(tuple(stage for stage in stages if stage not in self._pinning))
         if record.stages:
             with _counted(self._going, record.stages):
                 await self._write(RecordKind.UNSTAGE, (pack_unstage(record),), record)

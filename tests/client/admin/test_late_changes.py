@@ -1,0 +1,96 @@
+"""Changes of the log tree that two nodes do: the first did not answer, and the second was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, values
+
+from cordwood.client.store import Store
+from cordwood.errors import UnknownLog
+from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
+from cordwood.log_attributes import LogAttributes
+
+LATE_S = 20.0
+"""Longer than a node works on a call."""
+
+Change = Callable[[Store], Awaitable[object]]
+
+
+async def delete(store: Store) -> None:
+    await store.log_tree.delete("/a")
+
+
+async def rename(store: Store) -> None:
+    await store.log_tree.rename("/a", "/b")
+    await store.log_tree.delete("/b")
+
+
+async def set_then_delete(store: Store) -> None:
+    await store.log_tree.set_attributes("/a", LogAttributes(backlog_s=1.0))
+    await store.log_tree.delete("/a")
+
+
+async def fence_then_delete(store: Store) -> None:
+    await store.log_tree.raise_token("/a", 7, "the earlier holder")
+    await store.log_tree.delete("/a")
+
+
+class TestLate:
+    @pytest.mark.parametrize("change", [delete, rename, set_then_delete, fence_then_delete])
+    def test_a_node_that_was_stopped_changes_no_log_made_since(self, change: Change) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=30) as store:
+                await store.append("/a", b"old")
+                cluster.machine(1).pause()
+                await change(store)
+                await store.create_log("/a")
+                await store.append("/a", b"new")
+                made = await store.log("/a")
+                cluster.machine(1).resume()
+                await asyncio.sleep(LATE_S)
+                async with cluster.client() as other:
+                    assert await values(other, "/a") == [b"new"]
+                    assert await other.log("/a") == made
+                    assert (await other.log_tree.epochs("/a")).token == 0
+                    with pytest.raises(UnknownLog):
+                        await other.log("/b")
+
+        simulate(scenario, nodes=5)
+
+    def test_a_change_whose_answer_was_lost_is_done_at_the_second_node(self) -> None:
+        """The second node said that there was no such log."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append("/a", b"0")
+                number = (await store.log("/a")).log_id
+                asked = store._cluster
+                for call in (RenameLog("/a", "/b", number), DeleteLog("/b", number)):
+                    first = await asked.call_any(call, timeout_s=5)
+                    assert await asked.call_any(call, timeout_s=5) == first
+                assert await store.logs() == []
+                with pytest.raises(UnknownLog):
+                    await store.log_tree.delete("/b")
+
+        simulate(scenario)
+
+    def test_what_stopped_half_way_is_finished_and_a_log_made_since_is_left_alone(self) -> None:
+        """The client found no log, and asks for what a stopped change left: the number 0."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append("/a", b"0")
+                for call in (
+                    DeleteLog("/a", 0),
+                    RenameLog("/a", "/b", 0),
+                    RaiseToken("/a", 7, "holder", 0),
+                    SetAttributes("/a", LogAttributes(backlog_s=1.0), log=0),
+                ):
+                    with pytest.raises(UnknownLog):
+                        await store._cluster.call_any(call, timeout_s=5)
+                assert await values(store, "/a") == [b"0"]
+
+        simulate(scenario)
