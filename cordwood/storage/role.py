@@ -49,7 +49,7 @@ from cordwood.layout.reading import (
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
 from cordwood.lsn import format_lsn
-from cordwood.storage.claims import SEAL_AHEAD_MAX, Claims
+from cordwood.storage.claims import Claims
 from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import EpochEnd
@@ -164,7 +164,8 @@ class StorageRole:
 
     async def seal(self, call: Seal) -> SealReply:
         """See `Shard.seal` and `mark`."""
-        await self._check_epoch(call.log, call.epoch, SEAL_AHEAD_MAX)
+        if self._claims is not None:
+            await self._claims.check_seal(call.log, call.epoch)
         return await self._shard.seal(call.log, call.epoch, call.clean)
 
     async def clean(self, call: Clean) -> DoneReply:
@@ -187,9 +188,9 @@ class StorageRole:
             await self._claims.check_released(call.log, call.until)
         return TrimReply(await self._shard.trim(call.log, call.lsn, call.until))
 
-    async def _check_epoch(self, log: int, epoch: int, ahead: int = 0) -> None:
+    async def _check_epoch(self, log: int, epoch: int) -> None:
         if self._claims is not None:
-            await self._claims.check_epoch(log, epoch, ahead)
+            await self._claims.check_epoch(log, epoch)
 
     async def look(
         self, call: AskTime | AskExtent | AskSize | AskKept | AskEpoch | AskIfLost
