@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 
 from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
-from cordwood.lsn import format_lsn
+from cordwood.lsn import ESN_ISSUED_MAX, ESN_MAX, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.storage.engine import Shard
 from cordwood.wire.peers import Peers
@@ -41,6 +41,14 @@ ASKED_AT_ONCE = 64
 
 RELEASED_TIMEOUT_S = 3.0
 """A look into a sequencer's memory; a node that takes longer is away."""
+
+
+def can_be_known_good(lsn: int) -> bool:
+    """Whether an epoch's records can be stored up to an LSN: its last one is the bridge's.
+
+    Taken for good, all of the epoch would be settled, and no recovery could store its end.
+    """
+    return lsn & ESN_MAX <= ESN_ISSUED_MAX
 
 
 class Claims:
@@ -127,7 +135,9 @@ class Claims:
     def release(self, log: int, lsn: int) -> None:
         """A node says that readers may see up to `lsn`; taken once its epoch is known."""
         epoch = lsn >> 32
-        if self._shard.cache.get(log) is not None and epoch <= self.known_epoch(log):
+        if not can_be_known_good(lsn):
+            logger.warning("log %d: no sequencer releases %s", log, format_lsn(lsn))
+        elif self._shard.cache.get(log) is not None and epoch <= self.known_epoch(log):
             self._shard.release(log, lsn)
         elif log in self._waiting or len(self._waiting) < WAITING_MAX:
             self._waiting[log] = max(lsn, self._waiting.get(log, 0))

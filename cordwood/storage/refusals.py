@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
-from cordwood.lsn import format_lsn
+from cordwood.lsn import ESN_ISSUED_MAX, format_lsn
 
 if TYPE_CHECKING:
     from cordwood.storage.engine import Shard
@@ -45,7 +45,7 @@ def refusal_of(
     header = block.header
     if shard.failed:
         return StoreRefusal(wave, header.log, Refusal.FAILED)
-    if block.envelope.lng > header.last:
+    if block.envelope.lng > min(header.last, header.last >> 32 << 32 | ESN_ISSUED_MAX):
         # A block is stored before it is known good; taken, this would release what nobody has.
         logger.warning("log %d: a block says that what is above it is stored", header.log)
         return StoreRefusal(wave, header.log, Refusal.CORRUPT)

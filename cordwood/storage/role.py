@@ -49,7 +49,7 @@ from cordwood.layout.reading import (
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
 from cordwood.lsn import format_lsn
-from cordwood.storage.claims import Claims
+from cordwood.storage.claims import Claims, can_be_known_good
 from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import EpochEnd
@@ -171,7 +171,8 @@ class StorageRole:
     async def clean(self, call: Clean) -> DoneReply:
         """See `Shard.clean` and `mark`."""
         read_produced(call.produced)
-        if call.epoch >= call.seal or call.lng >> 32 > call.epoch:
+        is_past = call.lng >> 32 > call.epoch or not can_be_known_good(call.lng)
+        if call.epoch >= call.seal or is_past:
             raise Rejected(
                 f"log {call.log}: epoch {call.epoch} cannot end at {format_lsn(call.lng)} by "
                 f"what epoch {call.seal} found"
@@ -186,6 +187,8 @@ class StorageRole:
         await self._check_epoch(call.log, call.until >> 32)
         if self._claims is not None and not by_node:
             await self._claims.check_released(call.log, call.until)
+        if not can_be_known_good(call.until):
+            raise Rejected(f"log {call.log}: no sequencer releases {format_lsn(call.until)}")
         return TrimReply(await self._shard.trim(call.log, call.lsn, call.until))
 
     async def _check_epoch(self, log: int, epoch: int) -> None:

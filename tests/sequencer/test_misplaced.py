@@ -13,6 +13,7 @@ from cordwood.client.publish import publishing
 from cordwood.client.store import Store
 from cordwood.errors import Misplaced, OutOfSequence
 from cordwood.settings import SequencerSettings
+from cordwood.sim.zoo import find_bug, planted
 
 LOG = 1
 TEN = [b"%d" % number for number in range(10)]
@@ -122,5 +123,9 @@ def test_a_batch_is_not_published_while_its_last_group_is_in_flight(
             await second
             assert (await values(two, "log"))[2:] == wanted
 
-    simulate(scenario, sequencer=SequencerSettings(group_bytes_max=8192), nodes=5, copies=3)
+    small = SequencerSettings(group_bytes_max=8192)
+    simulate(scenario, sequencer=small, nodes=5, copies=3)
     assert count == 15
+    count, is_last = 0, asyncio.Event()
+    with planted(find_bug("numbered-is-stored")), pytest.raises(AssertionError):
+        simulate(scenario, sequencer=small, nodes=5, copies=3)
