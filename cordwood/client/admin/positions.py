@@ -20,7 +20,7 @@ from cordwood.client.admin.log_tree import check_read_token, check_write_token
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.errors import AccessDenied, CordwoodError, Rejected, Unreachable
+from cordwood.errors import AccessDenied, CordwoodError, Rejected, UnknownLog, Unreachable
 from cordwood.layout.log_questions import (
     AskExtent,
     AskSize,
@@ -341,6 +341,8 @@ async def _first_keyed(stream: ReadStream, name: str) -> tuple[tuple[bytes, Lsn]
                 has_lost |= item.kind is GapKind.DATA_LOSS
                 if item.kind is GapKind.ACCESS:
                     raise AccessDenied(f"{name} may not be read by this client any more")
+                if item.kind is GapKind.NOT_IN_CONFIG:
+                    raise UnknownLog(f"{name} was deleted while a key was looked for in it")
             else:
                 if item.key is not None:
                     return (item.key, item.lsn), has_lost
