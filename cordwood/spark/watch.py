@@ -13,7 +13,7 @@ import datetime
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
@@ -26,7 +26,16 @@ from cordwood.spark.find_time import Seen, find_time
 from cordwood.spark.group import cursors_of
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import Selection, SourceOptions
-from cordwood.spark.places import At, Cursor, Edge, Place, Places, check_strangers, listed
+from cordwood.spark.places import (
+    At,
+    Cursor,
+    Edge,
+    Place,
+    Places,
+    check_strangers,
+    is_number,
+    listed,
+)
 from cordwood.spark.runs import Run, records_in, runs_of
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, Span
@@ -164,14 +173,40 @@ class Watch:
         """Calls that `released` makes at most."""
         return max(1, min(len(logs), len(self.store.members)))
 
-    def placed(self, logs: Mapping[int, str], tails: Mapping[int, int]) -> SourceOptions:
-        """The options, with LSNs in the place of times and cursors.
+    def carried(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """Places in `startingOffsets`, by number, of logs that are there and not selected now.
+
+        A stream carries them, as its checkpoint would: a log that was renamed away and comes back
+        is read on, and not from its beginning.
+        """
+        starts = self._options.starts
+        if starts is None:
+            return {}
+        places = {
+            int(log): place
+            for log, place in starts.by_log.items()
+            if is_number(log) and isinstance(place, int) and int(log) not in logs
+        }
+        there = self.all_logs() if places else {}
+        return {log: place for log, place in places.items() if log in there}
+
+    def placed(
+        self, logs: Mapping[int, str], tails: Mapping[int, int], carried: Collection[int] = ()
+    ) -> SourceOptions:
+        """The options, with LSNs in the place of times and cursors, and without `carried` logs.
 
         Raises:
             BadSetting: a log has no record so late, and the options make that an error.
         """
         options = self._options
         starts = options.starts
+        if starts is not None and carried:
+            kept = {
+                log: place
+                for log, place in starts.by_log.items()
+                if not (is_number(log) and int(log) in carried)
+            }
+            starts = Places(starts.default, kept)
         check_strangers("endingTimestamp", options.ends, logs)
         if starts is not None:
             check_strangers("startingTimestamp", starts, logs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -108,3 +109,37 @@ def test_a_signal_handler_may_call_wherever_it_interrupts(called: str, tmp_path:
 
     assert outcome(work) > 2
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["stream", "reader", "consumer"])
+def test_a_call_that_another_thread_passed_says_so(kind: str, tmp_path: Path) -> None:
+    """It said that the client was closed."""
+    with connect_blocking(str(tmp_path)) as store:
+        store.append("log", b"1")
+        reading: Any
+        if kind == "stream":
+            reading = store.read("log", "tail", None)
+        elif kind == "reader":
+            reading = store.reader("log", start="tail")
+        else:
+            reading = store.consumer("c", "log", start="tail").__enter__()
+        told: Future[Any] = Future()
+
+        def wait_at_the_tail() -> None:
+            try:
+                told.set_result(next(iter(reading)))
+            except CordwoodError as error:
+                told.set_exception(error)
+
+        threading.Thread(target=wait_at_the_tail, daemon=True).start()
+        ends = time.monotonic() + WITHIN_S
+        while reading._filling._task is None:
+            assert time.monotonic() < ends
+        second: Future[Any] = Future()
+        threading.Thread(target=lambda: second.set_result(next(iter(reading))), daemon=True).start()
+        with pytest.raises(Rejected, match="another thread reads here"):
+            told.result(WITHIN_S)
+        store.append("log", b"2")
+        given = second.result(WITHIN_S)
+        record = given if kind == "stream" else given[1]
+        assert record.value == b"2"
