@@ -90,7 +90,7 @@ class DiskSpace:
         return low, max(low, min(self._back_bytes, int(total_bytes * BACK_SHARE)))
 
     def on_free(self, free_bytes: int, total_bytes: int) -> bool:
-        """So much is free; whether that changed what the node takes."""
+        """The disk was measured; whether the node became read-only, or writable again."""
         low, back = self.marks(total_bytes)
         was = self.is_low
         self.is_low = free_bytes < low or (was and free_bytes < back)
