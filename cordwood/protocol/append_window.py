@@ -1,15 +1,13 @@
-"""The sequencer's sliding window: numbers go out in order, acks come back in order.
+"""The sequencer's sliding window: it gives out LSNs in order and acknowledges them in order.
 
-A run is what one wave brought for one log: consecutive LSNs, stored on one
-copyset. It may be stored out of order, but it retires, and is acknowledged, only
-when every run before it has; the last LSN retired is the LNG (last known good).
+A run is the consecutive LSNs of one log in one wave. One copyset stores it. Runs may be stored
+out of order, but a run retires, and is acknowledged, only after every run before it. The last LSN
+retired is the LNG (last known good).
 
-An atomic group may take several runs, numbered one behind the other. It retires as one: the
-LNG stands before it or behind it, never inside.
+An atomic group may take several consecutive runs. They retire together: the LNG stands before the
+group or behind it, never inside.
 
-Once numbered, a run is retried on new copysets until it is stored or the epoch
-ends; an answer to an earlier wave does not count, because the copies of that
-wave name another copyset.
+A numbered run is retried on new copysets until it is stored or the epoch ends.
 
 Source: docs/design.md §3 ("Acks are in LSN order"); docs/sources/logdevice.md 2.3, 2.4.
 """
@@ -29,15 +27,14 @@ class Run(Generic[Cargo]):
     """LSNs `[first, last]` on their way to a copyset.
 
     Attributes:
-        cargo: what the shell keeps with it (bytes, whom to acknowledge).
+        cargo: the caller's data for the run (bytes, the clients to acknowledge).
         wave: 0 before the first try, then 1, 2, ….
         waiting: members of the copyset that have not confirmed this wave.
-        sent_at: when this wave's wait began; long ago where it need not be waited for.
+        sent_at: when this wave's wait began; `-inf` forces an immediate retry.
         waves_at: when each wave was sent.
-        ends_group: whether the LNG may stand behind it: False inside an atomic group.
-        holders: nodes that have confirmed a wave before this one: they hold it, though with
-            another copyset.
-        lacking: nodes that turned out not to hold it.
+        ends_group: whether the LNG may stand behind the run: False inside an atomic group.
+        holders: nodes that confirmed an earlier wave: they hold the run with another copyset.
+        lacking: nodes that turned out not to hold the run.
     """
 
     __slots__ = (
@@ -69,12 +66,13 @@ class Run(Generic[Cargo]):
         self.waves_at.append(now)
 
     def note_holders(self) -> None:
-        """This wave is given up: who has confirmed it holds the run."""
+        """This wave is given up: note the nodes that confirmed it as holders of the run."""
         confirmed = {node for node in self.copyset if node not in self.waiting}
         self.holders = (self.holders | confirmed) - self.lacking
 
     def on_stored(self, node: int, wave: int) -> bool:
         """A node confirmed a wave; True if that made the run fully stored."""
+        # Race: a late answer to an earlier wave does not count. Its copies name another copyset.
         if wave != self.wave or node not in self.waiting:
             return False
         self.waiting.discard(node)
@@ -103,12 +101,12 @@ class AppendWindow(Generic[Cargo]):
         return iter(self._runs)
 
     def fits(self, count: int) -> bool:
-        """Whether `count` more LSNs are left in the epoch; if not, it is time for the next."""
+        """Whether the epoch has `count` more LSNs; if not, the log needs the next epoch."""
         return self.next + count - 1 <= self._end
 
     def number(self, count: int, cargo: Cargo, *, ends_group: bool = True) -> Run[Cargo]:
-        """Give the next `count` LSNs to a new run; the next one goes on in the same atomic
-        group unless `ends_group`."""
+        """Give the next `count` LSNs to a new run. Unless `ends_group`, the run after it belongs
+        to the same atomic group."""
         assert count > 0, "a run has at least one LSN"
         assert self.fits(count), "a run never crosses an epoch"
         run = Run(self.next, self.next + count - 1, cargo, ends_group)
@@ -117,8 +115,8 @@ class AppendWindow(Generic[Cargo]):
         return run
 
     def retire(self) -> list[Run[Cargo]]:
-        """Take the stored runs off the left end, whole groups of them, moving the LNG; they
-        may be acknowledged."""
+        """Remove stored runs, in whole groups, from the left end, and move the LNG. The caller
+        may acknowledge them."""
         retired: list[Run[Cargo]] = []
         for _ in range(self._whole()):
             run = self._runs.popleft()
@@ -128,7 +126,7 @@ class AppendWindow(Generic[Cargo]):
         return retired
 
     def _whole(self) -> int:
-        """How many runs from the left end on are stored and make whole groups."""
+        """The number of runs at the left end that are stored and form whole groups."""
         whole = 0
         for at, run in enumerate(self._runs, 1):
             if not run.stored:

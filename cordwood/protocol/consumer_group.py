@@ -1,18 +1,16 @@
-"""Consumer groups: who of a consumer's members reads which log, and whose saves count.
+"""Consumer groups: which member of a consumer reads which log, and which saves count.
 
-A *consumer* is a name with a position in each log: the first LSN that it has not dealt
-with yet. Members that join it share its logs: each log belongs to one of them. Every
-change of that is a new *generation*. A member that was replaced at a log may go on for a
-while without knowing; what it saves then is refused, because the log has had another owner
-since; that is remembered where nobody reads the log any more, too. Clocks decide only when an
-absent member's logs are given away, never whose save counts.
+A *consumer* is a name with a position in each log: the first LSN that it has not dealt with. The
+members of a consumer share its logs, and each log belongs to one member. Every change of owners is
+a new *generation*. Clocks decide only when an absent member loses its logs, never which save
+counts.
 
-A log goes from a member that is there to another one in two steps, as in Kafka's cooperative
-rebalancing: it gets an *heir*, and its owner saves and lets go of it. Until then the owner reads
-on and its saves count, and the heir waits; so nothing is read twice. An owner that does not let go
-within the time that it had to live by then loses it all the same.
+A log moves between two live members in two steps, as in Kafka's cooperative rebalancing: it gets an
+*heir*, then its owner saves and lets go of it. Until then the owner reads on, its saves count, and
+the heir waits; so no record is read twice. An owner that does not let go in time loses the log. Its
+time is the rest of its lease when the heir was named.
 
-Positions go back only when somebody says so in as many words.
+A position goes back only on an explicit reset.
 
 Source: docs/design.md §6 ("leases are hints, never safety"), §7; docs/sources/logdevice.md 1
 (checkpoints), docs/sources/reliability.md §1 (Jepsen on Kafka's consumer groups).
@@ -31,9 +29,10 @@ class GroupMember:
     """One reader of a consumer.
 
     Attributes:
-        logs: the logs it is willing to read.
-        expires_us: when it counts as gone unless it is heard of; µs since 1970 UTC.
-        joined: the generation that its joining made: an earlier life knows only lower ones.
+        logs: the logs that the member is willing to read.
+        expires_us: when the member counts as gone unless it beats before; µs since 1970 UTC.
+        joined: the generation that its joining made. An earlier life of the member knows only
+            lower generations.
     """
 
     logs: tuple[str, ...]
@@ -43,11 +42,12 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who reads a log, and since which generation.
+    """The member that reads a log, and the generation since which it does.
 
     Attributes:
-        member: "" where nobody does any more.
-        heir: who gets it once the owner lets go of it, at `due_us` at the latest; "" for nobody.
+        member: the reader; "" if no member reads the log any more.
+        heir: the member that gets the log when the owner lets go of it, at `due_us` at the
+            latest; "" for no member.
     """
 
     member: str
@@ -61,9 +61,10 @@ class Group:
     """A consumer.
 
     Attributes:
-        generation: grows with each change of who reads what; 0 where nobody ever joined.
+        generation: grows with each change of owners; 0 if no member ever joined.
         members: by name.
-        owners: by log; of a log that nobody will read any more, since when that is so.
+        owners: by log. A log that no member reads keeps an entry with the generation since which
+            that is so.
         positions: by log, the first LSN not dealt with.
     """
 
@@ -78,10 +79,9 @@ class Group:
 
 
 def join(group: Group, member: str, logs: Sequence[str], now_us: int, ttl_us: int) -> Group:
-    """`member` starts to read; one of that name that was there is replaced.
+    """`member` starts to read. It replaces a member of the same name.
 
-    Its logs get a new owner, itself included: what its earlier life still saves is refused.
-    Logs that others read go over to it once they let go of them.
+    A log that another member reads moves to the new member when its owner lets go of it.
     """
     members = _alive(group.members, now_us)
     joined = group.generation + 1
@@ -89,6 +89,8 @@ def join(group: Group, member: str, logs: Sequence[str], now_us: int, ttl_us: in
     owners = dict(group.owners)
     for log, own in group.owners.items():
         if own.member == member:
+            # Race: an earlier life of this member may still save. A new owner, even this same
+            # member, has a new generation, so that save is refused.
             owners[log] = Owner("", joined, own.heir)
         elif own.heir == member:
             owners[log] = replace(own, heir="", due_us=0)
@@ -96,12 +98,13 @@ def join(group: Group, member: str, logs: Sequence[str], now_us: int, ttl_us: in
 
 
 def leave(group: Group, member: str, generation: int, now_us: int) -> Group:
-    """`member` reads no more; its logs go to the others at once.
+    """`member` stops reading; its logs go to the other members at once.
 
     Args:
-        generation: that it was told of last. A late word of an earlier life ends no later one.
+        generation: the last one that `member` was told of.
     """
     known = group.members.get(member)
+    # Race: a late message of an earlier life must not end the present one.
     if known is None or generation < known.joined:
         return group
     members = {name: value for name, value in group.members.items() if name != member}
@@ -109,13 +112,13 @@ def leave(group: Group, member: str, generation: int, now_us: int) -> Group:
 
 
 def beat(group: Group, member: str, generation: int, now_us: int, ttl_us: int) -> Group:
-    """`member` is there; members that were not heard of lose their logs, and so do those that
-    were to let go of some and have not in time.
+    """`member` is alive. Members that expired lose their logs. Owners that did not let go of a
+    log in time lose that log.
 
     Args:
-        generation: in which it joined, or a later one that it was told of.
+        generation: the one in which `member` joined, or a later one that it was told of.
     Raises:
-        Fenced: it is no member any more, or a later life of it is: it has to join again.
+        Fenced: `member` is no longer a member, or a later life of it joined: join again.
     """
     known = group.members.get(member)
     if known is None or generation < known.joined:
@@ -137,10 +140,11 @@ def give_up_absent(group: Group, now_us: int) -> Group:
 
 
 def let_go(group: Group, member: str, logs: Iterable[str], generation: int) -> Group:
-    """`member` gives none of `logs` out any more: those that have an heir are its from now on.
+    """`member` stops reading `logs`; each of them that has an heir belongs to the heir now.
 
     Args:
-        generation: that `member` was told of last; where it was replaced since, nothing changes.
+        generation: the last one that `member` was told of. A log that got another owner since
+            then stays as it is.
     """
     now = group.generation + 1
     owners = dict(group.owners)
@@ -165,18 +169,18 @@ def save(
     """Move positions forward; all of them or none.
 
     Args:
-        member: who saves; "" for a consumer without members.
-        generation: that `member` was told of last.
-        expected: positions that must be there now, 0 for none: a compare-and-set. One that
-            was saved already, by a try whose answer was lost, is as good.
-        reset: let positions go back, whoever owns the logs.
+        member: the member that saves; "" for a consumer without members.
+        generation: the last one that `member` was told of.
+        expected: the positions before this save, 0 for none: a compare-and-set.
+        reset: let positions go back, and ignore the owners of the logs.
     Raises:
-        Fenced: a log has had another owner since that generation, or has members and the
-            saver is none, or a position is not the expected one.
+        Fenced: a log has had another owner since that generation, or the consumer has members
+            and the saver is none of them, or a position is not the expected one.
         Rejected: a position would go back.
     """
     for log, was in (expected or {}).items():
         now = group.positions.get(log, 0)
+        # Race: an earlier try may have saved and its answer was lost. The retry succeeds.
         if now not in (was, positions.get(log, was)):
             raise Fenced(f"{log} stands at {now}, not at {was}: somebody saved in between")
     for log, lsn in positions.items():
@@ -196,18 +200,17 @@ def _alive(members: Mapping[str, GroupMember], now_us: int) -> dict[str, GroupMe
 
 
 def _may_save(own: Owner, member: str, generation: int) -> bool:
-    """A log that nobody reads any more is open to a consumer without members, and not to one
-    that was its member once."""
+    """A log without a reader is open to a consumer without members, not to a former member."""
     return own.member == member and (not member or own.since <= generation)
 
 
 def _assign(group: Group, now_us: int) -> Group:
-    """Share the logs out anew: evenly, and moving as few as that allows."""
+    """Distribute the logs again: evenly, with as few moves as possible."""
     generation = group.generation + 1
     share: dict[str, list[str]] = {name: [] for name in sorted(group.members)}
     logs = sorted({log for value in group.members.values() for log in value.logs})
     takers = {log: [name for name in share if log in group.members[name].logs] for log in logs}
-    # Who is to read each log in the end.
+    # The member that reads each log in the end.
     target: dict[str, str] = {}
     for log in logs:
         own = group.owners.get(log)
@@ -232,10 +235,10 @@ def _assign(group: Group, now_us: int) -> Group:
 def _next_owner(
     own: Owner, target: str, stays: GroupMember | None, generation: int, now_us: int
 ) -> Owner:
-    """Who reads a log from now on, and who after that.
+    """The log's owner from now on, and its heir.
 
     Args:
-        stays: its owner, where that is there and willing to read it.
+        stays: the present owner, if it is alive and willing to read the log; else None.
     """
     if own.member == target:
         return replace(own, heir="", due_us=0)
@@ -254,7 +257,7 @@ def _least(share: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:
 def _even_out(
     share: dict[str, list[str]], takers: Mapping[str, Sequence[str]], target: dict[str, str]
 ) -> None:
-    """Move logs from members that have two more than another one that would take them."""
+    """Move a log while its member has at least two logs more than another willing member."""
     moved = True
     while moved:
         moved = False
@@ -277,20 +280,21 @@ def is_by_name(log: str) -> bool:
 
 
 def names_in(group: Group) -> set[str]:
-    """The names that a consumer's logs are kept by, none in an entry of today's form."""
+    """The log names in an entry of an older version; an entry of today's form has none."""
     logs = {*group.positions, *group.owners}
     logs.update(log for member in group.members.values() for log in member.logs)
     return set(filter(is_by_name, logs))
 
 
 def by_number(group: Group, numbers: Mapping[str, int]) -> Group:
-    """A consumer that was kept by names, in today's form.
+    """Convert a consumer that an older version kept by log names to today's form.
 
-    A position goes to the log that has the name now, and one of a name without a log is nobody's.
-    Its members are of clients that know of no numbers: they are out, and told so by their beats.
+    A position goes to the log that has the name now. A position under a name without a log is
+    dropped. Members whose clients do not know log numbers are removed; the answers to their beats
+    tell them so.
 
     Args:
-        numbers: of the names in it that lead to a log.
+        numbers: the log numbers of those names in `group` that lead to a log.
     """
     moved = {
         str(numbers[log]): lsn

@@ -1,26 +1,19 @@
-"""What recovery decides about an epoch's tail, from what an f-majority holds.
+"""Recovery's decision about an epoch's tail, from the copies that an f-majority holds.
 
-Fed with the copies above the LNG, the digest names for each range one outcome:
-the copy with the highest precedence (written by recovery, seal epoch, wave), or
-a hole where no member heard holds anything: what was acknowledged is on a full
-copyset, and an f-majority meets every one. A bridge follows the last record. What an
-earlier recovery wrote counts like any copy, so recoveries that follow one
-another reach the same end.
+The digest takes the copies above the LNG. For each range it decides one outcome: the copy with the
+highest precedence (written by recovery, seal epoch, wave), or a hole if no node that answered holds
+a copy. A hole is safe: an acknowledged record is on a full copyset, and an f-majority meets every
+copyset. A bridge follows the last record. Copies that an earlier recovery wrote count like any
+other copy, so consecutive recoveries reach the same end.
 
-Copies of one block never differ in content, whatever their waves; what can
-overlap a block is a hole or a bridge of an earlier recovery. Boundaries are
-those of blocks, so the decision is taken per elementary interval, and a block
-stands or falls as a whole, and so does an atomic group of them (`protocol.groups`).
+Copies of one block have the same content in all waves. Only a hole or a bridge of an earlier
+recovery can overlap a block. A block is kept or dropped as a whole, and so is an atomic group of
+blocks (`protocol.groups`).
 
-Blocks of producers, and conditional ones, above the first hole become holes: a producer's
-later block must not survive an earlier one that did not, nor what was appended on condition
-of a tail that is none (docs/design.md §3).
-
-Where those heard do not meet every copyset (*non-authoritative*), what nobody holds may have been
-acknowledged, so nothing new is plugged: readers are told of a loss there, and at the epoch's end.
-What is found plugged is plugged again: the recovery that plugged it heard enough.
-Blocks above what is missing are kept, for nothing shows that they were not acknowledged; only
-torn groups are not, which are never shown in part.
+If the nodes that answered do not meet every copyset, the recovery is *non-authoritative*. A record
+that none of them holds may have been acknowledged. So recovery plugs no new hole: readers get a
+loss there, and at the epoch's end. Recovery repeats the holes that it finds, because the recovery
+that plugged them heard enough nodes.
 
 Source: docs/sources/logdevice.md 2.7 (5, 6); docs/design.md §2, §3.
 """
@@ -40,7 +33,7 @@ Body = TypeVar("Body")
 
 @dataclass(frozen=True, slots=True)
 class Copy(Generic[Body]):
-    """One node's copy of a block, with whatever the shell needs to store it again."""
+    """One node's copy of a block, with the body that the caller needs to store it again."""
 
     header: BlockHeader
     envelope: Envelope
@@ -49,14 +42,14 @@ class Copy(Generic[Body]):
 
 @dataclass(frozen=True, slots=True)
 class Mend(Generic[Body]):
-    """What an epoch becomes above its LNG.
+    """The result for an epoch above its LNG.
 
     Attributes:
-        blocks: blocks to keep, in LSN order; each goes to a full copyset again.
+        blocks: blocks to keep, in LSN order; recovery stores each on a full copyset again.
         holes: ranges `(first, last)` to plug, in LSN order.
-        bridge: the LSN from which on the epoch is over; None where that is not known.
+        bridge: the LSN at which the epoch is over; None if that is not known.
         end: the last LSN that is kept, at least the LNG.
-        is_authoritative: what is neither kept nor plugged was never acknowledged.
+        is_authoritative: whether LSNs that are neither kept nor plugged were never acknowledged.
     """
 
     blocks: tuple[Copy[Body], ...]
@@ -76,7 +69,7 @@ class Digest(Generic[Body]):
         self._best: dict[tuple[int, int, BlockKind], Copy[Body]] = {}
 
     def add(self, copies: Iterable[Copy[Body]]) -> None:
-        """Take copies from one node; what ends at or below the LNG is settled already."""
+        """Take copies from one node; blocks that end at or below the LNG need no decision."""
         for copy in copies:
             header = copy.header
             assert header.first >> 32 == self._epoch, "a digest is of one epoch"
@@ -91,7 +84,7 @@ class Digest(Generic[Body]):
         """Decide.
 
         Args:
-            is_authoritative: whether the copies are from nodes that meet every copyset.
+            is_authoritative: whether the nodes that gave copies meet every copyset.
         """
         kept: list[Copy[Body]] = []
         holes: list[tuple[int, int]] = []
@@ -100,12 +93,18 @@ class Digest(Generic[Body]):
         whole = whole_groups(block.header for block in winners)
         for block in winners:
             if block.header.group not in whole:
+                # A group with a missing block was not acknowledged, and is never read in part.
                 continue
             if block.header.first > expected:
                 holes.append((expected, block.header.first - 1))
             if holes and block.header.depends and is_authoritative:
+                # Trap: a producer's block must not survive if an earlier block of it did not.
+                # A conditional block must not survive without the tail that it named
+                # (docs/design.md §3).
                 holes.append((block.header.first, block.header.last))
             else:
+                # A non-authoritative recovery keeps the blocks above a missing range: nothing
+                # shows that they were not acknowledged.
                 kept.append(block)
             expected = block.header.last + 1
         end = kept[-1].header.last if kept else self._lng
@@ -118,12 +117,10 @@ class Digest(Generic[Body]):
     def _found_plugs(
         self, kept: list[Copy[Body]], end: int
     ) -> tuple[tuple[tuple[int, int], ...], int | None]:
-        """Holes and bridge that copies say, where nothing is kept: an earlier recovery knew.
-
-        A bridge below a block that counts was overtaken: what else that later recovery kept
-        above it may not have been heard.
-        """
+        """The holes and the bridge of an earlier recovery, where no block is kept."""
         plugs = [copy.header for copy in self._best.values() if copy.header.kind != BlockKind.DATA]
+        # Trap: a later recovery overtook a bridge below a block that counts. That recovery may
+        # have kept more above the bridge, on nodes that did not answer.
         bridges = [p.first for p in plugs if p.kind == BlockKind.BRIDGE and p.first > end]
         bridge = min(bridges, default=None)
         below = (bridge or self._epoch << 32 | ESN_MAX) - 1
@@ -155,7 +152,7 @@ class Digest(Generic[Body]):
 
 
 def _joined(holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Holes that touch become one: a missing run is one hole between its neighbours."""
+    """Join holes that touch: a missing range is one hole between its neighbours."""
     joined: list[tuple[int, int]] = []
     for first, last in holes:
         if joined and joined[-1][1] + 1 == first:
@@ -179,7 +176,7 @@ def _united(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _without(
     ranges: Iterable[tuple[int, int]], taken: Iterable[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """What of `ranges` none of `taken` covers; both ascending, without overlaps."""
+    """The parts of `ranges` that `taken` does not cover; both ascending, without overlaps."""
     left = list(ranges)
     for first, last in taken:
         left = [

@@ -1,13 +1,13 @@
-"""When a storage node takes nothing new for want of disk, and when it does again: a rule.
+"""The rule for when a storage node stops taking records for lack of disk space, and resumes.
 
-Below a low-water mark it is read-only by itself: it takes nothing of sequencers, not even what
-they numbered already; seals and recoveries are written, reads go on. It takes new records
-again above a higher mark, so that a disk that hovers about one number does not turn the node
+Below a low mark the node is read-only: it refuses all stores of sequencers, even of blocks that
+are numbered already. It still writes seals and the stores of recoveries, and it serves reads. It
+takes records again above a higher mark; two marks keep a disk at the limit from switching the node
 on and off. Both marks are bytes, or a share of a small disk, whichever is less.
 
-What the WAL holds and LogsDB does not has still to be written to the disk, so it counts as if
-it were there: a node that took more than fits could never flush it, and so never be trimmed.
-Between two looks at the disk, what flushes have written since is taken off (`DiskRoom`).
+Blocks that are in the WAL and not in LogsDB count as written to the disk: a node that took more
+than fits could never flush it, so its WAL could never be trimmed. Between two measurements of the
+disk, `DiskRoom` subtracts what flushes have written.
 
 Source: docs/sources/logdevice.md 2.13 ("Disk"); docs/sources/bookkeeper.md (c), "Read-only".
 """
@@ -16,52 +16,54 @@ from __future__ import annotations
 
 LOW_SHARE = 0.05
 BACK_SHARE = 0.1
-"""Of the whole disk: what a small one is left free of, where the bytes would be most of it."""
+"""Shares of the whole disk. They apply to a small disk, of which the bytes would be most."""
 
 LOW_BYTES_MIN = 8 << 20
-"""Of a very small disk: a dropped partition is first noted in LogsDB's metadata, and the files
-of a new one take some too; at most a quarter of the disk."""
+"""Free bytes of a very small disk, at most a quarter of it. Dropping a partition first writes to
+LogsDB's metadata, and the files of a new partition also need space."""
 
 FLUSH_GROWTH = 1.1
-"""What a flush writes for each byte of blocks: index entries and file headers beside them."""
+"""Bytes that a flush writes for each byte of blocks, index entries and file headers included."""
 
 
 def to_write(unflushed_bytes: int) -> int:
-    """What blocks take of the disk once they are flushed."""
+    """The disk space that blocks take after a flush."""
     return int(unflushed_bytes * FLUSH_GROWTH)
 
 
 class DiskRoom:
-    """What a disk takes until it is looked at next."""
+    """The bytes that a disk still takes until the next measurement."""
 
     def __init__(self) -> None:
         self._left: int | None = None
         self._reserve = 0
 
     def on_free(self, free_bytes: int, reserve_bytes: int) -> None:
-        """So much is free; the reserve is not for first waves, and half of it for no store."""
+        """The disk was measured. First waves may not use the reserve; no store may use the lower
+        half of it."""
         self._left, self._reserve = free_bytes, reserve_bytes
 
     def on_flushed(self, size: int) -> None:
-        """A flush has written blocks of `size` bytes since."""
+        """A flush has written blocks of `size` bytes since the last measurement."""
         if self._left is not None:
             self._left -= to_write(size)
 
     def first_wave_room(self, unflushed_bytes: int, most: int) -> int:
-        """Bytes left for first waves, `most` at most."""
+        """Bytes that first waves may still use, `most` at most."""
         if self._left is None or not self._reserve:
             return most
         left = self._left - self._reserve - to_write(unflushed_bytes)
         return max(0, min(most, int(left / FLUSH_GROWTH)))
 
     def takes(self, unflushed_bytes: int) -> bool:
-        """Whether so much may wait for a flush in all, of what was numbered already; half of the
+        """Whether `unflushed_bytes` of numbered blocks may wait for a flush in total. Half of the
         reserve is left then."""
         left = self._left
         return left is not None and left - to_write(unflushed_bytes) >= self._reserve // 2
 
     def flush_fits(self, size: int) -> bool:
-        """Whether a flush of blocks of `size` bytes finds room; small ones are always tried."""
+        """Whether a flush of `size` bytes of blocks fits. Small flushes always do, so that they
+        are tried."""
         return self._left is None or self._left >= to_write(size) or size < LOW_BYTES_MIN // 4
 
 
@@ -75,7 +77,7 @@ class DiskSpace:
     def __init__(self, low_bytes: int, back_bytes: int) -> None:
         """
         Args:
-            low_bytes, back_bytes: the marks of a large disk; 0 for the first is none at all.
+            low_bytes, back_bytes: the marks of a large disk; `low_bytes` 0 means no mark.
         """
         self.is_low = False
         self._low_bytes = low_bytes
@@ -88,7 +90,7 @@ class DiskSpace:
         return low, max(low, min(self._back_bytes, int(total_bytes * BACK_SHARE)))
 
     def on_free(self, free_bytes: int, total_bytes: int) -> bool:
-        """So much is free; whether that changed what the node takes."""
+        """The disk was measured; whether the node became read-only, or writable again."""
         low, back = self.marks(total_bytes)
         was = self.is_low
         self.is_low = free_bytes < low or (was and free_bytes < back)

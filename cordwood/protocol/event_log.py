@@ -1,24 +1,24 @@
-"""What an event makes of the rebuilding set, and what the set says of each node's data.
+"""Applies events to the rebuilding set, and derives from the set the status of each node's data.
 
-A replicated state machine: who applies the same events in the order of their LSNs, from the
-beginning or from a snapshot, has the same set. Nothing else goes in: no clock, no member list.
-An event that needs the members brings them along.
+This is a replicated state machine. All nodes that apply the same events in the order of their LSNs,
+from the beginning or from a snapshot, have the same set. Nothing else is an input: no clock and no
+member list. An event that needs the members carries them.
 
-- **Versions.** A new version tells every donor to look at its blocks anew, with the set as it is
-  then. `IsRebuilt` of an older version counts for nothing.
-- **What was done stays done**, with three exceptions. A donor that is lost before it was done
-  leaves blocks to the donors behind it, so these are asked again. A node that is back with its
-  data is a donor for the others that are lost, since it stands before donors that would have
-  given its blocks. And whoever was unsure is asked again when a node is back.
+- **Versions.** A new version tells every donor to check its blocks again, with the new set. An
+  `IsRebuilt` of an older version has no effect.
+- **A donor that is done stays done**, with three exceptions. If a donor is lost before it was done,
+  the donors behind it take over its blocks, so these donors work again. A node that is back with
+  its data is a donor for the other lost nodes, because it stands before donors that would have
+  given its blocks. And a donor that was unsure works again when a node is back.
 - **A node takes no block whose copyset names an entry of the set** (`storage.refusals`). So a node
-  that was a member of nothing when the event was written holds no such block, and is no donor.
-- **Empty is for good** until the node acks: readers stopped counting on the node.
+  outside the nodesets at the time of the event holds no such block, and is no donor.
+- **Empty stays** until the node acks: readers no longer count on the node.
 
-One thing differs from LogDevice: where no donor is left at all, a node is called empty only if no
-lost node may come back.
+One thing differs from LogDevice: if no donor is left, a node is called empty only if no lost node
+may come back.
 
-A limit: a block whose copies were all on lost nodes is given up with them. Should one of these
-nodes come back after another of them was acked, the block stays with fewer copies than it should.
+A limit: a block whose copies were all on lost nodes is given up with them. If one of these nodes
+comes back after another of them was acked, the block keeps too few copies.
 
 Source: docs/sources/logdevice.md 2.9.
 """
@@ -48,12 +48,12 @@ from cordwood.rebuilding import (
 )
 
 REBUILDING_MAX = 0.35
-"""Of all nodes: where more are away, it is the network or the power, and rebuilding would fill the
-disks of those that are left."""
+"""Share of all nodes. If more are away, the cause is the network or the power, and rebuilding would
+fill the disks of the nodes that are left."""
 
 
 class Verdict(enum.Enum):
-    """What became of an event."""
+    """The effect of an event."""
 
     TAKEN = "it changed the set"
     SEEN = "it was looked at before"
@@ -67,7 +67,7 @@ class Verdict(enum.Enum):
 
 
 class Outcome(NamedTuple):
-    """The set after an event, and what became of the event."""
+    """The set after an event, and the effect of the event."""
 
     after: RebuildingSet
     verdict: Verdict
@@ -77,7 +77,7 @@ _Refused = Verdict | RebuildingSet
 
 
 def apply(before: RebuildingSet, lsn: int, event: RebuildEvent) -> Outcome:
-    """Look at the event at `lsn`; events come in the order of their LSNs, maybe again."""
+    """Apply the event at `lsn`. Events come in the order of their LSNs; some may come twice."""
     if lsn <= before.through:
         return Outcome(before, Verdict.SEEN)
     here = replace(before, through=lsn)
@@ -114,10 +114,10 @@ def replay(
 
 
 def authority_of(rebuilding: RebuildingSet, node: int) -> Authority:
-    """What readers and recoveries may conclude of a node's silence."""
+    """The node's status, by which readers and recoveries judge its silence."""
     entry = rebuilding.entry(node)
     if entry is None or entry.ranges:
-        # A node that lost a range only is there, and answers for that range with "not known".
+        # A node that lost only a range runs. It answers "not known" for that range.
         return Authority.FULLY_AUTHORITATIVE
     if entry.is_empty:
         return Authority.AUTHORITATIVE_EMPTY
@@ -153,12 +153,12 @@ def _needs_rebuild(here: RebuildingSet, lsn: int, event: NeedsRebuild) -> _Refus
         return Verdict.UNKNOWN_NODE
     known = here.entry(event.node)
     if known is not None and known.is_empty:
-        # Its data lies elsewhere, and it took nothing since.
+        # Other nodes hold its data, and it took no block since.
         is_news = event.drain and not known.drain
         return _with(here, replace(known, drain=True)) if is_news else Verdict.UNCHANGED
     if known is not None and not known.ranges and not event.restart:
         if not known.relocates:
-            # A lost node cannot give; that it is to stay empty is news.
+            # A lost node cannot give blocks. Only an order to stay empty changes its entry.
             is_news = event.drain and not known.drain
             return _with(here, replace(known, drain=True)) if is_news else Verdict.UNCHANGED
         if event.drain:
@@ -176,7 +176,7 @@ def _needs_rebuild(here: RebuildingSet, lsn: int, event: NeedsRebuild) -> _Refus
 
 
 def _entry(here: RebuildingSet, lsn: int, event: NeedsRebuild, known: LostNode | None) -> LostNode:
-    """What is said of the node from now on."""
+    """The node's entry from now on."""
     ranges: tuple[TimeRange, ...] = ()
     if known is None or known.ranges:
         ranges = event.ranges
@@ -194,7 +194,7 @@ def _entry(here: RebuildingSet, lsn: int, event: NeedsRebuild, known: LostNode |
     done: tuple[int, ...] = ()
     is_certain = True
     if known is not None and known.relocates and known.node in known.done and not event.restart:
-        # It gave all of its own before it was lost: what others have given stands.
+        # The node gave all its own blocks before it was lost, so the other donors stay done.
         done = tuple(node for node in known.done if node in donors)
         is_certain = known.is_certain
     return LostNode(
@@ -209,13 +209,13 @@ def _too_many(here: RebuildingSet, event: NeedsRebuild) -> bool:
 
 
 def _asked_again(each: LostNode, lost: LostNode) -> LostNode:
-    """An entry when another node can not give all, or nothing, of what it was to give for it."""
+    """The entry `each` after `lost`, one of its donors, lost all or a part of its own blocks."""
     if each.node == lost.node or each.is_empty or lost.node not in each.donors:
         return each
     was_done = lost.node in each.done
     if not lost.ranges:
         each = replace(each, donors=_but(each.donors, lost.node), done=_but(each.done, lost.node))
-    # The donors that come behind it in its blocks' copysets have more to give now.
+    # The donors behind it in the copysets of its blocks have more to give now.
     return each if was_done else replace(each, done=(), is_certain=True)
 
 
@@ -291,7 +291,7 @@ def _unrecoverable(here: RebuildingSet, event: Unrecoverable) -> _Refused:
 
 
 def _back(here: RebuildingSet, lsn: int, node: int) -> RebuildingSet:
-    """A node is there with its data, and a donor for every other that is lost."""
+    """A node is back with its data, and becomes a donor for every other lost node."""
 
     def with_donor(each: LostNode) -> LostNode:
         if each.is_empty:
@@ -320,13 +320,13 @@ def _restarted(here: RebuildingSet, lsn: int) -> RebuildingSet:
 
 
 def _settled(here: RebuildingSet) -> RebuildingSet:
-    """Call empty the nodes for which nobody has to give any more; each may end another's wait."""
+    """Call empty the nodes for which no donor has work left; each may end another node's wait."""
     empty = next(
         (e for e in here.lost if not e.is_empty and not e.ranges and _is_over(here, e)), None
     )
     if empty is None:
         return here
-    # A drained node is done with the blocks of others, too: it has none any more.
+    # A drained node has no blocks any more, so it is no donor for others either.
     lost = tuple(
         each
         if each.is_empty
@@ -339,7 +339,7 @@ def _settled(here: RebuildingSet) -> RebuildingSet:
 
 
 def _is_over(here: RebuildingSet, entry: LostNode) -> bool:
-    """Whether every donor has given, and nothing more is to be hoped for."""
+    """Whether every donor is done, and no other node may still bring blocks back."""
     if not entry.is_done:
         return False
     if entry.relocates or (entry.is_certain and entry.donors):
@@ -351,7 +351,7 @@ def _is_over(here: RebuildingSet, entry: LostNode) -> bool:
 
 
 def _joined(ranges: Iterable[TimeRange]) -> tuple[TimeRange, ...]:
-    """Ranges in order, those that meet as one."""
+    """The ranges in order; ranges that touch become one."""
     found: list[TimeRange] = []
     for each in sorted(ranges):
         if found and each.first_us <= found[-1].last_us + 1:

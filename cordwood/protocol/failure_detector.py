@@ -1,21 +1,17 @@
-"""Which nodes live, from what nodes tell one another.
+"""Decides which nodes are alive, from the gossip between nodes.
 
-Each node counts its own ticks. At each it grows the *age* of every other node by one
-and tells its whole list of ages to one of them, drawn at random; a list that comes in
-lowers ages to what the other one heard. So word of a node that lives reaches everybody
-in a few ticks, over whoever can still reach it, and a silent node's age grows everywhere.
+Each node counts its own ticks. At each tick it raises the *age* of every other node by one and
+sends its list of ages to one other node, drawn at random. The receiver lowers its ages to those in
+the list. So a sign of life reaches all nodes in a few ticks, by any path that still works, and the
+age of a silent node grows everywhere.
 
-A node is `SUSPECT` once its age passes `suspect_ticks` (no new copies go there while
-others can take them) and `DEAD` past `dead_ticks` (its logs fall to the next node of
-each log's order). One that leaves says so and is dead at once, until it comes back with
-a higher incarnation. Time is counted in ticks and not read from a clock: a process that
-was stopped finds everybody as old as it left them, and not dead.
+A node is `SUSPECT` when its age passes `suspect_ticks`: it gets no new copies while other nodes can
+take them. It is `DEAD` when its age passes `dead_ticks`: each of its logs goes to the next node in
+the log's order. A node that leaves says so, and is dead at once until it comes back with a higher
+incarnation.
 
-A node that has just started trusts nobody's silence before it was told something by
-`TOLD_MIN` lists, or for as long as it takes to call anybody dead; until then all live.
-One for which everybody else is dead is *isolated*: it must stop to sequence, because the
-others have long given its logs to another. Nodes whose data an operator gave up give nothing to
-anybody: one that has no others but those is what is left of the cluster, and goes on.
+A node is *isolated* if all other nodes are dead to it. It must stop sequencing, because the others
+gave its logs to another node long ago.
 
 Source: docs/sources/logdevice.md 2.12 (every 100 ms to a random node; dead after 30 intervals;
 three lists before the own view counts).
@@ -38,7 +34,7 @@ AGE_MAX = 1_000_000
 
 
 class NodeState(enum.Enum):
-    """What a node is to another one."""
+    """A node's state, as another node sees it."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -46,12 +42,12 @@ class NodeState(enum.Enum):
 
 
 class Word(NamedTuple):
-    """What one node says of one node.
+    """One node's report about one node.
 
     Attributes:
-        age: the teller's ticks since the last sign of life, 0 for itself.
-        incarnation: the life that is meant; a higher one makes all else stale.
-        leaving: it said that it goes.
+        age: the sender's ticks since the last sign of life; 0 for the sender itself.
+        incarnation: the node's life that the report is about; a higher one makes others stale.
+        leaving: whether the node said that it leaves.
     """
 
     node: int
@@ -65,8 +61,8 @@ class DetectorLimits:
     """How long silence may last, in ticks.
 
     Attributes:
-        suspect_ticks: with a tick of 0.1 s and some ten nodes, word takes three or four
-            ticks to get round; ten leave room for one that is lost or late.
+        suspect_ticks: with a tick of 0.1 s and about ten nodes, gossip reaches all nodes in
+            three or four ticks; ten ticks leave time for a message that is lost or late.
         dead_ticks: LogDevice's 30, so three seconds. A false alarm moves sequencers, which
             costs as much as a failure.
     """
@@ -76,10 +72,10 @@ class DetectorLimits:
 
 
 class FailureDetector:
-    """One node's view of all; see the module.
+    """One node's view of all nodes; see the module.
 
     Args:
-        node, incarnation: who looks.
+        node, incarnation: of the node whose view this is.
         limits: when silence counts.
     """
 
@@ -87,7 +83,8 @@ class FailureDetector:
         self._node = node
         self._incarnation = incarnation
         self._limits = limits
-        # By node: the tick of its last sign of life, so that a tick ages all of them at once.
+        # By node: the tick of its last sign of life, so that one addition ages all of them. Ticks
+        # and no clock: a process that was stopped finds all nodes as old as before, and not dead.
         self._heard: dict[int, int] = {}
         self._incarnations: dict[int, int] = {}
         self._leavers: set[int] = set()
@@ -97,10 +94,10 @@ class FailureDetector:
         self._leaving = False
 
     def want(self, incarnations: Mapping[NodeId, int], given_up: Set[NodeId] = frozenset()) -> None:
-        """These are the members, with the incarnations that the metadata store knows.
+        """Set the members, with the incarnations that the metadata store knows.
 
         Args:
-            given_up: those of which it was said that their data is gone, or lies on others.
+            given_up: members whose status says that their data is gone or lies on other nodes.
         """
         self._given_up = given_up
         others = [node for node in sorted(incarnations) if node != self._node]
@@ -111,12 +108,12 @@ class FailureDetector:
         self._leavers.intersection_update(others)
 
     def tick(self) -> list[Word]:
-        """Time goes on by one tick; what to tell one of the others."""
+        """Advance by one tick; the words to send to one of the other nodes."""
         self._ticks += 1
         return self.words()
 
     def words(self) -> list[Word]:
-        """What this node says now, of itself first."""
+        """This node's words now; the first is about itself."""
         words = [Word(self._node, 0, self._incarnation, self._leaving)]
         for node, heard in self._heard.items():
             age = min(self._ticks - heard, AGE_MAX)
@@ -124,7 +121,7 @@ class FailureDetector:
         return words
 
     def on_words(self, words: Iterable[tuple[int, int, int, bool]]) -> None:
-        """Another node tells what it knows; of those who are no members here nothing is kept.
+        """Take another node's words; words about nodes that are no members here are dropped.
 
         Args:
             words: each a `Word`, or a plain tuple of the same.
@@ -145,16 +142,18 @@ class FailureDetector:
                 self._leavers.add(node)
 
     def leave(self) -> None:
-        """This node goes: so say all its words from now on."""
+        """This node leaves; all its words say so from now on."""
         self._leaving = True
 
     @property
     def is_trusted(self) -> bool:
-        """Whether this view counts yet."""
+        """Whether this view counts yet; until then all nodes are alive."""
+        # Trap: a node that has just started has heard nobody, so silence means nothing yet. It
+        # waits for TOLD_MIN lists, or as long as it takes to call a node dead.
         return self._told >= TOLD_MIN or self._ticks > self._limits.dead_ticks
 
     def state(self, node: NodeId) -> NodeState:
-        """What `node` is to this one; a node it knows nothing of is alive."""
+        """The state of `node`; an unknown node is alive."""
         heard = self._heard.get(node)
         if heard is None:
             return NodeState.ALIVE
@@ -168,7 +167,7 @@ class FailureDetector:
     def nodes(self, *states: NodeState) -> frozenset[NodeId]:
         """The other nodes that are in one of these states."""
         if NodeState.ALIVE not in states and self._are_all_alive:
-            return frozenset()  # asked at every tick, and mostly so
+            return frozenset()  # the usual case, and this is asked at every tick
         members = map(NodeId, self._heard)
         return frozenset(node for node in members if self.state(node) in states)
 
@@ -179,6 +178,8 @@ class FailureDetector:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether there are others that nobody gave up, and all of them are dead."""
+        """Whether all other nodes are dead, and an operator has not given up every one of them."""
+        # Nodes whose data an operator gave up take no logs over. If there are no other nodes, this
+        # node is the rest of the cluster and goes on.
         members = [NodeId(node) for node in self._heard if node not in self._given_up]
         return bool(members) and all(self.state(node) is NodeState.DEAD for node in members)

@@ -1,28 +1,27 @@
-"""What a reader may deliver next, from what each node has sent.
+"""Decides what a reader delivers next, from the blocks and markers of the nodes.
 
-Every node sends what is its to send of a range, in order, and says how far it has come
-(its marker). The buffer keeps the blocks above `next`, drops what it has seen,
-and gives out blocks and gaps that tile `[start, until]` exactly.
+Every node sends its share of a range in order, and tells how far it has come (its marker). The
+buffer keeps the blocks above `next` and drops duplicates. It gives out blocks and gaps that tile
+`[start, until]` exactly.
 
-- A block that covers `next` is delivered from there on, whoever sent it.
-- A hole plug is a HOLE gap. A bridge is a BRIDGE gap to the end of its epoch and
-  over the slot (E+1, 0), which no sequencer issues.
-- `next` lies at or below a trim point that any node told: TRIM up to there, whatever is
-  here of it.
-- Nothing at `next`, and enough nodes have come past it with an intact view
-  (`quorum.authority`): DATA_LOSS, up to where that is so and nothing is known again. If
-  nodes that have data were not heard, only after a grace period.
-- Nodes that know that they lost records (LogDevice's UNDER_REPLICATED gaps) send what they
-  have. Their silence never makes an f-majority; but once all others have come past `next`
-  and so have they, nobody is left to ask: DATA_LOSS after the grace period.
-- The log was deleted, or this reader may not read it: what is here is given out, and then
-  one gap to `until` says so.
-- Blocks that a node left out because the reader wants none of their records: FILTERED.
-- Anything else: wait. A node that sent a damaged copy does not count as past it,
-  for it does not know what it holds there; nor does one that is not connected.
+- A block that covers `next`: deliver it from `next` on, from any sender.
+- A hole plug: a HOLE gap. A bridge: a BRIDGE gap to the end of its epoch and over the slot
+  (E+1, 0), which no sequencer issues.
+- `next` lies at or below the trim point of any node: a TRIM gap up to that point. Blocks that are
+  here below it are dropped.
+- No block at `next`, and enough nodes have come past it with an intact view (`quorum.f_majority`):
+  a DATA_LOSS gap, up to the point where that stops being true or a block is here. If nodes that
+  have data did not answer, the gap comes only after a grace period.
+- Nodes that know that they lost records (LogDevice's UNDER_REPLICATED gaps) send what they have.
+  Their silence never makes an f-majority. When they and all other nodes have come past `next`, no
+  node is left to ask: a DATA_LOSS gap after the grace period.
+- The log was deleted, or this reader may not read it: deliver the blocks that are here, then one
+  gap to `until`.
+- Blocks that a node left out because the reader wants none of their records: a FILTERED gap.
+- Anything else: wait.
 
-Whether silence means anything is for the caller to say: it does not where nodes leave out
-what another one sends (`protocol.single_copy`). Page: docs/protocol/read.md.
+The caller says whether silence means anything. It means nothing while nodes leave out blocks that
+another node sends (`protocol.single_copy`). Page: docs/protocol/read.md.
 
 Source: docs/sources/logdevice.md 2.11; docs/design.md §2 (gaps).
 """
@@ -40,11 +39,11 @@ from cordwood.nodes import NodeId
 from cordwood.quorum.f_majority import QuorumVerdict
 
 BAD_RANGES_MAX = 1024
-"""Damaged copies remembered of one node; one with more is taken to know nothing."""
+"""Damaged copies remembered of one node. A node with more counts as knowing nothing."""
 
 
 class HasHeader(Protocol):
-    """Whatever the shell keeps a block in."""
+    """The object in which the caller keeps a block."""
 
     @property
     def header(self) -> BlockHeader:
@@ -55,7 +54,7 @@ Item = TypeVar("Item", bound=HasHeader)
 
 
 class _LeftOut:
-    """A range of blocks that are there and not wanted, in the place of a block."""
+    """A range of blocks that a node holds and the reader does not want, in place of a block."""
 
     __slots__ = ("header",)
 
@@ -64,7 +63,7 @@ class _LeftOut:
 
 
 Judge = Callable[[Set[NodeId]], QuorumVerdict]
-"""What the nodes that have come past `next` amount to, in the epoch of `next`."""
+"""The verdict on the nodes that have come past `next`, in the epoch of `next`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class ReadBuffer(Generic[Item]):
     Attributes:
         next: the first LSN that was not given out yet.
         until: the last LSN that is wanted.
-        wants_grace: a loss would be told at `next` once the grace period is over.
+        wants_grace: whether a loss at `next` waits for the end of the grace period.
     """
 
     def __init__(self, start: int, until: int) -> None:
@@ -112,7 +111,7 @@ class ReadBuffer(Generic[Item]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has something to give whatever the nodes have come past."""
+        """Whether `take` can give something without regard to the nodes' markers."""
         return (
             self._is_here()
             or 0 < self._trim >= self.next
@@ -121,18 +120,18 @@ class ReadBuffer(Generic[Item]):
         )
 
     def on_connected(self, node: NodeId) -> None:
-        """`node` starts to send from `next`; what it said before counts no more."""
+        """`node` starts to send from `next`; its earlier markers and reports no longer count."""
         self._markers.pop(node, None)
         self._bad.pop(node, None)
         self._unknown.discard(node)
         self._damaged.discard(node)
 
     def on_gone(self, node: NodeId) -> None:
-        """`node` sends nothing for now, so it counts for nothing."""
+        """`node` is disconnected, so its marker does not count."""
         self._markers.pop(node, None)
 
     def rewind(self) -> None:
-        """All nodes start over at `next`: what is here goes, for they send it again."""
+        """All nodes start again at `next`. Drop all blocks, because the nodes send them again."""
         self._heap.clear()
         self._passed.clear()
         self._ranges.clear()
@@ -143,7 +142,7 @@ class ReadBuffer(Generic[Item]):
         self.wants_grace = False
 
     def on_block(self, block: Item) -> bool:
-        """Take a block; False if it is a copy of one that is here or given out already."""
+        """Take a block; False if a copy of it is here or was given out."""
         header = block.header
         key = (header.first, header.last, header.kind)
         if header.last < self.next or key in self._ranges:
@@ -154,43 +153,44 @@ class ReadBuffer(Generic[Item]):
         return True
 
     def on_left_out(self, first: int, last: int) -> None:
-        """A node holds all of `[first, last]`, and the reader wants nothing of it."""
+        """A node holds all of `[first, last]`, and the reader wants no record in it."""
         if last >= self.next:
             self._arrivals += 1
             entry = (first, _order(BlockKind.DATA), self._arrivals, _LeftOut(first, last))
             heapq.heappush(self._heap, entry)
 
     def on_marker(self, node: NodeId, marker: int) -> None:
-        """`node` has sent all that is its to send below `marker`."""
+        """`node` has sent its whole share below `marker`."""
         self._markers[node] = marker
 
     def on_trim(self, trim: int) -> bool:
-        """A node's trim point is `trim`, 0 for none; whether that says something about `next`."""
+        """A node's trim point is `trim`, 0 for none; whether it covers `next`."""
         self._trim = max(self._trim, trim)
         return 0 < trim >= self.next and not self.is_done
 
     def take_passed(self) -> list[Item]:
-        """Blocks that were here and will not be delivered, since this was called last."""
+        """Blocks that were dropped without delivery since the last call."""
         passed, self._passed = self._passed, []
         return passed
 
     def on_bad_copy(self, node: NodeId, first: int, last: int) -> None:
-        """`node` sent a damaged copy of `[first, last]`: it does not know what it holds there."""
+        """`node` sent a damaged copy of `[first, last]`; it does not count as past `first`."""
+        # Trap: the node does not know what it holds in that range, so its silence means nothing.
         bad = self._bad.setdefault(node, [])
         bad.append((first, last))
         if len(bad) > BAD_RANGES_MAX:
             self._unknown.add(node)
 
     def on_damaged(self, node: NodeId) -> None:
-        """`node` lost records and does not know which: its silence makes no f-majority."""
+        """`node` lost records and does not know which: its silence never makes an f-majority."""
         self._damaged.add(node)
 
     def on_over(self, why: GapKind) -> None:
-        """Nothing more will come: `NOT_IN_CONFIG` or `ACCESS`."""
+        """No more blocks will come; the reason is `NOT_IN_CONFIG` or `ACCESS`."""
         self._over = why
 
     def is_passed_by(self, nodes: Iterable[NodeId]) -> bool:
-        """Whether all of `nodes`, and at least one, have come past `next`, and it is not here."""
+        """Whether all of `nodes`, at least one, have come past `next`, and no block covers it."""
         found = False
         for node in nodes:
             if self._markers.get(node, 0) <= self.next:
@@ -203,22 +203,22 @@ class ReadBuffer(Generic[Item]):
         return self._markers.get(node, 0)
 
     def behind(self, nodes: Iterable[NodeId]) -> list[NodeId]:
-        """Those of `nodes` that have not come past `next`."""
+        """The members of `nodes` that have not come past `next`."""
         return [node for node in nodes if self._markers.get(node, 0) <= self.next]
 
     @property
     def is_overdue(self) -> bool:
-        """Whether something shows that `next` is readable, and it is not here."""
+        """Whether a block or marker above `next` shows that it is readable, and it is not here."""
         if self.is_done or self._is_here():
             return False
         return bool(self._heap) or any(marker > self.next for marker in self._markers.values())
 
     def take(self, judge: Judge | None, *, grace_over: bool = False) -> Delivery[Item] | Gap | None:
-        """What comes next, or None if that is not known yet; moves `next`.
+        """The next delivery or gap, or None if it is not known yet; moves `next`.
 
         Args:
-            judge: None where silence means nothing: no loss is concluded.
-            grace_over: whoever has not spoken by now is not waited for.
+            judge: None if silence means nothing: no loss is concluded.
+            grace_over: the grace period is over; do not wait for silent nodes.
         """
         self.wants_grace = False
         if self.is_done:
@@ -240,7 +240,7 @@ class ReadBuffer(Generic[Item]):
         return bool(self._heap) and self._heap[0][0] <= self.next
 
     def _never_issued(self) -> int:
-        """The end of the slots around `next` that no sequencer issues."""
+        """The last of the LSNs around `next` that no sequencer issues."""
         return (1 << 32) if self.next >> 32 == 0 else self.next
 
     def _drop_passed(self) -> None:
@@ -251,7 +251,7 @@ class ReadBuffer(Generic[Item]):
                 self._passed.append(block)
 
     def _left_out(self, last: int) -> Gap:
-        """One gap for all that follows one another."""
+        """One gap for consecutive ranges that were left out."""
         heap = self._heap
         while heap and isinstance(heap[0][3], _LeftOut) and heap[0][0] <= last + 1:
             last = max(last, heapq.heappop(heap)[3].header.last)
@@ -284,7 +284,7 @@ class ReadBuffer(Generic[Item]):
         self.wants_grace = False
 
     def _lost(self, judge: Judge, grace_over: bool) -> Gap | None:
-        """A loss that runs as far as the same can be said of all of it."""
+        """A DATA_LOSS gap, as long as one verdict holds for all of it; None to wait."""
         reached = {node: at for node in self._markers if (at := self._knows_upto(node)) > self.next}
         for known in sorted(set(reached.values()), reverse=True):
             heard = {node for node, at in reached.items() if at >= known}
@@ -299,7 +299,7 @@ class ReadBuffer(Generic[Item]):
         return None
 
     def _knows_upto(self, node: NodeId) -> int:
-        """From `next` on, where `node`'s view ends: its marker, or the first damaged copy."""
+        """The end of `node`'s intact view above `next`: its marker, or its first damaged copy."""
         if node in self._unknown:
             return 0
         upto = self._markers[node]
@@ -311,10 +311,10 @@ class ReadBuffer(Generic[Item]):
 
 
 def _amount(judge: Judge, intact: Set[NodeId], damaged: Set[NodeId]) -> QuorumVerdict:
-    """What nodes amount to of which some know that they lost records.
+    """The verdict on nodes, some of which know that they lost records.
 
-    LogDevice (docs/sources/logdevice.md 2.11) tells the loss at once; here whoever else may know
-    gets its time.
+    LogDevice (docs/sources/logdevice.md 2.11) reports the loss at once; here the other nodes get
+    the grace period first.
     """
     verdict = judge(intact)
     if not damaged or verdict not in (QuorumVerdict.NONE, QuorumVerdict.INCOMPLETE):
@@ -327,5 +327,5 @@ def _amount(judge: Judge, intact: Set[NodeId], damaged: Set[NodeId]) -> QuorumVe
 
 
 def _order(kind: BlockKind) -> int:
-    """At one LSN a data block goes before a plug, since what was kept was kept whole."""
+    """At one LSN a data block goes before a plug, because recovery keeps only whole blocks."""
     return 0 if kind == BlockKind.DATA else 1

@@ -1,10 +1,9 @@
-"""Atomic groups: blocks that stand or fall together.
+"""Atomic groups: blocks that are kept together or dropped together.
 
-Each block's header names its group, `[group first, group last]`; a lone block is a group of
-its own. Recovery keeps a group only if it found every block of it: one that was
-acknowledged is on full copysets, which an f-majority meets, so of such a one nothing is
-missing. Of a group of which something is missing nothing was acknowledged, and none of it
-may ever be read.
+Each block's header names its group, `[group first, group last]`; a lone block is a group of its
+own. Recovery keeps a group only if it found every block of it. An acknowledged group is on full
+copysets, and an f-majority meets them, so none of its blocks is missing. A group with a missing
+block was never acknowledged, and no record of it may ever be read.
 
 Source: docs/design.md §2 ("ack, LNG, release and recovery treat it as one block").
 """
@@ -17,7 +16,7 @@ from cordwood.block import BlockHeader
 
 
 def whole_groups(headers: Iterable[BlockHeader]) -> frozenset[tuple[int, int]]:
-    """The groups, as (first, last), of which every block is there.
+    """The groups, as (first, last), that have every block in `headers`.
 
     Args:
         headers: of blocks that do not overlap, in LSN order.

@@ -1,12 +1,12 @@
-"""What the answers of storage nodes say together about places in a log: a rule.
+"""Combines the answers of storage nodes about places in a log: a rule.
 
-Append time never falls along a log. So if one node says that all up to `before` is older, no
-record at or below that is what is looked for, whoever holds it; and what one node has `at` a
-later time bounds it from above. In between may be records that only silent nodes hold, unless
-those that answered meet every copyset of every epoch: then nothing is there, and the first
-LSN in between is as good as any: all older records are below it, all others are not.
+Append time never falls along a log. So if one node says that all records up to `before` are older,
+the place is above `before`, for the records of all nodes. A node's first record `at` or after the
+time bounds the place from above. Silent nodes may hold records between these bounds, unless the
+nodes that answered meet every copyset of every epoch. Then no record is between the bounds, and the
+first LSN there is right: all older records are below it and all others are above.
 
-With fewer answers it errs to the early side only.
+With fewer answers the result errs only to the early side.
 
 Source: docs/sources/logdevice.md 1 ("findTime"), 2.13; docs/design.md §2.
 """
@@ -20,7 +20,7 @@ from cordwood.lsn import OLDEST
 
 
 class TimeAnswer(NamedTuple):
-    """What one node knows: trim point, last LSN that is older, first that may not be."""
+    """One node's answer: trim point, last LSN that is older, first LSN that may not be older."""
 
     trim: int
     before: int
@@ -28,7 +28,7 @@ class TimeAnswer(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A place, and whether enough was heard for it to be exact."""
+    """A place, and whether enough nodes answered for it to be exact."""
 
     lsn: int
     is_complete: bool
@@ -37,13 +37,13 @@ class Found(NamedTuple):
 def find_time(answers: Iterable[TimeAnswer], tail: int, *, heard_all: bool) -> Found:
     """The first LSN from which on no record is older than a time.
 
-    Before everything that is the LSN after the trim point; after everything the next one to
-    be issued; in a log that never held anything the oldest.
+    If all records are younger, it is the LSN after the trim point. If all are older, it is the
+    next LSN to be issued. In a log that never held a record it is the oldest LSN.
 
     Args:
         answers: at least one.
-        tail: what all of them were asked up to.
-        heard_all: those that answered meet every copyset.
+        tail: the LSN up to which all nodes were asked.
+        heard_all: whether the nodes that answered meet every copyset.
     """
     known = list(answers)
     before = max(answer.before for answer in known)
@@ -54,16 +54,17 @@ def find_time(answers: Iterable[TimeAnswer], tail: int, *, heard_all: bool) -> F
         return Found(max(OLDEST, min(before + 1, at)), heard_all or before + 1 == at)
     if not before and heard_all:
         return Found(OLDEST, True)
-    # Nothing heard of is as late; so nothing is, if enough was heard.
+    # No answer names a record this late; if enough nodes answered, the log has none.
     return Found(max(OLDEST, tail + 1 if heard_all else before + 1), heard_all)
 
 
 def size_of(sizes: Iterable[int], nodes: int, copies: int) -> int:
-    """About how many bytes a log has, each record once.
+    """The estimated bytes of a log, each record counted once.
 
     Args:
-        sizes: what the nodes that answered hold.
-        nodes: how many hold some of it; those that did not answer count as the others.
+        sizes: bytes held by each node that answered.
+        nodes: number of nodes that hold a part of the log. A node that did not answer counts as
+            the average of the others.
     """
     told = list(sizes)
     return sum(told) * nodes // (len(told) * max(1, copies)) if told else 0
@@ -78,7 +79,7 @@ class Part(NamedTuple):
 
 
 def bytes_between(parts: Iterable[Part], start_us: int, stop_us: int) -> int:
-    """Of these parts the bytes in [start, stop), a part that is cut counted by its length."""
+    """The bytes of these parts in [start, stop); a part that is cut counts by its share of time."""
     total = 0.0
     for part in parts:
         length = part.last_us + 1 - part.first_us

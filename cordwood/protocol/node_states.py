@@ -1,4 +1,4 @@
-"""Which nodes a sequencer should pick for new copies, from how they answered.
+"""Chooses the nodes that a sequencer picks for new copies, from their earlier answers.
 
 ::
 
@@ -14,16 +14,13 @@
     any       ──the failure detector suspects it──► SUSPECTED while that lasts
     any       ──no connection──► UNROUTABLE; a new one makes it AVAILABLE
 
-Only AVAILABLE nodes are picked. If they cannot hold a copyset, every node that is up counts
-again, since a slow copy is better than none; what a copyset must be is never changed by this.
-Where a node is being rebuilt, it is the members of the copyset that refuse, as long as they have
-not heard that it is back; by whom it was named does not matter.
+Only AVAILABLE nodes are picked. If they cannot hold a copyset, every node that is up counts again,
+because a slow copy is better than none. The rules for a copyset never change. If a node is being
+rebuilt, the members of its copyset refuse the wave until they hear that the node is back.
 
-A slow node is tried with a store of nothing, made durable as any other, and not with an
-append that somebody waits for. LogDevice leaves it out for 600 s; here a node that was
-only paused should get its share back soon, and one that is slow again is left out for longer
-each time. A wave in which *nobody* answered says more of the sequencer than of the nodes, and
-makes none of them slow.
+A probe of a slow node is an empty store that the node makes durable like any other, and no append
+that a client waits for. LogDevice leaves a slow node out for 600 s. Here a node that only paused
+gets its share back soon, and a node that is slow again is left out for longer each time.
 
 Source: docs/sources/logdevice.md 2.4 ("NodeSetState").
 """
@@ -39,20 +36,20 @@ SLOW_S = 2.0
 """After a timed-out wave, the first time."""
 
 SLOW_MAX_S = 60.0
-"""Where doubling stops, and for how long a node has to do well to begin with SLOW_S again."""
+"""The longest time on the list. A node that did well for this long begins with SLOW_S again."""
 
 FULL_S = 1.0
 """After "overloaded", as LogDevice does."""
 
 NO_SPACE_S = 30.0
-"""After "no space": half of LogDevice's. Space comes back by trims, and the node then tells."""
+"""After "no space": half of LogDevice's. Trims free space, and the node then reports it."""
 
 REBUILDING_S = 30.0
 """After a member of its copyset said that it is being rebuilt, as LogDevice does."""
 
 PROBE_S = 1.0
-"""A probe that is not answered by then was one too many: twice what a wave waits for a node
-that nothing is known of."""
+"""A probe without an answer after this time has failed: twice the wait of a wave for a node
+without earlier answers."""
 
 
 class NodeState(enum.Enum):
@@ -76,10 +73,10 @@ class _Slow:
     """A node on the graylist, or lately on it.
 
     Attributes:
-        until: when it may be probed.
-        length_s: of this stay.
+        until: when the node may be probed.
+        length_s: of this stay on the list.
         probed_at: when the probe under way was sent; None for none.
-        left_at: when it came off the list; None while it is on it.
+        left_at: when the node left the list; None while it is on the list.
     """
 
     __slots__ = ("left_at", "length_s", "probed_at", "until")
@@ -91,7 +88,7 @@ class _Slow:
         self.left_at: float | None = None
 
     def again(self, now: float) -> None:
-        """It was slow once more: for twice as long, unless it did well for a long time."""
+        """The node was slow again: it stays twice as long, unless it did well for SLOW_MAX_S."""
         is_new = self.left_at is not None and now - self.left_at > SLOW_MAX_S
         self.length_s = SLOW_S if is_new else min(SLOW_MAX_S, 2 * self.length_s)
         self.until = now + self.length_s
@@ -102,38 +99,39 @@ class NodeStates:
     """See the module. All times are the loop's, in seconds."""
 
     def __init__(self) -> None:
-        # Refused, and until when: the state and the time.
+        # By node that refused: the state, and the time until which it holds.
         self._refused: dict[NodeId, tuple[NodeState, float]] = {}
         self._slow: dict[NodeId, _Slow] = {}
         self._silent: frozenset[NodeId] = frozenset()
         self._rebuilding: frozenset[NodeId] = frozenset()
 
     def set_rebuilding(self, nodes: frozenset[NodeId]) -> None:
-        """These are the nodes whose data is said to be gone or rebuilt, as far as is known here."""
+        """Set the nodes whose data is reported as gone or being rebuilt, as known here."""
         self._rebuilding = nodes
 
     def set_silent(self, nodes: frozenset[NodeId]) -> None:
-        """These are the nodes that the failure detector suspects, or calls dead, now."""
+        """Set the nodes that the failure detector now suspects or calls dead."""
         self._silent = nodes
 
     def on_timed_out(self, waiting: Collection[NodeId], copyset: Collection[NodeId], now: float) \
             -> None:  # fmt: skip
-        """A wave on `copyset` took too long; those `waiting` did not answer it."""
+        """A wave on `copyset` took too long; the nodes `waiting` did not answer it."""
+        # Trap: if no node answered, the cause is more likely the sequencer than the nodes.
         if len(waiting) < len(copyset) or len(copyset) == 1:
             for node in sorted(waiting):
                 self.on_slow(node, now)
 
     def on_slow(self, node: NodeId, now: float) -> None:
-        """`node` did not answer in time, or lags, though others do not."""
+        """`node` did not answer in time, or lags behind the other nodes."""
         slow = self._slow.get(node)
         if slow is None:
             self._slow[node] = _Slow(now)
         elif slow.left_at is not None:
             slow.again(now)
-        # On the list already: one stall makes many waves late, and counts once.
+        # Trap: a node on the list is not punished again: one stall makes many waves late.
 
     def on_full(self, node: NodeId, now: float) -> None:
-        """`node` refused a wave for want of room."""
+        """`node` refused a wave because it was full."""
         self._refused[node] = (NodeState.OVERLOADED, now + FULL_S)
 
     def on_no_space(self, node: NodeId, now: float) -> None:
@@ -141,7 +139,7 @@ class NodeStates:
         self._refused[node] = (NodeState.NO_SPACE, now + NO_SPACE_S)
 
     def on_room(self, node: NodeId) -> None:
-        """`node` tells by itself that it has room."""
+        """`node` reported that it has free space."""
         if self._refused.get(node, (None, 0.0))[0] not in _NOT_OF_ROOM:
             self._refused.pop(node, None)
 
@@ -150,18 +148,18 @@ class NodeStates:
         self._refused[node] = (NodeState.REBUILDING, now + REBUILDING_S)
 
     def on_failed(self, node: NodeId) -> None:
-        """`node` cannot store any more until it is restarted."""
+        """`node` cannot store until it is restarted."""
         self._refused[node] = (NodeState.DISABLED, float("inf"))
 
     def on_up(self, node: NodeId) -> None:
-        """`node` connected anew, so what was known of it is old."""
+        """`node` connected again, so its earlier answers no longer count."""
         self._refused.pop(node, None)
         self._slow.pop(node, None)
 
     # Probes.
 
     def due_probes(self, up: Iterable[NodeId], now: float) -> tuple[NodeId, ...]:
-        """Nodes to be probed now; each counts as being probed from here on."""
+        """The nodes to probe now; each counts as being probed from now on."""
         due = []
         for node in sorted(up):
             slow = self._slow.get(node)
@@ -175,10 +173,10 @@ class NodeStates:
         return tuple(due)
 
     def on_probed(self, node: NodeId, is_stored: bool, now: float, late_s: float = PROBE_S) -> None:
-        """A probe of `node` came back; one that is too late changes nothing.
+        """A probe of `node` came back; an answer to an earlier probe changes nothing.
 
         Args:
-            late_s: a node that took longer is slow still.
+            late_s: a node that took longer is still slow.
         """
         slow = self._slow.get(node)
         if slow is None or slow.probed_at is None:
@@ -191,7 +189,7 @@ class NodeStates:
     # Verdicts.
 
     def state(self, node: NodeId, now: float) -> NodeState:
-        """How `node`, which has a connection, stands at `now`."""
+        """The state of `node`, which has a connection, at `now`."""
         if node in self._rebuilding:
             return NodeState.REBUILDING
         refused = self._refused.get(node)
@@ -203,5 +201,5 @@ class NodeStates:
         return NodeState.SUSPECTED if node in self._silent else NodeState.AVAILABLE
 
     def pick_from(self, up: Iterable[NodeId], now: float) -> frozenset[NodeId]:
-        """The nodes of `up` that nothing speaks against at `now`."""
+        """The nodes of `up` that are AVAILABLE at `now`."""
         return frozenset(node for node in up if self.state(node, now) is NodeState.AVAILABLE)

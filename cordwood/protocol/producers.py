@@ -1,23 +1,19 @@
-"""Producers: a retried block is answered with the place that it has already.
+"""Producers: the answer to a retried block is the LSN that the block already has.
 
-A producer is a writer with an id and an epoch of its own. It counts its records, and each
-block says the sequence of its first one. For every producer a log remembers the epoch, the
-sequence that comes next, and where the last few blocks stand; so a sequencer can tell a new
-block from one that it, or a sequencer before it, numbered already. Blocks of one group count
-as one.
+A producer is a writer with an id and an epoch. It counts its records, and each block carries the
+sequence of its first record. For every producer, a log remembers the epoch, the next sequence, and
+the LSNs of the last few blocks. So a sequencer can tell a new block from a block that it, or an
+earlier sequencer, has numbered. Blocks of one group count as one block.
 
-A block that is not the next one is a repeat, if it is one of the last few; else its outcome
-cannot be told any more, or something before it is missing. Of a producer that nobody
-remembers only the very first block is taken. A higher epoch of the producer begins anew at 0
-and shuts the lower one out.
+A block with the next sequence is stored. A block that is one of the last few is a repeat. For any
+other block, the outcome is forgotten or an earlier block is missing. An unknown producer must begin
+with its first block. A higher epoch of a producer begins again at 0 and fences the lower epoch.
 
-A log remembers so many users' producers and so many queries, each kind for itself. The one that
-wrote longest ago makes room for a new one, if it was idle long enough for no retry of it to be
-on its way any more; otherwise the new one is refused. Taking it would end the memory of a
-producer that may still repeat its block, which would then be stored twice.
+A log remembers a limited number of users' producers and of queries; the two kinds are counted
+apart. A new producer replaces the one that wrote longest ago, or is refused.
 
-This holds because acknowledgements are in LSN order and recovery keeps no block of a
-producer above an epoch's first hole: what follows a block that was lost is lost too.
+Repeats are found reliably because acknowledgements are in LSN order, and because recovery keeps no
+block of a producer above an epoch's first hole: if a block is lost, the blocks after it are lost.
 
 Source: docs/design.md §3 ("Producers"); Kafka's idempotent producer (five batches remembered).
 """
@@ -31,15 +27,15 @@ from typing import NamedTuple
 from cordwood.block import Place, Produced
 
 PLACES_MAX = 5
-"""Blocks remembered for each producer, and so those that it may have in flight."""
+"""Blocks remembered for each producer; so it may have this many blocks in flight."""
 
 
 class Budget(NamedTuple):
     """How many producers of a kind a log remembers, and for how long at least.
 
     Attributes:
-        most: producers; one more is refused, or has the one idle longest forgotten.
-        idle_us: that one wrote so long ago, by append time.
+        most: producers. One more producer is refused, or replaces the one that is idle longest.
+        idle_us: a producer that is idle for this long may be replaced; by append time.
     """
 
     most: int
@@ -47,19 +43,19 @@ class Budget(NamedTuple):
 
 
 USERS = Budget(1_000, 3_600_000_000)
-"""Of users' producers: for an hour, longer than clients retry, and than a task that failed waits
-for its next try. Their state travels with every recovery, up to 160 bytes each."""
+"""Users' producers: remembered for an hour, longer than clients retry and than a failed task waits
+for its next try. Every recovery sends their state, up to 160 bytes each."""
 
 QUERIES = Budget(2_000, 7_200_000_000)
-"""Of queries: for two hours, because a batch may be in the log for long before the publication
-says that it is done. A commit is an epoch of one block: 44 bytes each."""
+"""Queries: remembered for two hours, because a batch may be in the log long before its publication
+is marked as done. A commit is an epoch of one block: 44 bytes each."""
 
 QUERY_PRODUCERS = 1 << 62
-"""Ids from here on are of queries that publish (`protocol.publishing`), users' are below."""
+"""Ids from here on belong to queries that publish (`protocol.publishing`); users' are below."""
 
 
 class Turn(enum.Enum):
-    """What a block is."""
+    """The verdict on a producer's block."""
 
     NEXT = "next"
     REPEAT = "repeat"
@@ -68,11 +64,11 @@ class Turn(enum.Enum):
     UNKNOWN = "unknown"
     """The producer is not remembered, and this is not its first block."""
     GAP = "gap"
-    """Something before it is missing."""
+    """An earlier block is missing."""
     FORGOTTEN = "forgotten"
-    """It was stored, perhaps, too long ago to say where."""
+    """The block may be stored, but too long ago for the log to know its LSN."""
     FULL = "full"
-    """It is a new producer's first, and all that are remembered wrote not long ago."""
+    """It is a new producer's first block, and all producers that the log remembers wrote lately."""
 
 
 def is_query(producer: int) -> bool:
@@ -106,16 +102,18 @@ class ProducerTable:
         return tuple(kind[producer] for kind in (users, queries) for producer in sorted(kind))
 
     def idle_us(self, producer: int, now_us: int) -> int:
-        """How long the producer that makes room for a new one of this kind was idle."""
+        """How long the producer that a new one of this kind would replace was idle."""
         kind = self._kind(producer)
         return now_us - next(iter(kind.values())).last_us if kind else now_us
 
     def _is_full(self, producer: int, now_us: int) -> bool:
         most, enough_us = budget_of(producer)
+        # Trap: a retry of a forgotten producer would be stored twice. So a producer is replaced
+        # only after it was idle for longer than a retry may be on its way.
         return len(self._kind(producer)) >= most and self.idle_us(producer, now_us) < enough_us
 
     def expected(self, producer: int, epoch: int) -> int:
-        """The sequence that comes next of a producer's epoch, 0 where none of it is known."""
+        """The next sequence of a producer's epoch; 0 if the epoch is not known."""
         known = self._kind(producer).get(producer)
         return known.next_sequence if known is not None and known.epoch == epoch else 0
 
@@ -134,10 +132,10 @@ class ProducerTable:
     def look(
         self, producer: int, epoch: int, sequence: int, count: int, now_us: int = 0
     ) -> tuple[Turn, int]:
-        """What a block is, and for a repeat the LSN of its first record, else 0.
+        """The verdict on a block; for a repeat also the LSN of its first record, else 0.
 
         Args:
-            now_us: the append time that it would get; by it those that were idle are known.
+            now_us: the append time that the block would get; idle times are measured by it.
         """
         known = self._kind(producer).get(producer)
         if known is None:
@@ -158,7 +156,7 @@ class ProducerTable:
         return Turn.FORGOTTEN, 0
 
     def note(self, producer: int, epoch: int, place: Place) -> None:
-        """A block has its place. Noting one again, or one before the last, changes nothing."""
+        """Note a block's place. A block that is noted already, or an older one, has no effect."""
         kind = self._kind(producer)
         known = kind.get(producer)
         if known is not None and epoch < known.epoch:
@@ -166,7 +164,7 @@ class ProducerTable:
         places = known.places if known is not None and known.epoch == epoch else ()
         if places and place.first <= places[-1].first:
             return
-        kind.pop(producer, None)  # it goes to the end: the first is the one to forget
+        kind.pop(producer, None)  # move it to the end: the first in the order is forgotten first
         kind[producer] = Produced(producer, epoch, (*places, place)[-PLACES_MAX:])
         if len(kind) > budget_of(producer).most:
             del kind[next(iter(kind))]

@@ -1,14 +1,18 @@
-"""Publishing: what becomes of a query's batches, decided at one entry of the metadata store.
+"""Publishing: the state of a query's batches, kept in one entry of the metadata store.
 
-A query publishes its batches in order, each once. A publisher first takes an *attempt*, which
-shuts out every earlier one; pins the staged blocks under it; commits {batch, blocks}, which
-is the point from which on the batch will be in the logs whatever happens; appends, per log,
-one atomic group as the query's producer, or several where one does not hold it; and says that it
-is done. Whoever finds a
-commit that is not done may do the last two again: the producer's epoch is the number of the
-commit, so each log takes each record once.
+A query publishes its batches in order, each once, in five steps. The publisher
 
-A pin is over once its attempt can commit no more, or what it committed is done.
+1. takes an *attempt*, which fences every earlier attempt;
+2. pins the staged blocks under the attempt;
+3. commits {batch, blocks}: from here on the batch will be in the logs whatever happens;
+4. appends to each log one atomic group as the query's producer, or several groups if the blocks do
+   not fit into one;
+5. marks the commit as done.
+
+Any client that finds a commit that is not done may repeat steps 4 and 5: the producer's epoch is
+the number of the commit, so each log takes each record once.
+
+A pin ends when its attempt can no longer commit, or when its commit is done.
 
 Source: docs/design.md §9; docs/sources/spark.md §8.
 """
@@ -42,7 +46,7 @@ class StagedBlock:
 
 @dataclass(frozen=True, slots=True)
 class LogShare:
-    """What a batch brings one log, in order."""
+    """The blocks of a batch for one log, in order."""
 
     log: int
     name: str
@@ -54,15 +58,15 @@ class Publication:
     """A query as the metadata store knows it.
 
     Attributes:
-        producer: its id in every log; 0 before the first attempt.
-        attempt: the last one taken.
-        batch: the last one committed, -1 for none.
-        commits: how many were: the producer's epoch of the last one.
-        committed_by: its attempt.
-        is_done: whether it is in the logs.
-        shares: what it is made of; empty once it is done.
-        spans: by the log's name, first and last LSN, once it is done.
-        fingerprint: which records the last batch holds, by its publisher's word; "" for none.
+        producer: the query's producer id in every log; 0 before the first attempt.
+        attempt: the last attempt taken.
+        batch: the last batch committed, -1 for none.
+        commits: the number of commits; also the producer's epoch of the last commit.
+        committed_by: the attempt of the last commit.
+        is_done: whether the last batch is in the logs.
+        shares: the blocks of the last batch, by log; empty when it is done.
+        spans: by the log's name, first and last LSN of the last batch, when it is done.
+        fingerprint: the publisher's mark of the records in the last batch; "" for none.
     """
 
     producer: int = 0
@@ -77,14 +81,14 @@ class Publication:
 
 
 def check_repeat(query: str, known: tuple[int, str], given: tuple[int, str]) -> None:
-    """Check that a batch whose number was published is the batch that was published.
+    """Check that a batch with a published number has the published records.
 
-    A number says nothing about records: a source that lost its last plan makes another batch of
-    the same number, and to take that for a repeat would lose what it has beyond the first one.
+    A source that lost its last plan makes a different batch with the same number. If that batch
+    counted as a repeat, its additional records would be lost.
 
     Args:
         known: the last batch committed, and its fingerprint.
-        given: the batch to be published, and its fingerprint; without one nothing is checked.
+        given: the batch to publish, and its fingerprint; without a fingerprint no check is made.
     Raises:
         Rejected: the batches differ, or nothing is remembered of the given one.
     """
@@ -107,8 +111,8 @@ def check_repeat(query: str, known: tuple[int, str], given: tuple[int, str]) -> 
 
 
 def group_end(sizes: Sequence[int], at: int, limit: int) -> int:
-    """Where a group of blocks ends that begins with block `at`: one block at least, and no more
-    bytes than the limit."""
+    """The end of the group that begins with block `at`: at least one block, and at most `limit`
+    bytes."""
     end, left = at + 1, limit - sizes[at]
     while end < len(sizes) and sizes[end] <= left:
         left -= sizes[end]
@@ -117,12 +121,12 @@ def group_end(sizes: Sequence[int], at: int, limit: int) -> int:
 
 
 def begin(known: Publication, batch: int, producer: int) -> Publication:
-    """Take an attempt at a batch; of one that is committed already nothing is to be tried.
+    """Take an attempt at a batch; a committed batch needs no attempt.
 
     Args:
-        producer: for a query that has none yet.
+        producer: the id for a query that has none yet.
     Raises:
-        Retryable: the batch before it is not done: it comes first.
+        Retryable: the batch before it is not done, and must be finished first.
     """
     if batch <= known.batch:
         return known
@@ -140,11 +144,11 @@ def commit(
     shares: tuple[LogShare, ...],
     fingerprint: str = "",
 ) -> Publication:
-    """Commit a batch, once; the same again changes nothing.
+    """Commit a batch once; a repeated commit has no effect.
 
     Raises:
-        Fenced: a later attempt was made, by another publisher or to clean up.
-        BadSetting: the query has committed all that it may.
+        Fenced: a later attempt was made, by another publisher or by a clean-up.
+        BadSetting: the query has used all its commits.
     """
     if batch == known.batch and attempt == known.committed_by:
         return known
@@ -168,21 +172,21 @@ def commit(
 
 
 def finish(known: Publication, commits: int, spans: Mapping[str, tuple[int, int]]) -> Publication:
-    """The commit of this number is in the logs; whoever says so again changes nothing."""
+    """Mark the commit with this number as in the logs; a repeated call has no effect."""
     if known.commits != commits or known.is_done:
         return known
     return replace(known, is_done=True, shares=(), spans=dict(spans))
 
 
 def fence(known: Publication, attempt: int) -> Publication:
-    """Shut out an attempt that has not committed, so that what it pinned may go."""
+    """Fence an attempt that has not committed, so that its pinned blocks may be dropped."""
     if known.attempt > attempt or known.committed_by == attempt:
         return known
     return replace(known, attempt=attempt + 1)
 
 
 def is_over(known: Publication, attempt: int) -> bool:
-    """Whether what an attempt pinned is needed no more, and never will be."""
+    """Whether the blocks that an attempt pinned will never be needed again."""
     if attempt == known.committed_by:
         return known.is_done
     return attempt < known.attempt

@@ -1,12 +1,10 @@
-"""What all read streams of a client may have sent ahead of their readers, together.
+"""The memory budget for data that nodes send ahead of a client's readers, over all read streams.
 
-A stream reserves what its nodes may send before it has consumed it. It gets what it wants
-while there is plenty, and never more than half of what is left, so that the next one finds
-something too; and at least a floor, or it could not go on at all. It asks anew
-each time its window moves: so those who came early give back when others come, and all grow
-again when they go.
+A stream reserves the bytes that its nodes may send before it has consumed them. It reserves again
+each time its window moves. So early streams give memory back when others come, and all streams
+grow again when some of them end.
 
-What is reserved is at most the budget and one floor for each node of each stream.
+The reserved bytes are at most the budget plus one floor for each node of each stream.
 
 Source: docs/sources/logdevice.md 2.11 (memory pressure halves the window); docs/design.md §2
 (windows).
@@ -19,8 +17,8 @@ class ReadBudget:
     """See the module; all in bytes.
 
     Attributes:
-        limit: what there is.
-        free: what nobody has reserved; below 0 where floors had to be given.
+        limit: the whole budget.
+        free: bytes that no stream has reserved; below 0 if floors exceeded the budget.
     """
 
     def __init__(self, limit: int) -> None:
@@ -28,12 +26,14 @@ class ReadBudget:
         self.free = limit
 
     def take(self, wanted: int, floor: int) -> int:
-        """Reserve up to `wanted`, at least `floor`; what it is."""
+        """Reserve up to `wanted`, at least `floor`; the bytes reserved."""
+        # Numbers: at most half of the free bytes, so that the next stream gets some too. At least
+        # the floor, or the stream would make no progress.
         got = max(min(floor, wanted), min(wanted, self.free // 2))
         self.free -= got
         return got
 
     def give_back(self, reserved: int) -> None:
-        """What `take` gave is not needed any more."""
+        """Return bytes that `take` reserved."""
         self.free += reserved
         assert self.free <= self.limit, "more came back than was taken"

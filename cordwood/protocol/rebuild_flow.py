@@ -1,20 +1,21 @@
-"""A donor's moves on their way: in which order each is written, how many at once, how fast.
+"""A donor's moves under way: the order of their steps, how many at once, and how fast.
 
-A move goes through four steps, and each begins when the one before is durable on every node:
+A move has four steps. Each step begins when the step before is durable on every node:
 
-1. the block is stored on the nodes that are new to it;
-2. the donor notes in its own envelope the new copyset, and that the others are still to be told;
-3. the other nodes that have the block get the new envelope;
-4. the donor's note goes.
+1. the new nodes store the block;
+2. the donor notes the new copyset in its own envelope, and that other nodes are still to be told;
+3. the other nodes that hold the block get the new envelope;
+4. the donor removes its note.
 
-An envelope that names a node which never had the block would be a lie, so 1 comes before all.
-Without 2, a donor that learns of another rebuilding set between 1 and 3 might plan anew by the
-copyset of old and leave behind a node that was told of the new one; with it, it goes on with what
-it began. (`tests/protocol/rebuild_world.py` finds that history.) A copy of a move that ended before
-2 is named by nobody: its holder drops it where another copyset is whole.
+Step 1 comes first because an envelope must not name a node that never had the block. Step 2 is
+needed for a donor that learns of another rebuilding set between steps 1 and 3. Without the note it
+might plan again by the old copyset, and leave behind a node that knows the new one. With the note
+it finishes the move that it began. (`tests/protocol/rebuild_world.py` finds that history.) If a
+move ends before step 2, no envelope names the new copy. Its holder drops it when it finds another
+copyset whole.
 
-Partitions go from the newest to the oldest, and a partition counts as dealt with only when the
-scan has been through it and every move of it has come to its end.
+Partitions go from the newest to the oldest. A partition is done only when the scan has been through
+it and every move of it has ended.
 
 Source: docs/sources/logdevice.md 2.9.
 """
@@ -29,19 +30,19 @@ from cordwood.protocol.rebuild_plan import Held, Move
 from cordwood.protocol.write_pace import TokenBucket
 
 BLOCK_COST_BYTES = 1024
-"""A block costs at least so much of the pace: its envelopes are written on each of its nodes."""
+"""The least cost of a block in the pace: its envelopes are written on each of its nodes."""
 
 BURST_S = 0.1
-"""As `write_pace` has it."""
+"""As in `write_pace`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """Bounds of what is on its way.
+    """Bounds of the moves under way.
 
     Attributes:
-        moves_max, bytes_max: at once; one move may go over the bytes if it is alone.
-        bytes_s: the pace, of bodies sent; 0 is as fast as the nodes take it.
+        moves_max, bytes_max: at once; a single move may exceed `bytes_max`.
+        bytes_s: the pace, in bytes of bodies sent; 0 is as fast as the nodes take them.
     """
 
     moves_max: int = 200
@@ -50,7 +51,7 @@ class FlowLimits:
 
 
 class Step(enum.Enum):
-    """What is under way for a move; see the module."""
+    """A move's present step; see the module."""
 
     STORE = 1
     NOTE = 2
@@ -71,7 +72,7 @@ class RebuildFlow:
     `nodes_of`, or to itself for `Step.NOTE` and `Step.OWN`.
 
     Attributes:
-        bytes_done: of bodies of the moves that came to their end.
+        bytes_done: bytes of bodies in the moves that are done.
     """
 
     def __init__(self, limits: FlowLimits, now: float) -> None:
@@ -89,8 +90,8 @@ class RebuildFlow:
         return len(self._flights)
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until the pace lets the next move begin, 0 for at once; None where the window
-        is full, so that a move has to end first."""
+        """Seconds until the pace lets the next move begin, 0 for at once; None if the window is
+        full and a move has to end first."""
         is_full = len(self._flights) >= self._limits.moves_max
         if is_full or self._bytes >= self._limits.bytes_max:
             return None
@@ -100,7 +101,7 @@ class RebuildFlow:
         """A move begins; `wait_s` was 0.
 
         Args:
-            noted: it goes on with what the donor's envelope says that it began.
+            noted: the donor's envelope says that the donor began this move before.
         """
         key = _key(move.block)
         assert key not in self._flights, "a block is moved once at a time"
@@ -115,11 +116,11 @@ class RebuildFlow:
         return self._go_on(flight)
 
     def nodes_of(self, block: Held) -> tuple[NodeId, ...]:
-        """The nodes that the move's present step still waits for, in node order."""
+        """The nodes for which the move's present step still waits, in node order."""
         return tuple(sorted(self._flights[_key(block)].waits))
 
     def on_durable(self, block: Held, node: NodeId) -> Step | None:
-        """A node has it durably, for the present step; the step that begins now, if one does."""
+        """The present step is durable on a node; the step that begins now, or None."""
         flight = self._flights.get(_key(block))
         if flight is None or node not in flight.waits:
             return None
@@ -127,31 +128,30 @@ class RebuildFlow:
         return None if flight.waits else self._next(flight)
 
     def on_own(self, block: Held) -> Step:
-        """The donor's own envelope is durable, as the present step wants it."""
+        """The donor's own envelope for the present step is durable."""
         flight = self._flights[_key(block)]
         assert flight.step in (Step.NOTE, Step.OWN), "the donor's own envelope has its turn"
         return self._next(flight)
 
     def on_failed(self, block: Held) -> None:
-        """A node went away or refused: the block stays as it is, and its partition is not done."""
+        """A node went away or refused: the move ends, and the partition is not done."""
         flight = self._flights.pop(_key(block), None)
         if flight is not None:
             self._bytes -= block.stored_bytes
             self._failed.add(block.partition)
 
     def on_stuck(self, block: Held) -> None:
-        """A block for which there is no place now."""
+        """No node can take this block now."""
         self._failed.add(block.partition)
 
     def on_scanned(self, partition: int) -> None:
-        """The scan has been through a partition, and through all that are newer."""
+        """The scan has been through a partition and all newer partitions."""
         assert self._scanned is None or partition < self._scanned, "new to old"
         self._scanned = partition
 
     @property
     def reached(self) -> int | None:
-        """The oldest partition of which, with all newer ones, nothing is left to do; None where
-        that holds of none yet."""
+        """The oldest partition that is done together with all newer partitions; None for none."""
         if self._scanned is None:
             return None
         open_at = [flight.move.block.partition for flight in self._flights.values()]
@@ -162,7 +162,7 @@ class RebuildFlow:
 
     @property
     def failed(self) -> tuple[int, ...]:
-        """Partitions that have to be looked at again, newest first."""
+        """Partitions that have to be scanned again, newest first."""
         return tuple(sorted(self._failed, reverse=True))
 
     def _next(self, flight: _Flight) -> Step:
@@ -171,7 +171,7 @@ class RebuildFlow:
         return self._go_on(flight)
 
     def _go_on(self, flight: _Flight) -> Step:
-        """Pass over steps in which there is nothing to do."""
+        """Skip steps that have nothing to do."""
         move = flight.move
         if flight.step is Step.STORE and not flight.waits:
             flight.step = Step.NOTE

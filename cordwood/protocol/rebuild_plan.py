@@ -1,15 +1,16 @@
-"""Which copies a donor makes anew, where they go, and in which order.
+"""Plans a donor's moves: which copies it makes again, on which nodes, and in which order.
 
 Each node that holds a block decides by itself, from the block's copyset and the rebuilding set,
 whether it is the block's *donor*: the first member of the copyset that has the block. All members
-that know one version of the set and one copyset name the same donor. The donor replaces every lost
-member at once. New copies stay inside the nodeset of the block's epoch and keep its replication
-rule over the failure domains that were recorded with that epoch: whoever judges silence later goes
-by these.
+that know the same version of the set and the same copyset name the same donor. The donor replaces
+all lost members at once. New copies stay inside the nodeset of the block's epoch. They keep its
+replication rule over the failure domains that were recorded with that epoch, because readers and
+recoveries judge silence by these domains.
 
 A node that lost only a range of times is in service, so it gets its own copy back, in a move of
-its own and under the envelope that there is. Another node that is leaving keeps its copy and its
-envelope: nobody counts on them once it is empty, and they go when a copyset without it is whole.
+its own and under the present envelope. Another node that is leaving keeps its copy and its
+envelope. No node counts on them when it is empty. They are dropped when a copyset without this node
+is whole.
 
 Source: docs/sources/logdevice.md 2.5 (`augment`), 2.9.
 """
@@ -25,14 +26,14 @@ from cordwood.quorum.copyset import Chance, can_replicate, draw_member
 from cordwood.rebuilding import RebuildingSet, TimeRange
 
 SPARED_WEIGHT = 1e-6
-"""Of a node that takes no new records: it takes a copy where no other node can."""
+"""The weight of a node that takes no new records: it gets a copy only if no other node can."""
 
 
 class Held(NamedTuple):
-    """A block that a node holds, as its index tells.
+    """A block that a node holds, from the node's index.
 
     Attributes:
-        partition: where it lies; a higher number is younger.
+        partition: the partition that holds it; a higher number is younger.
         copyset, wave, seal_epoch: of its envelope.
     """
 
@@ -54,14 +55,14 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Whose copies are lost, as one version of the rebuilding set says.
+    """The nodes that lost copies, by one version of the rebuilding set.
 
     Attributes:
         version: of the set.
         gone: nodes without their data.
         leaving: nodes that have their data and are to give it away.
-        ranges: of nodes that lost some times only.
-        barred: nodes that take no new copies: `gone`, `leaving`, and those that are empty.
+        ranges: of nodes that lost only some ranges of time.
+        barred: nodes that take no new copies: `gone`, `leaving`, and empty nodes.
     """
 
     version: int
@@ -72,7 +73,7 @@ class Losses:
 
     @classmethod
     def of(cls, rebuilding: RebuildingSet) -> Losses:
-        """What a set says."""
+        """The losses in a rebuilding set."""
         whole = [each for each in rebuilding.lost if not each.ranges]
         leaves = [each.node for each in whole if each.relocates and not each.is_empty]
         gone = frozenset(each.node for each in whole) - frozenset(leaves)
@@ -80,7 +81,7 @@ class Losses:
         return cls(rebuilding.version, gone, frozenset(leaves), ranges, gone | {*leaves})
 
     def missing(self, block: Held) -> frozenset[int]:
-        """Members of its copyset that do not have it, or are to have it no more."""
+        """Members of the block's copyset that do not have it, or are to give it away."""
         partly = {
             node
             for node, ranges in self.ranges
@@ -89,23 +90,20 @@ class Losses:
         return (self.barred | partly) & frozenset(block.copyset)
 
     def donor(self, block: Held) -> int | None:
-        """The member that gives, None where no member is left that has it.
-
-        A node that is leaving has its copies, so it gives in its turn as any other does.
-        """
+        """The member that gives the block; None if no member has it."""
+        # A node that is leaving still has its copies, so it may be the donor.
         lacks = self.missing(block) - self.leaving
         return next((node for node in block.copyset if node not in lacks), None)
 
 
 class Move(NamedTuple):
-    """What is to be done for one block.
+    """The work for one block.
 
     Attributes:
         copyset: of the new envelope.
-        stores: nodes that are sent the whole block, in copyset order; nobody where enough
-            copies are left.
+        stores: nodes that get the whole block, in copyset order; empty if enough copies are left.
         amends: the other nodes of the new copyset, which have the block; without the donor.
-        changes: whether there is a new envelope.
+        changes: whether the envelope changes.
     """
 
     block: Held
@@ -116,7 +114,7 @@ class Move(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """A block that cannot get its copies: the nodes that could take some are too few."""
+    """A block that cannot get its copies, because too few nodes can take one."""
 
     block: Held
     wanted: int
@@ -133,25 +131,25 @@ def plan_move(
     noted: bool = False,
     has_again: Set[int] = frozenset(),
 ) -> Move | Stuck | None:
-    """What node `me` has to do for a block that it holds.
+    """The work of node `me` for a block that it holds.
 
     Args:
         nodeset: of the block's epoch, with the locations recorded with it.
         available: nodes worth sending to.
         random: draws one number for each new copy, and none for Stuck or None.
-        noted: `me` noted a move of this block that has not come to its end, and `block` has the
-            copyset of that. Nobody else knows it, so it is for `me` to mend, too.
+        noted: `me` noted a move of this block that has not ended, and `block` has the copyset of
+            that move. No other node knows that copyset, so `me` has to finish the move.
         has_again: nodes that lost the block with a range of times, and said that they have it
             again.
     Returns:
-        None where it is not this node's to give, or nothing is missing.
+        None if `me` is not the donor, or no copy is missing.
     """
     missing = losses.missing(block) - (has_again - losses.barred)
     if not missing or not (noted or losses.donor(block) == me):
         return None
     kept = [NodeId(node) for node in block.copyset if node not in missing]
     if me not in block.copyset and me not in losses.barred:
-        # It was to leave when it began the move, and is not any more.
+        # `me` was leaving when it began the move, and is not leaving any more.
         kept.append(NodeId(me))
     # A node in service that lost it gets it back before all else, under the envelope that there
     # is: its copy must not name new nodes before these have the block.
@@ -219,7 +217,7 @@ def is_certain(rebuilding: RebuildingSet, nodeset: Nodeset, replication: Replica
 
 
 def in_order(blocks: Iterable[Held]) -> list[Held]:
-    """New to old by partition; within one as they lie, so that they are read in one go."""
+    """Sort by partition, new to old; within a partition by place, so that one pass reads them."""
     return sorted(blocks, key=lambda each: (-each.partition, each.log, each.last, each.first))
 
 
@@ -230,10 +228,10 @@ def _augment(
     replication: Replication,
     random: Chance,
 ) -> list[NodeId] | None:
-    """Nodes that make `seed` a copyset, as few as do; None if there are none such.
+    """The fewest nodes that make `seed` a copyset; None if no nodes can.
 
-    As `quorum.copyset.choose_copyset` draws, with copies that stand already. These may be spread
-    badly only where the epoch's rule was broken before; then there are more copies than asked for.
+    The draw is that of `quorum.copyset.choose_copyset`, with copies that exist already. If these
+    broke the epoch's rule before, the result has more copies than `replication` asks for.
     """
     used = {
         scope: {nodeset[node].domain(scope) for node in seed if node in nodeset}
@@ -265,8 +263,8 @@ def _taking(member: Member) -> Member:
 def _in_place(
     copyset: Sequence[int], missing: Set[int], nodes: Sequence[NodeId]
 ) -> tuple[NodeId, ...]:
-    """The nodes in the order of a new copyset: new ones where the lost ones stood, so that no
-    node stands first more often than chance would have it; what is left of them at the end."""
+    """The new copyset in order: new nodes take the places of the lost ones, and the rest stand at
+    the end. So no node stands first more often than by chance."""
     fresh = [node for node in nodes if node not in copyset]
     found: list[NodeId] = []
     for node in copyset:

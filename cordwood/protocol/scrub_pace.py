@@ -1,8 +1,8 @@
-"""How fast a scrub may read: a rate in bytes, less while others want the disk and the cores.
+"""Limits the reads of a scrub: a rate in bytes, and less while other work needs disk and cores.
 
-A block costs at least `BLOCK_COST_BYTES`, for looking at one takes the loop some microseconds
-however small it is. While the node is busy each step waits for a pause of the others, but not
-for ever: a node that is never idle is scrubbed too, slowly.
+A block costs at least `BLOCK_COST_BYTES`, because each block takes the loop some microseconds.
+While the node is busy, each step waits for a pause of the other work, for a limited time: a node
+that is never idle is scrubbed too, slowly.
 
 Source: HDFS's block scanner, which reads 1 MiB/s of a volume; Ceph's `osd_scrub_sleep`.
 """
@@ -13,7 +13,7 @@ BLOCK_COST_BYTES = 1024
 """At 1 MiB/s no more than a thousand blocks a second: one or two per cent of a core."""
 
 LOOK_S = 0.1
-"""How often it is looked whether the others pause."""
+"""The time between two checks for a pause of the other work."""
 
 BUSY_WAIT_MAX_S = 10.0
 """The longest that one step waits for a pause. A step reads up to a megabyte, so that a node
@@ -24,7 +24,7 @@ class ScrubPace:
     """See the module; times are seconds.
 
     Attributes:
-        bytes_s: what may be read in a second.
+        bytes_s: the bytes that a scrub may read in a second.
     """
 
     def __init__(self, bytes_s: float) -> None:
@@ -33,14 +33,14 @@ class ScrubPace:
         self._activity = 0
 
     def pause_s(self, size: int, blocks: int) -> float:
-        """How long to wait after a step that read `size` bytes of so many blocks."""
+        """Seconds to wait after a step that read `size` bytes in `blocks` blocks."""
         return max(size, blocks * BLOCK_COST_BYTES) / self.bytes_s
 
     def is_busy(self, activity: int) -> bool:
-        """Whether others did something since this was asked last.
+        """Whether other work was done since the last call.
 
         Args:
-            activity: a count that rises with all that they do.
+            activity: a count that rises with all other work.
         """
         moved, self._activity = activity != self._activity, activity
         return moved

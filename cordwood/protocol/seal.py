@@ -1,21 +1,16 @@
-"""Seals: how a storage node refuses an older sequencer, and who must have sealed.
+"""Seals: how storage nodes refuse an older sequencer, and how many nodes must seal.
 
-A node keeps one number a log: the highest epoch that sealed it. A sequencer's
-store into a lower epoch is refused. Recovery works under its own epoch's seal,
-and every store of it names that seal: it is taken only while no higher seal has
-come, so that two recoveries never both mend.
+A node keeps one number for each log: the highest epoch that sealed it. It refuses a sequencer's
+store into a lower epoch. A recovery works under the seal of its own epoch, and each of its stores
+names that seal. So two recoveries never both mend.
 
-The history that breaks a weaker rule: a recoverer that checks its seal only once
-can be overtaken after that check, and plug a hole over a record that the higher
-epoch has already kept (BookKeeper issue 2614).
+A seal needs an f-majority: the members without the seal cannot hold a copyset together, so no older
+store can be acknowledged any more.
 
-A seal needs an f-majority: the members that have not sealed cannot hold a copyset
-between them, so no older store can be acknowledged any more.
-
-LogDevice also has soft seals: a store of a higher epoch that arrives raises one, because its
-sequencers number before they seal. Ours seal an f-majority before they number
-(`recovery.recover_log`), so there is no such store without a seal behind it, and every seal
-is a hard one. Who is asked to finish (`Yield`) does so before the seal, not through it.
+LogDevice also has soft seals. Its sequencers number before they seal, so a store of a higher epoch
+raises a soft seal when it arrives. Cordwood's sequencers seal an f-majority before they number
+(`recovery.recover_log`). So every such store follows a seal, and every seal is a hard one. A
+sequencer that is asked to finish (`Yield`) does so before the seal.
 
 Source: docs/sources/logdevice.md 2.7; docs/design.md §3; docs/sources/reliability.md §0 (4).
 """
@@ -41,7 +36,7 @@ class SealTable:
         return self._seals.get(log, 0)
 
     def seal(self, log: int, epoch: int) -> bool:
-        """Refuse epochs below `epoch` from now on; False if a higher seal is there."""
+        """Refuse epochs below `epoch` from now on; False if a higher epoch has sealed."""
         if self.of(log) > epoch:
             return False
         self._seals[log] = epoch
@@ -54,6 +49,9 @@ class SealTable:
             seal_epoch: 0 for a sequencer's store; a recovery's own epoch otherwise.
         """
         if seal_epoch:
+            # Race: a higher epoch may seal after a recovery has checked its own seal. If the check
+            # were made only once, the recovery could plug a hole over a record that the higher
+            # epoch has kept (BookKeeper issue 2614).
             return self.of(log) == seal_epoch
         return epoch >= self.of(log)
 
@@ -69,18 +67,18 @@ class SealTally:
         self._produced: list[tuple[int, Produced]] = []
 
     def on_produced(self, epoch: int, produced: Iterable[Produced]) -> None:
-        """One of those that sealed holds these blocks of producers in `epoch`."""
+        """A node that sealed holds these blocks of producers in `epoch`."""
         self._produced += ((epoch, each) for each in produced)
 
     def note_produced(self, epoch: int, lng: int, table: ProducerTable) -> None:
-        """Tell `table` of every producer's blocks of `epoch` up to `lng`, in LSN order.
+        """Note in `table` every producer's blocks of `epoch` up to `lng`, in LSN order.
 
-        All of these are on full copysets, which those that sealed meet.
+        All these blocks are on full copysets, and the nodes that sealed meet every copyset.
 
         Args:
-            lng: above which the digest tells the rest. Those that were read may have heard of a
-                release since they sealed, so it may be higher than `lng(epoch)`; with that one
-                the blocks between the two were forgotten.
+            lng: the LSN above which the digest has the rest. It may be higher than `lng(epoch)`,
+                because nodes may have heard of a release after they sealed. With `lng(epoch)` the
+                blocks between the two would be forgotten.
         """
         found = {
             (place.first, each.producer, each.epoch): place
@@ -95,7 +93,12 @@ class SealTally:
     def on_sealed(
         self, node: NodeId, lngs: Mapping[int, int], append_time_us: int, is_sure: bool = True
     ) -> None:
-        """`node` sealed, and knows these LNGs by epoch; `is_sure` that it knows what it holds."""
+        """`node` sealed, and knows these LNGs by epoch.
+
+        Args:
+            append_time_us: the latest append time that `node` holds.
+            is_sure: whether `node` knows all that it holds; False if it lost records.
+        """
         assert node in self._nodeset, "a seal is asked of members only"
         self._lngs[node] = lngs
         if not is_sure:
@@ -109,14 +112,14 @@ class SealTally:
 
     @property
     def sure(self) -> frozenset[NodeId]:
-        """Those of them that know what they hold: none of it is younger than they say."""
+        """The sealed members that know all that they hold, so that their append time is right."""
         return frozenset(self._lngs) - self._unsure
 
     def lng(self, epoch: int) -> int:
-        """The consensus LNG of `epoch`, once enough have sealed: the highest that any knows.
+        """The consensus LNG of `epoch`, after enough members sealed: the highest that any knows.
 
-        A member that was not heard may know a higher one; all up to that is on a full
-        copyset, which the members heard meet, so their digest still finds it.
+        A silent member may know a higher LNG. All records up to that one are on full copysets, and
+        the sealed members meet every copyset, so their digest still finds these records.
         """
         known = max((lngs.get(epoch, 0) for lngs in self._lngs.values()), default=0)
         lng = max(known, epoch << 32)

@@ -1,15 +1,16 @@
-"""Single-copy delivery: which of a block's copies is sent, and when a reader stops trusting that.
+"""Single-copy delivery: which node sends a block, and when a reader asks for all copies instead.
 
-Every node that holds a block knows its copyset, so all can work out alone which one of
-them sends it. Both halves of the agreement are here:
+Every node that holds a block knows its copyset, so each node can work out alone which of them sends
+the block. This module has both sides:
 
-- `ships`, asked by a storage node for each copyset (not for each block: the answer is the
-  same as long as the copyset is, and a block that is filtered out costs no read of its body);
-- `SenderChoice`, a reader's: who is known to be down, whether one copy is asked for or all,
-  and when the nodes must be told anew (a *rewind*). Page: docs/protocol/single-copy-delivery.md.
+- `ships`: a storage node calls it once for each copyset, not for each block. The answer stays the
+  same while the copyset does, and a block that is filtered out costs no read of its body.
+- `SenderChoice`: the reader's side. It knows the nodes that are down, whether the reader asks for
+  one copy or all, and when the nodes must be asked again (a *rewind*). Page:
+  docs/protocol/single-copy-delivery.md.
 
-A reader in single-copy mode never concludes that something is lost: silence of the nodes
-that do not send means nothing. On any doubt it asks all to send all they hold, and goes
+A reader in single-copy mode never concludes that a record is lost, because the silence of nodes
+that do not send means nothing. On any doubt it asks all nodes to send all that they hold. It goes
 back to single copies when its window moves next.
 
 Source: docs/sources/logdevice.md 2.10, 2.11.
@@ -27,31 +28,31 @@ _MASK = (1 << 64) - 1
 
 
 class Shuffle(enum.IntEnum):
-    """How a copyset is put in order before its first member is taken.
+    """The order of a copyset from which its first member is taken.
 
     LogDevice's `scd_copyset_reordering_max`, with its numbers.
     """
 
     NONE = 0
-    """As it was chosen."""
+    """The order of the copyset itself."""
     FIXED = 1
-    """By the copyset alone: every reader gets a block from the same node, whose caches
-    then serve them all."""
+    """By the copyset alone: every reader gets a block from the same node, whose caches then serve
+    all readers."""
     CLIENT = 2
-    """By the copyset and the reader's own seed: many readers spread over all copies."""
+    """By the copyset and the reader's own seed: readers spread over all copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyFilter:
-    """What a reader asked of the nodes that send.
+    """A reader's request to the nodes that send.
 
     Attributes:
-        shuffle, seed: how copysets are put in order; the seed counts for CLIENT only.
+        shuffle, seed: the order of copysets; the seed counts for CLIENT only.
         known_down: nodes that the reader does not count on.
         copies: how many members of a copyset hold the block for certain; 0 for all of them.
         local: nodes in the reader's region, which go first; empty without local delivery.
-        quiet: a node that is listed does not send where it stands before the first that is
-            not: the reader knows that it is there, and does without it for a while.
+        quiet: whether the nodes in `known_down` stay silent. Without it they also send where they
+            stand first, so that the reader notices that they are back.
     """
 
     shuffle: Shuffle = Shuffle.CLIENT
@@ -65,10 +66,10 @@ class CopyFilter:
 def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
     """Whether node `me`, which holds a block of this copyset, sends it.
 
-    In the shuffled copyset the first member that is not known to be down sends; one that
-    is listed and stands before it sends too, so that a node that came back is noticed, and
-    nobody has to tell it. Where members may lack the block (`copies` below the copyset's
-    size), so many more at the end send that one who has it is among them.
+    In the shuffled copyset the first member that is not known to be down sends. The members before
+    it send too, so that the reader notices a node that came back. If some members may lack the
+    block (`copies` below the copyset's size), enough members at the end send as well, so that at
+    least one sender has the block.
     """
     order = shuffled(copyset, rule)
     local = [node for node in order if node in rule.local]
@@ -82,7 +83,7 @@ def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
 
 
 def _spares(order: Sequence[int], first: int, rule: CopyFilter) -> Sequence[int]:
-    """Who sends beside `first`. With local delivery that one may stand anywhere."""
+    """The nodes that send beside `first`. With local delivery `first` may stand anywhere."""
     spare = len(order) - rule.copies if rule.copies else 0
     up = [node for node in order if node not in rule.known_down and node != first]
     return up[-spare:] if spare > 0 else ()
@@ -92,8 +93,8 @@ def shuffled(copyset: Sequence[int], rule: CopyFilter) -> list[int]:
     """The copyset in the order in which its members send; the same on every node."""
     if rule.shuffle == Shuffle.NONE:
         return list(copyset)
-    # The copyset goes into the seed, or one node would stand first in every copyset that
-    # it is a member of and send most of what a reader gets.
+    # Trap: without the copyset in the seed, one node would stand first in every copyset that has
+    # it as a member. It would send most of a reader's blocks.
     seed = rule.seed if rule.shuffle == Shuffle.CLIENT else 0
     for node in copyset:
         seed = _mix(seed ^ node)
@@ -113,25 +114,25 @@ class Doubt(enum.Enum):
 
     UNREACHABLE = "unreachable"
     DAMAGED = "damaged"
-    """It said that it lost records: what it sends is good, what it does not send is unknown."""
+    """The node said that it lost records: the blocks it sends are good, its silence is unknown."""
     BAD_COPY = "bad copy"
     SILENT = "silent"
-    """It fell behind all the others while the reader waited."""
+    """The node fell behind all other nodes while the reader waited."""
     SLOW = "slow"
-    """Greylisted, see `slow_shards`: it stays so however much it sends, until its time is up."""
+    """Greylisted, see `slow_shards`, until its probation ends, however much the node sends."""
 
 
 _LASTING = frozenset({Doubt.DAMAGED, Doubt.SLOW})
-"""Doubts that a block from the node does not settle."""
+"""Doubts that stay when the node sends a block."""
 
 
 class SenderChoice:
-    """A reader's half: see the module. Events in; `takes_rewind` says when to ask anew.
+    """The reader's side: see the module. `takes_rewind` says when to ask the nodes again.
 
     Attributes:
         nodes: every node that the reader reads from.
-        version: of what is asked for; a node's answer names the version it obeys.
-        rewinds: how often the nodes had to be asked anew.
+        version: of the request; a node's answer names the version that it follows.
+        rewinds: how often the nodes had to be asked again.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class SenderChoice:
 
     @property
     def is_single(self) -> bool:
-        """Whether one copy is asked for, or all: where nobody is counted on, all."""
+        """Whether the reader asks for one copy; if it counts on no node, it asks for all."""
         return self._enabled and not self._is_suspicious and len(self._doubts) < len(self.nodes)
 
     @property
@@ -167,13 +168,13 @@ class SenderChoice:
 
     @property
     def is_rewind_due(self) -> bool:
-        """Whether the nodes have to be asked anew."""
+        """Whether the nodes have to be asked again."""
         return self._due
 
     @property
     def is_gentle(self) -> bool:
-        """Whether they may go on by the old order up to where the first of them has come: so
-        where a node is merely slow, or no longer. What was sent is not sent again then."""
+        """Whether a due rewind may wait until the nodes reach the foremost of them by the old
+        order: so for a node that became slow, or is slow no more. Then no block is sent twice."""
         return self._due and not self._at_once
 
     def add_node(self, node: NodeId) -> None:
@@ -181,7 +182,8 @@ class SenderChoice:
         self.nodes = tuple(sorted({*self.nodes, node}))
 
     def takes_rewind(self) -> bool:
-        """Whether the nodes have to be asked anew; counts that as done, in a new version."""
+        """Whether the nodes have to be asked again. If so, this begins a new version, and the
+        rewind counts as done."""
         if not self._due:
             return False
         self._due = self._at_once = False
@@ -191,7 +193,7 @@ class SenderChoice:
         return True
 
     def on_doubt(self, node: NodeId, why: Doubt) -> None:
-        """Count on `node` no more, until it is seen to send (or `on_settled`)."""
+        """Stop counting on `node` until it sends a block, or until `on_settled`."""
         known = self._doubts.get(node)
         if known in _LASTING and why is not Doubt.DAMAGED:
             return
@@ -202,18 +204,18 @@ class SenderChoice:
             self._ask_anew(at_once=why is not Doubt.SLOW)
 
     def on_settled(self, node: NodeId, why: Doubt) -> None:
-        """The reason `why` is gone: a probation is over, a damaged node came back whole."""
+        """The reason `why` is gone: a probation ended, or a damaged node came back whole."""
         if self._doubts.get(node) is why:
             del self._doubts[node]
             if self.is_single:
                 self._ask_anew(at_once=why is not Doubt.SLOW)
 
     def on_moved(self) -> None:
-        """A node's data lies on other nodes by now, where it may not have been before."""
+        """Other nodes hold a node's data now, which they may not have held before."""
         self._ask_anew(at_once=True)
 
     def on_late(self) -> None:
-        """The old order takes too long to come to its end."""
+        """The nodes take too long to finish by the old order."""
         self._ask_anew(at_once=True)
 
     def _ask_anew(self, *, at_once: bool) -> None:
@@ -225,16 +227,16 @@ class SenderChoice:
         self._shipped.add(node)
 
     def on_suspicion(self) -> None:
-        """What comes next may be lost: every node must send all that it has."""
+        """The next records may be lost: every node must send all that it has."""
         if self.is_single:
             self._is_suspicious = True
             self._ask_anew(at_once=True)
 
     def on_stuck(self, behind: Iterable[NodeId]) -> None:
-        """Nothing came for a while, and the trusted nodes `behind` owe something.
+        """No block came for a while, and the trusted nodes `behind` have not come past `next`.
 
-        The first time they are counted on no more; if that leaves none, or did not help,
-        all must send all.
+        The first time, the reader stops counting on them. If no node is left, or if that did not
+        help, all nodes must send all copies.
         """
         fresh = [node for node in sorted(behind) if node not in self._doubts]
         for node in fresh:
@@ -243,7 +245,7 @@ class SenderChoice:
             self.on_suspicion()
 
     def on_slide(self) -> None:
-        """The window moved: back to single copies, and to the nodes that are seen to send."""
+        """The window moved: go back to single copies, and count on nodes that sent a block."""
         back = [
             node
             for node, why in self._doubts.items()

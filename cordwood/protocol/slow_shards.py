@@ -1,15 +1,15 @@
-"""Greylisting: which nodes are so slow that a reader does better without them.
+"""Greylisting: finds the nodes that are so slow that a reader does better without them.
 
-A node that is down is noticed by its silence. One that is merely slow is not, and in
-single-copy mode everything waits for it. So a reader measures how long each node takes to
-complete its window, keeps a moving average for each, and counts on those no more that are
-far slower than their peers. After a probation they are measured again; a node that is slow
-again stays away twice as long, and one that behaved for a while comes back to the first
-probation. Page: docs/protocol/single-copy-delivery.md, "Slow nodes".
+A reader notices a node that is down by its silence. It does not notice a slow node, and in
+single-copy mode every block waits for that node. So a reader measures how long each node takes to
+complete a window, and keeps a moving average for each node. It stops counting on nodes that are far
+slower than their peers. After a probation these nodes are measured again. A node that is slow again
+stays away twice as long; a node that was quick for a while begins with the first probation again.
+Page: docs/protocol/single-copy-delivery.md, "Slow nodes".
 
-The numbers differ from LogDevice's (a 30 minute average, a margin of 10, a probation of 1
-to 30 minutes): its readers are background jobs with minutes to spare, and a node
-four times slower than its peers already costs a reader here three quarters of its speed.
+The numbers differ from LogDevice's (a 30 minute average, a margin of 10, a probation of 1 to 30
+minutes). LogDevice's readers are background jobs with minutes to spare. Here a node that is four
+times slower than its peers already costs a reader three quarters of its speed.
 
 Source: docs/sources/logdevice.md 2.11 (outlier detector).
 """
@@ -26,27 +26,28 @@ from cordwood.nodes import NodeId
 
 BUCKET_S = 1.0
 BUCKETS = 30
-"""The average is over the last half minute: long enough that one pause does not decide
-(see SAMPLES_MIN), short enough to forget a node's bad hour."""
+"""The average covers the last half minute: long enough that one pause does not decide (see
+SAMPLES_MIN), short enough to forget a node's bad hour."""
 
 MARGIN = 4.0
-"""Times slower than the median of all. Nodes of one kind differ by less than two."""
+"""A slow node takes this many times the median of all. Nodes of one kind differ by less than two
+times."""
 
 SLOW_MIN_S = 0.25
-"""No node is called slow below this: rounds through a loaded loop take tens of ms."""
+"""A node below this is never slow: rounds through a loaded loop take tens of ms."""
 
 SAMPLES_MIN = 2
-"""One late window may be a pause of any kind."""
+"""One late window may come from a pause of any kind."""
 
 OPEN_S = 1.0
-"""A node's first window counts before it is complete once it is so late."""
+"""After this time a node's first window counts before it is complete."""
 
 PROBATION_MIN_S = 10.0
 PROBATION_MAX_S = 1800.0
-"""The first probation costs little if it was wrong; the longest is LogDevice's."""
+"""A wrong first probation costs little; the longest probation is LogDevice's."""
 
 WINDOWS_MAX = 8
-"""Windows measured at a time; a node further behind is measured by the oldest of these."""
+"""Windows measured at a time. The oldest of them measures a node that is further behind."""
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class _Series:
 
 @dataclass(slots=True)
 class _Probation:
-    """What a node has coming: how long the next probation is, and when this one ends."""
+    """A node's probation: the length of the next one, and the end of this one."""
 
     length_s: float = PROBATION_MIN_S
     ends_s: float = 0.0
@@ -129,7 +130,7 @@ class SlowShards:
         self._windows.append((high, now_s, set()))
 
     def on_rewind(self, high: int, now_s: float) -> None:
-        """Nodes start over: windows that were not completed never will be."""
+        """Nodes start again, so no node will complete the open windows."""
         self._windows.clear()
         self.on_window(high, now_s)
 
@@ -145,18 +146,18 @@ class SlowShards:
                 self._series.setdefault(node, _Series()).add(now_s - since_s, now_s)
 
     def decide(self, nodes: Sequence[NodeId], down: Iterable[NodeId], now_s: float) -> Change:
-        """Who is slow now, and whose probation is over.
+        """The nodes that are slow now, and the nodes whose probation is over.
 
         Args:
             nodes: the nodes that send.
-            down: those not counted on for other reasons.
+            down: nodes that the reader does not count on for other reasons.
         """
         if self._all_quick(len(nodes), now_s):
             return NO_CHANGE
         back = tuple(n for n in self.greylisted if self._probations[n].ends_s <= now_s)
         for node in back:
             self._grey.discard(node)
-            # It is measured anew: what it was like before says nothing.
+            # Measure it again from the start: its earlier speed says nothing.
             self._series.pop(node, None)
         away = set(down) | self._grey
         room = self._spare - len(away.intersection(nodes))
@@ -167,8 +168,9 @@ class SlowShards:
         return Change(slow, back)
 
     def _all_quick(self, nodes: int, now_s: float) -> bool:
-        """Whether nobody is away and nothing took as long as SLOW_MIN_S of late, or has up to now:
-        so it is with most readers at the tail, of which there may be hundreds, and they ask often.
+        """Whether no node is away and no window, complete or open, took SLOW_MIN_S lately.
+
+        A short cut: it is true for most readers at the tail, and hundreds of them ask often.
         """
         if self._grey or now_s - self._late_at <= (BUCKETS + 1) * BUCKET_S:
             return False
@@ -204,7 +206,7 @@ class SlowShards:
     def _put_away(self, node: NodeId, now_s: float) -> None:
         probation = self._probations.setdefault(node, _Probation())
         if probation.ends_s:
-            # Time that it behaved is taken off; slow again at once, it doubles.
+            # A node that is slow again at once doubles its probation. Quick time is subtracted.
             behaved_s = now_s - probation.ends_s
             probation.length_s = min(
                 PROBATION_MAX_S, max(PROBATION_MIN_S, 2 * probation.length_s - behaved_s)

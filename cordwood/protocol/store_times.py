@@ -1,19 +1,19 @@
-"""How long a wave may take, from how long each node took before.
+"""Computes how long a wave may take, from each node's earlier answers.
 
-A mean and a mean deviation of each node's answers, as TCP keeps them of its round trips:
-a wave waits for the slowest of its nodes, mean and four deviations of it, and twice as long
-for each wave before it. A needless wave costs three stores and fills the disks that made
-it needless, so the wait follows slow disks up, to a bound. It is never shorter than the
-first wait: nodes that answer in a millisecond stall for hundreds when they flush, and more
-where five of them share two cores.
+For each node it keeps a mean and a mean deviation of its answer times, as TCP does for round trips.
+A wave waits for the mean plus four deviations of its slowest node, and twice as long for each wave
+of the run before it. A needless wave costs three stores, and loads the disks whose slowness caused
+it. So the wait follows slow disks up, to a bound. It is never shorter than the first wait: a node
+that answers in a millisecond stalls for hundreds of them in a flush, and for more if five nodes
+share two cores.
 
-Answers to earlier waves count too: where every wave is given up a moment before its answer,
-nothing else would ever tell.
+Answers to earlier waves count too. If every wave were given up just before its answer, no other
+answer would show how slow the node is.
 
-A node also lags that answers in time and always late: far later than the others do, and than
-it can, for a second on end. A disk a hundred times slower does that between its stalls, and
-each stall costs somebody a whole wait. One quick answer ends the verdict, so a flush that many
-waves wait for is not taken for it, nor is a node that was always far away.
+A node *lags* if all its answers in a second are in time but late: far later than those of the other
+nodes, and than its own quickest. A disk that is a hundred times slower behaves so between its
+stalls, and each stall costs an append a whole wait. One quick answer ends the verdict. So neither a
+flush for which many waves wait nor a distant node counts as lagging.
 
 Source: RFC 6298; docs/sources/logdevice.md 2.4 (timeouts that double, from 10 ms to a minute);
 docs/sources/reliability.md §3 (L7).
@@ -32,31 +32,30 @@ DEVIATION_GAIN = 1 / 4
 """All three as in RFC 6298."""
 
 DOUBLINGS_MAX = 8
-"""More than any bound leaves room for; keeps the power small."""
+"""More doublings than any bound allows; it keeps the power small."""
 
 LATE_FLOOR_S = 0.01
-"""No answer within it is late, whatever the others take: busy machines take so long to wake
-a process."""
+"""An answer within this time is never late: a busy machine takes as long to wake a process."""
 
 LATE_TIMES = 8
-"""How many times what the others take, and what the node took at its quickest, is late. Sizes
-of runs and the load of a machine make answers differ by a few times."""
+"""A late answer takes more than this many times the median of the other nodes, and the node's own
+quickest answer. Run sizes and a machine's load make answers differ by a few times."""
 
 LAG_S = 1.0
-"""For how long a node has to be late each time: longer than the flush that one stall is."""
+"""A lagging node is late in every answer for this long: longer than one flush stalls it."""
 
 LAG_ANSWERS = 8
-"""And how often. Of a node that is hardly used nothing is known after a second."""
+"""The least late answers of a lagging node: a node that is hardly used has too few in a second."""
 
 
 class _Node:
-    """What one node's answers told.
+    """One node's answer times.
 
     Attributes:
         mean_s: smoothed.
         deviation_s: smoothed.
-        quickest_s: of all.
-        late: answers since the last that was not late.
+        quickest_s: of all answers.
+        late: late answers since the last answer that was not late.
         late_since: when the first of these came.
     """
 
@@ -80,8 +79,8 @@ class StoreTimes:
     """See the module. Times are in seconds.
 
     Args:
-        first_s: wait for a node that has not answered yet, and the least for any.
-        most_s: bound of every wait.
+        first_s: the wait for a node that has not answered yet, and the shortest wait.
+        most_s: the longest wait.
     """
 
     def __init__(self, first_s: float, most_s: float) -> None:
@@ -90,9 +89,9 @@ class StoreTimes:
         self._nodes: dict[NodeId, _Node] = {}
 
     def on_answer(self, node: NodeId, took_s: float, now: float) -> bool:
-        """`node` answered a store so long after it was sent; whether it lags.
+        """`node` answered a store `took_s` after it was sent; whether the node lags.
 
-        A node that was said to lag is not said so again before another LAG_S.
+        After True, the next True for the node comes at the earliest LAG_S later.
         """
         known = self._nodes.get(node)
         if known is None:
@@ -111,7 +110,7 @@ class StoreTimes:
         return True
 
     def late_s(self, node: NodeId) -> float:
-        """From when on an answer of `node` is late: for ever if no other node is known."""
+        """The time above which an answer of `node` is late; infinite if no other node is known."""
         others = [known.mean_s for other, known in self._nodes.items() if other != node]
         if not others:
             return float("inf")
@@ -120,7 +119,7 @@ class StoreTimes:
         return max(LATE_FLOOR_S, LATE_TIMES * usual_s)
 
     def forget(self, node: NodeId) -> None:
-        """`node` connected anew: it may be another machine."""
+        """`node` connected again: it may be another machine."""
         self._nodes.pop(node, None)
 
     def node_s(self, node: NodeId) -> float:

@@ -1,38 +1,38 @@
-"""The ring WAL's rules: where a record goes, what may be written, what a scan concludes.
+"""The rules of the ring WAL: the place of a record, the limit of writes, and the verdict of a scan.
 
-Three small machines over logical offsets, which only grow; what stands on disk
-and how it is read is the shell's.
+Three small state machines work on logical offsets, which only grow. `storage.wal` reads and writes
+the disk.
 
-- `RingSpace` gives out offsets. A block never crosses the end of a lap; a tail too
-  short is skipped by padding. Full is judged against what is *durably* trimmed.
-- `WriteWindow` bounds how far writes may run ahead of the last durable offset. Its
-  length is durable before it is used, because recovery looks just that far: a
-  window that grew only in memory, then a crash, would hide acknowledged records
-  behind a hole (a block lost, the next one landed).
-- `WalScan` walks what a crash left and decides when nothing more can come, where
-  writing goes on, which ranges never happened and which are damaged.
+- `RingSpace` gives out offsets. A block never crosses the end of a lap; padding fills a tail that
+  is too short. The ring is full when the next record would pass the *durably* trimmed offset by
+  more than a lap.
+- `WriteWindow` limits how far writes may run ahead of the last durable offset. Its length is
+  durable before it is used, because recovery looks exactly that far. If a window grew only in
+  memory before a crash, a hole could hide acknowledged records (a block lost, the next one
+  landed).
+- `WalScan` walks the ring after a crash. It decides where the written part ends, where writing goes
+  on, which ranges were never written, and which ranges are damaged.
 
-How a scan goes on past a bad place:
+How a scan continues at a bad place:
 
-- No record header: to the next unit (4 KiB). Only where a record must have stood
-  does this open a hole; a block's zero tail is jumped, because the last record of
-  a block says so. S3Stream guesses from alignment and so misses a record lost out
-  of the end of a block.
-- A good header with a bad body: its length is right, so the next record is where
-  it says. S3Stream gives up the rest of that block; we need not.
-- A good header of a later lap: this place was trimmed and written again after the
-  header slot that we hold, so all before it is dead (our slot is the older one,
-  because the newer was damaged). It is no sign of the end.
-- The end: one window past the last place that is known to have been written, and the unit
-  behind it. A block that begins just there was let in when all before it was durable, and
-  may be the only one that says so: of a block as long as the window, lost before it.
+- No record header: it goes to the next unit (4 KiB). This opens a hole only where a record must
+  have stood. The zero tail of a block is skipped, because the last record of a block is marked as
+  last. S3Stream guesses from alignment, and so misses a record that was lost from the end of a
+  block.
+- A good header with a bad body: its length is right, so the next record stands behind that length.
+  S3Stream gives up the rest of that block.
+- A good header of a later lap: the newer header slot was damaged, and the scan holds the older one.
+  After that slot this place was trimmed and written again, so all before it is dead. It is no sign
+  of the end.
+- The end is one window past the last place that is known to be written, plus the unit behind it. A
+  block may begin exactly there, because all before it was durable. If a block as long as the window
+  was lost before it, this block is the only sign of that.
 
-What is recovered stays recoverable. Writing resumes past every record header that
-was found, intact body or not, so no offset is ever given out twice, and the resume
-offset goes into the WAL's header: the next scan reads on to there whatever holes
-lie before it. A recovery's holes are told in a RESUME record in front of whatever
-it appends, so that they stay holes and are not called damage once later records
-show that all before them was durable.
+Recovered records stay recoverable. Writing resumes past every record header that was found, with an
+intact body or not, so no offset is given out twice. The resume offset goes into the WAL's header:
+the next scan reads to that offset, whatever holes lie before it. A recovery writes its holes into a
+RESUME record before its first append. So they stay holes, and do not count as damage when later
+records show that all before them was durable.
 
 Source: docs/sources/s3stream.md (a), "Blocks", "Window", "Recovery", and "Traps"
 2 to 7; docs/design.md §5.
@@ -62,16 +62,14 @@ def align_down(offset: int) -> int:
 
 
 def reset_offset(ring: int, known: int) -> int:
-    """An offset past all that can stand in a ring, where nothing of it was read.
-
-    Writes reach at most a lap past what was durably trimmed, and of the two header
-    slots that told of trims the newer may be the one that is lost: the trim it told of
-    lay at most a lap past the older one's.
+    """An offset past all that can stand in a ring, for a ring that was not read.
 
     Args:
         ring: bytes of the ring.
-        known: the highest offset that the header slot in hand knows of.
+        known: the highest offset in the header slot that was read.
     """
+    # Number: two laps. Writes reach at most a lap past the durable trim. The newer header slot may
+    # be the lost one, and its trim lay at most a lap past the trim in the older slot.
     return align_up(known) + 2 * ring
 
 
@@ -81,8 +79,8 @@ class Placement:
 
     Attributes:
         offset: its logical offset.
-        opens_block: whether it starts a block, so that the one before is sealed.
-        padding: what is skipped before it, a lap's tail; None for nothing.
+        opens_block: whether it starts a block, so that the block before is sealed.
+        padding: the end of a lap that is skipped before it; None for no padding.
     """
 
     offset: int
@@ -97,7 +95,7 @@ class RingSpace:
         ring: bytes of the ring, a multiple of UNIT.
         start: first offset to give out, a multiple of UNIT.
         floor: bytes below it may be written over; at most `start`.
-        reserve: bytes that only a caller who says so may use.
+        reserve: bytes that only a caller with `use_reserve` may use.
         block_soft: bytes past which a block takes no further record.
     """
 
@@ -117,22 +115,20 @@ class RingSpace:
 
     @property
     def used(self) -> int:
-        """Bytes between what is durably trimmed and what was given out."""
+        """Bytes between the durable trim and the last offset given out."""
         return self.next - self._floor
 
     @property
     def record_max(self) -> int:
-        """Bytes of the largest record, with its header, that an empty ring always takes.
-
-        Half the ring: a tail that is just too short is skipped, and then the record
-        needs its own length again.
-        """
+        """Bytes of the largest record, with its header, that an empty ring always takes."""
+        # Number: half the ring. A tail that is just too short is skipped, and then the record needs
+        # its own length again.
         return align_down((self.ring - self.reserve) // 2)
 
     def extend(self, size: int) -> int | None:
-        """Give `size` bytes a place in the open block; None, and nothing changed, if it is full.
+        """Give `size` bytes a place in the open block; None, and no change, if it is full.
 
-        What `place` would say, for most records in one comparison.
+        A fast path of `place`: one comparison for most records.
         """
         offset = self._next
         if offset + size > self._block_stop:
@@ -141,7 +137,7 @@ class RingSpace:
         return offset
 
     def place(self, size: int, *, use_reserve: bool = False) -> Placement | None:
-        """Give `size` bytes (header and body) a place; None, and nothing changed, if full."""
+        """Give `size` bytes (header and body) a place; None, and no change, if the ring is full."""
         placement = self._find(size)
         stop = align_up(placement.offset + size)
         if stop > self._room_stop(use_reserve):
@@ -153,7 +149,7 @@ class RingSpace:
         return placement
 
     def takes(self, sizes: Sequence[int], *, use_reserve: bool = False) -> bool:
-        """Whether `place` would find room for all of these, one after the other."""
+        """Whether `place` would find space for all of these, one after the other."""
         trial = copy.copy(self)
         return all(trial.place(size, use_reserve=use_reserve) is not None for size in sizes)
 
@@ -169,16 +165,16 @@ class RingSpace:
         return Placement(start + tail, opens_block=True, padding=(start, start + tail))
 
     def _room_stop(self, use_reserve: bool) -> int:
-        """Where records must end: a lap past what is trimmed, less the reserve."""
+        """The limit for the end of a record: a lap past the trim, less the reserve."""
         return self._floor + self.ring - (0 if use_reserve else self.reserve)
 
     def _lap_stop(self) -> int:
-        """Where the open block's lap ends."""
+        """The end of the open block's lap."""
         assert self._block is not None
         return self._block + self.ring - self._block % self.ring
 
     def _limit_block(self) -> None:
-        """Work out how far the open block may be extended without being asked again."""
+        """Compute the offset up to which `extend` may fill the open block."""
         if self._block is None:
             self._block_stop = 0
             return
@@ -186,26 +182,26 @@ class RingSpace:
         self._block_stop = min(self._block + self._block_soft, self._lap_stop(), room)
 
     def seal(self) -> None:
-        """End the open block, if there is one: the next record starts another."""
+        """End the open block, if there is one: the next record starts a new block."""
         self._next = align_up(self._next)
         self._block = None
         self._limit_block()
 
     def on_trimmed(self, floor: int) -> None:
-        """What is below `floor` is durably trimmed."""
+        """Records below `floor` are durably trimmed."""
         assert floor <= self.next, (floor, self.next)
         self._floor = max(self._floor, align_down(floor))
         self._limit_block()
 
 
 class WriteWindow:
-    """How far past the last durable offset a write may reach.
+    """The limit of writes past the last durable offset.
 
     Args:
-        start: all below is durable.
-        length: bytes past `start` that recovery would look at, as the WAL's header says.
-        step: bytes to grow by at once, so that growth is rare.
-        limit: bytes it never exceeds; at least those of the largest block.
+        start: all records below it are durable.
+        length: bytes past `start` that recovery would read, by the WAL's header.
+        step: bytes by which the window grows at once, so that growth is rare.
+        limit: the longest window; at least the largest block.
     """
 
     def __init__(self, *, start: int, length: int, step: int, limit: int) -> None:
@@ -221,7 +217,7 @@ class WriteWindow:
     def wanted_length(self, stop: int) -> int | None:
         """The length to make durable before a block that ends at `stop` is written.
 
-        None where the limit forbids it: then it waits until `start` moves on.
+        None if the limit forbids it: then the block waits until `start` moves on.
         """
         needed = stop - self.start
         if needed > self._limit:
@@ -231,15 +227,15 @@ class WriteWindow:
 
 @dataclass(frozen=True, slots=True)
 class ScanVerdict:
-    """What a scan concluded.
+    """The verdict of a scan.
 
     Attributes:
         resume: where writing goes on, a multiple of UNIT.
-        scan: where the next scan may start; all before is dead.
-        holes: ranges that never happened and that no RESUME record tells of yet.
-        damage: ranges that held durable records which cannot be read any more.
+        scan: where the next scan may start; all records before it are dead.
+        holes: ranges that were never written and that no RESUME record names yet.
+        damage: ranges that held durable records, which cannot be read any more.
         incarnation: the highest one seen.
-        durable: all below was known to be durable before the crash.
+        durable: all records below it were known to be durable before the crash.
     """
 
     resume: int
@@ -252,13 +248,13 @@ class ScanVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ScanLimits:
-    """What records back to back must keep to, as of now.
+    """The limits that consecutive records must keep, as of now.
 
     Attributes:
-        resume: from here on only records of `least` or later count.
+        resume: from here on only records of incarnation `least` or later count.
         least: an incarnation.
-        seen: of the last record; it does not fall from one to the next.
-        end: nothing is looked at from here on; None where each record moves the end.
+        seen: the incarnation of the last record; it never falls from one record to the next.
+        end: the scan stops here; None if each record moves the end.
     """
 
     resume: int
@@ -272,14 +268,15 @@ class WalScan:
 
     Args:
         ring: bytes of the ring.
-        scan: where a record starts from which on all is wanted.
+        scan: the start of the first record that is wanted.
         durable, resume, window, incarnation: as in the WAL's header.
-        is_graceful: nothing was written after the header; `durable` is the end.
+        is_graceful: whether the shutdown was clean: no write after the header; `durable` is the
+            end.
 
     Attributes:
         cursor: where to look next.
-        end: as far as is known now, nothing that was written can lie at or past it. It
-            moves on with what is found.
+        end: by present knowledge no written record can lie at or past it. Each record that is
+            found may move it.
     """
 
     def __init__(
@@ -309,25 +306,26 @@ class WalScan:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that was written can lie at or past `cursor`."""
+        """Whether no written record can lie at or past `cursor`."""
         return self.cursor >= self.end
 
     def admits(self, offset: int, incarnation: int) -> bool:
-        """Whether a good record header at `cursor` is the one that belongs there.
+        """Whether a good record header at `cursor` belongs there.
 
-        Not one of an earlier lap; and, from the resume offset on, not one of an
-        earlier incarnation.
+        A header of an earlier lap does not. From the resume offset on, a header of an earlier
+        incarnation does not.
         """
         if offset != self.cursor or incarnation < self._incarnation_seen:
             return False
         return offset < self._resume or incarnation >= self._incarnation_least
 
     def is_later_lap(self, offset: int) -> bool:
-        """Whether a good header at `cursor` shows that its place was written over."""
+        """Whether a good header at `cursor` shows that a later lap wrote over this place."""
         return offset > self.cursor and (offset - self.cursor) % self._ring == 0
 
     def on_record(self, stop: int, durable: int, incarnation: int, is_last: bool) -> None:
-        """An admitted header and its body are good. Called once a record: no call within."""
+        """An admitted header and its body are good."""
+        # Called for each record, so it calls no other function on the usual path.
         if self._hole_start is not None:
             self._close_hole(self.cursor)
         if durable > self._durable:
@@ -335,22 +333,22 @@ class WalScan:
         self._incarnation_seen = incarnation
         cursor = -(-stop // UNIT) * UNIT if is_last else stop
         self.cursor = self._reached = cursor
-        # No record knows of durable offsets past its own, so `durable` moves no end.
+        # `durable` never moves the end: no record knows a durable offset past its own.
         if cursor + self._look_ahead > self.end:
             self.end = cursor + self._look_ahead
 
     def on_run(self, cursor: int, durable: int, incarnation: int) -> None:
-        """What `on_record` comes to for records back to back, all admitted and good.
+        """The effect of `on_record` for consecutive records, all admitted and good.
 
         Args:
             cursor: where the next record would stand.
-            durable: the highest that one of them knows.
-            incarnation: of the last.
+            durable: the highest durable offset that one of them knows.
+            incarnation: of the last record.
         """
         self.on_record(cursor, durable, incarnation, False)
 
     def limits(self) -> ScanLimits:
-        """What `admits` goes by, for whoever looks at many records at once."""
+        """The limits that `admits` checks, for a caller that checks many records at once."""
         return ScanLimits(
             self._resume,
             self._incarnation_least,
@@ -359,7 +357,7 @@ class WalScan:
         )
 
     def on_bad_body(self, stop: int, durable: int, incarnation: int, is_last: bool) -> None:
-        """An admitted header is good, its body is not."""
+        """An admitted header is good, but its body is damaged."""
         hole_start = self.cursor if self._hole_start is None else self._hole_start
         self._hole_start = None
         self.on_record(stop, durable, incarnation, is_last)
@@ -380,18 +378,18 @@ class WalScan:
         self.end = max(self.end, self.cursor + self._look_ahead)
 
     def on_holes_told(self, holes: Sequence[Range]) -> None:
-        """A RESUME record tells of holes that an earlier recovery went past."""
+        """A RESUME record names holes that an earlier recovery went past."""
         self._told_holes.extend(holes)
 
     def verdict(self) -> ScanVerdict:
-        """What it all means; call it once, when `is_over`."""
+        """The verdict; call it once, when `is_over`."""
         resume = align_up(max(self._reached, self._resume, self._durable))
-        # Also what a torn block lacks at its end, behind its last good record.
+        # This includes the missing end of a torn block, behind its last good record.
         self._close_hole(resume)
         untold = _subtract(self._holes, self._told_holes)
         return ScanVerdict(
             resume=resume,
-            # More than a lap back was written over, whatever an older slot says of trims.
+            # Places more than a lap back were written over, whatever trim an older slot names.
             scan=max(self._scan, resume - self._ring),
             holes=_clip(untold, self._durable, resume),
             damage=_clip(untold, 0, self._durable),
@@ -406,12 +404,13 @@ class WalScan:
 
 
 LOST_RANGES_MAX = 64
-"""Lost ranges that are told apart; more join to one, so that no number of bad starts fills the
-row that they stand in. That there is one is what counts; where is for a person to read."""
+"""The most lost ranges that are kept apart. More join to one, so that many bad starts cannot
+overfill their row. The code needs only to know that there is a lost range; its place is for a
+person to read."""
 
 
 def united(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """What lies in any of `ranges`, ascending and apart; all between them too if they are many."""
+    """The union of `ranges`, ascending and disjoint; one enclosing range if there are too many."""
     joined: list[Range] = []
     for start, stop in sorted(ranges):
         if joined and start <= joined[-1][1]:
@@ -424,13 +423,13 @@ def united(ranges: Sequence[Range]) -> tuple[Range, ...]:
 
 
 def _clip(ranges: Sequence[Range], low: int, high: int) -> tuple[Range, ...]:
-    """What of `ranges` lies in `[low, high)`."""
+    """The parts of `ranges` in `[low, high)`."""
     clipped = ((max(start, low), min(stop, high)) for start, stop in ranges)
     return tuple((start, stop) for start, stop in clipped if start < stop)
 
 
 def _subtract(ranges: Sequence[Range], taken: Sequence[Range]) -> list[Range]:
-    """What of `ranges` lies in none of `taken`."""
+    """The parts of `ranges` outside all of `taken`."""
     left = list(ranges)
     for low, high in taken:
         left = [*_clip(left, 0, low), *_clip(left, high, 1 << 63)]

@@ -1,15 +1,14 @@
-"""When the next write may go to a disk whose owner pays for so many a second.
+"""Paces the writes to a disk with a budget of operations and bytes a second.
 
-A cloud volume has a budget: operations a second and bytes a second, whichever is
-used up first. A writer that asks for more is not refused, it is queued below, where
-nothing can gather what waits into fewer, larger writes. So the writer holds itself
-back, and what waits for it fills blocks meanwhile.
+A cloud volume has such a budget: operations a second and bytes a second, whichever is used up
+first. The volume does not refuse more writes; it queues them. In its queue they cannot be joined
+into fewer, larger writes. So the writer waits instead, and the records that wait fill blocks.
 
-Each budget is a bucket of tokens. A write may start while no bucket is in debt, and
-then takes what it costs, into debt if need be: so a write larger than a bucket is
-possible, and what must not wait (a header) may be charged afterwards. Over any stretch of
-time the sum is at most that of the budget, one burst, and the one write that began before
-the debt; headers come on top, and are paid back before the next block.
+Each budget is a bucket of tokens. A write may start while no bucket is in debt. It then takes its
+cost, into debt if necessary. So a write larger than a bucket is possible, and a write that must not
+wait (a header) may be charged afterwards. Over any time the sum is at most the budget, one burst,
+and the one write that began before the debt. Headers come on top, and are paid back before the next
+block.
 
 Time is an argument, in seconds on any clock that does not go back.
 
@@ -21,15 +20,15 @@ from __future__ import annotations
 from cordwood.write_budget import OPERATION_BYTES_MAX, WriteBudget
 
 BURST_S = 0.1
-"""So much of a budget may be spent at once, as S3Stream has it: a quiet tenth of a second
-is made up for, a quiet minute is not."""
+"""The part of a budget that may be spent at once, as in S3Stream: a writer makes up for a quiet
+tenth of a second, not for a quiet minute."""
 
 DEBT_S_MIN = 1e-6
-"""A smaller debt is none: whoever waits for it finds rounding's rest of it for ever."""
+"""A smaller debt counts as none: because of rounding, a writer could wait for its rest for ever."""
 
 
 class TokenBucket:
-    """Tokens that come at `rate` a second up to `burst`; begins full."""
+    """Tokens that come at `rate` a second, up to `burst`. A new bucket is full."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate = rate
@@ -38,13 +37,13 @@ class TokenBucket:
         self._at = now
 
     def debt_s(self, now: float) -> float:
-        """Seconds until it is out of debt, 0 if it is not in debt."""
+        """Seconds until the bucket is out of debt; 0 if it is not in debt."""
         self._refill(now)
         debt_s = -self._tokens / self._rate
         return debt_s if debt_s > DEBT_S_MIN else 0.0
 
     def spend(self, now: float, tokens: float) -> None:
-        """Take `tokens`, into debt if need be."""
+        """Take `tokens`, into debt if necessary."""
         self._refill(now)
         self._tokens -= tokens
 
@@ -57,7 +56,7 @@ class WritePace:
     """Holds one disk's writes to a budget.
 
     Args:
-        budget: what may be asked for.
+        budget: operations and bytes a second.
         now: the time.
     """
 

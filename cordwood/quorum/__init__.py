@@ -1,1 +1,1 @@
-"""Who must answer: nodesets, copysets and the sets of nodes that decide."""
+"""Nodesets, copysets, and the sets of nodes whose answers decide a question."""

@@ -1,7 +1,7 @@
-"""The authoritative status of a node's data: which statuses there are and what may follow what.
+"""The authoritative status of a node's data: the statuses and the allowed changes between them.
 
-Each node of a nodeset has a status (`nodes.Authority`), kept in the metadata store beside its
-address. An operator sets it for a node that is down. The node itself takes it back when it starts
+Each node of a nodeset has a status (`nodes.Authority`). The metadata store keeps it beside the
+node's address. An operator sets it for a node that is down. The node clears it when it starts
 again with its disk. `quorum.f_majority` weighs replies by these statuses.
 
 Source: docs/sources/logdevice.md 2.6, 2.9.
@@ -21,14 +21,15 @@ BECOMES: Mapping[Authority, frozenset[Authority]] = {
         {Authority.AUTHORITATIVE_EMPTY, Authority.FULLY_AUTHORITATIVE}
     ),
 }
-"""What a status may be followed by. A node whose data lies elsewhere stays out of what readers
-weigh until it is back with a disk of its own: what happens to its old disk means nothing any
-more. All else may turn out otherwise: data thought lost is found, or is not."""
+"""The statuses that may follow a status. AUTHORITATIVE_EMPTY means that other nodes hold the
+node's data. Readers then do not weigh the node until it is back with a disk of its own; the fate
+of its old disk no longer matters. All other statuses may be corrected: data that was thought lost
+may be found, and the reverse."""
 
 HAS_DATA = frozenset({Authority.FULLY_AUTHORITATIVE, Authority.UNAVAILABLE})
 
 REBUILT = frozenset(Authority) - HAS_DATA
-"""A node's data is to be stored on others, or was: no copyset may name it until it is back."""
+"""Other nodes store this node's data, or will: no copyset may name the node until it is back."""
 
 
 def may_become(before: Authority, after: Authority) -> bool:
@@ -41,5 +42,5 @@ def may_become(before: Authority, after: Authority) -> bool:
 
 
 def rebuilt_nodes(members: Iterable[Member]) -> frozenset[NodeId]:
-    """The members of which it was said that their data is gone, or lies on others."""
+    """The members whose status says that their data is gone or lies on other nodes."""
     return frozenset(member.node for member in members if member.authority in REBUILT)

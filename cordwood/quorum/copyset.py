@@ -1,18 +1,13 @@
-"""Copysets: which nodes hold a block, chosen at random by weight, never against the rule.
+"""Copysets: the nodes that hold a block, drawn at random by weight, within the replication rule.
 
-Nodes are drawn one by one, each with a chance in proportion to its weight among those
-that may still be drawn. All members may, until as many draws are left as racks (or
-domains of another scope) are still wanted: from then on only members of racks not used
-yet. That can never fail half way: domains nest, so a node in a new region is in a new
-rack too, and one draw lessens what every narrower scope wants. So whether a copyset
-exists is one count for each scope, made before the first draw, and a copyset short of
-copies or domains is never the answer (LogDevice, too, fails instead).
+Nodes are drawn one by one. Each candidate's chance is in proportion to its weight. A copyset that
+is short of copies or domains is never returned; LogDevice also fails instead.
 
-Drawing without replacement flattens large differences of weight, and a rack smaller than
-the others gets more than its share when racks are asked for; both are the price of the rule.
+Drawing without replacement flattens large differences of weight. A rack that is smaller than the
+others gets more than its share when a log asks for racks. Both are the price of the rule.
 
-One stream of chance gives one sequence of copysets: members are walked in node order,
-and nothing is drawn when there is no choice to give.
+The same random stream gives the same sequence of copysets: members are walked in node order, and
+nothing is drawn when no copyset exists.
 
 Source: docs/sources/logdevice.md 2.5, 2.6; docs/design.md §3 ("spread").
 """
@@ -35,10 +30,10 @@ class Chance(Protocol):
 def can_replicate(nodes: Set[NodeId], nodeset: Nodeset, replication: Replication) -> bool:
     """Say whether some of `nodes` could be a copyset, in every scope.
 
-    Weight and reachability are not asked: what this says holds for old records too.
+    Weight and reachability play no part, so the answer holds for old records too.
 
     Args:
-        nodes: candidates; those outside the nodeset do not count.
+        nodes: candidates; nodes outside the nodeset do not count.
     Source: docs/sources/logdevice.md 2.6, "canReplicate".
     """
     members = [member for member in nodeset.members if member.node in nodes]
@@ -54,20 +49,24 @@ def choose_copyset(
     """Draw a copyset for new blocks.
 
     Args:
-        available: nodes worth sending to; those outside the nodeset do not count.
-        random: draws exactly `replication.copies` numbers, or none for None.
+        available: nodes worth sending to; nodes outside the nodeset do not count.
+        random: draws exactly `replication.copies` numbers; no number if the result is None.
     Returns:
-        Exactly `replication.copies` distinct members of positive weight, over as many
-        domains of each scope as it asks for, in the order drawn; None if `available`
-        allows none.
+        Exactly `replication.copies` distinct members of positive weight, in the order drawn.
+        They span as many domains of each scope as `replication` asks for. None if the nodes in
+        `available` cannot form a copyset.
     """
     left = [m for m in nodeset.members if m.node in available and m.weight > 0]
+    # Number: one count a scope decides, before the first draw, whether a copyset exists. The draws
+    # below cannot fail half way: domains nest, so a node in a new region is in a new rack too, and
+    # one draw lowers the want of every narrower scope.
     if not can_replicate({member.node for member in left}, nodeset, replication):
         return None
     drawn: list[NodeId] = []
     used: dict[str, set[str]] = {scope: set() for scope, _ in replication.spans}
     for draws_left in range(replication.copies, 0, -1):
         for scope, count in replication.spans:
+            # As many draws are left as domains are still wanted: only new domains count from here.
             if count - len(used[scope]) >= draws_left:
                 left = [member for member in left if member.domain(scope) not in used[scope]]
         member = left.pop(draw_member(left, random))

@@ -1,7 +1,7 @@
-"""F-majority: whether the replies heard meet every copyset that could hold a record.
+"""F-majority: whether the nodes that replied meet every copyset that could hold a record.
 
-A record that no heard node holds was then never stored on a full copyset, so it was never
-acknowledged. A seal on the heard nodes leaves no copyset for an old sequencer.
+If they do, a record that none of them holds was never stored on a full copyset, so it was never
+acknowledged. If they are sealed, no copyset is left for an old sequencer.
 
 The rule, for R copies over at least K racks. A copyset that avoids the heard nodes needs R silent
 nodes, and silent nodes in K racks. So either of two facts excludes it:
@@ -16,17 +16,16 @@ however many nodes the third rack has.
 Each node counts by its authoritative status (`quorum.authority`):
 
 - AUTHORITATIVE_EMPTY: the data was rebuilt elsewhere. The node counts as not in the nodeset.
-- UNDER_REPLICATED: the data is gone. The node can never be heard, and need not be heard once every
-  node with data was.
+- UNDER_REPLICATED: the data is gone. The node can never be heard. Its reply is not needed once
+  every node with data has replied.
 - UNAVAILABLE: the node is down and has data. Without an f-majority the caller waits for it.
 
-Members count whatever their weight: a weight is a wish about new records, and an old record may
-lie on a node that takes none today.
+Members count whatever their weight. A weight concerns new records only, and an old record may lie
+on a node that takes no new records today.
 
 Two things differ from LogDevice. If fewer domains are left than a record needs copies, LogDevice
-calls no answer enough; here every node that has data must be heard, because a nodeset that was
-written down wrongly must stall a recovery and not let it conclude from silence. And any scope that
-the replication names may give the f-majority.
+reaches no f-majority; here every node that has data must be heard. And any scope that the
+replication names may give the f-majority.
 
 Readers, recovery and the questions about places in a log all use this one rule.
 
@@ -43,17 +42,17 @@ from cordwood.quorum.authority import HAS_DATA
 
 
 class QuorumVerdict(enum.Enum):
-    """The weight of the replies heard."""
+    """What the nodes that replied allow a caller to conclude."""
 
     NONE = "none"
-    """Others may hold it."""
+    """Nodes that did not reply may hold the record."""
     INCOMPLETE = "incomplete"
-    """They meet every copyset; some that have data were not heard."""
+    """The nodes meet every copyset; some nodes that have data did not reply."""
     COMPLETE = "complete"
-    """They meet every copyset, and all that have data were heard."""
+    """The nodes meet every copyset, and all nodes that have data replied."""
     NON_AUTHORITATIVE = "non-authoritative"
-    """All that have data were heard, and do not meet every copyset: more nodes lost their
-    data than the copies survive."""
+    """All nodes that have data replied, and they do not meet every copyset: more nodes lost
+    their data than the copies survive."""
 
     @property
     def is_f_majority(self) -> bool:
@@ -70,7 +69,7 @@ def weigh_replies(
     """Weigh the replies of the nodes in `heard`.
 
     Args:
-        heard: nodes that answered for this LSN; may hold nodes outside the nodeset.
+        heard: nodes that replied for this LSN; nodes outside the nodeset do not count.
         statuses: of the nodes that are not FULLY_AUTHORITATIVE.
     """
     fully = Authority.FULLY_AUTHORITATIVE
@@ -88,10 +87,14 @@ def weigh_replies(
 def _meet_every_copyset(
     heard: Set[NodeId], rest: Sequence[tuple[Member, Authority]], replication: Replication
 ) -> bool:
-    """Whether the nodes that were not heard cannot hold a copyset; where all together could not
-    either, for want of domains in one of the scopes, whether all were heard."""
+    """Whether the silent nodes cannot hold a copyset.
+
+    If the whole nodeset has too few domains of one scope for a copyset: whether all were heard.
+    """
     scopes = (("node", replication.copies), *replication.spans)
     for scope, copies in scopes:
+        # Trap: a nodeset that was recorded wrongly must stall a recovery. By the rule below, any
+        # silence would be enough, because no set of silent nodes could hold a copyset.
         if len({member.domain(scope) for member, _ in rest}) < copies:
             return all(status in HAS_DATA and member.node in heard for member, status in rest)
     return any(_meets(heard, rest, scope, copies) for scope, copies in scopes)
@@ -100,7 +103,7 @@ def _meet_every_copyset(
 def _meets(
     heard: Set[NodeId], rest: Iterable[tuple[Member, Authority]], scope: str, copies: int
 ) -> bool:
-    """Whether so many domains answered in full that the others cannot hold a copyset."""
+    """Whether enough domains replied in full that the other domains cannot hold a copyset."""
     full: dict[str, bool] = {}
     for member, status in rest:
         domain = member.domain(scope)

@@ -1,11 +1,11 @@
-"""Which nodes an epoch's records are spread over, for a log that does not take them all.
+"""Chooses the nodeset of an epoch, for a log that asks for fewer nodes than the cluster has.
 
-Weighted rendezvous hashing, rack by rack in turn: each rack gives its best node for the
-log, then its second best, until there are enough. So the nodeset spans as many racks as it
-can, logs are spread over all nodes in proportion to weight, and a node that comes or goes
-changes the nodesets only of the logs that it scores well for. Where copies must span
-regions or other scopes above the rack, the first nodes are taken from domains that these
-still want, the widest scope first.
+The choice is weighted rendezvous hashing, rack by rack in turn. Each rack gives its best node for
+the log, then its second best, until there are enough nodes. So the nodeset spans as many racks as
+possible, and logs are spread over all nodes in proportion to weight. A node that comes or goes
+changes only the nodesets of the logs for which it scores well. If copies must span regions or
+other scopes above the rack, the first nodes come from domains that these scopes still need, the
+widest scope first.
 
 Source: docs/sources/logdevice.md 2.5 ("nodeset selector is consistent-hash").
 """
@@ -25,9 +25,9 @@ def choose_nodeset(
     """Choose a nodeset among the members of positive weight.
 
     Args:
-        size: nodes wanted; 0 is all. Where there are fewer, all of them.
+        size: nodes wanted; 0 is all. If there are fewer members, the nodeset is all of them.
     Returns:
-        Nodes in node order; None if no nodeset of theirs could keep `replication`.
+        Nodes in node order; None if no nodeset of these members can keep `replication`.
     """
     able = {member.node: member for member in members if member.weight > 0}
     if not able or not _can_keep(tuple(able), able, replication):
@@ -37,13 +37,13 @@ def choose_nodeset(
     ranked = [able[node] for node in sequencer_order(log, able.values())]
     first = _spanning(ranked, replication)
     chosen = tuple(sorted(_by_turns(ranked, first)[: max(size, replication.copies)]))
-    # Domains nest, so what all could keep these can: see `quorum.copyset`.
+    # Domains nest, so these nodes can keep a replication that all nodes can: see `quorum.copyset`.
     assert _can_keep(chosen, able, replication), "a nodeset spans the domains that it needs"
     return chosen
 
 
 def _spanning(ranked: list[Member], replication: Replication) -> list[NodeId]:
-    """The best nodes that together span as many domains above the rack as are asked for."""
+    """The best nodes that together span the domains above the rack that `replication` wants."""
     first: list[NodeId] = []
     for scope, count in reversed(replication.wider):
         used = {m.domain(scope) for m in ranked if m.node in first}

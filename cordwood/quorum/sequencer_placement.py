@@ -1,7 +1,7 @@
-"""Which node should sequence a log: weighted rendezvous hashing.
+"""Names the node that should sequence a log, by weighted rendezvous hashing.
 
-Every node and client that knows the same members names the same owner, and a
-member that goes moves only its own logs. Nodes that are taken for dead come last.
+All nodes and clients that know the same members name the same owner. When a member goes, only
+its own logs move. Nodes that count as dead come last.
 
 Source: docs/sources/logdevice.md 2.2.
 """
