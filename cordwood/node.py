@@ -209,7 +209,8 @@ class Node:
         """
         settings, host = self.settings, self.host
         await host.disk.make_dir(settings.directory)
-        self._exit.callback(host.disk.lock_dir(settings.directory, f"node {settings.node}").release)
+        self._lock = host.disk.lock_dir(settings.directory, f"node {settings.node}")
+        self._exit.callback(self._lock.release)
         self._cluster = await self._membership.ensure_cluster(host.random)
         await self._open_shard()
         self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
@@ -275,7 +276,7 @@ class Node:
         )  # fmt: skip
         if self._directory.word == ACCEPTED:
             await self._shard.accept_loss()
-        self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room)
+        self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room, self._lock)
         kept = KeptBytes(self._shard, self.settings.node, lambda: self._peers)
         self._retention = Retention(
             self._shard, self._logs, self.host.clock, settings, lambda: len(self._members), kept
