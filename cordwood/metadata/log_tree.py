@@ -206,6 +206,11 @@ class LogTree:
         found = await self._store.get(_id_key(log_id))
         return _decode(found.value, _Log, f"log number {log_id}") if found else None
 
+    async def is_deleted(self, log_id: int) -> bool:
+        """Whether a number that was given out has no log any more, for good. One round trip."""
+        log = await self._log(LogId(log_id))
+        return log is None or log.is_deleted
+
     async def described(self, log_id: LogId) -> LogInfo | None:
         """A log by number, for callers that know that it is there. One round trip."""
         found, directories = await asyncio.gather(
