@@ -247,7 +247,7 @@ class ClientSettings:
             client, which spreads many readers over all copies.
         client_read_flow_control_threshold: a reader's window moves once this part of it
             was used up. Higher sends fewer messages; nodes wait when it comes too late.
-        reader_slow_shards_detection: a node that is far slower than its peers is not
+        reader_slow_nodes_detection: a node that is far slower than its peers is not
             counted on for a while. LogDevice has it off; here a reader waits for its
             slowest node, and the price of an error is some blocks sent twice.
         read_stream_guaranteed_delivery_efficiency: never ask for all copies before a loss
@@ -275,7 +275,7 @@ class ClientSettings:
     local_scd_enabled: bool = False
     scd_copyset_reordering_max: str = "hash-shuffle"
     client_read_flow_control_threshold: float = 0.7
-    reader_slow_shards_detection: bool = True
+    reader_slow_nodes_detection: bool = True
     read_stream_guaranteed_delivery_efficiency: bool = False
     rare_collections: bool = False
     write_tokens: tuple[str, ...] = field(default=(), repr=False)

@@ -1,4 +1,4 @@
-"""Answers to clients: acknowledgements and refusals, a frame of each once a turn.
+"""Answers to clients: acknowledgements and refusals, a frame of each once a tick.
 
 A block that goes back takes those of its log behind it along: a large call comes as several
 blocks, and none may pass another. The client says where it begins afresh. Each producer,

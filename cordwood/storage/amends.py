@@ -45,7 +45,7 @@ from cordwood.storage.logs_db.tables import TablesFailed
 from cordwood.storage.refusals import refusal_of
 
 if TYPE_CHECKING:
-    from cordwood.storage.engine import Shard
+    from cordwood.storage.engine import StorageEngine
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ class Amends:
         unrestored: heads of the record that is being replayed, whose bodies are to be found.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, engine: StorageEngine) -> None:
         self.unrestored: list[StoredBlock] = []
-        self._shard = shard
+        self._engine = engine
         self._waiting: deque[_Frame] = deque()
         self._stirred = asyncio.Event()
 
@@ -122,19 +122,19 @@ class Amends:
         Args:
             found: what LogsDB has of it; None where that was not asked.
         """
-        shard = self._shard
+        engine = self._engine
         size = frame.size
-        if size > shard.wal.record_bytes_max:
+        if size > engine.wal.record_bytes_max:
             self._refuse(frame, {})  # as a store it could not come at once
             return True
-        is_full = frame.wire_bytes > shard.room_bytes
+        is_full = frame.wire_bytes > engine.free_bytes
         taken: list[StoredBlock] = []
         refused: dict[int, StoreRefusal] = {}
         for head in frame.heads:
-            refusal = refusal_of(shard, frame.wave, head, frame.seal_epoch, is_full, size)
+            refusal = refusal_of(engine, frame.wave, head, frame.seal_epoch, is_full, size)
             if refusal is not None:
                 refused[head.header.log] = refusal
-            elif not shard.is_trimmed(head):
+            elif not engine.is_trimmed(head):
                 body = self._in_cache(head.header)
                 if body is None and found is None:
                     return False
@@ -148,7 +148,7 @@ class Amends:
         taken = [block for block in taken if block.header.log not in refused]
         if taken:
             refusals = tuple(refused.values())
-            shard.append_amend(frame.wave, taken, refusals, frame.settled, frame.seal_epoch)
+            engine.append_amend(frame.wave, taken, refusals, frame.settled, frame.seal_epoch)
         else:
             frame.settled(tuple(refused.values()))
         return True
@@ -161,7 +161,7 @@ class Amends:
         frame.settled(tuple(refused.values()))
 
     def _in_cache(self, header: BlockHeader) -> Buffer | None:
-        held = self._shard.cache.get(header.log)
+        held = self._engine.cache.get(header.log)
         copy = held.copy_of(header) if held is not None else None
         return copy.body if copy is not None and _is_intact(copy) else None
 
@@ -189,7 +189,7 @@ class Amends:
         at, bound = min(each.first for each in headers), max(each.last for each in headers)
         while at <= bound:
             # Copies that lost have the same body.
-            run = await self._shard.logs.read(
+            run = await self._engine.logs.read(
                 log, at, bound, lambda last, seal_epoch, wave: True, part_of,
                 bytes_max=READ_BYTES, blocks_max=READ_BLOCKS,
             )  # fmt: skip
@@ -206,8 +206,8 @@ class Amends:
             places = (bodies[header], found.get(header), self._dropped(header))
             body = next((each for each in places if each is not None), None)
             if body is not None:
-                self._shard.cache.insert(AmendedBlock(header, head.envelope, head.wire, body))
-            elif not self._shard.is_trimmed(head):
+                self._engine.cache.insert(AmendedBlock(header, head.envelope, head.wire, body))
+            elif not self._engine.is_trimmed(head):
                 # Its partition is gone, for a trim that this replay has still to come to; or
                 # its body has rotted, and LogsDB says that it does not know it.
                 logger.warning(
@@ -218,7 +218,7 @@ class Amends:
     def _dropped(self, header: BlockHeader) -> Buffer | None:
         """The body of a copy that an epoch's end took out of the cache since it was amended: it
         is in the WAL still, and in what the next flush takes."""
-        batch = self._shard.cache.batch
+        batch = self._engine.cache.batch
         blocks = batch.blocks if batch is not None else ()
         copy = next((block for block in blocks if block.header == header), None)
         return copy.body if copy is not None and _is_intact(copy) else None

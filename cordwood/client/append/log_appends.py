@@ -1,4 +1,4 @@
-"""A client's appends to one log: what is submitted in one turn becomes one block.
+"""A client's appends to one log: what is submitted in one tick becomes one block.
 
 A block goes to the log's sequencer and is answered with its first LSN. A refusal
 that stored nothing is tried again, elsewhere if told so, until the deadline. A
@@ -28,9 +28,9 @@ from cordwood.client.append.append_limits import (
     LAST_TRY_SHARE,
     STALL_S,
 )  # fmt: skip
-from cordwood.client.append.batch import Batch, unknown
 from cordwood.client.append.line import Line
 from cordwood.client.append.outbox import Outbox
+from cordwood.client.append.pending_block import PendingBlock, unknown
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers
 from cordwood.client.append.window import Window
@@ -63,7 +63,7 @@ SEEK_ONE_S = 1.0
 
 REDIRECTS_MAX = 3
 """Redirects followed in a row. One leads to a log's node, and another from a node that
-leaves just then to its heir; nodes that go on to send one elsewhere do not agree."""
+leaves just then to its successor; nodes that go on to send one elsewhere do not agree."""
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
@@ -81,7 +81,7 @@ class Owner(Protocol):
     fencing: dict[int, int]
 
     def mark_dirty(self, log: LogAppends) -> None:
-        """`log` has a batch to cut at the end of this turn."""
+        """`log` has a batch to cut at the end of this tick."""
 
     def next_token(self) -> int:
         """A number for a block, growing."""
@@ -117,9 +117,9 @@ class LogAppends:
         self._settings = settings
         self._owner = owner
         self._codec = Codec[settings.codec.upper()]
-        self._batch: Batch | None = None
-        self._queue: deque[Batch] = deque()
-        self._sent: dict[int, tuple[Batch, Connection]] = {}
+        self._batch: PendingBlock | None = None
+        self._queue: deque[PendingBlock] = deque()
+        self._sent: dict[int, tuple[PendingBlock, Connection]] = {}
         self._target: Connection | None = None
         self._activate_here = False
         self._hint = NodeId(0)
@@ -151,7 +151,7 @@ class LogAppends:
         size: int,
         expected_tail: int | None = None,
     ) -> asyncio.Future[Lsn]:
-        """Put one record, of `size` bytes by `check_record`, into this turn's block.
+        """Put one record, of `size` bytes by `check_record`, into this tick's block.
 
         Args:
             expected_tail: the record gets a block of its own, taken only if the log's last
@@ -160,7 +160,7 @@ class LogAppends:
         self._check_whole()
         if expected_tail is not None:
             self._cut()
-        batch = self._room_for(size)
+        batch = self._space_for(size)
         batch.expected_tail = expected_tail
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, batch.count))
@@ -184,10 +184,10 @@ class LogAppends:
         if values and self._takes_all(len(values), size):
             return [self._add_together(values, keys, times_us, headers, size)]
         runs: list[tuple[asyncio.Future[Lsn], int]] = []
-        open_batch: Batch | None = None
+        open_batch: PendingBlock | None = None
         for at, value in enumerate(values):
             key = keys[at] if keys is not None else None
-            batch = self._room_for(sizes[at])
+            batch = self._space_for(sizes[at])
             if batch is not open_batch:
                 open_batch = batch
                 future: asyncio.Future[Lsn] = self._owner.loop.create_future()
@@ -204,7 +204,7 @@ class LogAppends:
         stored together or not at all."""
         self._check_whole()
         self._cut()
-        batch = Batch(self._owner.loop.time() + self._settings.timeout_s)
+        batch = PendingBlock(self._owner.loop.time() + self._settings.timeout_s)
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, 0))
         batch.seal_group(self.log, parts, size, self._producer)
@@ -224,7 +224,7 @@ class LogAppends:
             and batch.bytes + size <= settings.block_bytes
         )
 
-    def _is_full(self, batch: Batch) -> bool:
+    def _is_full(self, batch: PendingBlock) -> bool:
         settings = self._settings
         return batch.count >= settings.block_records or batch.bytes >= settings.block_bytes
 
@@ -240,7 +240,7 @@ class LogAppends:
         by the block spends its time here, and a call for each record took five times as long."""
         if self._batch is not None and self._is_full(self._batch):
             self._cut()
-        batch = self._room_for(size)
+        batch = self._space_for(size)
         count, more = batch.count, len(values)
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, count))
@@ -266,7 +266,7 @@ class LogAppends:
         """
         self._check_whole()
         self._cut()
-        batch = self._room_for(size)
+        batch = self._space_for(size)
         batch.codec = codec
         if deadline is not None:
             batch.deadline = deadline
@@ -274,8 +274,8 @@ class LogAppends:
         self._cut()
         return future
 
-    def _room_for(self, size: int) -> Batch:
-        """This turn's batch, or a new one where the old one is full."""
+    def _space_for(self, size: int) -> PendingBlock:
+        """This tick's batch, or a new one where the old one is full."""
         batch = self._batch
         settings = self._settings
         if batch is not None and (
@@ -285,13 +285,13 @@ class LogAppends:
             self._cut()
             batch = None
         if batch is None:
-            batch = self._batch = Batch(self._owner.loop.time() + settings.timeout_s)
+            batch = self._batch = PendingBlock(self._owner.loop.time() + settings.timeout_s)
             self._owner.mark_dirty(self)
         return batch
 
     def _put(
         self,
-        batch: Batch,
+        batch: PendingBlock,
         value: Buffer,
         key: bytes | None,
         time_us: int | None,
@@ -304,7 +304,7 @@ class LogAppends:
     # Sending.
 
     def flush(self) -> None:
-        """The turn ends: cut its batch and send.
+        """The tick ends: cut its batch and send.
 
         A producer with as much in flight as a log remembers of it goes on to fill its batch.
         """
@@ -330,7 +330,7 @@ class LogAppends:
         try:
             batch.seal(self.log, self._codec, self._producer, self._host.clock.now_us)
         except (BufferError, MemoryError, OverflowError, TypeError, ValueError) as error:
-            # It ends alone: its room goes back, and other logs of this turn are sent.
+            # It ends alone: its room goes back, and other logs of this tick are sent.
             self._owner.window.give_back(batch.count, batch.bytes)
             batch.fail(BadSetting(f"records of log {self.log} cannot be encoded: {error!r}"))
             return
@@ -366,7 +366,7 @@ class LogAppends:
                 size += entry.stored_bytes
             self._owner.outbox.put(target, parts, count, size)
 
-    def _flags(self, batch: Batch) -> int:
+    def _flags(self, batch: PendingBlock) -> int:
         """What the sequencer is told of a batch, as bits of AppendFlag."""
         entry = batch.entry
         assert entry is not None, "a queued batch was cut"
@@ -472,7 +472,7 @@ class LogAppends:
             self._fail(found[0], found[0].given_up(self.log, error))
         self._pump_if_settled()
 
-    def _fail(self, batch: Batch, error: CordwoodError) -> None:
+    def _fail(self, batch: PendingBlock, error: CordwoodError) -> None:
         """A block ends with an error, and with it a producer's sequence."""
         batch.fail(error)
         if self._producer is not None and self._broken is None:
@@ -490,7 +490,9 @@ class LogAppends:
         if self._came_back and not self._sent:
             self._pump()
 
-    def _come_back(self, batch: Batch, token: int, error: CordwoodError, node: NodeId) -> None:
+    def _come_back(
+        self, batch: PendingBlock, token: int, error: CordwoodError, node: NodeId
+    ) -> None:
         """Keep a refused block for another try."""
         batch.refused = error
         self._owner.sent.pop(token, None)  # it gets another token when it is sent again
@@ -502,15 +504,15 @@ class LogAppends:
             self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
         self._came_back = True
 
-    def _requeue(self, batch: Batch, token: int) -> None:
+    def _requeue(self, batch: PendingBlock, token: int) -> None:
         """Put a refused batch back where its age puts it."""
-        later: list[Batch] = []
+        later: list[PendingBlock] = []
         while self._queue and self._age(self._queue[0]) < token:
             later.append(self._queue.popleft())
         self._queue.appendleft(batch)
         self._queue.extendleft(reversed(later))
 
-    def _age(self, batch: Batch) -> int:
+    def _age(self, batch: PendingBlock) -> int:
         assert batch.entry is not None, "a queued batch was cut"
         return batch.entry.token or self._owner.last_token + 1
 
@@ -591,7 +593,7 @@ class LogAppends:
         self._sent.clear()
         self._queue.clear()
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: PendingBlock) -> None:
         entry = batch.entry
         assert entry is not None, "a finished batch was cut"
         self._owner.sent.pop(entry.token, None)

@@ -2,18 +2,18 @@
 
 A hundred readers of one log in one process had each block a hundred times from five nodes: each
 stream has windows, credit and gap detection of its own, and all of them say the same at the tail.
-Here one more stream, the *lead*, reads on from there, and whatever it concludes (blocks, gaps,
+Here one more stream, the *leader*, reads on from there, and whatever it concludes (blocks, gaps,
 troubles) is given to all that share it. A member keeps what it was given until it takes it; one
-that has more than SEAT_BYTES_MAX waiting is slow, so it leaves, takes what it has, and asks the
+that has more than QUEUE_BYTES_MAX waiting is slow, so it leaves, takes what it has, and asks the
 nodes by itself from there on, until it comes to where others wait. So nobody waits for anybody.
 
-A member joins where the lead stands, or at one of the places that it gave last: what is given
+A member joins where the leader stands, or at one of the places that it gave last: what is given
 tiles, so its position is all that counts. Readers that were too slow at the same time stand at
 one place again and share from there, however far behind the tail that is. It is no place to hold
-others: so many as share one that wait further on for BEHIND_S take a lead of their own, and once
+others: so many as share one that wait further on for BEHIND_S take a leader of their own, and once
 the first one has come to it, its members go over.
 
-What is held is held once for all: a tail reserves what a seat may hold, and what slow members
+What is held is held once for all: a tail reserves what a queue may hold, and what slow members
 have not taken is reserved block by block; where the client's budget has no room for that, it is
 let go of, and asked for again.
 
@@ -50,23 +50,23 @@ MEMBERS_MIN = 8
 """So many streams at one log's tail share one; what a few cost beside the appends is little, and
 they show by themselves at the nodes (`cordwood readers`)."""
 
-SEAT_BYTES_MAX = 4 << 20
-SEAT_ITEMS_MAX = 1024
+QUEUE_BYTES_MAX = 4 << 20
+QUEUE_ITEMS_MAX = 1024
 """What may wait for one member, less where the client's budget has no room for it."""
 
 RECENT_BYTES_MAX = 1 << 20
 RECENT_ITEMS_MAX = 256
-"""What the lead gave last is kept, for those who come to the tail a moment later: they are as many
-blocks behind as came in one turn of the loop."""
+"""What the leader gave last is kept, for those who come to the tail a moment later: they are as
+many blocks behind as came in one tick."""
 
 FLOOR_BYTES = 512 << 10
 """What a tail reserves at the least: its members give back as much, 64 KiB each for every node."""
 
 TAKEN_ITEMS = 256
-"""What the lead takes at a time before it lets others run: a quarter of what a seat holds."""
+"""What the leader takes at a time before it lets others run: a quarter of what a queue holds."""
 
 BEHIND_S = 1.0
-"""So long a lead may be behind those who would share it: at the tail it is a turn of the loop."""
+"""So long a leader may be behind those who would share it: at the tail it is a tick."""
 
 
 class Leftovers:
@@ -98,14 +98,14 @@ class Leftovers:
                 self._budget.give_back(item.block.size)
 
 
-class Seat:
+class SubscriberQueue:
     """What a member of a shared tail was given and has not taken.
 
     Attributes:
         is_over: nothing more will come: what is here is to be taken, and then asked for alone.
-        lead: the stream that feeds it.
+        leader: the stream that feeds it.
         is_dropped: there was no room for what it had not taken, which is to be asked for alone.
-        trouble: why the lead stands still, "" if it does not: for the member to tell, in a turn
+        trouble: why the leader stands still, "" if it does not: for the member to tell, in a turn
             of its own.
     """
 
@@ -116,7 +116,7 @@ class Seat:
         "_waiting",
         "is_dropped",
         "is_over",
-        "lead",
+        "leader",
         "trouble",
     )
 
@@ -126,7 +126,7 @@ class Seat:
         self._bytes = sum(map(_size, missed))
         # Nothing here keeps a stream that its application has let go of.
         self._member = weakref.ref(member)
-        self.lead = tail.lead
+        self.leader = tail.leader
         self.is_over = False
         self.is_dropped = False
         self.trouble = ""
@@ -147,15 +147,15 @@ class Seat:
         return not self._waiting
 
     def give(self, items: Sequence[Taken], size: int) -> None:
-        """The lead went on by `items`, of `size` bytes."""
+        """The leader went on by `items`, of `size` bytes."""
         self._waiting.extend(items)
         self._bytes += size
-        if self._bytes > self._tail.seat_bytes or len(self._waiting) > SEAT_ITEMS_MAX:
+        if self._bytes > self._tail.queue_bytes or len(self._waiting) > QUEUE_ITEMS_MAX:
             self._stop()
         self.wake()
 
     def end(self) -> None:
-        """The lead goes on no more."""
+        """The leader goes on no more."""
         self._stop()
         self.wake()
 
@@ -183,22 +183,22 @@ class Seat:
 
 
 class SharedTail:
-    """One log's lead and those that it feeds.
+    """One log's leader and those that it feeds.
 
     Attributes:
-        next: what the lead gives next begins here.
-        seat_bytes: what may wait for one member.
+        next: what the leader gives next begins here.
+        queue_bytes: what may wait for one member.
         followed_by: another one of the log, further on: this one ends where it comes to it.
     """
 
-    def __init__(self, lead: ReadStream, budget: ReadBudget, leftovers: Leftovers) -> None:
-        self.lead = lead
+    def __init__(self, leader: ReadStream, budget: ReadBudget, leftovers: Leftovers) -> None:
+        self.leader = leader
         self.leftovers = leftovers
-        self.next = lead.taken_lsn
-        self.seat_bytes = 0
+        self.next = leader.taken_lsn
+        self.queue_bytes = 0
         self.followed_by: SharedTail | None = None
-        self._seats: dict[Seat, None] = {}
-        # Those that came past the lead, and so could not join: where and when that was.
+        self._queues: dict[SubscriberQueue, None] = {}
+        # Those that came past the leader, and so could not join: where and when that was.
         self._ahead: WeakKeyDictionary[ReadStream, tuple[int, float]] = WeakKeyDictionary()
         self._recent: deque[Taken] = deque()
         self._recent_bytes = 0
@@ -206,10 +206,10 @@ class SharedTail:
         self._reserved = 0
         self._taken_bytes = 0
         self._reserve()
-        lead.on_health = self._on_health
+        leader.on_health = self._on_health
 
-    def seat(self, member: ReadStream) -> Seat | None:
-        """A seat for one that stands where the lead stands, or stood a moment ago."""
+    def subscribe(self, member: ReadStream) -> SubscriberQueue | None:
+        """A queue for a reader that stands where the leader stands, or stood a moment ago."""
         missed: deque[Taken] = deque()
         at = self.next
         for item in reversed(self._recent):
@@ -221,24 +221,24 @@ class SharedTail:
             if member.taken_lsn > self.next and member not in self._ahead:
                 self._ahead[member] = member.taken_lsn, asyncio.get_running_loop().time()
             return None
-        seat = Seat(self, member, missed)
-        self._seats[seat] = None
+        queue = SubscriberQueue(self, member, missed)
+        self._queues[queue] = None
         self._ahead.pop(member, None)
-        return seat
+        return queue
 
-    def leave(self, seat: Seat) -> None:
-        """One goes; the last one closes the lead."""
-        self._seats.pop(seat, None)
-        if not self._seats:
-            self.lead.close()
+    def leave(self, queue: SubscriberQueue) -> None:
+        """One goes; the last one closes the leader."""
+        self._queues.pop(queue, None)
+        if not self._queues:
+            self.leader.close()
 
     def forget(self, member: ReadStream) -> None:
-        """One that has no seat was closed."""
+        """A reader without a queue was closed."""
         self._ahead.pop(member, None)
 
     def is_behind(self, member: ReadStream) -> bool:
         """Whether so many wait further on, and `member` the furthest, that it is time for another
-        lead."""
+        leader."""
         since = asyncio.get_running_loop().time() - BEHIND_S
         waiting = [each for each, (_, at) in list(self._ahead.items()) if at <= since]
         return len(waiting) >= MEMBERS_MIN and is_furthest(member, waiting)
@@ -249,18 +249,18 @@ class SharedTail:
         self._wake([*self._ahead])
 
     async def run(self) -> None:
-        """Give what the lead concludes to all, until it ends or nobody is left.
+        """Give what the leader concludes to all, until it ends or nobody is left.
 
         Raises:
-            CordwoodError: the lead failed, or was closed.
+            CordwoodError: the leader failed, or was closed.
         """
-        while items := await self.lead.next_many(self._taken_bytes, TAKEN_ITEMS):
+        while items := await self.leader.next_many(self._taken_bytes, TAKEN_ITEMS):
             self.next = items[-1].last + 1
             size = self._keep(items)
-            for seat in list(self._seats):
-                seat.give(items, size)
-                if seat.is_over:
-                    self.leave(seat)
+            for queue in list(self._queues):
+                queue.give(items, size)
+                if queue.is_over:
+                    self.leave(queue)
             self._wake([each for each, (at, _) in list(self._ahead.items()) if at <= self.next])
             if self.followed_by is not None and self.next >= self.followed_by.next:
                 return
@@ -269,14 +269,14 @@ class SharedTail:
 
     def end(self) -> None:
         """All go on alone, or where another one feeds them."""
-        self.lead.on_health = None
-        self.lead.close()
+        self.leader.on_health = None
+        self.leader.close()
         self._budget.give_back(self._reserved)
         self._reserved = 0
         self._recent.clear()
-        seats, self._seats = self._seats, {}
-        for seat in seats:
-            seat.end()
+        queues, self._queues = self._queues, {}
+        for queue in queues:
+            queue.end()
         self._wake([*self._ahead])
 
     def _wake(self, members: Collection[ReadStream]) -> None:
@@ -286,35 +286,35 @@ class SharedTail:
             member.on_news()
 
     def _reserve(self) -> None:
-        """Take of the budget what a full seat and the recent ones may hold, once it is there."""
-        wanted = SEAT_BYTES_MAX + RECENT_BYTES_MAX
+        """Take of the budget what a full queue and the recent ones may hold, once it is there."""
+        wanted = QUEUE_BYTES_MAX + RECENT_BYTES_MAX
         if self._reserved < wanted:
             floor = max(0, FLOOR_BYTES - self._reserved)
             self._reserved += self._budget.take(wanted - self._reserved, floor)
-            self.seat_bytes = min(SEAT_BYTES_MAX, self._reserved * 4 // 5)
-            self._taken_bytes = self.seat_bytes // 4
+            self.queue_bytes = min(QUEUE_BYTES_MAX, self._reserved * 4 // 5)
+            self._taken_bytes = self.queue_bytes // 4
 
     def _keep(self, items: Sequence[Taken]) -> int:
         size = sum(map(_size, items))
         self._recent.extend(items)
         self._recent_bytes += size
         recent = self._recent
-        bytes_max = min(RECENT_BYTES_MAX, self._reserved - self.seat_bytes)
+        bytes_max = min(RECENT_BYTES_MAX, self._reserved - self.queue_bytes)
         while recent and (self._recent_bytes > bytes_max or len(recent) > RECENT_ITEMS_MAX):
             self._recent_bytes -= _size(recent.popleft())
         return size
 
-    def _on_health(self, lead: ReadStream, trouble: str) -> None:
-        for seat in self._seats:
-            seat.trouble = trouble
-            seat.wake()
+    def _on_health(self, leader: ReadStream, trouble: str) -> None:
+        for queue in self._queues:
+            queue.trouble = trouble
+            queue.wake()
 
 
 class SharedTails:
     """Every shared tail of one client.
 
     Args:
-        open_lead: makes a plain stream that follows a log from an LSN on, and opens it.
+        open_leader: makes a plain stream that follows a log from an LSN on, and opens it.
         number_anew: gives a stream another number, since nodes may still send under the old one.
         tasks: the client's.
         budget: what all streams of the client may have sent ahead.
@@ -322,12 +322,12 @@ class SharedTails:
 
     def __init__(
         self,
-        open_lead: Callable[[LogInfo, int], ReadStream],
+        open_leader: Callable[[LogInfo, int], ReadStream],
         number_anew: Callable[[ReadStream], int],
         tasks: asyncio.TaskGroup,
         budget: ReadBudget,
     ) -> None:
-        self._open_lead = open_lead
+        self._open_leader = open_leader
         self.number_anew = number_anew
         self._tasks = tasks
         self._budget = budget
@@ -337,18 +337,18 @@ class SharedTails:
         # Those that wait at a tail that nobody shares yet.
         self._alone: dict[int, WeakKeyDictionary[ReadStream, None]] = {}
 
-    def join(self, stream: ReadStream) -> Seat | None:
+    def join(self, stream: ReadStream) -> SubscriberQueue | None:
         """A stream has nothing to give and knows of nothing to wait for: whether it can share."""
         log = stream.info.log_id
         if self._is_closed:
             return None
         if (tail := self._open_tail(log)) is not None:
-            seat = self.join_again(stream)
-            if seat is not None or not tail.is_behind(stream):
-                return seat
+            queue = self.join_again(stream)
+            if queue is not None or not tail.is_behind(stream):
+                return queue
             made = self._share(stream)
             tail.follow(made)
-            return made.seat(stream)
+            return made.subscribe(stream)
         alone = self._alone.setdefault(log, WeakKeyDictionary())
         alone[stream] = None
         # Whoever stands further back reads on to the others; none of them waits for it.
@@ -358,12 +358,12 @@ class SharedTails:
         made = self._share(stream)
         for each in list(alone):
             each.on_news()  # to join it, too
-        return made.seat(stream)
+        return made.subscribe(stream)
 
-    def join_again(self, stream: ReadStream) -> Seat | None:
+    def join_again(self, stream: ReadStream) -> SubscriberQueue | None:
         """Whether a stream can share what others share already."""
         tail = self._open_tail(stream.info.log_id)
-        return None if tail is None or tail.lead.trouble else tail.seat(stream)
+        return None if tail is None or tail.leader.trouble else tail.subscribe(stream)
 
     def close(self) -> None:
         """Nobody shares anything from now on: the client closes."""
@@ -371,13 +371,13 @@ class SharedTails:
 
     def _open_tail(self, log: int) -> SharedTail | None:
         tail = self._by_log.get(log)
-        return None if tail is None or tail.lead.is_closed else tail
+        return None if tail is None or tail.leader.is_closed else tail
 
     def _share(self, stream: ReadStream) -> SharedTail:
-        """Make a lead that begins where a stream stands."""
+        """Make a leader that begins where a stream stands."""
         log = stream.info.log_id
-        lead = self._open_lead(stream.info, stream.taken_lsn)
-        tail = self._by_log[log] = SharedTail(lead, self._budget, self._leftovers)
+        leader = self._open_leader(stream.info, stream.taken_lsn)
+        tail = self._by_log[log] = SharedTail(leader, self._budget, self._leftovers)
         logger.debug("log %d: %d readers share one stream", log, MEMBERS_MIN)
         self._tasks.create_task(self._run(log, tail))
         return tail

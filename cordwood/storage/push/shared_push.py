@@ -24,7 +24,7 @@ from cordwood.layout.reading import (
     shared_head,
     shared_streams,
 )
-from cordwood.storage.logs_db.partition import Run
+from cordwood.storage.logs_db.partition import BlockRun
 from cordwood.wire.connection import Connection
 
 
@@ -45,7 +45,7 @@ class Push:
 
     __slots__ = ("_by_connection", "_parts", "_released", "_trim", "run", "sent_bytes")
 
-    def __init__(self, run: Run, released: int, trim: int) -> None:
+    def __init__(self, run: BlockRun, released: int, trim: int) -> None:
         self.run = run
         self._released = released
         self._trim = trim
@@ -83,7 +83,7 @@ class Push:
 
 
 class Pushes:
-    """The pushes of one turn, by what is wanted and from where on."""
+    """The pushes of one tick, by what is wanted and from where on."""
 
     __slots__ = ("_all", "_by_key", "_due_bytes")
 
@@ -111,10 +111,10 @@ class Pushes:
         return True
 
     def due_bytes(self, connection: Connection) -> int:
-        """What a connection will be given at the end of the turn."""
+        """What a connection will be given at the end of the tick."""
         return self._due_bytes.get(connection, 0)
 
     def send(self) -> None:
-        """Send everything, at the end of the turn."""
+        """Send everything, at the end of the tick."""
         for push in self._all:
             push.send()
