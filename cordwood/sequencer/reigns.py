@@ -1,7 +1,7 @@
-"""The reigns of a node: each log that it sequences, from activation to the epoch's end.
+"""The sequencer table of a node: each log that it sequences, from activation to the epoch's end.
 
-Entries that come before the log is active wait in its slot, and those that need every
-lower epoch recovered wait for that as well.
+Entries that come before the log is active wait in its slot. Entries that need every lower epoch
+recovered also wait for the recovery.
 
 Source: docs/design.md §4; docs/sources/logdevice.md 2.2, 2.8.
 """
@@ -24,16 +24,16 @@ from cordwood.sequencer.releases import Releases
 logger = logging.getLogger(__name__)
 
 ACTIVATE_AGAIN_S = 0.5
-"""Pause after an activation that failed: each try seals nodes, and clients ask all the time."""
+"""Pause after a failed activation: each try seals nodes, and clients ask all the time."""
 
 
 class Slot:
     """One log on this node: active, or being activated with entries waiting.
 
     Attributes:
-        heir: who takes over while this node finishes; None while it goes on.
-        recovered: done once every lower epoch is recovered.
-        waiting: entries that wait for the activation; some for the recovery behind it.
+        heir: the node that takes over while this node finishes; None while this node goes on.
+        recovered: done when every lower epoch is recovered.
+        waiting: entries that wait for the activation; some also wait for the recovery after it.
     """
 
     __slots__ = (
@@ -53,13 +53,13 @@ class Slot:
 
 
 class Ruler(Role, Protocol):
-    """What a reign needs of the sequencer role around it."""
+    """The part of the sequencer role that the sequencer table uses."""
 
     def number(self, log: int) -> None:
-        """Entries of `log` were queued outside a turn: number and send them."""
+        """Entries of `log` were queued outside a tick: number and send them."""
 
     def remind(self, slot: Slot) -> None:
-        """A log begins, or is recovered: say its release again."""
+        """A log begins, or is recovered: send its release again."""
 
 
 class Reigns:
@@ -92,7 +92,7 @@ class Reigns:
         return sum(s.appender.in_flight for s in self.slots.values() if s.appender is not None)
 
     def end_all(self) -> None:
-        """Sequence nothing here any longer; what is being activated is not."""
+        """Stop sequencing all logs, and give up activations under way."""
         for task in list(self._under_way.values()):
             task.cancel()
         for log, slot in list(self.slots.items()):
@@ -106,7 +106,7 @@ class Reigns:
                 self.abandon(log, slot, NoSequencer(f"{why} {log}"))
 
     def restart(self, log: int, epoch: int) -> None:
-        """`epoch` ran out of numbers or must change: take the next one, unless that was done."""
+        """`epoch` has no LSNs left or must change: take the next epoch, unless that was done."""
         old = self.slots.get(log)
         if old is None or old.appender is None or old.appender.epoch != epoch:
             return
@@ -119,7 +119,7 @@ class Reigns:
         slot.waiting_bytes = sum(each.entry.stored_bytes for each in slot.waiting)
 
     def start_if_due(self, log: int) -> Slot | None:
-        """Begin to activate a log, unless that failed a moment ago."""
+        """Begin to activate a log, unless an activation failed a moment ago."""
         failure = self.failures.get(log)
         if failure is not None and self._now() < failure[1]:
             return None
@@ -150,7 +150,7 @@ class Reigns:
             slot.recovery = self._tasks.create_task(self._recover(log, slot))
 
     def _take_waiting(self, log: int, slot: Slot) -> None:
-        """Hand over the entries that wait and need wait no more."""
+        """Hand over the waiting entries that no longer have to wait."""
         appender = slot.appender
         assert appender is not None, "nothing is taken before the activation"
         waiting, slot.waiting, slot.waiting_bytes = slot.waiting, [], 0
@@ -163,7 +163,7 @@ class Reigns:
         self._role.number(log)
 
     async def _recover(self, log: int, slot: Slot) -> None:
-        """Recover every lower epoch, while appends go on; try until it is done or over."""
+        """Recover every lower epoch while appends go on; try until it is done or the epoch ends."""
         appender = slot.appender
         assert appender is not None, "recovery follows the activation"
         while self.slots.get(log) is slot:
@@ -183,7 +183,7 @@ class Reigns:
                 return
 
     def _tell_not_recovered(self, slot: Slot, error: NoSequencer) -> None:
-        """Whoever waits for the recovery hears why it failed; those who come next wait again."""
+        """Tell the waiting clients why the recovery failed; later clients wait again."""
         if not slot.recovered.done():
             slot.recovered.set_exception(error)
             slot.recovered.exception()
@@ -198,12 +198,12 @@ class Reigns:
         slot.recovered.set_result(None)
         if recovered is not None:
             appender.on_recovered(recovered)
-        if self.slots.get(log) is slot:  # it may have run out of numbers meanwhile
+        if self.slots.get(log) is slot:  # Race: its epoch may have run out of LSNs meanwhile
             self._role.remind(slot)
             self._take_waiting(log, slot)
 
     def end(self, log: int, slot: Slot, epoch: int) -> None:
-        """Sequence `log` here no longer, because of `epoch` (0: not known, or for no other)."""
+        """Stop sequencing `log` because of `epoch` (0: unknown, or no other epoch)."""
         if self.slots.get(log) is not slot:
             return
         del self.slots[log]
@@ -217,7 +217,7 @@ class Reigns:
             slot.appender.end(epoch)
 
     def abandon(self, log: int, slot: Slot, error: CordwoodError) -> None:
-        """`log` is not activated here after all; whoever waits for it hears why."""
+        """Give up the activation of `log`, and tell the waiting clients why."""
         if self.slots.get(log) is slot:
             del self.slots[log]
         told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))

@@ -1,6 +1,6 @@
-"""Whose turn it is: blocks of producers, and blocks on condition of the tail.
+"""The check of producers' blocks and of conditional blocks, before they are numbered.
 
-Checked in the very order in which blocks are numbered, so that the answer holds.
+Blocks are checked in the order in which they are numbered, so that the verdict stays true.
 
 Source: docs/design.md §3 ("Producers", `expected_tail`).
 """
@@ -28,10 +28,11 @@ Ack = tuple[Connection, int, int]
 
 
 class Turns:
-    """What one epoch's sequencer knows of producers and of the tail below it.
+    """One epoch's knowledge of producers, and of the log's tail below the epoch.
 
     Attributes:
-        repeats: repeated blocks whose original is still in flight: its last LSN, and the ack.
+        repeats: repeated blocks whose original is still in flight: the original's last LSN, and
+            the ack.
     """
 
     def __init__(self, epoch: int, below: Recovered) -> None:
@@ -41,14 +42,14 @@ class Turns:
         self.repeats: list[tuple[int, Ack]] = []
 
     def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
-        """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
+        """None if `entry` may be numbered next; for a repeat the first LSN of the original.
 
         Args:
             last: the last LSN given out, `(epoch, 0)` for none.
-            now_us: the append time that it would get.
+            now_us: the append time that the entry would get.
         Raises:
             Overloaded: the log remembers as many producers as it may.
-            UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be.
+            UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be numbered.
         """
         if entry.producer:
             turn, first = self._producers.look(
@@ -66,10 +67,9 @@ class Turns:
         return None
 
     def _check_tail(self, entry: AppendEntry, last: int) -> None:
-        """Where nothing was numbered yet, all from the last record below to (epoch, 0) is right.
-
-        Who asked while an epoch below had no record was told that epoch's (E, 0).
-        """
+        """Check that the log ends at the tail that `entry` expects."""
+        # Trap: before this epoch's first append, accept any tail from the last record below up to
+        # (epoch, 0). A client may have asked while a lower epoch was empty, and got its (E, 0).
         is_empty = last == self._epoch << 32
         first = self._tail if is_empty else last
         if first <= entry.expected_tail <= last:
@@ -85,7 +85,7 @@ class Turns:
         self._producers.note(entry.producer, entry.producer_epoch, place)
 
     def take_repeats(self, lng: int) -> list[Ack]:
-        """The repeats whose original is stored by now."""
+        """Remove and return the repeats whose original is stored by now."""
         done = [ack for last, ack in self.repeats if last <= lng]
         self.repeats = [(last, ack) for last, ack in self.repeats if last > lng]
         return done
