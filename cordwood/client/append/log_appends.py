@@ -314,7 +314,10 @@ class LogAppends:
     def _check_whole(self) -> None:
         """Raise OutOfSequence if an earlier block of this producer ended with an error."""
         if self._broken is not None:
-            text = f"{self._producer} is broken by: {self._broken}; begin a higher producer epoch"
+            text = (
+                f"{self._producer} is broken by an earlier failure: {self._broken}; "
+                "begin a higher epoch"
+            )
             raise OutOfSequence(text, Misplaced.BEHIND)
 
     @property
@@ -417,8 +420,7 @@ class LogAppends:
     def _is_sent_in_circles(self) -> bool:
         """Whether nodes that see the cluster differently redirect this client in circles.
 
-        If so, the client pauses and then tells the next node to sequence the log itself, as
-        with LogDevice's REACTIVATE flag.
+        The client then pauses and tells the next node to sequence the log (LogDevice: REACTIVATE).
         """
         return self._redirects >= REDIRECTS_MAX
 
@@ -477,7 +479,9 @@ class LogAppends:
         if self._producer is not None and self._broken is None:
             self._broken = error
             self._cut()
-            text = f"{self._producer} is broken by: {error}; begin a higher producer epoch"
+            text = (
+                f"{self._producer} is broken by an earlier failure: {error}; begin a higher epoch"
+            )
             behind = OutOfSequence(text, Misplaced.BEHIND)
             while self._queue:
                 later = self._queue.popleft()
@@ -564,8 +568,7 @@ class LogAppends:
     def _give_up_late(self, now: float) -> None:
         """Give up queued batches that have no time left.
 
-        No record of them is stored, and the reason is known. A refused batch is not sent again at
-        the very end, because its outcome would then be unknown.
+        A refused batch is not sent again at the very end: its outcome would then be unknown.
         """
         last_try_s = self._settings.timeout_s * LAST_TRY_SHARE
         while self._queue:
