@@ -88,7 +88,7 @@ class StorageSettings:
     Attributes:
         wal_bytes: the size of the ring. 2 GiB on a server, as in the Delta WAL; `cordwood up` and
             the embedded store take 128 MiB, so that they start in a second. The value counts when
-            a node's directory is made; a later start with another value logs that.
+            a node's directory is made; a later start with another value warns.
         wal_budget: the WAL's share of its disk: `gp3` for such a cloud volume (3,000 writes and
             125 MiB a second), or `IOPS,MIB_PER_S`; "" for no limit, for a local disk. Over its
             budget a volume queues writes and cannot join them; the WAL joins waiting records
