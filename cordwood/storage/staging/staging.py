@@ -1,11 +1,11 @@
-"""Staged blocks of one node: durable, without LSNs, and gone when their time is over.
+"""Staged blocks of one node: durable, without LSNs, and dropped when they expire.
 
-A client stages blocks on as many nodes as its log asks for, and publishes them later:
-`protocol.publishing` tells how. Until a block is pinned it may expire; a pinned one stays
-until its attempt is over, which `pins` asks the metadata store about.
+A client stages blocks on as many nodes as its log asks for, and publishes them later
+(`protocol.publishing`). A block without a pin may expire. A pinned block stays until its attempt is
+over; the sweep asks the metadata store about the attempts that `pins` lists.
 
-As everything else it goes through the WAL, and a flush takes it to LogsDB: the bodies leave
-memory then. Staged bodies share the log cache's room with blocks.
+Staged blocks go through the WAL like all changes. A flush writes them to LogsDB, and their bodies
+leave memory then. Staged bodies share the log cache's space with blocks.
 
 Source: docs/design.md §9; docs/sources/spark.md §8 ("unpublished refs die by TTL").
 """
@@ -46,7 +46,7 @@ from cordwood.storage.engine import Shard
 from cordwood.storage.staging.staged_index import Pin, StagedIndex
 
 STAGED_BYTES_MAX = 8 << 30
-"""Bodies that a node keeps staged: a batch of a gigabyte, of several queries, some times over."""
+"""The most bytes of staged bodies on a node: several gigabyte batches of several queries."""
 
 
 class Pinned(NamedTuple):
@@ -67,8 +67,8 @@ class Staging:
         """
         self._shard = shard
         self._now_us = now_us
-        # In the WAL and not durable yet. What is being pinned must not go, and what goes must
-        # not be pinned: a pin that was answered holds, whatever was written behind it.
+        # Race: records in the WAL that are not durable yet. A block that is being pinned must not
+        # be dropped, and a block that is being dropped must not be pinned: an answered pin holds.
         self._pinning: Counter[bytes] = Counter()
         self._going: Counter[bytes] = Counter()
 
@@ -78,7 +78,7 @@ class Staging:
         return self._shard.staged
 
     async def answer(self, call: StagingCall) -> StagedReply | DoneReply:
-        """Do what a client asks.
+        """Answer a client's request.
 
         Raises:
             CordwoodError: see the four below.
@@ -94,11 +94,11 @@ class Staging:
         return DoneReply()
 
     async def stage(self, call: StageBlock) -> None:
-        """Keep a block; returns once that is durable.
+        """Keep a block; returns when it is durable.
 
         Raises:
-            ChecksumMismatch: it arrived damaged.
-            Overloaded: there is no room for it.
+            ChecksumMismatch: the block arrived damaged.
+            Overloaded: the node has no space for it.
             StageExpired: another block has this id.
         """
         expires_us = self._now_us() + call.ttl_ms * 1000
@@ -123,11 +123,11 @@ class Staging:
         )
 
     async def pin(self, call: PinStaged) -> None:
-        """Keep blocks until the attempt is over; returns once that is durable.
+        """Keep blocks until the attempt is over; returns when the pin is durable.
 
         Raises:
-            StageExpired: one of them is gone or too old, or an attempt of another query, or a
-                later one of this, has pinned it; none is pinned.
+            StageExpired: a block is gone or too old, or an attempt of another query, or a later
+                attempt of this query, has pinned it; none is pinned.
         """
         now_us = self._now_us()
         stages = packed_ids(call.stages)
@@ -150,7 +150,7 @@ class Staging:
             await self._write(RecordKind.PIN, (pack_pin(record),), record)
 
     async def unstage(self, call: Unstage) -> None:
-        """Let blocks go, but those that another attempt has pinned; durable when it returns."""
+        """Drop blocks, except those that another attempt has pinned; durable when it returns."""
         pin = Pin(call.query, call.attempt)
         held = [(stage, self.index.get(stage)) for stage in packed_ids(call.stages)]
         await self.drop(
@@ -158,7 +158,7 @@ class Staging:
         )
 
     async def drop(self, stages: Iterable[bytes]) -> None:
-        """Let these blocks go for good, but those that are just being pinned."""
+        """Drop these blocks for good, except those that are being pinned now."""
         record = UnstageRecord(tuple(stage for stage in stages if not self._pinning[stage]))
         if record.stages:
             with _counted(self._going, record.stages):
@@ -186,7 +186,7 @@ class Staging:
         )  # fmt: skip
 
     def expired(self) -> list[bytes]:
-        """Blocks whose time is over and that nobody has pinned."""
+        """Blocks that have expired and are not pinned."""
         now_us = self._now_us()
         return [
             stage
@@ -195,7 +195,7 @@ class Staging:
         ]
 
     def pins(self) -> list[Pinned]:
-        """What is pinned, by query and attempt, and when the last of it would have expired."""
+        """The pinned blocks by query and attempt, and the last time at which one would expire."""
         found: dict[Pin, list[bytes]] = {}
         expires: dict[Pin, int] = {}
         for stage, held in self.index.blocks.items():
