@@ -1,8 +1,8 @@
-"""A reader: several logs at once, in turn, so that a busy one does not starve the others.
+"""A reader: reads several logs in turn, so that a busy log does not starve the others.
 
-It pulls: nothing is fetched for a log beyond its stream's own window and one block that
-was taken. Each log waits in a task of its own only while it has nothing; what comes
-is given out round robin, one block's records or one gap at a time.
+It pulls: for each log it takes at most the stream's window and one more block. A log has a task of
+its own only while it waits for data. Logs are given out round robin, one block's records or one gap
+at a time.
 
 Source: docs/sources/logdevice.md 1 ("Reading", "Checkpoints"); docs/design.md §7.
 """
@@ -38,17 +38,17 @@ ARROW_BYTES = 4 << 20
 """Bodies of one log before the next has its turn: a batch or a few."""
 
 _LAST_GAPS = (GapKind.ACCESS, GapKind.NOT_IN_CONFIG)
-"""After these nothing more comes."""
+"""The log's stream ends after these gaps."""
 
 REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
-"""Pauses before what a callback refused is given to it again: LogDevice's."""
+"""Pauses before a callback gets an item again that it refused: LogDevice's."""
 
 Open = Callable[[str, Start, Position | None], Awaitable[ReadStream]]
 """Opens a stream; see `Store.read`."""
 
 OnLogHealth = Callable[[str, str], None]
-"""Is told, from the loop, that a log stands still: its name and why; "" once it goes on."""
+"""Called from the loop when a log stands still: its name and the reason; "" when it goes on."""
 
 Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
 """Takes a record or gap of a log; False refuses it, and it comes again later."""
@@ -59,15 +59,15 @@ class _Feed:
     """One log of a reader.
 
     Attributes:
-        log: its name as it was asked for; a log by two spellings is one, see `name`.
-        hand: what was taken of it and not given out.
+        log: the log's name as the caller gave it; two spellings are one log, see `name`.
+        hand: the items that were taken and not given out.
         waiting: the task that waits for more.
         error: why the stream ended.
-        refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
-        is_broken: its next block cannot be opened; it stays before it.
-        is_to_begin: it ended with an error that may pass, and that was told.
-        barred_at: where it ended because the log is gone, or may not be read: a reader that
-            comes back when that has changed goes on there.
+        refused: tries in a row that the callback refused; `retry_at` is the time of the next try.
+        is_broken: whether its next block cannot be opened; the position stays before that block.
+        is_to_begin: whether it ended with a passing error, which the application was told.
+        barred_at: the LSN at which it ended because the log is gone or may not be read; a reader
+            goes on there when that has changed.
     """
 
     log: str
@@ -102,16 +102,16 @@ class _Feed:
 class Reader:
     """See the module. Made by `Store.reader`; close it, or use `async with`.
 
-    Iterating gives pairs of a log's name and a record or gap. `fill` brings something into the
-    hand of a log (`client.read.hand`), and `portion` and `item` give of it: so a call that is
-    cancelled, or broken off in another thread, takes nothing with it.
+    Iterating gives pairs of a log's name and a record or gap. `fill` takes items into the hand of
+    a log (`client.read.hand`); `portion` and `item` give items from it. So a call that is
+    cancelled, or interrupted in another thread, loses no item.
 
     Args:
-        gaps: give gaps too; without, only lost records are told, and that a log may not be
-            read.
+        gaps: give gaps too; without it the reader gives only gaps for lost records and for logs
+            that it may not read.
         on_health: see `ReadStream.on_health`; called from the loop while the reader waits.
     Attributes:
-        on_end: called from the loop once it is closed, or nothing refers to it any more.
+        on_end: called from the loop when the reader is closed or no longer referenced.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Reader:
         self._context = contextvars.copy_context()
         self._closed = False
         self._offered: _Feed | None = None
-        # The log whose turn it is to be given out, and an error that is to be told instead.
+        # The log whose turn it is, and an error to raise instead of giving its items.
         self._up: _Feed | None = None
         self._error: CordwoodError | None = None
         self._is_woken = False
@@ -147,7 +147,7 @@ class Reader:
     # Which logs, and where.
 
     async def start(self, log: str, start: Start = "oldest", until: Position | None = None) -> None:
-        """Read a log from `start` to `until`, None to follow it; anew if it is read already.
+        """Read a log from `start` to `until`, None to follow it; start again if it is read already.
 
         Raises:
             BadSetting, UnknownLog, Retryable: see `Store.read`.
@@ -156,7 +156,7 @@ class Reader:
         if self._closed:
             stream.close()
             raise Closed("this reader was closed")
-        # By number too: what is read under this name may be another log.
+        # Trap: stop by number too, because the name may have led to another log before.
         self.stop(log, stream.info.log_id)
         if self._on_health is not None:
             stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
@@ -164,7 +164,7 @@ class Reader:
         self._news.set()
 
     def stop(self, log: str, number: int = 0) -> None:
-        """Read a log no more, nor the one of this number; one that is not read is fine."""
+        """Stop reading a log, and the log of this number; a log that is not read has no effect."""
         for feed in [each for each in self._feeds if _is_of(each, log, number)]:
             self._feeds.remove(feed)
             if self._up is feed:
@@ -172,22 +172,22 @@ class Reader:
             _end(feed)
 
     async def seek(self, log: str, position: Start) -> None:
-        """Go on at another place of a log that is read: an LSN, `oldest`, `tail`, or a time.
+        """Go on at another position of a log that is read: an LSN, `oldest`, `tail`, or a time.
 
         Raises:
-            BadSetting: it is not read, or that is no position.
+            BadSetting: the log is not read, or `position` is no position.
         """
         until = self._feed(log).until
         await self.start(log, position, until)
 
     def position(self, log: str) -> Lsn:
-        """The first LSN of a log that the application has not dealt with, for it to begin at again.
+        """The first LSN of a log that the application has not dealt with, to start from again.
 
-        A record that a loop works on counts once the loop asks for the next one; what `read`
-        returned counts as a whole.
+        A record in a loop counts as dealt with when the loop asks for the next one. The result of
+        `read` counts as a whole.
 
         Raises:
-            BadSetting: it is not read.
+            BadSetting: the log is not read.
         """
         return self._feed(log).next_lsn
 
@@ -232,15 +232,15 @@ class Reader:
     async def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
         """The next records of one of the logs, up to `count` of them, or one gap.
 
-        Whatever is there is given at once; records never wait for more of them.
+        Records that are here are given at once; the call does not wait for more of them.
 
         Args:
-            timeout_s: how long to wait for something; None waits until there is.
+            timeout_s: how long to wait for a record or gap; None waits without a limit.
         Returns:
-            Nothing (false) after the timeout, or once every log was read to its `until`.
+            An empty (false) portion after the timeout, or when every log was read to its `until`.
         Raises:
-            CordwoodError: the stream of a log failed; the others can be read on, and where it was
-                Retryable the next call begins that log again.
+            CordwoodError: the stream of a log failed; the other logs can be read on. After a
+                Retryable error the next call starts that log again.
         """
         await self.fill(timeout_s)
         return self.portion(count)
@@ -391,8 +391,8 @@ class Reader:
     async def deliver(self, accept: Accept) -> None:
         """Give everything to a callback, until every log was read to its `until`.
 
-        What it refuses it gets again, after 1 s at first and 30 s at most; what
-        follows in that log waits, and the other logs go on.
+        The callback gets a refused item again, after 1 s at first and 30 s at most. Later items of
+        that log wait, and the other logs go on.
 
         Raises:
             CordwoodError: the stream of a log failed.
@@ -444,7 +444,7 @@ class Reader:
         raise BadSetting(f"{log} is not read by this reader: `start` it first")
 
     async def _begin_again(self) -> None:
-        """Go on in logs of which a passing error was told: nobody would be told of it again."""
+        """Start logs again whose passing error was raised: it would not be raised again."""
         for feed in [each for each in self._feeds if each.is_to_begin]:
             try:
                 await self.start(feed.log, feed.next_lsn, feed.until)
@@ -480,7 +480,7 @@ class Reader:
                 if hand.held if raw else length_hint(hand.items) or hand.open_next():
                     return True
             except CordwoodError as error:
-                # It stays at this block: whoever keeps positions does not pass it.
+                # Trap: the position stays at this block, so that a saved position does not pass it.
                 feed.error, feed.is_over, feed.is_broken = error, True, True
                 return False
             if feed.is_over or feed.waiting is not None:
@@ -497,7 +497,7 @@ class Reader:
             elif feed.stream.is_done:
                 feed.is_over = True
             else:
-                # The task keeps the log's feed and not this reader, which may be let go of.
+                # Trap: the task must not refer to this reader, which the application may drop.
                 feed.waiting = self._tasks.create_task(_await(feed, self._news))
         except CordwoodError as error:
             feed.error, feed.is_over = error, True
@@ -564,7 +564,7 @@ def _is_of(feed: _Feed, log: str, number: int = 0) -> bool:
 def _tell_health(
     loop: asyncio.AbstractEventLoop, log: str, on_health: OnLogHealth, _: ReadStream, why: str
 ) -> None:
-    """Not from within the stream: what the callback does or raises is not the stream's."""
+    """Call back outside the stream, so that the callback's errors do not reach the stream."""
     loop.call_soon(on_health, log, why)
 
 
@@ -596,4 +596,4 @@ def _end_all(feeds: deque[_Feed], on_end: Callable[[], object]) -> None:
 
 
 def _nothing() -> None:
-    """Nobody waits for the end of a reader."""
+    """The default `on_end`: does nothing."""
