@@ -24,7 +24,7 @@ from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
-from cordwood.layout.log_questions import AskExtent, AskKept, AskSize, AskTime, Trim
+from cordwood.layout.log_questions import AskExtent, AskIfLost, AskKept, AskSize, AskTime, Trim
 from cordwood.layout.message import (
     AskEpoch,
     AskNodesets,
@@ -73,6 +73,7 @@ from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
 from cordwood.storage.claims import Claims
+from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.engine import Shard
 from cordwood.storage.identity import ACCEPTED
@@ -208,16 +209,17 @@ class Node:
         """
         settings, host = self.settings, self.host
         await host.disk.make_dir(settings.directory)
-        self._exit.callback(host.disk.lock_dir(settings.directory, f"node {settings.node}").release)
+        self._lock = host.disk.lock_dir(settings.directory, f"node {settings.node}")
+        self._exit.callback(self._lock.release)
         self._cluster = await self._membership.ensure_cluster(host.random)
         await self._open_shard()
         self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
             self._shard, self._epochs.newest_of, lambda ask: self._sequencer.released(ask),
-            lambda: self._peers,
-        )  # fmt: skip
-        self._storage = StorageRole(self._shard, self._streams, self._rights, self._claims)
+            lambda: self._peers)  # fmt: skip
+        survey = CopySurvey(self._shard, settings.node, lambda: self._members, self._epochs.read)
+        self._storage = StorageRole(self._shard, self._streams, self._rights, self._claims, survey)
         self._staging = Staging(self._shard, host.clock.now_us)
         if self._shard.has_lost:
             await self._renew_seals()
@@ -274,7 +276,7 @@ class Node:
         )  # fmt: skip
         if self._directory.word == ACCEPTED:
             await self._shard.accept_loss()
-        self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room)
+        self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room, self._lock)
         kept = KeptBytes(self._shard, self.settings.node, lambda: self._peers)
         self._retention = Retention(
             self._shard, self._logs, self.host.clock, settings, lambda: len(self._members), kept
@@ -533,9 +535,7 @@ class Node:
                 return DoneReply()
             case AskNodesets():
                 return NodesetsReply(*self._shard.nodesets(call.log), member_infos(self._members))
-            case AskEpoch():
-                return self._storage.epoch_end(call)
-            case AskTime() | AskExtent() | AskSize() | AskKept():
+            case AskTime() | AskExtent() | AskSize() | AskKept() | AskEpoch() | AskIfLost():
                 return await self._storage.look(call)
             case AskTail():
                 return await self._sequencer.tail(call)

@@ -19,9 +19,17 @@ from cordwood.client.aio import open_store
 from cordwood.client.blocking.blocking_store import BlockingStore, connect, open_blocking
 from cordwood.client.read.cursors import Lag
 from cordwood.embedded import embedded_store
-from cordwood.errors import BadSetting, Closed, NotOurCluster, StoreInUse, Unreachable
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    NotOurCluster,
+    OutcomeUnknown,
+    Retryable,
+    StoreInUse,
+    Unreachable,
+)
 from cordwood.lsn import Lsn, make_lsn, parse_lsn
-from cordwood.settings import MIB, ClientSettings
+from cordwood.settings import MIB, ClientSettings, StorageSettings
 from cordwood.spark.options import SERVERS, parse_options
 from cordwood.spark.source import CordwoodSource
 
@@ -45,6 +53,19 @@ def child(script: str, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+TAKES_ITS_PLACE = """
+import sys
+import cordwood
+with cordwood.connect(sys.argv[1], wal_mib=16) as store:
+    for n in range(20):
+        store.append("b", b"%d" % n)
+    print("open", flush=True)
+    sys.stdin.read()
+    for n in range(20, 40):
+        store.append("b", b"%d" % n)
+"""
 
 
 def records(store: BlockingStore, log: str) -> dict[Lsn, bytes]:
@@ -79,7 +100,7 @@ def test_everything_acknowledged_survives_a_kill(tmp_path: Path, seed: int) -> N
 import asyncio, sys
 from cordwood.client.aio import open_store
 from cordwood.embedded import embedded_store
-from cordwood.settings import MIB, ClientSettings
+from cordwood.settings import MIB, ClientSettings, StorageSettings
 
 async def main():
     store = await open_store(embedded_store(sys.argv[1], ClientSettings(), 8 * MIB))
@@ -135,6 +156,30 @@ with cordwood.connect(sys.argv[1]) as store:
             with pytest.raises(StoreInUse, match=f"process {os.getpid()}"):
                 open_at(tmp_path)
             store.append("log", b"v")
+
+    def test_one_that_was_moved_leaves_alone_what_is_at_its_old_path(self, tmp_path: Path) -> None:
+        """Its flush made files among those of the store at its old path; neither opened again."""
+        storage = StorageSettings(wal_bytes=16 * MIB, flush_bytes=65_536, flush_quiet_s=0.01)
+        settings = ClientSettings(timeout_s=2.0)
+        at, moved = tmp_path / "data", tmp_path / "moved"
+        stored: dict[Lsn, bytes] = {}
+        with open_blocking(
+            lambda: open_store(embedded_store(str(at), settings, storage=storage)), settings
+        ) as first:
+            first.append("a", b"0")
+            at.rename(moved)
+            with child(TAKES_ITS_PLACE, str(at)) as second:
+                assert second.stdin is not None
+                assert second.stdout is not None
+                assert second.stdout.readline() == "open\n"
+                with pytest.raises((Retryable, OutcomeUnknown)):  # noqa: PT012 - one of them
+                    for _ in range(1000):
+                        stored[first.append("a", bytes(10_000))] = bytes(10_000)
+                second.stdin.close()
+                assert second.wait(30) == 0
+        with open_at(moved) as first, open_at(at) as store:
+            assert stored.items() <= records(first, "a").items()
+            assert list(records(store, "b").values()) == [b"%d" % n for n in range(40)]
 
     def test_a_killed_owner_leaves_it_free(self, tmp_path: Path) -> None:
         script = """

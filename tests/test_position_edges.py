@@ -53,6 +53,15 @@ async def time_of(store: Store, time_us: int) -> Lsn:
     return place.lsn
 
 
+async def node_misses_a_trim(cluster: ClusterAtHand, store: Store, lsn: Lsn) -> None:
+    """A trim that a node missed; it is back, and holds what the others have let go of."""
+    away = next(n for n in cluster.running if n != cluster.sequencer_of(1))
+    cluster.kill(away)
+    assert [*(await store.trim(LOG, lsn)).missing] == [away]
+    await cluster.start(away)
+    await asyncio.sleep(10)
+
+
 async def next_epoch(cluster: ClusterAtHand) -> None:
     """The log's sequencer dies and its node comes back; the next question takes an epoch."""
     node = cluster.sequencer_of(1)
@@ -115,6 +124,21 @@ async def head_attributes_are_those_above_the_trim_point(
         )  # fmt: skip
     await store.trim(LOG, "tail")
     assert await store.head_attributes(LOG) == (records[2].lsn, None)
+
+
+@row("what a node holds that missed a trim is none of the log (PARTIAL: one view here)")
+async def the_head_where_a_node_missed_a_trim(cluster: ClusterAtHand, store: Store) -> None:
+    """The LSN behind the trim point, where no record is, was told for sure as the first one."""
+    records = await three(store)
+    await next_epoch(cluster)
+    late = await store.append(LOG, b"late")
+    await asyncio.sleep(5)
+    await node_misses_a_trim(cluster, store, records[2].lsn)
+    point, first = await store.head_attributes(LOG)
+    assert first is not None
+    assert (point, first.lsn) == (records[2].lsn, late)
+    assert first.append_time_us > records[2].append_time_us
+    assert await time_of(store, 0) == records[2].lsn + 1
 
 
 @row("a trim may fall inside a block: the head is the record above it (design §2)")

@@ -9,7 +9,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
 
 from cordwood.block import Record
-from cordwood.errors import Rejected, Unreachable
+from cordwood.errors import Rejected, UnknownLog, Unreachable
 from cordwood.lsn import OLDEST, make_lsn
 from cordwood.settings import StorageSettings
 
@@ -123,6 +123,25 @@ class TestKeys:
                 with pytest.raises(Unreachable, match=r"within 5 s"):
                     await store.find_key("log", b"005")
                 assert asyncio.get_running_loop().time() - start < 12
+
+        simulate(scenario, nodes=5, copies=2, seed=4)
+
+    def test_a_log_that_is_deleted_meanwhile_is_none_without_the_key(self):
+        """It said that no record has the key, nor one above it."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await filled(store, 5)
+                holders = [n for n in cluster.numbers if cluster.held(n, 1)]
+                assert cluster.sequencer_of(1) not in holders, "or the tail could not be asked"
+                for node in holders:
+                    cluster.kill(node)
+                async with cluster.client() as other:  # of its own change the first one would know
+                    asking = asyncio.ensure_future(store.find_key("log", b"006"))
+                    await asyncio.sleep(0.03)
+                    await other.log_tree.delete("log")
+                with pytest.raises(UnknownLog):
+                    await asking
 
         simulate(scenario, nodes=5, copies=2, seed=4)
 

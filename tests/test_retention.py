@@ -9,6 +9,7 @@ from cluster_at_hand import ClusterAtHand, read_all, simulate
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.log_attributes import LogAttributes
+from cordwood.metadata.log_tree import LogTree
 from cordwood.settings import StorageSettings
 
 LOG = 1
@@ -145,6 +146,41 @@ class TestBySizeOverNodes:
 
 
 class TestDeleted:
+    def test_nobody_is_asked_of_logs_that_are_gone_for_long(self, monkeypatch):
+        """Each change of the tree asked for each log that had ever been deleted, one by one."""
+        asked: list[int] = []
+        by_id = LogTree.by_id
+
+        async def counted(tree: LogTree, log: int):
+            asked.append(log)
+            return await by_id(tree, log)
+
+        monkeypatch.setattr(LogTree, "by_id", counted)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for number in range(9):
+                    await write(store, f"log-{number}", 1)
+                for number in range(8):
+                    await store.log_tree.delete(f"log-{number}")
+                await asyncio.sleep(40)
+                for node in cluster.running.values():
+                    logs = node.shard.cache.logs
+                    assert sum(node.shard.trim_of(log) > 0 for log in logs) == 8
+                asked.clear()
+                await store.log_tree.delete("log-8")
+                await asyncio.sleep(40)
+                assert {*asked} == {9}
+                assert all(node.shard.trim_of(9) for node in cluster.running.values())
+
+        simulate(
+            scenario,
+            nodes=3,
+            storage=StorageSettings(
+                flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+            ),
+        )
+
     def test_records_of_a_deleted_log_go_after_a_while(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

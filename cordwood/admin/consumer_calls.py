@@ -9,6 +9,7 @@ Source: docs/design.md §7; `protocol.consumer_group`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import assert_never
 
 from cordwood.errors import Rejected
@@ -23,19 +24,25 @@ from cordwood.layout.message import (
     Reply,
     SaveCursors,
 )
-from cordwood.metadata.consumers import Consumers, check_consumer_name
+from cordwood.metadata.consumers import Consumers, EntryFull, check_consumer_name
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.consumer_group import (
     Group,
     beat,
     by_number,
+    give_up_absent,
     is_by_name,
     join,
     leave,
     let_go,
+    logs_left,
     names_in,
     save,
+    without_logs,
 )
+
+FORGOTTEN_MAX = 100
+"""Deleted logs that a full consumer gives up at a time: each is a call to the metadata store."""
 
 
 class ConsumerCalls:
@@ -70,7 +77,14 @@ class ConsumerCalls:
             return self._decide(by_number(group, numbers) if names_in(group) else group, call)
 
         while True:
-            group = await self._consumers.change(call.consumer, decide)
+            try:
+                group = await self._consumers.change(call.consumer, decide)
+            except EntryFull:
+                gone = await self._deleted(await self._get(call.consumer))
+                if not gone:
+                    raise
+                await self._consumers.change(call.consumer, partial(without_logs, gone=gone))
+                continue
             wanted = names_in(group)
             if not wanted:
                 return _reply(call.consumer, group)
@@ -85,6 +99,13 @@ class ConsumerCalls:
         found = {name: await self._logs.get(name) for name in sorted(names)}
         return {name: int(info.log_id) for name, info in found.items() if info is not None}
 
+    async def _deleted(self, group: Group) -> set[str]:
+        """Some logs of a consumer that are deleted, the oldest first. A number never comes back."""
+        there = {str(info.log_id) for info in await self._logs.list()}
+        left = [log for log in logs_left(group) if log not in there][:FORGOTTEN_MAX]
+        # A list may miss a log that is renamed just now; its number does not.
+        return {log for log in left if await self._logs.is_deleted(int(log))}
+
     def _decide(
         self, group: Group, call: JoinGroup | BeatGroup | LeaveGroup | SaveCursors
     ) -> Group:
@@ -97,6 +118,8 @@ class ConsumerCalls:
         if isinstance(call, LeaveGroup):
             return leave(group, call.member, call.generation, self._now_us())
         if isinstance(call, SaveCursors):
+            if not call.member:
+                group = give_up_absent(group, self._now_us())
             saved = save(
                 group,
                 call.positions,

@@ -78,17 +78,18 @@ class LogCalls:
                     await self._check_placement(call)
                 check = who_has(call.tokens)
                 await self._logs.set_attributes(
-                    call.path, call.attributes, tuple(call.unset), check
+                    call.path, call.attributes, tuple(call.unset), check, call.log
                 )
                 return DoneReply()
             case AskDirectory():
                 return await self._directory(call)
             case RenameLog():
+                check = who_has(call.tokens)
                 return await self._describe(
-                    await self._logs.rename(call.name, call.new_name, who_has(call.tokens))
+                    await self._logs.rename(call.name, call.new_name, check, call.log)
                 )
             case DeleteLog():
-                info = await self._logs.delete(call.name, who_has(call.tokens))
+                info = await self._logs.delete(call.name, who_has(call.tokens), call.log)
                 if info is not None:
                     await self._epochs.delete(info.log_id)
                 return DoneReply()
@@ -183,7 +184,7 @@ class LogCalls:
 
     async def _raise_token(self, call: RaiseToken) -> EpochsReply:
         info = await self._logs.get(call.name)
-        if info is None:
+        if info is None or call.log not in (None, info.log_id):
             raise _unknown(call.name)
         who_has(call.tokens)(info.name, info.attributes, None)
         await self._epochs.raise_token(info.log_id, call.token, call.holder)

@@ -28,6 +28,7 @@ from cordwood.cli import (
     sim,
     spark,
     status,
+    tier,
     up,
     verify,
     wal,
@@ -81,6 +82,7 @@ app.add_typer(sim.app, name="sim", cls=Group)
 app.command(name="verify")(verify.verify)
 app.add_typer(bench.app, name="bench", cls=Group)
 app.add_typer(wal.app, name="wal", cls=Group)
+app.add_typer(tier.app, name="tier", cls=Group)
 app.add_typer(spark.app, name="spark", cls=Group)
 app.add_typer(pipeline.app, name="pipeline", cls=Group)
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import enum
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordwood.cli.if_lost import silent_of, total_of, words_of
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.errors import BadSetting
+
+if TYPE_CHECKING:
+    from cordwood.blocking import BlockingStore
 
 
 class Status(enum.StrEnum):
@@ -40,14 +44,17 @@ def node_status(
         Status | None, typer.Argument(help="What to say of its data; shown without.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Say authoritative-empty whatever the others hold.")
+    ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Show or say what became of a node's data: its authoritative status.
 
     Readers weigh by it whether what nobody sends them is lost. It is said of a node that is
-    down, and nobody checks it: said wrongly, readers tell losses that are none. A node that
-    starts again takes it back.
+    down: said wrongly, readers tell losses that are none. That its data lies on other nodes
+    (authoritative-empty) is checked with them. A node that starts again takes it back.
     """
     from cordwood.nodes import Authority
 
@@ -58,6 +65,12 @@ def node_status(
             raise BadSetting(f"there is no node {node}; there are {known}")
         before = said[node]
         if status is not None:
+            if status is Status.AUTHORITATIVE_EMPTY and before.value != status.value:
+                if not unchecked:
+                    _check_empty(store, node)
+            elif status is Status.UNDER_REPLICATED and not yes:
+                answers = store.if_lost([node])
+                typer.echo(words_of(total_of(answers), len(silent_of(answers))))
             if not yes:
                 typer.echo(f"node {node} is {before.value}; {status.value}: {MEANING[status]}.")
                 typer.confirm("Go on?", abort=True)
@@ -67,6 +80,29 @@ def node_status(
         typer.echo(json.dumps({"node": node, "status": before.value}))
     else:
         typer.echo(f"node {node} is {before.value}: {MEANING[Status(before.value)]}")
+
+
+def _check_empty(store: BlockingStore, node: int) -> None:
+    """Ask the other nodes whether any block counts on this one.
+
+    Raises:
+        BadSetting: some do, or a node did not say.
+    """
+    answers = store.if_lost([node])
+    total = total_of(answers)
+    silent = [other for other in silent_of(answers) if other != node]
+    if silent:
+        raise BadSetting(
+            f"node {silent[0]} does not answer, so it is not known what counts on node {node}: "
+            "start it first, or say --unchecked"
+        )
+    counting = total["blocks"] + total["stuck"] + total["gone"]
+    if counting or total["unknown"]:
+        raise BadSetting(
+            f"{counting} blocks count on node {node}, and {total['unknown']} more could not be "
+            f"judged: its data does not lie on other nodes. If it is gone, say under-replicated; "
+            "--unchecked says it all the same"
+        )
 
 
 class Storage(enum.StrEnum):

@@ -1,4 +1,4 @@
-"""`cordwood nodes list | show | status | storage | scrub | accept-loss`: nodes, what each does."""
+"""`cordwood nodes list | show | status | storage | scrub | if-lost | accept-loss`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cordwood.cli.accept_loss import accept_loss
+from cordwood.cli.if_lost import if_lost
 from cordwood.cli.node_status import node_status, node_storage
 from cordwood.cli.overview import view_nodes
 from cordwood.cli.scrub import scrub
@@ -21,6 +22,7 @@ from cordwood.lsn import format_lsn
 
 app = typer.Typer(help="List and show nodes.", no_args_is_help=True)
 app.command()(scrub)
+app.command(name="if-lost")(if_lost)
 app.command(name="accept-loss")(accept_loss)
 app.command(name="status")(node_status)
 app.command(name="storage")(node_storage)

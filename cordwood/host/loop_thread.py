@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import uvloop
 
-from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Unreachable
+from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Rejected, Unreachable
 from cordwood.host.waits import FOREVER, ThreadFuture, take
 
 Result = TypeVar("Result")
@@ -37,6 +37,12 @@ long again to be cancelled: what they wait for has failed by then, so a few turn
 
 
 _FORKED = "this client is of the process that was forked: connect anew"
+
+_OWN_THREAD = (
+    "a callback that the client runs in its own thread may not wait for the client: that thread "
+    "would wait for itself. Do the work in another thread, or call what does not "
+    "wait (`..._soon`, `submit`)"
+)
 
 
 class _Call(Generic[Result]):
@@ -131,8 +137,9 @@ class LoopThread:
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
         self._has_ended = False
-        # A lock of C: a signal handler that raises leaves it released, or not taken at all.
-        self._lock = threading.Lock()
+        # A lock of C: a signal handler that raises leaves it released, or not taken at all. One
+        # that calls the client runs in the thread that it interrupted, which may hold the lock.
+        self._lock = threading.RLock()
         self._is_closing = False
         # Calls that threads wait for, which `close` wakes if the loop never came to them.
         self._open: set[_Call[Any]] = set()
@@ -175,8 +182,9 @@ class LoopThread:
             changes: the coroutine may have stored something when nothing is known of its end.
         Raises:
             Closed: the loop was closed.
+            Rejected: this is the loop's own thread; nothing was begun.
             Unreachable: nothing came within `timeout_s`.
-            OutcomeUnknown: either of these, of a call that changes something.
+            OutcomeUnknown: `Closed` or `Unreachable`, of a call that changes something.
         """
         call = _Call(work)
         try:
@@ -197,16 +205,30 @@ class LoopThread:
         if self.is_of_other_process:
             call.refuse()
             raise Closed(_FORKED)
+        if self.is_own_thread:
+            call.refuse()
+            raise Rejected(_OWN_THREAD)
         with self._lock:
             if self._is_closing or not self._is_alive:
                 call.refuse()
                 raise Closed("this client was closed")
             self._open.add(call)
-            self._loop.call_soon_threadsafe(call.begin, self._open.discard)
+            self._hand_over(call.begin, self._open.discard)
+
+    def _hand_over(self, callback: Callable[..., object], *args: Any) -> None:
+        """Have the loop call it; the lock is held.
+
+        Raises:
+            Closed: a signal handler closed the client after this call had found it open.
+        """
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError as error:
+            raise Closed("this client was closed") from error
 
     def _cancel(self, call: _Call[Any]) -> None:
         call.give_up()
-        if self.is_of_other_process:
+        if self.is_of_other_process or self.is_own_thread:
             return
         with self._lock:
             is_open = not (call.is_done or self._is_closing) and self._is_alive
@@ -232,7 +254,7 @@ class LoopThread:
                     work.close()
                     raise Closed("this client was closed")
                 self._futures.add(future)
-                self._loop.call_soon_threadsafe(self._begin_future, work, future)
+                self._hand_over(self._begin_future, work, future)
         except BaseException:
             # A signal handler raised: nobody has the future, and `finish` does not wait for it.
             self._futures.discard(future)
@@ -271,7 +293,13 @@ class LoopThread:
         with self._lock:
             if self._is_closing or not self._is_alive:
                 raise Closed("this client was closed")
-            self._loop.call_soon_threadsafe(callback)
+            self._hand_over(callback)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the loop's thread, as the callbacks of futures do: a wait for
+        the loop there never ends."""
+        return _thread.get_ident() == self._thread.ident
 
     @property
     def is_of_other_process(self) -> bool:
@@ -287,6 +315,15 @@ class LoopThread:
         """
         if self.is_of_other_process:
             raise Closed(_FORKED)
+
+    def check_waits(self) -> None:
+        """Refuse a caller that would wait for itself.
+
+        Raises:
+            Rejected: this is the loop's own thread.
+        """
+        if self.is_own_thread:
+            raise Rejected(_OWN_THREAD)
 
     def finish(self, timeout_s: float) -> int:
         """Wait for what `start` began, and nobody may wait for; how many have not ended then."""
@@ -306,11 +343,15 @@ class LoopThread:
             last: ends what the calls wait for; run before they are waited for.
             timeout_s: of `last`.
         Raises:
+            Rejected: this is the loop's own thread; nothing was closed.
             CordwoodError: what `last` raised; Unreachable where it did not end in time.
         """
         if self.is_of_other_process:
             _refuse(last)
             return
+        if self.is_own_thread:
+            _refuse(last)
+            raise Rejected(_OWN_THREAD)
         with self._lock:
             was_closing, self._is_closing = self._is_closing, True
         failed: list[BaseException] = []

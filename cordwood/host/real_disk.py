@@ -151,6 +151,20 @@ class RealDirLock:
                 os.close(fd)
                 raise
         self._fd: int | None = fd
+        self._path = path
+
+    def check(self) -> None:
+        if self._fd is None:
+            return
+        try:
+            there = os.stat(os.path.join(self._path, "lock"))
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(there, os.fstat(self._fd)):
+            raise StoreInUse(
+                f"{self._path} was moved or removed while it was open, and nothing is written to "
+                "that path any more: close this store and open it where it is now"
+            )
 
     def release(self) -> None:
         if self._fd is None:

@@ -168,6 +168,13 @@ class DirectFile(Protocol):
 class DirLock(Protocol):
     """A held lock on a data directory; it dies with its process."""
 
+    def check(self) -> None:
+        """See that the directory is at its path still, before files are opened by path.
+
+        Raises:
+            StoreInUse: it was moved or removed, and another one may be there.
+        """
+
     def release(self) -> None:
         """Give it up. Safe to call twice."""
 

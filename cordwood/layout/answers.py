@@ -46,6 +46,7 @@ ANSWERS: Mapping[type, type] = {
     nodes.SetAuthority: m.DoneReply,
     nodes.SetStorage: m.DoneReply,
     questions.AskExtent: questions.ExtentReply,
+    questions.AskIfLost: questions.IfLostReply,
     questions.AskKept: questions.KeptReply,
     questions.AskSize: questions.SizeReply,
     questions.AskTime: questions.TimeReply,

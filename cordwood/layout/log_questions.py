@@ -12,7 +12,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from cordwood.layout.message_fields import U62, AnyLsn, TimeUs, Token
+from cordwood.layout.message_fields import U32, U62, AnyLsn, TimeUs, Token
+
+Count = Annotated[int, Meta(ge=0)]
 
 
 class ForReaders(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,14 +76,19 @@ class TimeReply(Struct, frozen=True, tag="time"):
 
 
 class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
-    """Where the records of a log begin and end here, up to `until`."""
+    """Where the records of a log begin and end here, above `above` and up to `until`.
+
+    Attributes:
+        above: what is trimmed elsewhere ends here; the node's own trim point may lie higher.
+    """
 
     log: U62
     until: AnyLsn
+    above: AnyLsn = 0
 
 
 class ExtentReply(Struct, frozen=True, tag="extent"):
-    """The first and the last record held above the trim point, 0 for none, and their times."""
+    """The first and the last record held where was asked, and their times; 0 for none."""
 
     trim: AnyLsn
     first: AnyLsn
@@ -119,3 +126,38 @@ class SizeReply(Struct, frozen=True, tag="size"):
     """Bytes of blocks as stored, this node's copies alone."""
 
     bytes: int
+
+
+class AskIfLost(Struct, frozen=True, tag="ask_if_lost"):
+    """What would the node have to give if the data of some nodes were gone?
+
+    Attributes:
+        nodes: those nodes, beside all of which that is said already.
+        log, lsn: look at what lies behind: where the last answer came to; 0 to begin.
+    """
+
+    nodes: Annotated[tuple[U32, ...], Meta(min_length=1, max_length=1024)]
+    log: Annotated[int, Meta(ge=0, le=2**62 - 1)] = 0
+    lsn: AnyLsn = 0
+
+
+class IfLostReply(Struct, frozen=True, tag="if_lost"):
+    """Blocks that this node would be the donor of, as far as this call looked.
+
+    Attributes:
+        blocks, bytes: that get new copies: how many, and what is sent for it.
+        stuck: blocks for which the nodes that are left are too few, or in too few domains.
+        last: of both, those of which one copy would be left.
+        gone: blocks of which no copy would be left.
+        unknown: blocks of epochs whose nodes this node does not know, and damaged ranges.
+        log, lsn: where to go on; log 0 for nowhere.
+    """
+
+    blocks: Count
+    bytes: Count
+    stuck: Count
+    last: Count
+    gone: Count
+    unknown: Count
+    log: Annotated[int, Meta(ge=0, le=2**62 - 1)]
+    lsn: AnyLsn

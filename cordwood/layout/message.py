@@ -18,10 +18,12 @@ from cordwood.block import Buffer
 from cordwood.errors import BadSetting, Malformed
 from cordwood.layout.log_questions import (
     AskExtent,
+    AskIfLost,
     AskKept,
     AskSize,
     AskTime,
     ExtentReply,
+    IfLostReply,
     KeptReply,
     SizeReply,
     TimeReply,
@@ -467,13 +469,13 @@ Call = (
     | Seal | Clean | AskReleased | Yield | GroupCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
-    | AskKept
+    | AskKept | AskIfLost
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | GroupReply | GroupsReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
-    | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply
+    | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from cordwood.nodes import LOCATION_CHARS_MAX
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Attempt = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 U62 = Annotated[int, Meta(ge=1, le=2**62 - 1)]
+AnyLog = Annotated[int, Meta(ge=0, le=2**62 - 1)]
 AnyLsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 TimeUs = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Sequence = Annotated[int, Meta(ge=0)]

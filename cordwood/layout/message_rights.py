@@ -1,4 +1,11 @@
-"""Control messages that change a log, for which it may ask for a token; `metadata.log_rights`."""
+"""Control messages that change a log, for which it may ask for a token; `metadata.log_rights`.
+
+Each names its log by path and by number. A node that was stopped for a while may do such a call
+late, when another node has done it and the path is another log's. The number keeps the call from
+that log.
+The number 0 asks to finish a change that stopped half-way, and touches no log that has the path.
+None takes the log that has the path by then.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from cordwood.layout.message_fields import AnyLsn, Name, Token
+from cordwood.layout.message_fields import AnyLog, AnyLsn, Name, Token
 from cordwood.log_attributes import LogAttributes
 
 TOKENS_MAX = 64
@@ -37,12 +44,14 @@ class SetAttributes(ForOwners, frozen=True, tag="set_attributes"):
     path: Name
     attributes: LogAttributes
     unset: Annotated[list[Name], Meta(max_length=64)] = []
+    log: AnyLog | None = None
 
 
 class DeleteLog(ForOwners, frozen=True, tag="delete_log"):
     """Delete a log."""
 
     name: Name
+    log: AnyLog | None = None
 
 
 class RenameLog(ForOwners, frozen=True, tag="rename_log"):
@@ -50,6 +59,7 @@ class RenameLog(ForOwners, frozen=True, tag="rename_log"):
 
     name: Name
     new_name: Name
+    log: AnyLog | None = None
 
 
 class RaiseToken(ForOwners, frozen=True, tag="raise_token"):
@@ -58,3 +68,4 @@ class RaiseToken(ForOwners, frozen=True, tag="raise_token"):
     name: Name
     token: AnyLsn
     holder: Name
+    log: AnyLog | None = None

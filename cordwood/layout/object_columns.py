@@ -263,15 +263,18 @@ class _RowReader:
     def __init__(self, columns: dict[str, pa.Array]) -> None:
         import pyarrow as pa
 
+        headers = columns["headers"]
+        pairs = headers.values
+        full = (columns["value"], columns["timestamp"], pairs, pairs.field(0))
+        if any(column.null_count for column in full):
+            raise Malformed("a row of an object lacks its value, its time or a header's name")
         self._values = _Cut(columns["value"])
         self._keys = _Cut(columns["key"])
         self._stamps = columns["timestamp"].cast(pa.int64()).to_numpy(zero_copy_only=False)
-        headers = columns["headers"]
         self._has_headers = _valid(headers)
         self._any_headers = bool(self._has_headers.any())
         self._any_key = columns["key"].null_count < len(columns["key"])
         self._starts = headers.offsets.to_numpy(zero_copy_only=False)
-        pairs = headers.values
         self._names = _Cut(pairs.field(0))
         self._header_values = _Cut(pairs.field(1))
 

@@ -6,13 +6,14 @@ the text `cordwood` of the footer's key-value metadata, JSON::
 
     {"version": 1,
      "groups": [[start, stop, crc32c, rows], …],
-     "runs": [{"log": 7, "name": "/orders", "first": lsn, "last": lsn,
+     "runs": [{"log": 7, "name": "/orders", "fence": 3, "first": lsn, "last": lsn,
                "pieces": [[group, row, rows, first, last,
                            append_first_us, append_last_us, time_min_us, time_max_us, bytes], …],
                "gaps": [[first, last, "hole"], …]}, …]}
 
 A *run* is what the object holds of one log: pieces (blocks that lie in one row group) and gaps tile
-`[first, last]`. Runs come by the log's number; a log has one.
+`[first, last]`. Runs come by the log's number; a log has one. `fence` is the number of the turn in
+which it was uploaded.
 
 What is damaged is found: each group's bytes have a CRC32C in the index, and the footer one in the
 object's name and in the manifest, which covers all behind the last group. Bodies have their own
@@ -37,6 +38,7 @@ from cordwood.block import BlockHeader, Buffer, Gap, GapKind
 from cordwood.errors import BadSetting, ChecksumMismatch, Malformed
 from cordwood.layout.object_columns import OBJECT_COLUMNS, object_schema, rows_to_blocks
 from cordwood.lsn import LSN_MAX, Lsn
+from cordwood.tiered import Entry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,6 +95,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     log: int
     name: str
+    fence: int
     first: int
     last: int
     pieces: tuple[Piece, ...]
@@ -122,10 +125,12 @@ class Footer:
     Attributes:
         index: Cordwood's.
         metadata: pyarrow's.
+        bytes: of the footer and what follows it.
     """
 
     index: ObjectIndex
     metadata: Any
+    bytes: int
 
 
 def pack_index(index: ObjectIndex) -> bytes:
@@ -169,12 +174,15 @@ def read_footer(tail: Buffer, crc: int, size: int) -> Footer:
         raise Malformed(f"a footer of {footer_bytes(tail)} bytes in {len(tail)}")
     try:
         metadata = pq.read_metadata(pa.BufferReader(tail))
+        schema = metadata.schema.to_arrow_schema()
         text = (metadata.metadata or {})[INDEX_KEY]
         index = msgspec.json.decode(text, type=ObjectIndex)
     except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Malformed(f"the footer of an object cannot be read: {error}") from error
+    if not schema.equals(object_schema()):
+        raise Malformed("an object has other columns than ours")
     _check_index(index, metadata, size - len(tail))
-    return Footer(index, metadata)
+    return Footer(index, metadata, len(tail))
 
 
 def check_object(content: Buffer, crc: int) -> Footer:
@@ -236,10 +244,7 @@ def read_group(
             rows = file.read_row_group(number, columns=list(columns), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Malformed(f"row group {number} of an object cannot be read: {error}") from error
-    wanted = object_schema()
-    if rows.num_rows != group.rows or any(
-        rows.schema.field(name).type != wanted.field(name).type for name in columns
-    ):
+    if rows.num_rows != group.rows:
         raise Malformed(f"row group {number} of an object has other rows than its index says")
     return rows.select(list(columns))
 
@@ -266,6 +271,34 @@ def piece_blocks(
         yield header, raw
     if expected != piece.last + 1:
         raise Malformed(f"a piece of log {log} ends at {Lsn(expected)}, before {Lsn(piece.last)}")
+
+
+def entry_of(
+    run: Run, name: str, size: int, footer_bytes: int, footer_crc: int, after_us: int = 0
+) -> Entry:
+    """What a manifest says of an object, for one log.
+
+    Args:
+        size, footer_bytes, footer_crc: the object's.
+        after_us: append time of the entry before it: times do not fall along a manifest, and a run
+            of gaps alone has none of its own.
+    """
+    pieces = run.pieces
+    return Entry(
+        run.first,
+        run.last,
+        run.fence,
+        name,
+        footer_crc,
+        size,
+        footer_bytes,
+        sum(piece.rows for piece in pieces),
+        sum(piece.bytes for piece in pieces),
+        pieces[0].append_first_us if pieces else after_us,
+        max([after_us, *(piece.append_last_us for piece in pieces)]),
+        min((piece.time_min_us for piece in pieces), default=after_us),
+        max((piece.time_max_us for piece in pieces), default=after_us),
+    )
 
 
 class _Window(io.RawIOBase):

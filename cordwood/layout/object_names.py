@@ -4,12 +4,13 @@
 
     logs/0000000000000007/head                       the log's pointer
     logs/0000000000000007/pages/…                    pages of its manifest
-    logs/0000000000000007/objects/0000000300000001-000000030000ffff-9f0a11c2.parquet
+    logs/0000000000000007/objects/<first>-<last>-<fence>-9f0a11c2.parquet
     shared/20261124/0f3a…e1-9f0a11c2.parquet         records of several logs
 
-The 16 hexadecimal digits are a log's number, and an object's first and last LSN; the last eight are
-the CRC32C of the object's footer, which nothing inside a Parquet file could hold. A log's own
-object can so be found, checked and put into a manifest with nothing but the store.
+Numbers have 16 hexadecimal digits: a log's, an object's first and last LSN, the fence of the turn
+that uploaded it, by which no name is used twice. The last eight are the CRC32C of the object's
+footer, which nothing inside a Parquet file could hold. A log's own object can so be found, checked
+and put into a manifest with nothing but the store.
 
 Source: docs/objects.md, "Names".
 """
@@ -27,7 +28,8 @@ SHARED = "shared/"
 SUFFIX = ".parquet"
 
 _OWN = re.compile(
-    r"logs/([0-9a-f]{16})/objects/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})\.parquet"
+    r"logs/([0-9a-f]{16})/objects/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})"
+    r"\.parquet"
 )
 _SHARED = re.compile(r"shared/(\d{8})/([0-9a-f]{32})-([0-9a-f]{8})\.parquet")
 
@@ -39,12 +41,14 @@ class ObjectName:
     Attributes:
         log: whose records it holds; 0 for several logs.
         first, last: LSNs that it covers; 0 for several logs.
+        fence: of the turn that uploaded it; 0 for several logs.
         footer_crc: CRC32C of its footer.
     """
 
     log: int
     first: int
     last: int
+    fence: int
     footer_crc: int
 
 
@@ -68,9 +72,9 @@ def pages_prefix(log: int) -> str:
     return f"{log_prefix(log)}pages/"
 
 
-def own_name(log: int, first: int, last: int, footer_crc: int) -> str:
+def own_name(log: int, first: int, last: int, fence: int, footer_crc: int) -> str:
     """An object of one log."""
-    return f"{objects_prefix(log)}{first:016x}-{last:016x}-{footer_crc:08x}{SUFFIX}"
+    return f"{objects_prefix(log)}{first:016x}-{last:016x}-{fence:016x}-{footer_crc:08x}{SUFFIX}"
 
 
 def shared_name(day: str, number: int, footer_crc: int) -> str:
@@ -91,10 +95,10 @@ def parse_object_name(name: str) -> ObjectName:
     """
     own = _OWN.fullmatch(name)
     if own is not None:
-        log, first, last, crc = (int(each, 16) for each in own.groups())
+        log, first, last, fence, crc = (int(each, 16) for each in own.groups())
         if 0 < log < 1 << 62 and first <= last <= LSN_MAX:
-            return ObjectName(log, first, last, crc)
+            return ObjectName(log, first, last, fence, crc)
     shared = _SHARED.fullmatch(name)
     if shared is not None:
-        return ObjectName(0, 0, 0, int(shared[3], 16))
+        return ObjectName(0, 0, 0, 0, int(shared[3], 16))
     raise Malformed(f"{name!r} is no name of an object of ours")

@@ -85,7 +85,8 @@ class FinishedObject:
         """Its name: that of its log, or of several; see `object_names.shared_name`."""
         runs = self.footer.index.runs
         if len(runs) == 1:
-            return own_name(runs[0].log, runs[0].first, runs[0].last, self.footer_crc)
+            run = runs[0]
+            return own_name(run.log, run.first, run.last, run.fence, self.footer_crc)
         return shared_name(day, number, self.footer_crc)
 
 
@@ -122,16 +123,18 @@ class ObjectWriter:
         self._row_count = 0
         self._pending_bytes = 0
 
-    def begin_log(self, log: int, name: str, first: int) -> None:
+    def begin_log(self, log: int, name: str, first: int, fence: int = 0) -> None:
         """What follows is of this log, from this LSN on.
 
+        Args:
+            fence: of the turn in which it is uploaded.
         Raises:
             BadSetting: its number is not above the last one's.
         """
         self._end_log()
         if self._runs and log <= self._runs[-1].log:
             raise BadSetting(f"log {log} after log {self._runs[-1].log}: give them by number")
-        self._log = _OpenRun(log, name, int(first))
+        self._log = _OpenRun(log, name, int(first), fence)
 
     def add_block(self, header: BlockHeader, stored: Buffer) -> None:
         """Add a data block, with its body as stored.
@@ -239,9 +242,10 @@ class ObjectWriter:
 class _OpenRun:
     """What was given of the log that is being written."""
 
-    def __init__(self, number: int, name: str, first: int) -> None:
+    def __init__(self, number: int, name: str, first: int, fence: int) -> None:
         self.number = number
         self.name = name
+        self.fence = fence
         self.first = first
         self.next = first
         self.gaps: list[tuple[int, int, str]] = []
@@ -278,7 +282,13 @@ class _OpenRun:
     def run(self) -> Run:
         """All of it."""
         return Run(
-            self.number, self.name, self.first, self.next - 1, tuple(self._pieces), tuple(self.gaps)
+            self.number,
+            self.name,
+            self.fence,
+            self.first,
+            self.next - 1,
+            tuple(self._pieces),
+            tuple(self.gaps),
         )
 
 

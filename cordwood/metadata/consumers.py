@@ -70,6 +70,10 @@ def check_consumer_name(name: str) -> str:
     return name
 
 
+class EntryFull(BadSetting):
+    """A consumer would have too many members or logs."""
+
+
 class Consumers:
     """The consumers of one metadata store.
 
@@ -96,7 +100,8 @@ class Consumers:
         Returns:
             The consumer as stored.
         Raises:
-            BadSetting: the name is wrong, or the consumer would have too many members or logs.
+            EntryFull: it would have too many members or logs.
+            BadSetting: the name is wrong.
         """
 
         def decide_entry(found: bytes | None) -> bytes | None:
@@ -104,7 +109,7 @@ class Consumers:
             wanted = decide(group)
             logs = max(len(wanted.positions), len(wanted.owners))
             if len(wanted.members) > MEMBERS_MAX or logs > LOGS_MAX:
-                raise BadSetting(f"{name} may have {MEMBERS_MAX} members and {LOGS_MAX} logs")
+                raise EntryFull(f"{name} may have {MEMBERS_MAX} members and {LOGS_MAX} logs")
             return None if wanted == group else _encode(wanted)
 
         return read_group(name, await change_repeatably(self._store, _key(name), decide_entry))

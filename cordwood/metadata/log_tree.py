@@ -206,6 +206,11 @@ class LogTree:
         found = await self._store.get(_id_key(log_id))
         return _decode(found.value, _Log, f"log number {log_id}") if found else None
 
+    async def is_deleted(self, log_id: int) -> bool:
+        """Whether a number that was given out has no log any more, for good. One round trip."""
+        log = await self._log(LogId(log_id))
+        return log is None or log.is_deleted
+
     async def described(self, log_id: LogId) -> LogInfo | None:
         """A log by number, for callers that know that it is there. One round trip."""
         found, directories = await asyncio.gather(
@@ -275,12 +280,14 @@ class LogTree:
         attributes: LogAttributes,
         unset: tuple[str, ...] = (),
         check: Check = anybody,
+        log_id: int | None = None,
     ) -> None:
         """Set attributes of a log, or, if the path ends with a slash, of a directory.
 
         Args:
             unset: names that are inherited again.
             check: whether the caller may; see `log_rights`.
+            log_id: the log that the caller means, whichever log has the path by now.
         Raises:
             AccessDenied: `check` says so.
             UnknownLog: there is no such log.
@@ -292,22 +299,22 @@ class LogTree:
             await self._set_directory(path, attributes, unset, check)
         else:
             path = normalise_name(path)
-            await self._set_log(path, attributes, unset, check)
+            info = await self._meant(path, log_id)
+            if info is None:
+                raise _unknown(path)
+            await self._set_log(info, attributes, unset, check)
         await self.note_change()
 
     async def _set_log(
-        self, name: str, attributes: LogAttributes, unset: tuple[str, ...], check: Check
+        self, info: LogInfo, attributes: LogAttributes, unset: tuple[str, ...], check: Check
     ) -> None:
-        info = await self.get(name)
-        if info is None:
-            raise _unknown(name)
-        directories = await self.directories()
+        name, directories = info.name, await self.directories()
 
         def decide(found: bytes | None) -> bytes:
             if found is None:
                 raise _unknown(name)
             log = _decode(found, _Log, f"log {name}")
-            if not log.is_at(info.name):
+            if not log.is_at(name):
                 raise _unknown(name)
             own = attributes.over(log.attributes.without(unset))
             whole = self._whole(name, own, directories)
@@ -338,11 +345,15 @@ class LogTree:
 
         await change_repeatably(self._store, _DIRECTORIES, decide)
 
-    async def delete(self, name: str, check: Check = anybody) -> LogInfo | None:
+    async def delete(
+        self, name: str, check: Check = anybody, log_id: int | None = None
+    ) -> LogInfo | None:
         """Delete a log: its name is free again, its number is not.
 
         Args:
             check: whether the caller may; see `log_rights`.
+            log_id: the log that the caller means; 0 for what a change left that stopped half-way.
+                Without it the log that has the name by now.
         Returns:
             What it was; None if a rename had left the name, whose log goes on under its other one.
         Raises:
@@ -350,24 +361,25 @@ class LogTree:
             UnknownLog: there is no such log.
         """
         name = normalise_name(name)
-        info = await self.get(name)
+        info = await self._meant(name, log_id)
         if info is None:
-            found = await self._store.get(_name_key(name))
-            if found is None:
-                raise _unknown(name)
             # A deletion that stopped half-way is finished; of a rename only the name is taken away.
-            left = LogId(_decode(found.value, _Name, f"log {name}").log_id)
+            left = LogId(log_id) if log_id else await self._leads_to(name)
             log = await self._log(left)
+            if log is not None and log.is_deleted:
+                info = self._info(left, log, await self.directories())
+            elif log_id or (log_id == 0 and log is not None and log.is_at(name)):
+                raise _unknown(name)
             await self._remove_name(name, left)
-            if log is None or not log.is_deleted:
-                return None
-            return self._info(left, log, await self.directories())
-        await self._move(info.log_id, info.name, None, check)
-        await self._remove_name(info.name, info.log_id)
+        else:
+            await self._move(info.log_id, info.name, None, check)
+            await self._remove_name(info.name, info.log_id)
         await self.note_change()
         return info
 
-    async def rename(self, name: str, new_name: str, check: Check = anybody) -> LogInfo:
+    async def rename(
+        self, name: str, new_name: str, check: Check = anybody, log_id: int | None = None
+    ) -> LogInfo:
         """Give a log another name; what it inherits changes with it.
 
         A rename that stopped half-way changed nothing or is done, and may be made again. Of two
@@ -375,6 +387,7 @@ class LogTree:
 
         Args:
             check: whether the caller may; see `log_rights`.
+            log_id: as in `delete`.
         Raises:
             AccessDenied: `check` says so.
             UnknownLog: there is no such log.
@@ -382,9 +395,10 @@ class LogTree:
             BadSetting: a name is wrong, or the log could not be so there.
         """
         name, new_name = normalise_name(name), normalise_name(new_name)
-        info = await self.get(name)
+        info = await self._meant(name, log_id)
         if info is None:
-            return await self._finish_rename(name, new_name)
+            left = LogId(log_id) if log_id else await self._leads_to(name)
+            return await self._finish_rename(name, new_name, left)
         if new_name == name:
             return info
         planned = await self.planned(new_name, info.own)
@@ -392,23 +406,33 @@ class LogTree:
         _check_rename(name, info.attributes, planned, check)
         await self._claim(new_name, info.log_id)
         await self._move(info.log_id, name, new_name, check)
-        return await self._finish_rename(name, new_name)
+        return await self._finish_rename(name, new_name, info.log_id)
 
-    async def _finish_rename(self, name: str, new_name: str) -> LogInfo:
-        """Take the old name away, if it leads to the log that has the new one.
+    async def _meant(self, name: str, log_id: int | None) -> LogInfo | None:
+        """The log that has a name, if it is the one that the caller means."""
+        info = await self.get(name)
+        return info if info is not None and log_id in (None, info.log_id) else None
 
-        Raises:
-            UnknownLog: it does not.
-        """
+    async def _leads_to(self, name: str) -> LogId:
+        """Raises UnknownLog for a name that leads nowhere."""
         found = await self._store.get(_name_key(name))
         if found is None:
             raise _unknown(name)
-        log_id = LogId(_decode(found.value, _Name, f"log {name}").log_id)
+        return LogId(_decode(found.value, _Name, f"log {name}").log_id)
+
+    async def _finish_rename(self, name: str, new_name: str, log_id: LogId) -> LogInfo:
+        """Take the old name away from the log that has the new one; UnknownLog if it does not."""
         log = await self._log(log_id)
         if log is None or not log.is_at(new_name):
             raise _unknown(name)
         # Once more: somebody may have deleted the name while its log was on its way to it.
-        await self._claim(new_name, log_id)
+        try:
+            await self._claim(new_name, log_id)
+        except LogExists:
+            # And made another log of it: this one goes back, as it would have no name at all.
+            await self._claim(name, log_id)
+            await self._move(log_id, new_name, name, anybody)
+            raise
         await self._remove_name(name, log_id)
         await self.note_change()
         renamed = await self.get(new_name)

@@ -18,7 +18,7 @@ Source: docs/design.md §6 ("leases are hints, never safety"), §7; docs/sources
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cordwood.errors import Fenced, Rejected
@@ -127,6 +127,15 @@ def beat(group: Group, member: str, generation: int, now_us: int, ttl_us: int) -
     is_due = any(own.heir and own.due_us <= now_us for own in group.owners.values())
     if members.keys() == group.members.keys() and not is_due:
         return replace(group, members=members)
+    return _assign(replace(group, members=members), now_us)
+
+
+def give_up_absent(group: Group, now_us: int) -> Group:
+    """Members that were not heard of lose their logs. Also where no member is left to say so: the
+    last one may have been killed, and a consumer without members could never save again."""
+    members = _alive(group.members, now_us)
+    if members.keys() == group.members.keys():
+        return group
     return _assign(replace(group, members=members), now_us)
 
 
@@ -263,6 +272,20 @@ def _even_out(
                     break
             if moved:
                 break
+
+
+def logs_left(group: Group) -> list[str]:
+    """The logs, by number, that no member is willing to read; the oldest first."""
+    read = {log for member in group.members.values() for log in member.logs}
+    left = {log for log in (*group.positions, *group.owners) if log.isdigit()} - read
+    return sorted(left, key=int)
+
+
+def without_logs(group: Group, gone: Collection[str]) -> Group:
+    """A consumer without what it has of these logs."""
+    owners = {log: own for log, own in group.owners.items() if log not in gone}
+    positions = {log: lsn for log, lsn in group.positions.items() if log not in gone}
+    return replace(group, owners=owners, positions=positions)
 
 
 def is_by_name(log: str) -> bool:

@@ -182,8 +182,8 @@ def _entry(here: RebuildingSet, lsn: int, event: NeedsRebuild, known: LostNode |
         ranges = event.ranges
     if known is not None and ranges:
         ranges = (*known.ranges, *ranges)
-    is_restored = known is not None and not known.ranges and not known.relocates
-    relocates = event.drain and not is_restored
+    # Of a node that lost something the others make all anew: it cannot give what it lost.
+    relocates = event.drain and (known is None or known.relocates)
     gone = {
         each.node for each in here.lost if not each.ranges and (each.is_empty or not each.relocates)
     }

@@ -117,6 +117,18 @@ class ProducerTable:
         known = self._kind(producer).get(producer)
         return known.next_sequence if known is not None and known.epoch == epoch else 0
 
+    def last_below(self, producer: int, epoch: int, end: int) -> int:
+        """Up to which LSN a log has to be stored, for all of a producer's blocks that begin below
+        sequence `end` to be; 0 where none is known.
+
+        Blocks that are not remembered any more lie below the first that is.
+        """
+        known = self._kind(producer).get(producer)
+        if known is None or known.epoch != epoch:
+            return 0
+        below = [each for each in known.places if each.sequence < end]
+        return below[-1].first + below[-1].count - 1 if below else known.places[0].first - 1
+
     def look(
         self, producer: int, epoch: int, sequence: int, count: int, now_us: int = 0
     ) -> tuple[Turn, int]:

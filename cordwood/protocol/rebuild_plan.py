@@ -7,21 +7,22 @@ all lost members at once. New copies stay inside the nodeset of the block's epoc
 replication rule over the failure domains that were recorded with that epoch, because readers and
 recoveries judge silence by these domains.
 
-A node that lost only a range of times is in service, so it gets its own copy back, and no envelope
-changes. A node that is leaving keeps its copy and its envelope. No node counts on them when it is
-empty. They are dropped when a copyset without this node is whole.
+A node that lost only a range of times is in service, so it gets its own copy back, in a move of
+its own and under the present envelope. Another node that is leaving keeps its copy and its
+envelope. No node counts on them when it is empty. They are dropped when a copyset without this node
+is whole.
 
 Source: docs/sources/logdevice.md 2.5 (`augment`), 2.9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.quorum.copyset import Chance, draw_member
+from cordwood.quorum.copyset import Chance, can_replicate, draw_member
 from cordwood.rebuilding import RebuildingSet, TimeRange
 
 SPARED_WEIGHT = 1e-6
@@ -128,6 +129,7 @@ def plan_move(
     available: Set[NodeId],
     random: Chance,
     noted: bool = False,
+    has_again: Set[int] = frozenset(),
 ) -> Move | Stuck | None:
     """The work of node `me` for a block that it holds.
 
@@ -137,40 +139,81 @@ def plan_move(
         random: draws one number for each new copy, and none for Stuck or None.
         noted: `me` noted a move of this block that has not ended, and `block` has the copyset of
             that move. No other node knows that copyset, so `me` has to finish the move.
+        has_again: nodes that lost the block with a range of times, and said that they have it
+            again.
     Returns:
         None if `me` is not the donor, or no copy is missing.
     """
-    missing = losses.missing(block)
+    missing = losses.missing(block) - (has_again - losses.barred)
     if not missing or not (noted or losses.donor(block) == me):
         return None
     kept = [NodeId(node) for node in block.copyset if node not in missing]
     if me not in block.copyset and me not in losses.barred:
         # `me` was leaving when it began the move, and is not leaving any more.
         kept.append(NodeId(me))
-    # First choice: nodes that lost the block and are in service.
+    # A node in service that lost it gets it back before all else, under the envelope that there
+    # is: its copy must not name new nodes before these have the block.
     restored = [
         NodeId(node)
         for node in block.copyset
         if node in missing and node not in losses.barred and node in available
     ]
+    if restored:
+        return Move(block, tuple(map(NodeId, block.copyset)), tuple(restored), (), changes=False)
     candidates = [
         _taking(member)
         for member in nodeset.members
         if member.node in available
         and member.node not in losses.barred
         and member.node not in kept
-        and member.node not in restored
         and not member.read_only
     ]
-    seed = [*kept, *restored]
-    drawn = _augment(seed, candidates, nodeset, replication, random)
-    if drawn is None:
-        return Stuck(block, max(1, replication.copies - len(seed)))
-    stores = (*restored, *drawn)
+    stores = _augment(kept, candidates, nodeset, replication, random)
+    if stores is None:
+        return Stuck(block, max(1, replication.copies - len(kept)))
     copyset = _in_place(block.copyset, missing, (*kept, *stores))
     changes = copyset != block.copyset
     amends = tuple(node for node in kept if node != me) if changes else ()
-    return Move(block, copyset, stores, amends, changes)
+    return Move(block, copyset, tuple(stores), amends, changes)
+
+
+class Known(NamedTuple):
+    """The envelope under which a node has a block."""
+
+    wave: int
+    copyset: tuple[int, ...]
+
+
+def after_asking(move: Move, known: Mapping[int, Known]) -> tuple[Move, int]:
+    """A move and the wave of what it writes, once its nodes have said what they have.
+
+    The wave is above all that any of them knows: what an earlier move left on one of them counts
+    for less. A copy that goes back to where it was has the wave of the others, unless its node has
+    one of such a move; the others take the higher wave when they are asked next, for the copyset
+    is their own. A node that has its copy back already is sent nothing.
+
+    Args:
+        known: of the move's nodes; nothing of a node that does not have the block.
+    """
+    block = move.block
+    if move.changes:
+        waves = [known[node].wave for node in (*move.stores, *move.amends) if node in known]
+        return move, max([block.wave, *waves]) + 1
+    found = {node: known[node] for node in move.stores if node in known}
+    back = [n for n, k in found.items() if k.wave >= block.wave and k.copyset == block.copyset]
+    stores = tuple(node for node in move.stores if node not in back)
+    left = [found[node].wave + 1 for node in stores if node in found]
+    return move._replace(stores=stores), max([block.wave, *left])
+
+
+def is_certain(rebuilding: RebuildingSet, nodeset: Nodeset, replication: Replication) -> bool:
+    """Whether no block of an epoch can have all its copies on nodes that lack data, so that what
+    donors have given is all there was. A node that lost a range lacks data; a node that is empty
+    does not, for its data lies elsewhere."""
+    lacking = {
+        NodeId(each.node) for each in rebuilding.lost if not each.relocates and not each.is_empty
+    }
+    return not can_replicate(lacking, nodeset, replication)
 
 
 def in_order(blocks: Iterable[Held]) -> list[Held]:

@@ -207,8 +207,14 @@ def _choose(job: MendJob, holders: frozenset[NodeId], host: Host) -> tuple[NodeI
             )
             if copyset is not None:
                 return copyset
+    read_only = [m.node for m in job.nodeset.members if m.read_only and m.node in everybody]
+    way_out = (
+        f": nodes {read_only} are read-only; let them store until the log is recovered "
+        "(`cordwood nodes storage NODE read-write`)"
+    )
     raise TooFewNodes(
         f"log {job.log} wants {job.replication}, and nodes {job.nodes} cannot give that"
+        + (way_out if read_only else "")
     )
 
 

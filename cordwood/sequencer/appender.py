@@ -25,6 +25,7 @@ from cordwood.errors import (
     CordwoodError,
     NoSequencer,
     OutcomeUnknown,
+    OutOfSequence,
     Overloaded,
     TokenFenced,
     TooFewNodes,
@@ -33,6 +34,7 @@ from cordwood.layout.block_header import pack_envelope, pack_header_fields, unpa
 from cordwood.layout.frame import checksum
 from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, amend_of, store_head
 from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.lsn import LSN_MAX
 from cordwood.metadata.epoch_store import fenced_words
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow, Run
@@ -277,6 +279,10 @@ class LogAppender:
         assert turns is not None, "what depends on lower epochs waits for their recovery"
         try:
             first = turns.check(entry, self._window.next + loaded - 1, self._append_time_us)
+        except OutOfSequence as error:
+            turns.misplace(waiting, error)
+            self._refuse_misplaced()
+            return True
         except CordwoodError as error:
             self._role.refuse(waiting.connection, entry, error)
             return True
@@ -289,6 +295,11 @@ class LogAppender:
         else:
             turns.repeats.append((last, (waiting.connection, entry.token, first)))
         return True
+
+    def _refuse_misplaced(self) -> None:
+        assert self._turns is not None, "only recovered epochs place blocks"
+        for _, waiting, error in self._turns.take_misplaced(self._window.lng):
+            self._role.refuse(waiting.connection, waiting.entry, error)
 
     def _load(self, cargo: Cargo, waiting: Waiting, offset: int) -> None:
         """Add an entry's block to a run, `offset` LSNs after the run's first."""
@@ -449,6 +460,8 @@ class LogAppender:
             self._role.acknowledge(run.cargo.acks, run.cargo.bytes, records)
         if self._turns is not None and self._turns.repeats:
             self._role.acknowledge(self._turns.take_repeats(self._window.lng), 0, 0)
+        if self._turns is not None and self._turns.misplaced:
+            self._refuse_misplaced()
         if self.is_recovered:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
@@ -572,6 +585,8 @@ class LogAppender:
         """A higher epoch rules, or this node stops: answer all clients and stop working."""
         self._over = True
         why = f"log {self.log}: epoch {self.epoch} was fenced" + (f" by {epoch}" if epoch else "")
+        misplaced = self._turns.take_misplaced(LSN_MAX) if self._turns is not None else []
+        self._pending = [waiting for _, waiting, _ in misplaced] + self._pending
         self._refuse_pending(NoSequencer(f"{why}; nothing was stored"))
         for run in self._window:
             error = OutcomeUnknown(f"{why} while this append was in flight: read the log to know")

@@ -1,6 +1,6 @@
-"""The check of producers' blocks and of conditional blocks, before they are numbered.
+"""Whose turn it is: blocks of producers, and blocks on condition of the tail.
 
-Blocks are checked in the order in which they are numbered, so that the verdict stays true.
+Checked in the very order in which blocks are numbered, so that the answer holds.
 
 Source: docs/design.md §3 ("Producers", `expected_tail`).
 """
@@ -21,6 +21,7 @@ from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import format_lsn
 from cordwood.protocol.producers import Turn, budget_of, is_query
 from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.cargo import Waiting
 from cordwood.wire.connection import Connection
 
 Ack = tuple[Connection, int, int]
@@ -28,11 +29,12 @@ Ack = tuple[Connection, int, int]
 
 
 class Turns:
-    """One epoch's knowledge of producers, and of the log's tail below the epoch.
+    """What one epoch's sequencer knows of producers and of the tail below it.
 
     Attributes:
-        repeats: repeated blocks whose original is still in flight: the original's last LSN, and
-            the ack.
+        repeats: repeated blocks whose original is still in flight: its last LSN, and the ack.
+        misplaced: blocks out of their sequence, with their error. It says what was given out, and
+            who is told takes that for stored. So it waits until the log is stored up to this LSN.
     """
 
     def __init__(self, epoch: int, below: Recovered) -> None:
@@ -40,16 +42,17 @@ class Turns:
         self._producers = below.producers
         self._tail = below.tail
         self.repeats: list[tuple[int, Ack]] = []
+        self.misplaced: list[tuple[int, Waiting, OutOfSequence]] = []
 
     def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
-        """None if `entry` may be numbered next; for a repeat the first LSN of the original.
+        """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
 
         Args:
             last: the last LSN given out, `(epoch, 0)` for none.
-            now_us: the append time that the entry would get.
+            now_us: the append time that it would get.
         Raises:
             Overloaded: the log remembers as many producers as it may.
-            UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be numbered.
+            UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be.
         """
         if entry.producer:
             turn, first = self._producers.look(
@@ -67,9 +70,10 @@ class Turns:
         return None
 
     def _check_tail(self, entry: AppendEntry, last: int) -> None:
-        """Check that the log ends at the tail that `entry` expects."""
-        # Trap: before this epoch's first append, accept any tail from the last record below up to
-        # (epoch, 0). A client may have asked while a lower epoch was empty, and got its (E, 0).
+        """Where nothing was numbered yet, all from the last record below to (epoch, 0) is right.
+
+        Who asked while an epoch below had no record was told that epoch's (E, 0).
+        """
         is_empty = last == self._epoch << 32
         first = self._tail if is_empty else last
         if first <= entry.expected_tail <= last:
@@ -84,8 +88,21 @@ class Turns:
         place = Place(entry.producer_sequence, entry.count, first, time_us)
         self._producers.note(entry.producer, entry.producer_epoch, place)
 
+    def misplace(self, waiting: Waiting, error: OutOfSequence) -> None:
+        """A block is out of its sequence; `take_misplaced` says when its client is told."""
+        entry = waiting.entry
+        end = entry.producer_sequence + entry.count
+        last = self._producers.last_below(entry.producer, entry.producer_epoch, end)
+        self.misplaced.append((last, waiting, error))
+
+    def take_misplaced(self, lng: int) -> list[tuple[int, Waiting, OutOfSequence]]:
+        """The misplaced blocks whose error is true by now."""
+        done = [each for each in self.misplaced if each[0] <= lng]
+        self.misplaced = [each for each in self.misplaced if each[0] > lng]
+        return done
+
     def take_repeats(self, lng: int) -> list[Ack]:
-        """Remove and return the repeats whose original is stored by now."""
+        """The repeats whose original is stored by now."""
         done = [ack for last, ack in self.repeats if last <= lng]
         self.repeats = [(last, ack) for last, ack in self.repeats if last > lng]
         return done

@@ -437,5 +437,8 @@ class SimDirLock:
         self.path = path
         self._disk = disk
 
+    def check(self) -> None:
+        """Nothing moves a directory here."""
+
     def release(self) -> None:
         self._disk.unlock(self)

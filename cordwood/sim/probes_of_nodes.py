@@ -314,7 +314,7 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
     row(
         "claim-refused",
         "an epoch was claimed that was never handed out",
-        f"{_CLAIMS}.check_epoch",
+        f"{_CLAIMS}._check_handed_out",
         raises=Rejected,
     ),
     row("release-asked-about", "a release waited for the epoch store", f"{_CLAIMS}._settle"),

@@ -44,6 +44,10 @@ def check_free(store: BlockingStore, consumer: str, logs: Mapping[int, str]) -> 
         BadSetting: a member reads one of `logs` (names by number).
     """
     owners = store.consumer_by_number(consumer).owners
+    if any(str(log) in owners for log in logs):
+        # A save by no member, of nothing, gives up members that were killed.
+        store.save_cursors(consumer, {})
+        owners = store.consumer_by_number(consumer).owners
     for log, name in logs.items():
         if str(log) in owners:
             raise BadSetting(

@@ -329,7 +329,9 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
 
             check_free(self._watch.store, self._options.group, logs)
         tails = self._watch.tails(logs)
-        places = initial_places(self._watch.placed(logs, tails), logs, tails)
+        carried = self._watch.carried(logs)
+        placed = self._watch.placed(logs, tails, carried)
+        places = {**carried, **initial_places(placed, logs, tails)}
         return StreamOffset(self._watch.cluster, places, is_initial=True).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

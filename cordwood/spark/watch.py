@@ -13,7 +13,7 @@ import datetime
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
@@ -26,7 +26,16 @@ from cordwood.spark.find_time import Seen, find_time
 from cordwood.spark.group import cursors_of
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import Selection, SourceOptions
-from cordwood.spark.places import At, Cursor, Edge, Place, Places, check_strangers, listed
+from cordwood.spark.places import (
+    At,
+    Cursor,
+    Edge,
+    Place,
+    Places,
+    check_strangers,
+    is_number,
+    listed,
+)
 from cordwood.spark.runs import Run, records_in, runs_of
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, Span
@@ -164,14 +173,40 @@ class Watch:
         """Calls that `released` makes at most."""
         return max(1, min(len(logs), len(self.store.members)))
 
-    def placed(self, logs: Mapping[int, str], tails: Mapping[int, int]) -> SourceOptions:
-        """The options, with LSNs in the place of times and cursors.
+    def carried(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """Places in `startingOffsets`, by number, of logs that are there and not selected now.
+
+        A stream carries them, as its checkpoint would: a log that was renamed away and comes back
+        is read on, and not from its beginning.
+        """
+        starts = self._options.starts
+        if starts is None:
+            return {}
+        places = {
+            int(log): place
+            for log, place in starts.by_log.items()
+            if is_number(log) and isinstance(place, int) and int(log) not in logs
+        }
+        there = self.all_logs() if places else {}
+        return {log: place for log, place in places.items() if log in there}
+
+    def placed(
+        self, logs: Mapping[int, str], tails: Mapping[int, int], carried: Collection[int] = ()
+    ) -> SourceOptions:
+        """The options, with LSNs in the place of times and cursors, and without `carried` logs.
 
         Raises:
             BadSetting: a log has no record so late, and the options make that an error.
         """
         options = self._options
         starts = options.starts
+        if starts is not None and carried:
+            kept = {
+                log: place
+                for log, place in starts.by_log.items()
+                if not (is_number(log) and int(log) in carried)
+            }
+            starts = Places(starts.default, kept)
         check_strangers("endingTimestamp", options.ends, logs)
         if starts is not None:
             check_strangers("startingTimestamp", starts, logs)
@@ -317,11 +352,14 @@ class Watch:
 
     def _sample(self, read: Slice, lsn: int) -> float | None:
         """Mean bytes of the records in the block at `lsn`; None if there is none."""
-        with self.store.read(read.log_id, lsn, lsn) as reader:
-            for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
-                if isinstance(taken, Delivery):
-                    header = taken.block.header
-                    return header.raw_bytes / header.count
+        try:
+            with self.store.read(read.log_id, lsn, lsn) as reader:
+                for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
+                    if isinstance(taken, Delivery):
+                        header = taken.block.header
+                        return header.raw_bytes / header.count
+        except UnknownLog:
+            pass  # it was deleted since: whoever reads it has the words for it
         return None
 
     def sizes(
@@ -345,7 +383,17 @@ class Watch:
         return {log: sampled.get(log, mean) for log in places}
 
     def _ask_epoch_end(self, log: int, epoch: int) -> Lsn | None:
-        return self.store.epoch_end(log, epoch)
+        """
+        Raises:
+            DataLoss: the log was deleted since its end was asked, and `failOnDataLoss` is true.
+        """
+        try:
+            return self.store.epoch_end(log, epoch)
+        except UnknownLog as error:
+            if self._options.fail_on_data_loss:
+                first = epoch << 32 | 1
+                raise data_loss(log, f"log {log}", first, None, "LOG_GONE") from error
+            return None
 
 
 def _utc(time_us: int) -> str:

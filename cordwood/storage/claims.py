@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 
 from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
-from cordwood.lsn import format_lsn
+from cordwood.lsn import ESN_ISSUED_MAX, ESN_MAX, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.storage.engine import Shard
 from cordwood.wire.peers import Peers
@@ -28,8 +28,9 @@ from cordwood.wire.peers import Peers
 logger = logging.getLogger(__name__)
 
 SEAL_AHEAD_MAX = 1024
-"""Epochs that a seal may be above all that this node knows of a log before it asks whether that
-one was handed out: a node that was away for long meets this, and a faulty caller."""
+"""Epochs that a seal may be above what the epoch store last told this node of a log, before the
+store is asked again: a node that was away for long meets this, and a faulty caller. It is not
+measured from what was claimed here: seal by seal that led past all that a sequencer passes over."""
 
 WAITING_MAX = 16_384
 """Logs whose release waits for the epoch store. One more is dropped: sequencers say releases
@@ -40,6 +41,14 @@ ASKED_AT_ONCE = 64
 
 RELEASED_TIMEOUT_S = 3.0
 """A look into a sequencer's memory; a node that takes longer is away."""
+
+
+def can_be_known_good(lsn: int) -> bool:
+    """Whether an epoch's records can be stored up to an LSN: its last one is the bridge's.
+
+    Taken for good, all of the epoch would be settled, and no recovery could store its end.
+    """
+    return lsn & ESN_MAX <= ESN_ISSUED_MAX
 
 
 class Claims:
@@ -63,6 +72,8 @@ class Claims:
         self._here = here
         self._peers = peers
         self._waiting: dict[int, int] = {}
+        # By log: the newest epoch that the store told of. Logs that it does not have are left out.
+        self._told: dict[int, int] = {}
         self._stirred = asyncio.Event()
 
     def known_epoch(self, log: int) -> int:
@@ -72,18 +83,25 @@ class Claims:
             return self._shard.sealed(log)
         return max(self._shard.sealed(log), held.released >> 32, held.nodesets[0])
 
-    async def check_epoch(self, log: int, epoch: int, ahead: int = 0) -> None:
+    async def check_epoch(self, log: int, epoch: int) -> None:
         """Let an epoch pass that was handed out.
 
-        Args:
-            ahead: so far above what is known here, nobody is asked.
         Raises:
             Rejected: it was not.
             Retryable: the metadata store does not say.
         """
-        if epoch <= self.known_epoch(log) + ahead:
-            return
+        if epoch > self.known_epoch(log):
+            await self._check_handed_out(log, epoch)
+
+    async def check_seal(self, log: int, epoch: int) -> None:
+        """As `check_epoch`, for a seal, which may be SEAL_AHEAD_MAX ahead."""
+        if epoch > self._told.get(log, 0) + SEAL_AHEAD_MAX:
+            await self._check_handed_out(log, epoch)
+
+    async def _check_handed_out(self, log: int, epoch: int) -> None:
         newest = await self._newest(log)
+        if newest:
+            self._told[log] = max(newest, self._told.get(log, 0))
         if epoch > newest:
             raise Rejected(
                 f"log {log}: epoch {epoch} means nothing here: the metadata store has handed out "
@@ -117,7 +135,9 @@ class Claims:
     def release(self, log: int, lsn: int) -> None:
         """A node says that readers may see up to `lsn`; taken once its epoch is known."""
         epoch = lsn >> 32
-        if self._shard.cache.get(log) is not None and epoch <= self.known_epoch(log):
+        if not can_be_known_good(lsn):
+            logger.warning("log %d: no sequencer releases %s", log, format_lsn(lsn))
+        elif self._shard.cache.get(log) is not None and epoch <= self.known_epoch(log):
             self._shard.release(log, lsn)
         elif log in self._waiting or len(self._waiting) < WAITING_MAX:
             self._waiting[log] = max(lsn, self._waiting.get(log, 0))

@@ -77,13 +77,14 @@ class LogSearch:
             Retryable: this node does not know all that it holds.
         """
         held = self._known(ask.log, ask.until)
-        first = await self._first_record(ask.log, held.trim + 1, ask.until)
+        start = max(held.trim, ask.above) + 1
+        first = await self._first_record(ask.log, start, ask.until)
         if first is None:
             return ExtentReply(held.trim, 0, 0, 0, 0)
         last = await self._last_record(ask.log, held, ask.until) or first
         return ExtentReply(
             held.trim,
-            max(first.first, held.trim + 1),
+            max(first.first, start),
             first.append_time_us,
             min(last.last, ask.until),
             last.append_time_us,

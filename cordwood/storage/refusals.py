@@ -1,14 +1,17 @@
-"""Decides whether a storage node takes a block, and gives the reason for a refusal.
+"""Whether a storage node takes a block that is sent to it, and why not.
 
-Every member of a copyset refuses a block if the copyset names a node whose data is being rebuilt or
-was rebuilt. It decides by the nodes in `Shard.rebuilding`, as last read from the metadata store.
-The refusal is temporary: a running node clears that status itself (`admin.authority_calls`). Until
-the other nodes have heard of that, senders without another copyset are refused and retry. The rule
-for the spread of copies is never broken instead.
+A copyset that names a node whose data is being rebuilt, or has been, is refused by every member
+of it, and not by that node alone: what is stored so late would escape the rebuilding, and
+readers, who do not wait for that node, would miss one of the copies that they count on. This
+holds for what recoveries store too: their copysets are new ones. It is what this node knows
+(`Shard.rebuilding`), as last read from the metadata store. Nobody waits for good: a node that
+is up takes such a word about itself back (`admin.authority_calls`), and until the others have
+heard of that, those who have no other copyset are refused and come again; the rule of how copies
+are spread is never broken instead.
 
-A node that an operator made read-only takes no block. A node with a nearly full disk takes blocks
-of recoveries, and numbered blocks up to half of its reserve. Both kinds of nodes still seal and
-serve reads.
+A node that an operator made read-only takes no block at all. One whose disk is nearly full takes
+those of recoveries, and what was numbered already as far as half of its reserve goes. Both are
+sealed and read as ever.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.4 ("rejecting stores based on copyset"), 2.7.
 """
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
-from cordwood.lsn import format_lsn
+from cordwood.lsn import ESN_ISSUED_MAX, format_lsn
 
 if TYPE_CHECKING:
     from cordwood.storage.engine import Shard
@@ -32,19 +35,18 @@ logger = logging.getLogger(__name__)
 def refusal_of(
     shard: Shard, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool, size: int
 ) -> StoreRefusal | None:
-    """Why a node does not take a block, without regard to its body; None if it does.
+    """Why a node does not take a block, whatever is in its body; None if it does.
 
     Args:
-        seal_epoch: of the recovery that sends the block, 0 for a sequencer.
-        is_full: whether there is no free space for first waves.
-        size: bytes that the block adds to the cache.
+        seal_epoch: of the recovery that sends it, 0 for a sequencer.
+        is_full: first waves find no room.
+        size: bytes that the cache has to take with it.
     """
     header = block.header
     if shard.failed:
         return StoreRefusal(wave, header.log, Refusal.FAILED)
-    if block.envelope.lng > header.last:
-        # Trap: a block is stored before it is known good. This LNG would release records that no
-        # node holds.
+    if block.envelope.lng > min(header.last, header.last >> 32 << 32 | ESN_ISSUED_MAX):
+        # A block is stored before it is known good; taken, this would release what nobody has.
         logger.warning("log %d: a block says that what is above it is stored", header.log)
         return StoreRefusal(wave, header.log, Refusal.CORRUPT)
     epoch = header.first >> 32
@@ -52,11 +54,8 @@ def refusal_of(
         return StoreRefusal(wave, header.log, Refusal.SEALED, shard.seals.of(header.log))
     held = shard.cache.get(header.log)
     if not seal_epoch and held is not None and epoch <= held.clean:
-        # Race: the epoch was recovered while this node was away, so this node never sealed it.
+        # Recovered while this node was away, so it never sealed it.
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
-    # Trap: every member refuses, not only the rebuilt node, and stores of recoveries too. A copy
-    # stored so late would escape the rebuilding. Readers do not wait for the rebuilt node, so they
-    # would miss a copy on which they count.
     if shard.rebuilding and (rebuilt := shard.rebuilding.intersection(block.envelope.copyset)):
         return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
     if shard.read_only or (
@@ -71,7 +70,7 @@ def refusal_of(
 
 
 def damage_of(wave: int, block: StoredBlock) -> StoreRefusal | None:
-    """The refusal of a block whose body does not match its header's checksum; None if it does."""
+    """The refusal of a block whose body is not what its header says; None if it is."""
     header = block.header
     if crc32c(block.body) == header.stored_crc:
         return None

@@ -17,10 +17,12 @@ from cordwood.errors import Malformed, Rejected, Retryable, Unreachable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.log_questions import (
     AskExtent,
+    AskIfLost,
     AskKept,
     AskSize,
     AskTime,
     ExtentReply,
+    IfLostReply,
     KeptReply,
     SizeReply,
     TimeReply,
@@ -47,7 +49,8 @@ from cordwood.layout.reading import (
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
 from cordwood.lsn import format_lsn
-from cordwood.storage.claims import SEAL_AHEAD_MAX, Claims
+from cordwood.storage.claims import Claims, can_be_known_good
+from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.engine import Shard
 from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.log_search import LogSearch
@@ -84,13 +87,16 @@ class StorageRole:
         streams: ReadStreams,
         rights: ReadRights | None = None,
         claims: Claims | None = None,
+        survey: CopySurvey | None = None,
     ) -> None:
         """
         Args:
             rights: who may read which log; None lets everybody.
             claims: what is believed of seals, trims and releases; None believes all.
+            survey: answers what would be to give if nodes were lost; None for a role without.
         """
         self._claims = claims
+        self._survey = survey
         self._shard = shard
         self._rights = rights
         self._gate = ReadGate(streams, rights)
@@ -158,13 +164,15 @@ class StorageRole:
 
     async def seal(self, call: Seal) -> SealReply:
         """See `Shard.seal` and `mark`."""
-        await self._check_epoch(call.log, call.epoch, SEAL_AHEAD_MAX)
+        if self._claims is not None:
+            await self._claims.check_seal(call.log, call.epoch)
         return await self._shard.seal(call.log, call.epoch, call.clean)
 
     async def clean(self, call: Clean) -> DoneReply:
         """See `Shard.clean` and `mark`."""
         read_produced(call.produced)
-        if call.epoch >= call.seal or call.lng >> 32 > call.epoch:
+        is_past = call.lng >> 32 > call.epoch or not can_be_known_good(call.lng)
+        if call.epoch >= call.seal or is_past:
             raise Rejected(
                 f"log {call.log}: epoch {call.epoch} cannot end at {format_lsn(call.lng)} by "
                 f"what epoch {call.seal} found"
@@ -179,21 +187,28 @@ class StorageRole:
         await self._check_epoch(call.log, call.until >> 32)
         if self._claims is not None and not by_node:
             await self._claims.check_released(call.log, call.until)
+        if not can_be_known_good(call.until):
+            raise Rejected(f"log {call.log}: no sequencer releases {format_lsn(call.until)}")
         return TrimReply(await self._shard.trim(call.log, call.lsn, call.until))
 
-    async def _check_epoch(self, log: int, epoch: int, ahead: int = 0) -> None:
+    async def _check_epoch(self, log: int, epoch: int) -> None:
         if self._claims is not None:
-            await self._claims.check_epoch(log, epoch, ahead)
+            await self._claims.check_epoch(log, epoch)
 
     async def look(
-        self, call: AskTime | AskExtent | AskSize | AskKept
-    ) -> TimeReply | ExtentReply | SizeReply | KeptReply:
-        """Answer what this node's part of a log says; see `LogSearch`.
+        self, call: AskTime | AskExtent | AskSize | AskKept | AskEpoch | AskIfLost
+    ) -> TimeReply | ExtentReply | SizeReply | KeptReply | EpochReply | IfLostReply:
+        """Answer what this node's part of a log, or of all, says; see `LogSearch`.
 
         Raises:
             AccessDenied: the log wants a read token that the call does not bring.
             Unreachable: it took longer than the caller waits, so nobody wants the answer.
         """
+        if isinstance(call, AskEpoch):
+            return self.epoch_end(call)
+        if isinstance(call, AskIfLost):
+            assert self._survey is not None, "a node has one"
+            return await self._survey.look(call)
         if isinstance(call, AskKept):  # of a node, which needs no token
             return KeptReply(await kept_here(self._shard, call.log, call.lsns))
         if self._rights is not None:

@@ -28,7 +28,7 @@ def run(tmp_path_factory):
         where = ["--cluster", str(tmp_path / "store")]
         outcome = CliRunner().invoke(app, [*arguments, *where])
         assert outcome.exit_code == exit_code, outcome.output
-        return outcome.stderr if exit_code else outcome.stdout
+        return outcome.stdout or outcome.stderr
 
     return invoke
 
@@ -112,6 +112,18 @@ def test_nodes(run):
     assert "there are 1" in run("nodes", "scrub", "9", exit_code=1)
 
 
+def test_what_would_be_lost_without_a_node(run):
+    """The store has one node, and so one copy of everything."""
+    found = json.loads(run("nodes", "if-lost", "1", "--json", exit_code=1))
+    (row,) = found["nodes"]
+    assert row["node"] == 1
+    assert row["gone"] == found["total"]["gone"] > 0
+    assert (row["blocks"], row["stuck"], row["last"], row["unknown"]) == (0, 0, 0, 0)
+    said = run("nodes", "if-lost", "1", exit_code=1)
+    assert f"{row['gone']} blocks would be lost." in said
+    assert "there is no node 9; there are 1" in run("nodes", "if-lost", "9", exit_code=1)
+
+
 def test_what_is_said_of_a_nodes_data(run):
     assert json.loads(run("nodes", "status", "1", "--json")) == {
         "node": 1, "status": "fully-authoritative",
@@ -119,6 +131,22 @@ def test_what_is_said_of_a_nodes_data(run):
     assert "there are 1" in run("nodes", "status", "9", exit_code=1)
     assert "node 1 is up" in run("nodes", "status", "1", "under-replicated", "--yes", exit_code=1)
     assert "unavailable" in run("nodes", "status", "1", "unavailable", "--yes")
+
+
+def test_a_node_is_not_called_empty_while_blocks_count_on_it(run):
+    said = run("nodes", "status", "1", "authoritative-empty", "--yes", exit_code=1)
+    assert "blocks count on node 1" in said
+    assert "--unchecked" in said
+    unchecked = ("authoritative-empty", "--yes", "--unchecked")
+    assert "node 1 is up" in run("nodes", "status", "1", *unchecked, exit_code=1)
+
+
+def test_a_node_may_be_called_empty_once_no_block_counts_on_it(tmp_path):
+    with cordwood.connect(str(tmp_path / "store")):
+        pass
+    words = ["nodes", "status", "1", "authoritative-empty", "--yes"]
+    outcome = CliRunner().invoke(app, [*words, "--cluster", str(tmp_path / "store")])
+    assert "node 1 is up" in outcome.stderr, "nothing else speaks against it"
 
 
 def test_nodesets_tile_the_epochs():

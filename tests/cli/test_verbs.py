@@ -52,7 +52,18 @@ def cpu_seconds(code: str) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize(
-    "verb", [(), ("logs",), ("nodes",), ("sim",), ("bench",), ("wal",), ("spark",), ("pipeline",)]
+    "verb",
+    [
+        (),
+        ("logs",),
+        ("nodes",),
+        ("sim",),
+        ("bench",),
+        ("wal",),
+        ("spark",),
+        ("pipeline",),
+        ("tier",),
+    ],
 )
 def test_a_group_without_a_verb_shows_its_help_and_ends_with_0(run, verb) -> None:
     """It ended with 2, as if something were wrong with what was asked."""
@@ -67,7 +78,8 @@ class TestHelp:
         "verb",
         ["", "up", "append", "tail", "logs create", "logs list", "logs show", "readers",
          "groups", "status", "demo", "sim run", "bench append", "bench read", "bench import",
-         "bench node", "bench idle", "nodes scrub", "nodes status",
+         "bench node", "bench idle", "tier upload", "tier status", "tier verify", "tier repair",
+          "tier export", "tier collect", "nodes scrub", "nodes status", "nodes if-lost",
          "bench sim", "version"],
     )  # fmt: skip
     def test_every_verb_explains_itself(self, run, verb):

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import fuzz_objects  # noqa: F401 (it adds to TARGETS)
 import msgspec
 import numpy as np
 from crc32c import crc32c
@@ -30,6 +31,12 @@ from cordwood.layout.arrow import COLUMNS, COLUMNS_ON_REQUEST, body_to_batch
 from cordwood.layout.body import parse_body
 from cordwood.layout.frame import FrameParser, frame
 from cordwood.layout.json_text import read_json
+from cordwood.layout.ledger_metadata import (
+    ledger_key,
+    pack_ledger,
+    read_ledger,
+    read_ledger_key,
+)
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets
 from cordwood.layout.rebuild_events import pack_event, pack_set, read_event, read_set
 from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
@@ -101,6 +108,20 @@ def rebuild_events(data: bytes) -> None:
         assert read_event(pack_event(event)) == event
         after = apply(RebuildingSet(), 1, event).after
         assert read_set(pack_set(after)) == after
+
+
+@target
+def ledger_metadata(data: bytes) -> None:
+    """A ledger's metadata under a right sum, or its key: a byte says which."""
+    which, rest = data[:1], data[1:]
+    if which == b"k":
+        text = rest.decode("latin-1")
+        assert ledger_key(read_ledger_key(text)) == text
+        return
+    resealed = rest[:4] + struct.pack("<I", crc32c(rest[8:], crc32c(rest[:4]))) + rest[8:]
+    found = read_ledger(resealed)
+    assert read_ledger(pack_ledger(found)) == found
+    assert len(found.nodes_at(max(found.last, 0))) == found.striping.ensemble
 
 
 @target

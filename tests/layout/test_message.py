@@ -24,10 +24,12 @@ from cordwood.errors import (
 from cordwood.layout import message
 from cordwood.layout.log_questions import (
     AskExtent,
+    AskIfLost,
     AskKept,
     AskSize,
     AskTime,
     ExtentReply,
+    IfLostReply,
     KeptReply,
     SizeReply,
     TimeReply,
@@ -133,6 +135,7 @@ CALLS: list[Call] = [
     AskExtent(9, lsn(3, 2)),
     AskSize(9, -(1 << 62), 1 << 62),
     AskKept(9, (1, 1 << 40)),
+    AskIfLost((3, 2**32 - 1), 9, lsn(4, 17)),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
     AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskGroups("billing"),
@@ -168,6 +171,7 @@ REPLIES: list[Reply] = [
     ExtentReply(lsn(1, 1), lsn(1, 2), 5, lsn(3, 2), 7),
     SizeReply(1 << 40),
     KeptReply((0, 1 << 40)),
+    IfLostReply(1, 1 << 40, 2, 3, 4, 5, 9, lsn(4, 17)),
     NodesetsReply(5, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]),
     EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
     StatusReply(

@@ -538,6 +538,32 @@ class TestDeletingAndRenaming:
 
         run_patiently(main())
 
+    @pytest.mark.parametrize("is_left", [True, False])
+    def test_a_log_whose_new_name_was_given_to_another_has_its_old_one(self, is_left):
+        """No name led to it, so neither its name nor its number found it."""
+
+        async def main() -> None:
+            store = Between(random.Random(1))
+            tree = LogTree(store)
+            log = await tree.create("a")
+
+            async def give_away() -> None:
+                other = LogTree(MemoryMetadata(random.Random(1), store.data))
+                assert await other.delete("b") is None
+                await other.create("b")
+                if not is_left:
+                    assert await other.delete("a") == log
+                    await other.create("a")
+
+            store.then = ("logs/b", give_away)
+            with pytest.raises(LogExists if is_left else UnknownLog):
+                await tree.rename("a", "b")
+            assert [each.name for each in await tree.list()] == ["/a", "/b"]
+            assert await tree.by_id(log.log_id) == (log if is_left else None)
+            assert (await tree.rename("a", "c")).name == "/c"
+
+        run_patiently(main())
+
     def test_a_log_that_is_deleted_while_it_is_renamed_is_gone(self):
         async def main() -> None:
             store = Between(random.Random(1))

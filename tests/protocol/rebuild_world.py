@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.protocol.event_log import Verdict, apply, authority_of, refuses, work_of
-from cordwood.protocol.rebuild_plan import Held, Losses, Move, plan_move
+from cordwood.protocol.rebuild_plan import (
+    Held,
+    Known,
+    Losses,
+    Move,
+    after_asking,
+    is_certain,
+    plan_move,
+)
 from cordwood.quorum.copyset import choose_copyset
 from cordwood.rebuilding import (
     Aborted,
@@ -24,6 +32,7 @@ from cordwood.rebuilding import (
     NeedsRebuild,
     RebuildEvent,
     RebuildingSet,
+    TimeRange,
     Undrained,
     Unrecoverable,
 )
@@ -41,6 +50,12 @@ class Copy:
     moving: bool = False
     """Of a donor's own copy: the new copies are durable, and the others are still to be told."""
 
+    @property
+    def order(self) -> tuple[int, tuple[int, ...]]:
+        """Which of two counts: the higher. Two donors may come to one wave, so the copysets decide
+        then; it does not matter which wins, as long as it is the same everywhere."""
+        return self.wave, self.copyset
+
 
 @dataclass
 class WorldNode:
@@ -50,6 +65,11 @@ class WorldNode:
     up: bool = True
     wiped: bool = False
     """It came up with an empty disk, and has not said so yet or waits to be let in."""
+    torn: tuple[int, int] | None = None
+    """Times of which it lost its copies as it started; it is in service."""
+    given: set[tuple[int, int, int]] = field(default_factory=set)
+    """Blocks that it gave back to a node that lost a range: the node, its entry's version, and
+    the block. No envelope tells it, so a start forgets it."""
     known: RebuildingSet = field(default_factory=RebuildingSet)
     copies: dict[int, Copy] = field(default_factory=dict)
 
@@ -81,6 +101,10 @@ class World:
     def meet(self, what: str) -> None:
         self.met[what] = self.met.get(what, 0) + 1
 
+    def lacks(self, node: WorldNode, block: int) -> bool:
+        """Whether a node says of a block that it does not know whether it has it."""
+        return node.torn is not None and node.torn[0] <= block <= node.torn[1]
+
     def any_node(self) -> WorldNode:
         return self.nodes[self.random.randint(1, COUNT)]
 
@@ -94,7 +118,7 @@ class World:
         acts = [
             (self.append, 1), (self.catch_up, 4), (self.move, 6), (self.tell_done, 6),
             (self.crash, 2), (self.come_back, 2), (self.report, 4), (self.drain, 2),
-            (self.undrain, 3), (self.ack, 3),
+            (self.undrain, 3), (self.ack, 3), (self.tear, 1),
         ]  # fmt: skip
         act = self.random.choices([a for a, _ in acts], [w for _, w in acts])[0]
         act()
@@ -132,7 +156,13 @@ class World:
         return plan_move(
             self.held(node, block), node.number, Losses.of(node.known), self.nodeset, self.rule,
             up, self.random, node.copies[block].moving,
+            frozenset(n for n, v, b in node.given if b == block and self.is_of(node, n, v)),
         )  # fmt: skip
+
+    def is_of(self, node: WorldNode, lost: int, version: int) -> bool:
+        """Whether an entry is of this version, as a node knows the set."""
+        entry = node.known.entry(lost)
+        return entry is not None and entry.version == version
 
     def move(self) -> None:
         """A donor deals with one block, or stops in the middle of it."""
@@ -142,32 +172,47 @@ class World:
         block = self.random.choice(sorted(donor.copies))
         noted = donor.copies[block].moving
         if noted and self.plans(donor, block) is None:
-            self.go_on(donor, block)
+            if self.is_overtaken(donor, block):
+                self.give_up(donor, block)
+            else:
+                self.go_on(donor, block)
             return
         if not isinstance(self.plans(donor, block), Move):
             return
         # First it asks the others whether they know better.
+        if noted and self.is_overtaken(donor, block):
+            self.give_up(donor, block)
+            return
         if not noted and not self.compare(donor, block):
             self.settle(donor, block)
             return
         found = self.plans(donor, block)
         if not isinstance(found, Move):
             return
-        asked = (donor.number, *found.stores, *found.amends)
-        waves = [c.wave for n in asked if (c := self.nodes[n].copies.get(block)) is not None]
-        wave = max(waves) + 1
-        self.carry_out(donor, block, found, wave)
+        known = {
+            n: Known(x.copies[block].wave, x.copies[block].copyset)
+            for n, x in self.nodes.items()
+            if block in x.copies
+        }
+        gifts = set() if found.changes else self.gifts(donor, block, found)
+        if self.carry_out(donor, block, *after_asking(found, known)):
+            donor.given |= gifts
 
-    def carry_out(self, donor: WorldNode, block: int, found: Move, wave: int) -> None:
-        """The writes of one move, in their order."""
-        if self.store(block, found, wave):
-            self.put(donor, block, Copy(found.copyset, wave, moving=True))
-            self.go_on(donor, block)
+    def carry_out(self, donor: WorldNode, block: int, found: Move, wave: int) -> bool:
+        """The writes of one move, in their order; whether it came to its end."""
+        if not self.store(block, found, wave):
+            return False
+        if not found.changes:
+            return True
+        self.put(donor, block, Copy(found.copyset, wave, moving=True))
+        return self.go_on(donor, block)
 
     def store(self, block: int, found: Move, wave: int) -> bool:
         """The new copies; False where it stopped before all were durable."""
         for taker in found.stores:
-            if self.stops() or not self.accept((taker,), found.copyset):
+            # A copy that goes back escapes nobody: its donor is not done before the rest is.
+            named = found.copyset if found.changes else ()
+            if self.stops() or not self.accept((taker,), named):
                 self.meet("stopped before the copies")
                 return False
             self.put(self.nodes[taker], block, Copy(found.copyset, wave))
@@ -176,7 +221,7 @@ class World:
     def stops(self) -> bool:
         return not self.calm and self.random.random() < 0.25
 
-    def go_on(self, donor: WorldNode, block: int) -> None:
+    def go_on(self, donor: WorldNode, block: int) -> bool:
         """All new copies are durable, and the donor has noted that: the others are told."""
         copy = donor.copies[block]
         for other in copy.copyset:
@@ -185,31 +230,37 @@ class World:
             if self.stops() or not self.amend(self.nodes[other], block, copy):
                 self.meet("stopped before the envelopes")
                 self.give_up(donor, block)
-                return
+                return False
         if self.stops():
             self.meet("stopped before its own")
-            return
+            return False
         donor.copies[block] = Copy(copy.copyset, copy.wave)
         self.meet("moved")
+        return True
+
+    def is_overtaken(self, donor: WorldNode, block: int) -> bool:
+        """Whether a node of the copyset that was noted knows a later envelope."""
+        copy = donor.copies[block]
+        found = [c for n in copy.copyset if (c := self.nodes[n].copies.get(block)) is not None]
+        return any(each.order > copy.order for each in found)
 
     def give_up(self, donor: WorldNode, block: int) -> None:
         """A move that cannot go on is over where others have overtaken it."""
         copy = donor.copies[block]
-        found = [c for n in copy.copyset if (c := self.nodes[n].copies.get(block)) is not None]
-        best = max(found, key=lambda each: each.wave, default=copy)
-        if best.wave > copy.wave and donor.number in best.copyset:
-            donor.copies[block] = Copy(best.copyset, best.wave)
+        if self.is_overtaken(donor, block):
+            donor.copies[block] = Copy(copy.copyset, copy.wave)
+            self.compare(donor, block)
         self.settle(donor, block)
 
     def put(self, node: WorldNode, block: int, envelope: Copy) -> None:
         """A copy with an envelope; of two the higher wave counts, as everywhere."""
         held = node.copies.get(block)
-        if held is None or held.wave < envelope.wave:
+        if held is None or held.order < envelope.order:
             node.copies[block] = envelope
 
     def amend(self, node: WorldNode, block: int, copy: Copy) -> bool:
-        """A node that holds the block gets an envelope, unless it has a later one."""
-        if not node.up or block not in node.copies or refuses(node.known) & {*copy.copyset}:
+        """A node gets an envelope unless it has a later one, and the body if it lacks that."""
+        if not self.takes(node) or refuses(node.known) & {*copy.copyset}:
             return False
         self.put(node, block, Copy(copy.copyset, copy.wave))
         return True
@@ -221,7 +272,8 @@ class World:
             return
         lost = self.random.choice(work)
         if not any(self.is_left(donor, block, lost) for block in donor.copies):
-            self.say(IsRebuilt(lost, donor.number, donor.known.version))
+            sure = is_certain(donor.known, self.nodeset, self.rule)
+            self.say(IsRebuilt(lost, donor.number, donor.known.version, sure))
 
     def is_left(self, donor: WorldNode, block: int, lost: int) -> bool:
         """Whether a donor has to give a block for a lost node still."""
@@ -229,16 +281,42 @@ class World:
         is_mine = lost in copy.copyset and self.plans(donor, block) is not None
         return copy.moving or is_mine
 
+    def gifts(self, donor: WorldNode, block: int, found: Move) -> set[tuple[int, int, int]]:
+        """What a donor remembers of a move that changes no envelope."""
+        entries = [entry for n in found.stores if (entry := donor.known.entry(n)) is not None]
+        return {(entry.node, entry.version, block) for entry in entries}
+
     def crash(self) -> None:
         node = self.any_node()
         if sum(not each.up or each.wiped for each in self.nodes.values()) >= 2:
             return
         node.up = False
+        node.given.clear()
         if self.destroyed < 1 and self.random.random() < 0.6:
             # Never so many that a block is gone: that is another matter.
             self.destroyed += 1
             node.copies.clear()
             node.wiped = True
+            node.torn = None
+
+    def tear(self) -> None:
+        """A node starts again, has lost the copies of some times, and says so before it serves."""
+        node = self.any_node()
+        others = [each for each in self.nodes.values() if each.torn is not None]
+        if not self.takes(node) or others or not self.blocks or self.set.entry(node.number):
+            return
+        first = self.random.randint(1, self.blocks)
+        node.torn = (first, self.random.randint(first, self.blocks))
+        for block in [each for each in node.copies if self.lacks(node, each)]:
+            del node.copies[block]
+        self.say_torn(node)
+
+    def say_torn(self, node: WorldNode) -> None:
+        assert node.torn is not None
+        event = NeedsRebuild(node.number, tuple(self.nodes), ranges=(TimeRange(*node.torn),))
+        assert self.say(event) is Verdict.TAKEN
+        self.meet("lost a range")
+        node.known = self.set
 
     def come_back(self) -> None:
         """A start: the node reads the event log to its end before it does anything."""
@@ -250,15 +328,18 @@ class World:
         if node.wiped:
             return
         entry = self.set.entry(node.number)
-        if entry is None or (entry.relocates and not entry.is_empty):
+        if entry is None or entry.ranges or (entry.relocates and not entry.is_empty):
             return
         if entry.is_empty:
             node.copies.clear()
             node.wiped = True
+            node.torn = None
             return
         assert self.say(Aborted(node.number)) is Verdict.TAKEN
         self.meet("came back with its data")
         node.known = self.set
+        if node.torn is not None:
+            self.say_torn(node)
         for block in list(node.copies):
             if not self.compare(node, block):
                 self.settle(node, block)
@@ -268,14 +349,16 @@ class World:
         this copy is a full one. Where a member lacks the block, or has it under an envelope that
         does not name this node, the move that brought it here came to no end."""
         copy = best = node.copies[block]
+        losses = Losses.of(node.known)
+        lost = losses.missing(self.held(node, block)) - losses.leaving
         is_full = True
         for n in copy.copyset:
             other = self.nodes[n]
-            if n == node.number or n in Losses.of(node.known).gone:
+            if n == node.number or n in lost:
                 continue
             found = other.copies.get(block)
             is_full &= other.up and found is not None and node.number in found.copyset
-            if other.up and found is not None and found.wave > best.wave:
+            if other.up and found is not None and found.order > best.order:
                 best = found
         if node.number in best.copyset and best is not copy:
             node.copies[block] = Copy(best.copyset, best.wave)
@@ -327,6 +410,11 @@ class World:
         """A node that is there and is called empty takes part again, with nothing."""
         node = self.any_node()
         entry = self.set.entry(node.number)
+        if node.up and entry is not None and entry.ranges:
+            if self.say(Acked(node.number, entry.version)) is Verdict.TAKEN:
+                node.torn = None
+                self.meet("has its range again")
+            return
         if not node.up or entry is None or not entry.is_empty or entry.drain:
             return
         node.known = self.set
@@ -335,6 +423,7 @@ class World:
                 self.destroyed = max(0, self.destroyed - 1)
             node.copies.clear()
             node.wiped = False
+            node.torn = None
             node.known = self.set
 
     def check(self) -> None:
@@ -346,7 +435,11 @@ class World:
             holders = {node.number: node.copies[block] for node in counted if block in node.copies}
             assert not holders or any(
                 not empty & {*copy.copyset}
-                and all(node.number in holders for node in counted if node.number in copy.copyset)
+                and all(
+                    node.number in holders or self.lacks(node, block)
+                    for node in counted
+                    if node.number in copy.copyset
+                )
                 for copy in holders.values()
             ), (block, holders, self.set)
 
@@ -379,7 +472,7 @@ class World:
         for block in range(1, self.blocks + 1):
             holders = {n: x.copies[block] for n, x in self.nodes.items() if block in x.copies}
             assert holders, f"block {block} is gone"
-            best = max(holders.values(), key=lambda each: each.wave)
+            best = max(holders.values(), key=lambda each: each.order)
             assert {*best.copyset} == holders.keys(), (block, holders)
             assert all(copy == best for copy in holders.values()), (block, holders)
             domains = {self.nodeset[NodeId(n)].location for n in best.copyset}

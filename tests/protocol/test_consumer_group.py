@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.errors import Fenced, Rejected
-from cordwood.protocol.consumer_group import Group, Owner, beat, join, leave, let_go, save
+from cordwood.protocol.consumer_group import (
+    Group,
+    Owner,
+    beat,
+    give_up_absent,
+    join,
+    leave,
+    let_go,
+    save,
+)
 
 S = 1_000_000
 TTL = 10 * S
@@ -146,6 +155,18 @@ class TestSaving:
             save(group, {"a": 1})
         assert save(group, {"z": 1}).positions == {"z": 1}
         assert save(Group(), {"a": 1}).positions == {"a": 1}
+
+    def test_the_last_member_that_is_gone_keeps_no_stranger_out(self) -> None:
+        """Nobody was left whose beat would have given its logs up."""
+        group = joined(Group(), "m1", logs="ab")
+        assert give_up_absent(group, 0) is group
+        later = give_up_absent(group, TTL + 1)
+        assert later.members == {}
+        assert save(later, {"a": 1}).positions == {"a": 1}
+        with pytest.raises(Fenced):
+            save(later, {"b": 1}, member="m1", generation=group.generation)
+        with pytest.raises(Fenced, match="join again"):
+            beat(later, "m1", group.generation, TTL + 2, TTL)
 
     def test_a_zombie_does_not_save_where_nobody_reads_any_more(self) -> None:
         """Its successor has saved and left; who joins next would skip what lies between."""

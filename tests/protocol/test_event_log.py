@@ -307,8 +307,14 @@ class TestRanges:
         story = f"lost 4/6; range 3/6 5 9; {unsure.replace('@10', '@11')}; ack 3 @11"
         assert verdicts(story)[-1] is Verdict.NOT_DONE, "node 4 may have what all others lack"
 
-    def test_a_range_of_a_node_that_is_drained_makes_it_a_lost_one(self) -> None:
+    def test_a_node_that_is_drained_and_lost_a_range_is_a_lost_one(self) -> None:
+        """It could not give the blocks of that range, and no other donor would."""
         assert told(replay(events("drain 3/6; range 3/6 5 9"))) == "3d"
+        assert told(replay(events("range 3/6 5 9; drain 3/6"))) == "3d"
+        drained = replay(events("range 3/6 5 9; drain 3/6")).entry(3)
+        assert drained is not None
+        assert drained.drain
+        assert 3 not in drained.donors
 
 
 # The twin: when each donor was asked last, and when it said last that it was done.
@@ -390,7 +396,7 @@ class Twin:
             return
         if it.ranges and (known is None or known.kind == "range"):
             kind = "range"
-        elif it.drain and (known is None or known.kind != "lost"):
+        elif it.drain and (known is None or known.kind == "drain"):
             kind = "drain"
         else:
             kind = "lost"

@@ -26,6 +26,16 @@ def table(*places: tuple[int, int, int], epoch: int = 0) -> ProducerTable:
 
 
 @pytest.mark.parametrize(
+    ("epoch", "end", "last"),
+    [(0, 5, 100), (0, 10, 100), (0, 11, 110), (0, 20, 110), (0, 21, 142), (0, 99, 142), (1, 99, 0)],
+)
+def test_up_to_where_a_log_is_stored_if_a_producers_blocks_below_a_sequence_are(epoch, end, last):
+    """Of what is not remembered it is known that it lies below what is."""
+    assert table((10, 10, 101), (20, 3, 140)).last_below(7, epoch, end) == last
+    assert ProducerTable().last_below(7, epoch, end) == 0
+
+
+@pytest.mark.parametrize(
     ("sequence", "count", "turn", "first"),
     [
         (13, 1, Turn.NEXT, 0),

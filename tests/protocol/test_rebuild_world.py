@@ -43,31 +43,33 @@ def test_every_block_has_its_copies_whatever_is_lost() -> None:
     assert met.keys() >= {
         "NeedsRebuild", "IsRebuilt", "Unrecoverable", "Undrained", "Acked", "Aborted", "moved",
         "stopped before the copies", "stopped before the envelopes", "stopped before its own",
-        "came back with its data", "a copy too many went",
+        "came back with its data", "a copy too many went", "lost a range", "has its range again",
     }  # fmt: skip
 
 
 class EnvelopesFirst(World):
     """Envelopes name the new copies before these are durable."""
 
-    def carry_out(self, donor: WorldNode, block: int, found: Move, wave: int) -> None:
+    def carry_out(self, donor: WorldNode, block: int, found: Move, wave: int) -> bool:
         self.put(donor, block, Copy(found.copyset, wave))
         for other in found.amends:
             self.amend(self.nodes[other], block, Copy(found.copyset, wave))
-        self.store(block, found, wave)
+        return self.store(block, found, wave)
 
 
 class NoNote(World):
     """The donor notes nothing of a move before the others are told."""
 
-    def carry_out(self, donor: WorldNode, block: int, found: Move, wave: int) -> None:
+    def carry_out(self, donor: WorldNode, block: int, found: Move, wave: int) -> bool:
         if not self.store(block, found, wave):
-            return
+            return False
         for other in found.amends:
             if self.stops() or not self.amend(self.nodes[other], block, Copy(found.copyset, wave)):
-                return
-        if not self.stops():
-            self.put(donor, block, Copy(found.copyset, wave))
+                return False
+        if self.stops():
+            return False
+        self.put(donor, block, Copy(found.copyset, wave))
+        return True
 
 
 class ToldEarly(World):
@@ -82,7 +84,7 @@ class OldVersion(World):
 
     def say(self, event: object) -> object:  # type: ignore[override]
         if isinstance(event, IsRebuilt):
-            event = IsRebuilt(event.node, event.donor, self.set.version)
+            event = IsRebuilt(event.node, event.donor, self.set.version, event.is_authoritative)
         return super().say(event)  # type: ignore[arg-type]
 
 
@@ -102,8 +104,8 @@ class GoesOnBlindly(World):
 class SameWave(World):
     """Each move raises the wave that the donor knows by one."""
 
-    def carry_out(self, donor: WorldNode, block: int, found: Move, wave: int) -> None:
-        super().carry_out(donor, block, found, donor.copies[block].wave + 1)
+    def carry_out(self, donor: WorldNode, block: int, found: Move, wave: int) -> bool:
+        return super().carry_out(donor, block, found, donor.copies[block].wave + found.changes)
 
 
 class TakesForTheLost(World):

@@ -8,7 +8,8 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting
+from cordwood.errors import BadSetting, NoSequencer
+from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.membership import Membership
 from cordwood.node import Node
 from cordwood.nodes import NodeId
@@ -113,3 +114,29 @@ def test_recovery_waits_for_nodes_that_store_where_read_only_ones_alone_answer()
                 assert held(cluster, node) == before[node]
 
     simulate(scenario, nodes=4, copies=2)
+
+
+def test_an_epoch_that_only_a_read_only_node_could_end_waits_and_says_so() -> None:
+    """Its nodeset has no spare node. The error named the three nodes, and no reason or way out."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            await store.create_log("log", copies=3, attributes=LogAttributes(nodeset_size=3))
+            await store.append("log", b"1")
+            owner = cluster.sequencer_of(LOG)
+            nodes = (await store.log("log")).nodes_of(1)
+            silent = next(node for node in nodes if node != owner)
+            await store.set_storage(silent, read_only=True)
+            await asyncio.sleep(3)
+            cluster.kill(owner)
+            await asyncio.sleep(5)
+            await cluster.start(owner)
+            last = await store.append("log", b"2")
+            assert silent not in (await store.log("log")).nodes_of(last.epoch)
+            with pytest.raises(NoSequencer, match=rf"nodes \[{silent}\] are read-only; let them"):
+                await values(store, "log")
+            await store.set_storage(silent, read_only=False)
+            await asyncio.sleep(5)
+            assert await values(store, "log") == [b"1", b"2"]
+
+    simulate(scenario, nodes=5, copies=3)

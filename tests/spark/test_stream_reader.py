@@ -649,6 +649,34 @@ class TestNames:
         got = values(readers[1], readers[1].partitions(ends[1], after))
         assert got == numbers(20, 23)
 
+    @pytest.mark.parametrize("fails", ["true", "false"])
+    def test_a_log_of_several_epochs_that_is_deleted_under_an_available_now_run(
+        self, store, log, new_reader, fails
+    ):
+        """The ends of its epochs could not be asked any more: UnknownLog, whatever was chosen."""
+        store.append_many(f"{log}/a", numbers(0, 5))
+        store.fence(f"{log}/a", 1)
+        store.append_many(f"{log}/a", numbers(5, 9))
+        store.append_many(f"{log}/b", numbers(20, 25))
+        reader = new_reader(
+            subscribe=f"{log}/a,{log}/b",
+            startingOffsets="earliest",
+            failOnDataLoss=fails,
+            maxBytesPerTrigger="1g",
+        )
+        start = stored(reader.initialOffset())
+        reader.prepareForTriggerAvailableNow()
+        number = store.log(f"{log}/a").log_id
+        store.log_tree.delete(f"{log}/a")
+        wait_until_gone(reader, number)
+        if fails == "true":
+            # Between the look whether it is there and the plan.
+            with pytest.raises(DataLoss, match=f"log={number} .*type=LOG_GONE"):
+                reader._watch.runs(number, OLDEST, 9 << 32)
+            return
+        end = stored(reader.latestOffset(start, ReadMaxBytes(1 << 30)))
+        assert values(reader, reader.partitions(start, end)) == numbers(20, 25)
+
     def test_a_cursor_follows_its_log_and_not_its_name(self, store, log, new_reader):
         lsns = store.append_many(log, numbers(0, 9))
         store.save_cursors(f"{log[1:]}-group".replace("/", "-"), {log: lsns[4]})
@@ -753,6 +781,17 @@ class TestEpochs:
         restart_sequencer(cluster, store, log)
         assert store.tail(log) > OLDEST
         assert reader.latestOffset(end, ALL) is end
+
+
+def wait_until_gone(reader: CordwoodStreamReader, number: int) -> None:
+    """Until the nodes that the reader's client asks have heard that a log was deleted."""
+    ends = time.monotonic() + 20.0
+    while time.monotonic() < ends:
+        try:
+            reader._watch.store.epoch_end(number, 1)
+        except UnknownLog:
+            return
+    pytest.fail("nobody hears of the deletion")
 
 
 def restart_sequencer(cluster, store, log: str) -> None:

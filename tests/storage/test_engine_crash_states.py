@@ -60,6 +60,7 @@ def test_every_state_is_opened_and_holds_what_was_promised(found: Found):
         "an amend came back",
         "a store was refused: not_held",
         "an end was answered",
+        "an end was told below the node's own LNG",
         "an end not answered held",
         "a partition was dropped",
         "a partition was cut",

@@ -9,6 +9,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from made_blocks import LOG, Made, run
 
+from cordwood.client.append.producer import Producer
 from cordwood.errors import Rejected
 from cordwood.layout.message import Seal, SealReply
 from cordwood.lsn import EPOCH_MAX, make_lsn
@@ -40,6 +41,26 @@ def test_a_seal_that_was_never_handed_out_is_refused_and_the_log_goes_on() -> No
             assert cluster.running[number].shard.sealed(1) <= 1
             await store.append("log", b"2")
             assert await values(store, "log") == [b"1", b"2"]
+
+    simulate(scenario)
+
+
+def test_seals_lead_no_further_one_after_the_other() -> None:
+    """Each was measured from the one before. The fifth was so far above the metadata store that
+    no sequencer could pass over it: the log was lost for good."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=60) as store:
+            await store.append("log", b"1")
+            number = next(n for n in cluster.running if n != cluster.sequencer_of(1))
+            role = cluster.running[number]._storage
+            await role.seal(Seal(1, SEAL_AHEAD_MAX, 0))
+            with pytest.raises(Rejected, match="has handed out none above"):
+                await role.seal(Seal(1, 2 * SEAL_AHEAD_MAX, 0))
+            assert cluster.running[number].shard.sealed(1) == SEAL_AHEAD_MAX
+            await asyncio.sleep(1)
+            await store.append("log", b"2", producer=Producer(7))
+            assert (await store.append("log", b"3")).epoch > SEAL_AHEAD_MAX
 
     simulate(scenario)
 

@@ -78,11 +78,17 @@ class LogTree:
         self._timeout_s = settings.timeout_s
         self._tokens = dict.fromkeys((*settings.write_tokens, *settings.read_tokens))
 
-    async def _tokens_for(self, path: str) -> list[str]:
-        """Those of this client's tokens that a log, or those below a directory, ask for."""
-        if not self._tokens:
-            return []
+    async def _meant(self, path: str) -> tuple[int | None, list[str]]:
+        """The number of the log that has a path now, and those of this client's tokens that the
+        log, or the logs below a directory, ask for.
+
+        The number is 0 where no log has the path: then a rename or a deletion stopped half-way,
+        and is made again.
+        """
+        log: int | None = None
         if path.endswith("/"):
+            if not self._tokens:
+                return None, []
             reply = await self._cluster.call_any(ListLogs(path), timeout_s=self._timeout_s)
             assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
             asked = [each.attributes for each in reply.logs]
@@ -93,10 +99,10 @@ class LogTree:
                     path, create=False, timeout_s=self._timeout_s, fresh=True
                 )
             except UnknownLog:
-                return []  # or a rename or deletion that stopped half-way, and is made again
-            asked = [info.attributes]
+                return 0, []
+            log, asked = info.log_id, [info.attributes]
         wanted = {digest for each in asked for digest in (each.write_token, each.read_token)}
-        return [token for token in self._tokens if token_digest(token) in wanted][:TOKENS_MAX]
+        return log, [token for token in self._tokens if token_digest(token) in wanted][:TOKENS_MAX]
 
     async def names(self, prefix: str = "/") -> dict[int, str]:
         """The names of all logs below a path, by number: `Store.logs` at a third of its cost."""
@@ -114,6 +120,7 @@ class LogTree:
         call = CreateLog(log, copies, racks, attributes)
         reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, LogReply), "CreateLog is answered with a log"
+        self._cluster.forget_log(log)  # the log that had the name before
         return log_info(reply)
 
     async def set_attributes(
@@ -131,8 +138,8 @@ class LogTree:
             BadSetting: the path or an attribute is wrong, or a log below could not be so.
         """
         check_attributes(attributes)
-        tokens = await self._tokens_for(path)
-        call = SetAttributes(path, attributes, list(unset), tokens=tokens)
+        number, tokens = await self._meant(path)
+        call = SetAttributes(path, attributes, list(unset), number, tokens=tokens)
         await self._cluster.call_any(call, timeout_s=self._timeout_s)
         self._cluster.forget_log(path)
 
@@ -153,7 +160,8 @@ class LogTree:
             UnknownLog: there is no such log.
             AccessDenied: it has a write token that this client does not have.
         """
-        call = DeleteLog(log, tokens=await self._tokens_for(log))
+        number, tokens = await self._meant(log)
+        call = DeleteLog(log, number, tokens=tokens)
         await self._cluster.call_any(call, timeout_s=self._timeout_s)
         self._cluster.forget_log(log)
 
@@ -166,10 +174,12 @@ class LogTree:
             AccessDenied: it takes a token that this client does not have.
             BadSetting: a name is wrong, or the log could not be so there.
         """
-        call = RenameLog(log, new_name, tokens=await self._tokens_for(log))
+        number, tokens = await self._meant(log)
+        call = RenameLog(log, new_name, number, tokens=tokens)
         reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, LogReply), "RenameLog is answered with a log"
         self._cluster.forget_log(log)
+        self._cluster.forget_log(new_name)  # the log that had it before
         return log_info(reply)
 
     async def raise_token(self, log: str, token: int, holder: str) -> EpochsReply:
@@ -179,10 +189,9 @@ class LogTree:
             UnknownLog: there is no such log.
             TokenFenced: the log's token is as high; who holds it.
         """
-        reply = await self._cluster.call_any(
-            RaiseToken(log, token, holder, tokens=await self._tokens_for(log)),
-            timeout_s=self._timeout_s,
-        )
+        number, tokens = await self._meant(log)
+        call = RaiseToken(log, token, holder, number, tokens=tokens)
+        reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, EpochsReply), "RaiseToken is answered with epochs"
         return reply
 

@@ -6,10 +6,13 @@ Source: docs/design.md §6, §7; docs/sources/logdevice.md 2.9.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cordwood.client.cluster import Cluster
-from cordwood.errors import CordwoodError
+from cordwood.errors import BadSetting, CordwoodError
+from cordwood.layout.log_questions import AskIfLost, IfLostReply
 from cordwood.layout.message import AskStatus, AskStreams, Call, StatusReply, StreamsReply
 from cordwood.layout.message_nodes import SetAuthority, SetStorage
 from cordwood.nodes import Authority, NodeId
@@ -17,8 +20,31 @@ from cordwood.settings import ClientSettings
 
 Answer = TypeVar("Answer")
 
+LOOK_S = 10.0
+"""For one step of a node's look over what it holds, which takes some tenths of a second."""
+
 ASK_EACH_S = 2.0
 """How long a node may take to say how it is; one that is down is not waited for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class IfLost:
+    """What a node would be the donor of, if the data of some nodes were gone.
+
+    Attributes:
+        blocks, bytes: that would get new copies: how many, and what would be sent for it.
+        stuck: blocks for which too few nodes are left, or nodes in too few domains.
+        last: of both, those of which one copy would be left.
+        gone: blocks of which no copy would be left.
+        unknown: of what lies here, what could not be judged.
+    """
+
+    blocks: int = 0
+    bytes: int = 0
+    stuck: int = 0
+    last: int = 0
+    gone: int = 0
+    unknown: int = 0
 
 
 class Nodes:
@@ -84,6 +110,46 @@ class Nodes:
         call = SetStorage(node, read_only)
         await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+
+    async def if_lost(self, nodes: Collection[int]) -> dict[NodeId, IfLost | CordwoodError]:
+        """What each node would have to give if the data of `nodes` were gone, in node order.
+
+        Nothing is changed. Each block is counted by one node, so the answers add up; where one
+        is missing (a node does not answer), so are the blocks that it would give.
+
+        Raises:
+            BadSetting: no node is named, or one that there is not.
+            Unreachable: no node answered in time.
+        """
+        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+        asked = sorted(self._cluster.members)
+        lost = tuple(sorted(set(nodes)))
+        unknown = [node for node in lost if node not in self._cluster.members]
+        if unknown or not lost:
+            known = ", ".join(map(str, asked))
+            what = f"there is no node {unknown[0]}" if unknown else "name a node"
+            raise BadSetting(f"{what}; there are {known}")
+        answers = await asyncio.gather(*(self._if_lost(node, lost) for node in asked))
+        return dict(zip(asked, answers, strict=True))
+
+    async def _if_lost(self, node: NodeId, lost: tuple[int, ...]) -> IfLost | CordwoodError:
+        found = IfLost()
+        log = lsn = 0
+        while True:
+            call = AskIfLost(lost, log, lsn)
+            try:
+                reply = await self._cluster.call_node(node, call, timeout_s=LOOK_S)
+            except CordwoodError as error:
+                return error
+            assert isinstance(reply, IfLostReply), "AskIfLost has one kind of answer"
+            found = IfLost(
+                found.blocks + reply.blocks, found.bytes + reply.bytes,
+                found.stuck + reply.stuck, found.last + reply.last,
+                found.gone + reply.gone, found.unknown + reply.unknown,
+            )  # fmt: skip
+            if (reply.log, reply.lsn) <= (log, lsn):
+                return found
+            log, lsn = reply.log, reply.lsn
 
     async def read_only(self) -> dict[NodeId, bool]:
         """Whether each node stores nothing because somebody said so, in node order.

@@ -20,7 +20,7 @@ from cordwood.client.admin.log_tree import check_read_token, check_write_token
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.errors import AccessDenied, CordwoodError, Rejected, Unreachable
+from cordwood.errors import AccessDenied, CordwoodError, Rejected, UnknownLog, Unreachable
 from cordwood.layout.log_questions import (
     AskExtent,
     AskSize,
@@ -238,12 +238,17 @@ class Positions:
     async def extent(self, log: AnyLog) -> Extent:
         """See `Store.tail_attributes`, `Store.head_attributes` and `Store.is_empty`."""
         info, tail = await self._opened(log)
-        call = AskExtent(info.log_id, int(tail), token=self._token(info))
-        told, missing = await self._ask_nodes(info, call, ExtentReply)
-        trim = max(each.trim for each in told.values())
-        # What one node has trimmed readers skip, whoever holds it.
-        held = [each for each in told.values() if each.first and each.last > trim]
-        first = min(((max(e.first, trim + 1), e.first_us) for e in held), default=(0, 0))
+        trim = 0
+        while True:
+            call = AskExtent(info.log_id, int(tail), trim, token=self._token(info))
+            told, missing = await self._ask_nodes(info, call, ExtentReply)
+            trim = max(trim, *(each.trim for each in told.values()))
+            held = [each for each in told.values() if each.first and each.last > trim]
+            if all(each.first > trim for each in held):
+                break
+            # What one node has trimmed readers skip, whoever holds it: a node that missed the
+            # trim has to say what it holds above.
+        first = min(((e.first, e.first_us) for e in held), default=(0, 0))
         last = max(((e.last, e.last_us) for e in held), default=(0, 0))
         is_partial = not self._is_enough(info, tail, told)
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
@@ -336,6 +341,8 @@ async def _first_keyed(stream: ReadStream, name: str) -> tuple[tuple[bytes, Lsn]
                 has_lost |= item.kind is GapKind.DATA_LOSS
                 if item.kind is GapKind.ACCESS:
                     raise AccessDenied(f"{name} may not be read by this client any more")
+                if item.kind is GapKind.NOT_IN_CONFIG:
+                    raise UnknownLog(f"{name} was deleted while a key was looked for in it")
             else:
                 if item.key is not None:
                     return (item.key, item.lsn), has_lost

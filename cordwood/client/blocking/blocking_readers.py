@@ -21,6 +21,7 @@ from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader, ReaderBatches
 from cordwood.client.read.senders import HeldBlock, SenderView
 from cordwood.client.read.stream_items import ARROW_BYTES
+from cordwood.errors import Rejected
 from cordwood.host.loop_thread import LoopThread
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -34,24 +35,38 @@ RUN_BYTES = 1 << 20
 """What one hop brings over; at 50 µs a hop a megabyte hides it, more only takes memory."""
 
 
+_PASSED = "another thread reads here now: this call was given up, as one thread may read at a time"
+
+
 class _Filling:
     """Runs one call that fills a hand at a time."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[Any] | None = None
+        self._passed: asyncio.Task[Any] | None = None
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run it, once one that was broken off has ended."""
+        """Run it, once one that was broken off has ended.
+
+        Raises:
+            Rejected: the next call came while this one waited, from another thread.
+        """
         if self._task is not None:
+            self._passed = self._task
             self._task.cancel()
         try:
             async with self._lock:
-                self._task = asyncio.current_task()
+                mine = self._task = asyncio.current_task()
                 try:
                     return await work
+                except asyncio.CancelledError:
+                    # Of a call that was broken off nobody hears this; `close` cancels as well.
+                    if self._passed is mine:
+                        raise Rejected(_PASSED) from None
+                    raise
                 finally:
-                    self._task = None
+                    self._task = self._passed = None
         finally:
             work.close()  # nothing, where it ran
 
@@ -173,7 +188,7 @@ class BlockingReader:
 class BlockingLogsReader:
     """A reader of several logs; see `reader.Reader`. Iterates pairs of log and record or gap.
 
-    As with `BlockingReader`, a call that is broken off loses nothing.
+    As with `BlockingReader`, a call that is broken off loses nothing; for one thread at a time.
     """
 
     def __init__(self, thread: LoopThread, reader: Reader) -> None:
@@ -265,7 +280,8 @@ class BlockingLogsReader:
 class BlockingConsumer:
     """A consumer; see `consumer.Consumer`. Enter it to join, leave it to save and go.
 
-    As with `BlockingReader`, a call that is broken off loses nothing.
+    As with `BlockingReader`, a call that is broken off loses nothing; for one thread at a time,
+    except that any may `save`.
     """
 
     def __init__(self, thread: LoopThread, consumer: Consumer) -> None:

@@ -111,6 +111,7 @@ class BlockingStore(Facade[Store]):
     status = blocking(Store.status)
     streams = blocking(Store.streams)
     authorities = blocking(Store.authorities)
+    if_lost = blocking(Store.if_lost)
     set_authority = blocking(Store.set_authority, changes=True)
     read_only = blocking(Store.read_only)
     set_storage = blocking(Store.set_storage, changes=True)

@@ -97,7 +97,8 @@ class BlockingBufferedWriter:
     ) -> Future[Lsn]:
         """Put a record in; the future tells where it was stored, or why not.
 
-        Waits for room in memory. The future can be cancelled until the record is gathered.
+        Waits for room in memory, except in a callback that the client runs. The future can be
+        cancelled until the record is gathered.
 
         Raises:
             Overloaded: there was none within the client's timeout; it was not appended.
@@ -115,7 +116,9 @@ class BlockingBufferedWriter:
             None if headers is None else own_headers(headers),
         )
         try:
-            if not self._memory.take(record.share, self._timeout_s):
+            # The client's own thread would wait for what it does itself.
+            timeout_s = 0.0 if self._thread.is_own_thread else self._timeout_s
+            if not self._memory.take(record.share, timeout_s):
                 text = f"{self._memory.bytes} bytes are gathered or in flight: wait for some"
                 raise Overloaded(text)
             self._handed.append(record)
@@ -149,7 +152,13 @@ class BlockingBufferedWriter:
         timestamp: Timestamp | None = None,
         headers: Headers | None = None,
     ) -> Lsn:
-        """Append one record; return once it is stored. Raises as `Store.append`."""
+        """Append one record; return once it is stored.
+
+        Raises:
+            Rejected: a callback that the client runs called it; it would wait for itself.
+            CordwoodError: as `Store.append`.
+        """
+        self._thread.check_waits()
         future = self.submit(log, value, key=key, timestamp=timestamp, headers=headers)
         return future.result()
 

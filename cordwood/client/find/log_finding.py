@@ -55,6 +55,8 @@ class LogFinding:
         # Logs whose last check was not answered in time; the next one holds up nobody.
         self._unanswered: dict[AnyLog, None] = {}
         self._asking: dict[tuple[AnyLog, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
+        # How often something was forgotten: an answer to an earlier question may be older.
+        self._forgotten = 0
         # Calls that wait for a log.
         self._lines: dict[AnyLog, Line] = {}
         self._learning: dict[int, asyncio.Task[None]] = {}
@@ -132,8 +134,14 @@ class LogFinding:
         if asking is None:
             asking = self._tasks.create_task(self._ask_log_once(key, create, timeout_s))
             self._asking[key, create] = asking
-            asking.add_done_callback(lambda _: self._asking.pop((key, create), None))
+            asking.add_done_callback(lambda done: self._on_asked(key, create, done))
         return asking
+
+    def _on_asked(
+        self, key: AnyLog, create: bool, done: asyncio.Task[LogInfo | CordwoodError]
+    ) -> None:
+        if self._asking.get((key, create)) is done:
+            del self._asking[key, create]
 
     async def _ask_log_once(
         self, key: AnyLog, create: bool, timeout_s: float
@@ -150,7 +158,7 @@ class LogFinding:
             return known
 
     async def _ask_log(self, key: AnyLog, create: bool, timeout_s: float) -> LogInfo:
-        mark = self._known.mark()
+        mark, forgotten = self._known.mark(), self._forgotten
         call = FindLog("", False, key) if isinstance(key, int) else FindLog(key, create)
         try:
             reply = await self.call_any(call, timeout_s=timeout_s)
@@ -161,6 +169,8 @@ class LogFinding:
         self._want(reply.members)
         self._sure.clear()
         self._unanswered.pop(key, None)
+        if forgotten != self._forgotten:
+            return log_info(reply)
         return self._known.put(key, log_info(reply), mark)
 
     def note_changes(self, count: int) -> None:
@@ -181,6 +191,9 @@ class LogFinding:
             self._forget(log)
 
     def _forget(self, key: AnyLog) -> None:
+        self._forgotten += 1
+        # Who asks from now on shares no question that was asked before this.
+        self._asking.clear()
         self._sure.clear()
         self._unanswered.pop(key, None)
         self._known.forget(key)

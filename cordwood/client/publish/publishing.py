@@ -16,6 +16,7 @@ Source: docs/design.md §9; docs/sources/spark.md §8.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -303,9 +304,13 @@ class Publisher:
                 logger.warning("%s takes smaller groups than %d bytes", share.name, 2 * limit)
                 continue
             except OutOfSequence as error:
-                # Stored by an earlier try, and its place forgotten since.
-                if error.kind is not Misplaced.STORED or sequence + count > (error.expected or 0):
+                # Stored by an earlier try, which cut other groups or whose place is forgotten:
+                # go on behind what the log has. Of a group that ends higher only its end is new.
+                stored = min((error.expected or 0) - sequence, count)
+                end = _blocks_of(records, at, stored)
+                if error.kind is not Misplaced.STORED or end == at:
                     raise
+                count = stored
             else:
                 span = (span[0] if span else first), first + count - 1
             at, sequence = end, sequence + count
@@ -430,6 +435,12 @@ def _check_shares(shares: Sequence[Share], group_bytes_max: int, *, whole: bool)
                 f"a batch brings {share.name} {size} bytes as stored; one atomic group has at "
                 f"most {group_bytes_max}: publish smaller batches, or compress more"
             )
+
+
+def _blocks_of(records: Sequence[int], at: int, count: int) -> int:
+    """Where the blocks from `at` on end that have so many records; `at` if none end there."""
+    ends = itertools.accumulate(records[at:])
+    return next((end for end, reached in enumerate(ends, at + 1) if reached == count), at)
 
 
 def _group_limit(group_bytes_max: int, share: Share) -> int:

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.block import Gap, Record
@@ -26,7 +27,7 @@ from cordwood.client.admin.position_calls import Start
 from cordwood.client.read.consumer_logs import Ask
 from cordwood.client.read.hand import Portion
 from cordwood.client.read.reader import Reader
-from cordwood.errors import Closed, CordwoodError, Fenced, Rejected, Retryable
+from cordwood.errors import Closed, CordwoodError, Fenced, Rejected, Retryable, UnknownLog
 from cordwood.layout.message import (
     BeatGroup,
     GroupReply,
@@ -44,6 +45,10 @@ of the metadata store and than most pauses, shorter than a person's patience."""
 
 BEATS = 3
 """Beats in that time, so that one may get lost."""
+
+BEGIN_AGAIN_S = 5.0
+"""Until a log that could not be begun is tried again: about as long as a sequencer takes to be
+replaced. Each try holds up the other logs, for the client's timeout at most."""
 
 HANDOVER_BEAT_S = 1.0
 """Between two beats while a log goes from one member to another: the other one waits for it."""
@@ -87,8 +92,15 @@ class Consumer:
         self._beating: asyncio.Task[None] | None = None
         self._group: GroupReply | None = None
         self._error: CordwoodError | None = None
-        # By log, the generation since which it is this member's, as it was when it was begun.
+        # By log, the generation since which it is this member's, as it was when it was begun, or
+        # found to be deleted.
         self._begun: dict[str, int] = {}
+        # Logs that fell to this member and are not begun, and why; tried again at `_begin_at`.
+        self._unbegun: dict[str, CordwoodError | None] = {}
+        self._begin_at = 0.0
+        self._untold: deque[CordwoodError] = deque()
+        # One save at a time: one that an earlier place passed would look like another consumer's.
+        self._saving = asyncio.Lock()
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -108,11 +120,12 @@ class Consumer:
         self._end()
         try:
             await self._join()
-            await self._follow()
+            await self._follow(is_start=True)
         except BaseException as error:
             self._end()
             if isinstance(error, CordwoodError):  # who cancels it does not wait for more calls
                 await self._leave()
+            self._group = None
             raise
 
     async def _join(self) -> None:
@@ -156,6 +169,9 @@ class Consumer:
             self._beating.cancel()
         for log in self.logs:
             self._stop(log)
+        self._begun.clear()
+        self._unbegun.clear()
+        self._untold.clear()
 
     def _check_open(self) -> None:
         if self._reader.is_closed:
@@ -178,14 +194,17 @@ class Consumer:
 
     @property
     def unhealthy(self) -> dict[str, str]:
-        """Logs that stand still; see `Reader.unhealthy`."""
-        return self._reader.unhealthy
+        """Logs that stand still, see `Reader.unhealthy`, or cannot be begun, and why."""
+        unbegun = {log: str(error) for log, error in self._unbegun.items() if error is not None}
+        return {**self._reader.unhealthy, **unbegun}
 
     async def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
         """As `Reader.read`; what was given out before counts as dealt with from now on.
 
         Raises:
             Fenced: this member was replaced.
+            UnknownLog: a log that fell to this member was deleted; told once.
+            Rejected: it was not started.
             CordwoodError: as `Reader.read`; or saving failed for a reason that lasts.
         """
         await self.fill(timeout_s)
@@ -240,6 +259,10 @@ class Consumer:
                 this name has saved a later position. The other logs are saved.
             Retryable: the cluster did not answer; what was saved before stands.
         """
+        async with self._saving:
+            return await self._save_all()
+
+    async def _save_all(self) -> dict[str, Lsn]:
         positions = self._positions(self.logs)
         new = {log: int(lsn) for log, lsn in positions.items() if self._saved.get(log) != lsn}
         self._saved_at = self._loop.time()
@@ -298,12 +321,19 @@ class Consumer:
         self._check_open()
         if self._error is not None:
             raise self._error
-        if self._group is not None and self._group.generation != self.generation:
+        if self._group is None:
+            raise Rejected(
+                f"consumer {self.name} was not started: enter it with `async with`, or `start` it"
+            )
+        is_due = bool(self._unbegun) and self._loop.time() >= self._begin_at
+        if self._group.generation != self.generation or is_due:
             await self._save_quietly()
             try:
                 await self._follow()
             except Retryable as error:
                 logger.info("%s could not let go of a log yet: %s", self.name, error)
+        if self._untold:
+            raise self._untold.popleft()
         every_s = self._save_every_s
         if every_s is not None and self._loop.time() >= self._saved_at + every_s:
             await self._save_quietly()
@@ -316,15 +346,18 @@ class Consumer:
         except (Retryable, Fenced) as error:
             logger.info("%s could not save: %s", self.name, error)
 
-    async def _follow(self) -> None:
+    async def _follow(self, *, is_start: bool = False) -> None:
         """Read the logs that are this member's by what was told last, from their positions.
 
+        Args:
+            is_start: a log that cannot be begun is an error; else it holds up no other one.
         Raises:
             Retryable: it could not let go of a log; it reads on meanwhile.
+            CordwoodError: `is_start`, and one cannot be begun.
         """
         group = self._group
         assert group is not None, "it was asked before"
-        while group.generation != self.generation or not self._begun:
+        while True:
             mine = self._mine(group)
             for log in self.logs:
                 # One that went to another member and back is begun anew: where that one saved.
@@ -333,22 +366,48 @@ class Consumer:
             leaving = sorted(mine & group.heirs.keys())
             if leaving:
                 await self._let_go(leaving)
-            fresh: dict[str, int] = {}
-            for log in sorted(mine - {*self.logs, *leaving}):
-                at = group.positions.get(log)
-                if at:
-                    self._saved[log] = at
-                await self._reader.start(log, at or self._start)
-                self._begun[log] = group.since.get(log, 0)
-                if not at and self._start == "tail":
-                    fresh[log] = int(self._reader.position(log))
+            wanted = [
+                log
+                for log in sorted(mine - {*leaving})
+                if self._begun.get(log) != group.since.get(log, 0)
+            ]
+            # Noted before anything is awaited: where that is cancelled, the next turn goes on.
+            self._unbegun = {log: self._unbegun.get(log) for log in wanted}
+            self._begin_at = 0.0
             self.generation = group.generation
-            if fresh:
-                # The tail of now: after a crash before the first save it would be a later one.
-                await self._save_begun(fresh)
+            for log in wanted:
+                await self._begin(log, group, is_start=is_start)
+            self._begin_at = self._loop.time() + BEGIN_AGAIN_S
             if self._group is None or self._group is group or not leaving:
                 break
             group = self._group
+
+    async def _begin(self, log: str, group: GroupReply, *, is_start: bool) -> None:
+        """
+        Raises:
+            CordwoodError: `is_start`, and it cannot be begun.
+        """
+        at = group.positions.get(log)
+        try:
+            await self._reader.start(log, at or self._start)
+        except CordwoodError as error:
+            if is_start or self._reader.is_closed:
+                raise
+            logger.warning("%s cannot begin %s: %s", self.name, log, error)
+            self._unbegun[log] = error
+            if not isinstance(error, Retryable):
+                is_gone = isinstance(error, UnknownLog)
+                self._untold.append(UnknownLog(f"{log}: {error}") if is_gone else error)
+                self._begun[log] = group.since.get(log, 0)
+                del self._unbegun[log]
+            return
+        if at:
+            self._saved[log] = at
+        self._begun[log] = group.since.get(log, 0)
+        self._unbegun.pop(log, None)
+        if not at and self._start == "tail":
+            # The tail of now: after a crash before the first save it would be a later one.
+            await self._save_begun({log: int(self._reader.position(log))})
 
     async def _save_begun(self, fresh: Mapping[str, int]) -> None:
         """
@@ -372,16 +431,17 @@ class Consumer:
 
     async def _let_go(self, leaving: Sequence[str]) -> None:
         """Save what was dealt with of logs that another member waits for, and give no more."""
-        read = [log for log in leaving if log in self.logs]
-        new = {
-            log: int(lsn)
-            for log, lsn in self._positions(read).items()
-            if self._saved.get(log) != lsn
-        }
-        try:
-            await self._save(new, leaving)
-        except Fenced as error:
-            logger.info("%s: %s", self.name, error)
+        async with self._saving:
+            read = [log for log in leaving if log in self.logs]
+            new = {
+                log: int(lsn)
+                for log, lsn in self._positions(read).items()
+                if self._saved.get(log) != lsn
+            }
+            try:
+                await self._save(new, leaving)
+            except Fenced as error:
+                logger.info("%s: %s", self.name, error)
         for log in leaving:
             self._stop(log)
 

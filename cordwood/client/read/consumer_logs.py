@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from cordwood.client.admin.position_calls import Position, Start
-from cordwood.client.find.log_info import LogInfo
+from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.layout.message import Call, GroupReply, JoinGroup, Reply, SaveCursors
 
@@ -68,9 +68,10 @@ class ConsumerLogs:
         self._ask = ask
         self._read = read
 
-    async def read(self, log: str, start: Start, until: Position | None) -> ReadStream:
+    async def read(self, log: AnyLog, start: Start, until: Position | None) -> ReadStream:
         """Open a stream of one of the logs; see `reader.Open`."""
-        return await self._read(self._numbers[log], start, until)
+        number = log if isinstance(log, int) else self._numbers[log]
+        return await self._read(number, start, until)
 
     async def ask(self, message: Call, /) -> Reply:
         """Ask about the consumer, in names; see `Cluster.call_any`."""

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.consumer_logs import Ask, named
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, Fenced
 from cordwood.layout.message import AskGroups, GroupReply, GroupsReply, SaveCursors
 from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
+
+RESETS_MAX = 16
+"""Tries of a reset, each after a member saved between its look and its write: members save every
+few seconds."""
 
 ByLog = Mapping[str, int] | Mapping[int, int]
 """LSNs by the names of logs, or by their numbers."""
@@ -149,15 +153,29 @@ class Cursors:
         asked: set[AnyLog] = {*positions, *(expected or ())}
         infos = {log: await self._find(log) for log in sorted(asked, key=str)}
         keys = {log: str(info.log_id) for log, info in infos.items()}
-        call = SaveCursors(
-            consumer,
-            "",
-            0,
-            {keys[log]: int(lsn) for log, lsn in positions.items()},
-            {keys[log]: int(lsn) for log, lsn in (expected or {}).items()},
-            reset,
-        )
-        reply = await self._ask(call)
-        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        new = {keys[log]: int(lsn) for log, lsn in positions.items()}
+        if expected is None and reset:
+            reply = await self._reset(consumer, new)
+        else:
+            was = {keys[log]: int(lsn) for log, lsn in (expected or {}).items()}
+            reply = await self._save(SaveCursors(consumer, "", 0, new, was, reset))
         names = {keys[log]: info.name for log, info in infos.items()}
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
+
+    async def _reset(self, consumer: str, new: dict[str, int]) -> GroupReply:
+        """Move positions from where they are now: a node that was stopped may do the call late,
+        and must not take back what was saved since."""
+        for again in reversed(range(RESETS_MAX)):
+            now = (await self.by_number(consumer)).positions
+            was = {log: now.get(log, 0) for log in new}
+            try:
+                return await self._save(SaveCursors(consumer, "", 0, new, was, reset=True))
+            except Fenced:
+                if not again:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _save(self, call: SaveCursors) -> GroupReply:
+        reply = await self._ask(call)
+        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        return reply

@@ -124,7 +124,7 @@ class ReadStream(StreamItems):
         self._payloads = payloads
         self._nudge = nudge
         self._patience_s = NUDGE_BOUNDED_S if until < LSN_MAX else NUDGE_FIRST_S
-        super().__init__(keys, record_keys, gaps=gaps)
+        super().__init__(until, keys, record_keys, gaps=gaps)
         self._begin(start, until)
         is_plain = keys is None and payloads and until == LSN_MAX
         self._tails = tails if is_plain else None

@@ -1,8 +1,8 @@
-"""A reader: reads several logs in turn, so that a busy log does not starve the others.
+"""A reader: several logs at once, in turn, so that a busy one does not starve the others.
 
-It pulls: for each log it takes at most the stream's window and one more block. A log has a task of
-its own only while it waits for data. Logs are given out round robin, one block's records or one gap
-at a time.
+It pulls: nothing is fetched for a log beyond its stream's own window and one block that
+was taken. Each log waits in a task of its own only while it has nothing; what comes
+is given out round robin, one block's records or one gap at a time.
 
 Source: docs/sources/logdevice.md 1 ("Reading", "Checkpoints"); docs/design.md §7.
 """
@@ -15,18 +15,18 @@ import contextvars
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from cordwood.block import Gap, GapKind, Record
+from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.read.feed import Feed, end, is_of, wait_for_more
 from cordwood.client.read.hand import Batches, Hand, Portion, Taken, is_told, portion_of
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable
-from cordwood.layout.log_names import normalise_name
-from cordwood.lsn import Lsn
+from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.protocol.gap_detection import Delivery
 
 if TYPE_CHECKING:
@@ -37,81 +37,34 @@ logger = logging.getLogger(__name__)
 ARROW_BYTES = 4 << 20
 """Bodies of one log before the next has its turn: a batch or a few."""
 
-_LAST_GAPS = (GapKind.ACCESS, GapKind.NOT_IN_CONFIG)
-"""The log's stream ends after these gaps."""
-
 REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
-"""Pauses before a callback gets an item again that it refused: LogDevice's."""
+"""Pauses before what a callback refused is given to it again: LogDevice's. As long, a log that
+could not be begun again rests, so that the others are read meanwhile."""
 
-Open = Callable[[str, Start, Position | None], Awaitable[ReadStream]]
-"""Opens a stream; see `Store.read`."""
+Open = Callable[[AnyLog, Start, Position | None], Awaitable[ReadStream]]
+"""Opens a stream of a log by its name, or by its number once it is read; see `Store.read`."""
 
 OnLogHealth = Callable[[str, str], None]
-"""Called from the loop when a log stands still: its name and the reason; "" when it goes on."""
+"""Is told, from the loop, that a log stands still: its name and why; "" once it goes on."""
 
 Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
 """Takes a record or gap of a log; False refuses it, and it comes again later."""
 
 
-@dataclass(slots=True, eq=False)
-class _Feed:
-    """One log of a reader.
-
-    Attributes:
-        log: the log's name as the caller gave it; two spellings are one log, see `name`.
-        hand: the items that were taken and not given out.
-        waiting: the task that waits for more.
-        error: why the stream ended.
-        refused: tries in a row that the callback refused; `retry_at` is the time of the next try.
-        is_broken: whether its next block cannot be opened; the position stays before that block.
-        is_to_begin: whether it ended with a passing error, which the application was told.
-        barred_at: the LSN at which it ended because the log is gone or may not be read; a reader
-            goes on there when that has changed.
-    """
-
-    log: str
-    stream: ReadStream
-    until: Position | None
-    hand: Hand
-    waiting: asyncio.Task[None] | None = None
-    is_over: bool = False
-    error: CordwoodError | None = None
-    refused: int = 0
-    retry_at: float = 0.0
-    barred_at: Lsn | None = None
-    is_broken: bool = False
-    is_to_begin: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its name in the log tree."""
-        return self.stream.info.name
-
-    @property
-    def next_lsn(self) -> Lsn:
-        after = self.stream.taken_lsn if self.barred_at is None else self.barred_at
-        return Lsn(self.hand.next_lsn(after))
-
-    def take(self, taken: Taken) -> None:
-        self.hand.held.append(taken)
-        if isinstance(taken, Gap) and taken.kind in _LAST_GAPS:
-            self.barred_at = taken.first
-
-
 class Reader:
     """See the module. Made by `Store.reader`; close it, or use `async with`.
 
-    Iterating gives pairs of a log's name and a record or gap. `fill` takes items into the hand of
-    a log (`client.read.hand`); `portion` and `item` give items from it. So a call that is
-    cancelled, or interrupted in another thread, loses no item.
+    Iterating gives pairs of a log's name and a record or gap. `fill` brings something into the
+    hand of a log (`client.read.hand`), and `portion` and `item` give of it: so a call that is
+    cancelled, or broken off in another thread, takes nothing with it.
 
     Args:
-        gaps: give gaps too; without it the reader gives only gaps for lost records and for logs
-            that it may not read.
+        gaps: give gaps too; without, only lost records are told, and that a log may not be
+            read.
         on_health: see `ReadStream.on_health`; called from the loop while the reader waits.
     Attributes:
-        on_end: called from the loop when the reader is closed or no longer referenced.
+        on_end: called from the loop once it is closed, or nothing refers to it any more.
     """
 
     def __init__(
@@ -126,14 +79,14 @@ class Reader:
         self._tasks = tasks
         self._gaps = gaps
         self._on_health = on_health
-        self._feeds: deque[_Feed] = deque()
+        self._feeds: deque[Feed] = deque()
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._closed = False
-        self._offered: _Feed | None = None
-        # The log whose turn it is, and an error to raise instead of giving its items.
-        self._up: _Feed | None = None
+        self._offered: Feed | None = None
+        # The log whose turn it is to be given out, and an error that is to be told instead.
+        self._up: Feed | None = None
         self._error: CordwoodError | None = None
         self._is_woken = False
         self.on_end: Callable[[], object] = _nothing
@@ -147,47 +100,54 @@ class Reader:
     # Which logs, and where.
 
     async def start(self, log: str, start: Start = "oldest", until: Position | None = None) -> None:
-        """Read a log from `start` to `until`, None to follow it; start again if it is read already.
+        """Read a log from `start` to `until`, None to follow it; anew if it is read already.
 
         Raises:
             BadSetting, UnknownLog, Retryable: see `Store.read`.
         """
-        stream = await self._open(log, start, until)
+        await self._begin(log, log, start, until)
+
+    async def _begin(self, log: str, at: AnyLog, start: Start, until: Position | None) -> None:
+        """
+        Args:
+            at: the log's name, or its number where it is read already: the name may be another's.
+        """
+        stream = await self._open(at, start, until)
         if self._closed:
             stream.close()
             raise Closed("this reader was closed")
-        # Trap: stop by number too, because the name may have led to another log before.
+        # By number too: what is read under this name may be another log.
         self.stop(log, stream.info.log_id)
         if self._on_health is not None:
             stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
-        self._feeds.append(_Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
+        self._feeds.append(Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
         self._news.set()
 
     def stop(self, log: str, number: int = 0) -> None:
-        """Stop reading a log, and the log of this number; a log that is not read has no effect."""
-        for feed in [each for each in self._feeds if _is_of(each, log, number)]:
+        """Read a log no more, nor the one of this number; one that is not read is fine."""
+        for feed in [each for each in self._feeds if is_of(each, log, number)]:
             self._feeds.remove(feed)
             if self._up is feed:
                 self._up = None
-            _end(feed)
+            end(feed)
 
     async def seek(self, log: str, position: Start) -> None:
-        """Go on at another position of a log that is read: an LSN, `oldest`, `tail`, or a time.
+        """Go on at another place of a log that is read: an LSN, `oldest`, `tail`, or a time.
 
         Raises:
-            BadSetting: the log is not read, or `position` is no position.
+            BadSetting: it is not read, or that is no position.
         """
-        until = self._feed(log).until
-        await self.start(log, position, until)
+        feed = self._feed(log)
+        await self._begin(log, feed.stream.info.log_id, position, feed.until)
 
     def position(self, log: str) -> Lsn:
-        """The first LSN of a log that the application has not dealt with, to start from again.
+        """The first LSN of a log that the application has not dealt with, for it to begin at again.
 
-        A record in a loop counts as dealt with when the loop asks for the next one. The result of
-        `read` counts as a whole.
+        A record that a loop works on counts once the loop asks for the next one; what `read`
+        returned counts as a whole.
 
         Raises:
-            BadSetting: the log is not read.
+            BadSetting: it is not read.
         """
         return self._feed(log).next_lsn
 
@@ -216,31 +176,31 @@ class Reader:
         self._up = None
         self.on_end()
         while self._feeds:
-            _end(self._feeds.pop())
+            end(self._feeds.pop())
         self._news.set()
 
     def __del__(self) -> None:
         # Its application has let go of it, in whatever thread.
         if getattr(self, "_closed", True) or self._loop.is_closed():
             return
-        end = partial(_end_all, self._feeds, self.on_end)
+        end_all = partial(_end_all, self._feeds, self.on_end)
         with contextlib.suppress(RuntimeError):  # the loop was closed just now
-            self._loop.call_soon_threadsafe(end, context=self._context)
+            self._loop.call_soon_threadsafe(end_all, context=self._context)
 
     # Reading.
 
     async def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
         """The next records of one of the logs, up to `count` of them, or one gap.
 
-        Records that are here are given at once; the call does not wait for more of them.
+        Whatever is there is given at once; records never wait for more of them.
 
         Args:
-            timeout_s: how long to wait for a record or gap; None waits without a limit.
+            timeout_s: how long to wait for something; None waits until there is.
         Returns:
-            An empty (false) portion after the timeout, or when every log was read to its `until`.
+            Nothing (false) after the timeout, or once every log was read to its `until`.
         Raises:
-            CordwoodError: the stream of a log failed; the other logs can be read on. After a
-                Retryable error the next call starts that log again.
+            CordwoodError: the stream of a log failed; the others can be read on, and where it was
+                Retryable the next call begins that log again.
         """
         await self.fill(timeout_s)
         return self.portion(count)
@@ -252,9 +212,10 @@ class Reader:
         An error that a log's stream ended with is there for `portion` or `item` to tell.
         """
         self.ask()
-        await self._begin_again()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while self._up is None and self._error is None:
+            if not await self._begin_again():
+                break
             self._news.clear()
             try:
                 self._up = self._next_ready()
@@ -264,7 +225,7 @@ class Reader:
                 break
             if self._closed:
                 self._error = Closed("this reader was closed")
-            elif self._is_woken or self.is_over or not await self._wait(deadline):
+            elif self._is_woken or self.is_over or not await self._wait_or_begin(deadline):
                 break
         self._is_woken = False
         return self._up is not None or self._error is not None
@@ -272,7 +233,7 @@ class Reader:
     @property
     def is_over(self) -> bool:
         """Whether every log was read to its `until`, as far as the nodes go."""
-        return all(each.is_over for each in self._feeds)
+        return all(each.is_over and not each.is_to_begin for each in self._feeds)
 
     def ask(self) -> None:
         """The application asks for more: what a loop was given last is dealt with."""
@@ -351,7 +312,7 @@ class Reader:
         """
         return ReaderBatches(self, columns)
 
-    def batches_of(self, feed: _Feed, columns: Sequence[str]) -> Batches:
+    def batches_of(self, feed: Feed, columns: Sequence[str]) -> Batches:
         """What makes columns of one log's hand."""
         made = partial(feed.stream.gatherer, columns)
         return Batches(feed.hand, feed.name, made, self._wants)
@@ -359,7 +320,7 @@ class Reader:
     def _wants(self, gap: Gap) -> bool:
         return self._gaps or is_told(gap)
 
-    async def fill_raw(self) -> _Feed | None:
+    async def fill_raw(self) -> Feed | None:
         """The next log in turn that has something, a turn's worth of it; None once every log was
         read to its `until`.
 
@@ -369,8 +330,8 @@ class Reader:
         if self._up is not None:
             self._up.hand.close_block()
             self._up = None
-        await self._begin_again()
         while True:
+            await self._begin_again()
             self._raise_error()
             self._news.clear()
             feed = self._next_ready(raw=True)
@@ -384,15 +345,15 @@ class Reader:
                 return feed
             if self._closed:
                 raise Closed("this reader was closed")
-            if all(each.is_over for each in self._feeds):
+            if self.is_over:
                 return None
-            await self._wait(None)
+            await self._wait_or_begin(None)
 
     async def deliver(self, accept: Accept) -> None:
         """Give everything to a callback, until every log was read to its `until`.
 
-        The callback gets a refused item again, after 1 s at first and 30 s at most. Later items of
-        that log wait, and the other logs go on.
+        What it refuses it gets again, after 1 s at first and 30 s at most; what
+        follows in that log waits, and the other logs go on.
 
         Raises:
             CordwoodError: the stream of a log failed.
@@ -412,6 +373,7 @@ class Reader:
         """
         self._up = None
         while True:
+            await self._begin_again()
             self._raise_error()
             self._news.clear()
             feed = self._next_ready()
@@ -419,9 +381,9 @@ class Reader:
                 self._offered = feed
                 return feed.log, feed.hand.peek()
             waits = [each.retry_at for each in self._feeds if length_hint(each.hand.items)]
-            if not waits and all(each.is_over for each in self._feeds):
+            if not waits and self.is_over:
                 return None
-            await self._wait(min(waits, default=None))
+            await self._wait_or_begin(min(waits, default=None))
 
     def settle(self, *, accepted: bool) -> None:
         """What `offer` gave last was dealt with, or is to come again later."""
@@ -437,21 +399,46 @@ class Reader:
 
     # Inside.
 
-    def _feed(self, log: str) -> _Feed:
+    def _feed(self, log: str) -> Feed:
         for feed in self._feeds:
-            if _is_of(feed, log):
+            if is_of(feed, log):
                 return feed
         raise BadSetting(f"{log} is not read by this reader: `start` it first")
 
-    async def _begin_again(self) -> None:
-        """Start logs again whose passing error was raised: it would not be raised again."""
+    async def _begin_again(self) -> bool:
+        """Go on in logs of which a passing error was told: nobody would be told of it again.
+
+        One that cannot be begun says so and rests, longer each time. An error that lasts ends it.
+
+        Returns:
+            Whether there is no error to tell.
+        """
         for feed in [each for each in self._feeds if each.is_to_begin]:
+            if self._error is not None:
+                break
+            if feed.begin_at > self._loop.time():
+                continue
             try:
-                await self.start(feed.log, feed.next_lsn, feed.until)
+                number = feed.stream.info.log_id
+                # Up to its old end: `tail` would be a later one by now.
+                old = feed.stream.until
+                until = None if old == LSN_MAX else Lsn(old)
+                await self._begin(feed.log, number, feed.next_lsn, until)
             except CordwoodError as error:
                 self._error = error
+                feed.is_to_begin = isinstance(error, Retryable)
+                pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.begins)
+                feed.begins += 1
+                feed.begin_at = self._loop.time() + pause_s
+        return self._error is None
 
-    def _next_ready(self, *, raw: bool = False) -> _Feed | None:
+    async def _wait_or_begin(self, deadline: float | None) -> bool:
+        """As `_wait`, until a log may be begun again as well, which is no deadline."""
+        begins = [each.begin_at for each in self._feeds if each.is_to_begin]
+        until = min([*begins, *(() if deadline is None else (deadline,))], default=None)
+        return await self._wait(until) or until != deadline
+
+    def _next_ready(self, *, raw: bool = False) -> Feed | None:
         """The next log in turn that has something; it goes to the end of the queue.
 
         Args:
@@ -470,7 +457,7 @@ class Reader:
                 return feed
         return None
 
-    def _has_some(self, feed: _Feed, raw: bool) -> bool:
+    def _has_some(self, feed: Feed, raw: bool) -> bool:
         """Whether a log has something to give, opened or not; else it is waited for."""
         hand = feed.hand
         while not feed.is_broken:
@@ -480,7 +467,7 @@ class Reader:
                 if hand.held if raw else length_hint(hand.items) or hand.open_next():
                     return True
             except CordwoodError as error:
-                # Trap: the position stays at this block, so that a saved position does not pass it.
+                # It stays at this block: whoever keeps positions does not pass it.
                 feed.error, feed.is_over, feed.is_broken = error, True, True
                 return False
             if feed.is_over or feed.waiting is not None:
@@ -488,7 +475,7 @@ class Reader:
             self._take(feed)
         return False
 
-    def _take(self, feed: _Feed) -> None:
+    def _take(self, feed: Feed) -> None:
         """Take what is there, or have a task wait for it."""
         try:
             taken = feed.stream.take()
@@ -497,8 +484,8 @@ class Reader:
             elif feed.stream.is_done:
                 feed.is_over = True
             else:
-                # Trap: the task must not refer to this reader, which the application may drop.
-                feed.waiting = self._tasks.create_task(_await(feed, self._news))
+                # The task keeps the log's feed and not this reader, which may be let go of.
+                feed.waiting = self._tasks.create_task(wait_for_more(feed, self._news))
         except CordwoodError as error:
             feed.error, feed.is_over = error, True
 
@@ -556,44 +543,18 @@ def _size(taken: Taken) -> int:
     return taken.block.header.stored_bytes if isinstance(taken, Delivery) else 0
 
 
-def _is_of(feed: _Feed, log: str, number: int = 0) -> bool:
-    is_named = log == feed.log or normalise_name(log) == normalise_name(feed.log)
-    return is_named or feed.stream.info.log_id == number
-
-
 def _tell_health(
     loop: asyncio.AbstractEventLoop, log: str, on_health: OnLogHealth, _: ReadStream, why: str
 ) -> None:
-    """Call back outside the stream, so that the callback's errors do not reach the stream."""
+    """Not from within the stream: what the callback does or raises is not the stream's."""
     loop.call_soon(on_health, log, why)
 
 
-async def _await(feed: _Feed, news: asyncio.Event) -> None:
-    """Wait for the next block or gap of one log."""
-    try:
-        taken = await feed.stream.next()
-        if taken is None:
-            feed.is_over = True
-        else:
-            feed.take(taken)
-    except CordwoodError as error:
-        feed.error, feed.is_over = error, True
-    finally:
-        feed.waiting = None
-        news.set()
-
-
-def _end(feed: _Feed) -> None:
-    if feed.waiting is not None:
-        feed.waiting.cancel()
-    feed.stream.close()
-
-
-def _end_all(feeds: deque[_Feed], on_end: Callable[[], object]) -> None:
+def _end_all(feeds: deque[Feed], on_end: Callable[[], object]) -> None:
     for feed in feeds:
-        _end(feed)
+        end(feed)
     on_end()
 
 
 def _nothing() -> None:
-    """The default `on_end`: does nothing."""
+    """Nobody waits for the end of a reader."""

@@ -38,6 +38,7 @@ class StreamItems(ABC):
 
     Attributes:
         info: the log that is read.
+        until: the last LSN that is wanted.
         hand: what was taken and not given out.
     """
 
@@ -45,12 +46,13 @@ class StreamItems(ABC):
     hand: Hand
 
     def __init__(
-        self, keys: Collection[bytes] | None, record_keys: bool, *, gaps: bool = True
+        self, until: int, keys: Collection[bytes] | None, record_keys: bool, *, gaps: bool = True
     ) -> None:
         """
         Args:
             keys, record_keys, gaps: what is left out, see `Store.read`.
         """
+        self.until = until
         self._keys = None if keys is None else frozenset(keys)
         self._record_keys = record_keys
         # Not a bound method: a stream that its application drops goes without a collection.

@@ -54,6 +54,7 @@ PROBES = (
     "an amend came back",
     "a store was refused: not_held",
     "an end was answered",
+    "an end was told below the node's own LNG",
     "an end not answered held",
     "a flush was done",
     "LogsDB held blocks",

@@ -301,10 +301,14 @@ class ShardScript:
             return
         self._over.add((log, seal - 1))
         before = frozenset(self._sent)
-        end = End(log, seal - 1, seal, ((seal - 1) << 32) + self._chance.randrange(ESNS))
+        told = EpochEnd(seal, ((seal - 1) << 32) + self._chance.randrange(ESNS))
+        # A node keeps all up to its own last known good, whatever a recovery says.
+        own = self._shard.cache.log(log).lngs.get(seal - 1, 0)
+        self._probes["an end was told below the node's own LNG"] += told.lng < own
+        end = End(log, seal - 1, seal, max(told.lng, own))
         self._log.waive(EndAsked(end))
         try:
-            await self._shard.clean(log, end.epoch, EpochEnd(seal, end.lng))
+            await self._shard.clean(log, end.epoch, told)
         except Overloaded:
             return
         self._probes["an end was answered"] += 1

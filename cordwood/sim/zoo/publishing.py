@@ -16,7 +16,7 @@ from cordwood.layout.message_staging import AskPublication, FinishPublish
 from cordwood.protocol.producers import QUERY_PRODUCERS
 from cordwood.protocol.publishing import group_end
 from cordwood.sim.zoo import grounds
-from cordwood.sim.zoo.bug import PlantedBug, changed
+from cordwood.sim.zoo.bug import PlantedBug, changed, instead
 
 _PUBLISHER = "client.publish.publishing:Publisher"
 
@@ -76,6 +76,11 @@ def _one_log(right: Any) -> Any:
     return append
 
 
+def _tells_at_once(self: Any, waiting: Any, error: Any) -> None:
+    """A misplaced block's error, whatever is in flight."""
+    self.misplaced.append((0, waiting, error))
+
+
 def _lets_go_first(right: Any) -> Any:
     """Staged blocks go before the commit is noted as done."""
 
@@ -133,4 +138,7 @@ BUGS = (
     PlantedBug("first-group-alone", "of a share that is more than a group holds, the rest is lost",
                changed({f"{_PUBLISHER}._append": _first_group}),
                scene="tests/client/publish/test_published_planted.py"),
+    PlantedBug("numbered-is-stored", "a sequencer tells of records in flight as of stored ones",
+               changed({"sequencer.turns:Turns.misplace": instead(_tells_at_once)}),
+               scene="tests/sequencer/test_misplaced.py"),
 )  # fmt: skip

@@ -210,9 +210,12 @@ class Lander:
         return given
 
     def _still_there(self, source: dict[str, str], ends: dict[str, str]) -> dict[str, str]:
-        """Of the places where the table ends, those of logs that are there; keys are numbers."""
-        selected = Watch(parse_options(source)).selected()
-        gone = sorted(log for log in ends if int(log) not in selected)
+        """Of the places where the table ends, those of logs that are there; keys are numbers.
+
+        Also of logs that are not selected now: one that was renamed away may come back.
+        """
+        there = Watch(parse_options(source)).all_logs()
+        gone = sorted(log for log in ends if int(log) not in there)
         if gone:
             self._say(f"logs of the table that are not there any more: number {', '.join(gone)}")
         return {log: end for log, end in ends.items() if log not in gone}

@@ -25,7 +25,7 @@ import logging
 from collections.abc import Callable
 
 from cordwood.errors import CordwoodError, Overloaded, Retryable
-from cordwood.host.seams import Clock
+from cordwood.host.seams import Clock, DirLock
 from cordwood.layout.waves import StoredBlock
 from cordwood.settings import StorageSettings
 from cordwood.storage.engine import Shard
@@ -53,12 +53,19 @@ class Flusher:
     """
 
     def __init__(
-        self, shard: Shard, settings: StorageSettings, clock: Clock, on_room: Callable[[], None]
+        self,
+        shard: Shard,
+        settings: StorageSettings,
+        clock: Clock,
+        on_room: Callable[[], None],
+        lock: DirLock | None = None,
     ) -> None:
         """
         Args:
             on_room: called when a flush has made room.
+            lock: of the data directory.
         """
+        self._lock = lock
         self.flushes = 0
         self.flushed_bytes = 0
         self._shard = shard
@@ -211,6 +218,9 @@ class Flusher:
             try:
                 if not shard.disk.flush_fits(size):
                     raise Overloaded(f"its {size} bytes do not fit on the disk: trim logs")
+                if self._lock is not None:
+                    # The WAL is an open file, and LogsDB makes files by path.
+                    self._lock.check()
                 now_us = self._clock.now_us()
                 await shard.logs.flush(blocks, batch.states, batch.offset, now_us, batch.staged)
             except Overloaded as error:

@@ -122,8 +122,10 @@ class Retention:
         if changes == self._changes and held <= self._attributes.keys() | self._missing.keys():
             return
         found = {int(info.log_id): info.attributes for info in await self._tree.list()}
-        missing = []
-        for log in sorted(held - found.keys()):
+        # A number is never given again: of one that was missing before, and of which nothing is
+        # left, nobody is asked at each change for as long as the node runs.
+        missing = [log for log in self._missing if log not in found and not self._holds(log)]
+        for log in sorted(held - found.keys() - {*missing}):
             info = await self._tree.by_id(log)
             if info is None:
                 missing.append(log)
@@ -220,12 +222,19 @@ class Retention:
     async def _trim_deleted(self) -> None:
         now = asyncio.get_running_loop().time()
         for log, since_s in sorted(self._missing.items()):
-            held = self._shard.cache.log(log)
-            last = max(self._shard.logs.last(log), held.last)
-            if now < since_s + self._settings.deleted_keep_s or last <= held.trim:
+            if now < since_s + self._settings.deleted_keep_s or not self._holds(log):
                 continue
             logger.info("log %d was deleted: its records go", log)
-            await self._shard.trim(log, last, max(last, held.released))
+            last = self._last(log)
+            await self._shard.trim(log, last, max(last, self._shard.cache.log(log).released))
+
+    def _last(self, log: int) -> int:
+        """The highest LSN that is held of a log, or was taken to LogsDB; 0 for none."""
+        return max(self._shard.logs.last(log), self._shard.cache.log(log).last)
+
+    def _holds(self, log: int) -> bool:
+        """Whether anything of a log is not trimmed."""
+        return self._last(log) > self._shard.trim_of(log)
 
     async def _trim(self, log: int, lsn: int, why: str) -> None:
         """Trim a log up to `lsn`, but no further than readers may see.

@@ -1,11 +1,11 @@
-"""Staged blocks of one node: durable, without LSNs, and dropped when they expire.
+"""Staged blocks of one node: durable, without LSNs, and gone when their time is over.
 
-A client stages blocks on as many nodes as its log asks for, and publishes them later
-(`protocol.publishing`). A block without a pin may expire. A pinned block stays until its attempt is
-over; the sweep asks the metadata store about the attempts that `pins` lists.
+A client stages blocks on as many nodes as its log asks for, and publishes them later:
+`protocol.publishing` tells how. Until a block is pinned it may expire; a pinned one stays
+until its attempt is over, which `pins` asks the metadata store about.
 
-Staged blocks go through the WAL like all changes. A flush writes them to LogsDB, and their bodies
-leave memory then. Staged bodies share the log cache's space with blocks.
+As everything else it goes through the WAL, and a flush takes it to LogsDB: the bodies leave
+memory then. Staged bodies share the log cache's room with blocks.
 
 Source: docs/design.md §9; docs/sources/spark.md §8 ("unpublished refs die by TTL").
 """
@@ -46,7 +46,7 @@ from cordwood.storage.engine import Shard
 from cordwood.storage.staging.staged_index import Pin, StagedIndex
 
 STAGED_BYTES_MAX = 8 << 30
-"""The most bytes of staged bodies on a node: several gigabyte batches of several queries."""
+"""Bodies that a node keeps staged: a batch of a gigabyte, of several queries, some times over."""
 
 
 class Pinned(NamedTuple):
@@ -67,9 +67,9 @@ class Staging:
         """
         self._shard = shard
         self._now_us = now_us
-        # Race: records in the WAL that are not durable yet. A block that is being pinned must not
-        # be dropped, and a block that is being dropped must not be pinned: an answered pin holds.
-        self._pinning: Counter[bytes] = Counter()
+        # In the WAL and not durable yet. What is being pinned must not go, and what goes must
+        # not be pinned: a pin that was answered holds, whatever was written behind it.
+        self._pinning: dict[bytes, list[Pin]] = {}
         self._going: Counter[bytes] = Counter()
 
     @property
@@ -78,7 +78,7 @@ class Staging:
         return self._shard.staged
 
     async def answer(self, call: StagingCall) -> StagedReply | DoneReply:
-        """Answer a client's request.
+        """Do what a client asks.
 
         Raises:
             CordwoodError: see the four below.
@@ -94,11 +94,11 @@ class Staging:
         return DoneReply()
 
     async def stage(self, call: StageBlock) -> None:
-        """Keep a block; returns when it is durable.
+        """Keep a block; returns once that is durable.
 
         Raises:
-            ChecksumMismatch: the block arrived damaged.
-            Overloaded: the node has no space for it.
+            ChecksumMismatch: it arrived damaged.
+            Overloaded: there is no room for it.
             StageExpired: another block has this id.
         """
         expires_us = self._now_us() + call.ttl_ms * 1000
@@ -123,11 +123,11 @@ class Staging:
         )
 
     async def pin(self, call: PinStaged) -> None:
-        """Keep blocks until the attempt is over; returns when the pin is durable.
+        """Keep blocks until the attempt is over; returns once that is durable.
 
         Raises:
-            StageExpired: a block is gone or too old, or an attempt of another query, or a later
-                attempt of this query, has pinned it; none is pinned.
+            StageExpired: one of them is gone or too old, or an attempt of another query, or a
+                later one of this, has pinned it; none is pinned.
         """
         now_us = self._now_us()
         stages = packed_ids(call.stages)
@@ -137,20 +137,27 @@ class Staging:
             is_late = held is not None and held.pin is None and held.head.expires_us <= now_us
             if held is None or is_late or self._going[stage]:
                 raise StageExpired("a staged block was kept for as long as was asked, and is gone")
-            if held.pin is not None and (
-                held.pin.query != call.query or held.pin.attempt > call.attempt
-            ):
-                raise StageExpired(
-                    f"a staged block belongs to a later publish of {held.pin.query!r}"
-                )
+            # A pin on its way counts too: of two that cross, the one written last would hold.
+            for other in (*filter(None, (held.pin,)), *self._pinning.get(stage, ())):
+                if other.query != pin.query or other.attempt > pin.attempt:
+                    raise StageExpired(
+                        f"a staged block belongs to a later publish of {other.query!r}"
+                    )
         if all(held.pin == pin for held in map(self.index.get, stages) if held is not None):
             return
         record = PinRecord(call.query, call.attempt, stages)
-        with _counted(self._pinning, stages):
+        for stage in stages:
+            self._pinning.setdefault(stage, []).append(pin)
+        try:
             await self._write(RecordKind.PIN, (pack_pin(record),), record)
+        finally:
+            for stage in stages:
+                self._pinning[stage].remove(pin)
+                if not self._pinning[stage]:
+                    del self._pinning[stage]
 
     async def unstage(self, call: Unstage) -> None:
-        """Drop blocks, except those that another attempt has pinned; durable when it returns."""
+        """Let blocks go, but those that another attempt has pinned; durable when it returns."""
         pin = Pin(call.query, call.attempt)
         held = [(stage, self.index.get(stage)) for stage in packed_ids(call.stages)]
         await self.drop(
@@ -158,8 +165,8 @@ class Staging:
         )
 
     async def drop(self, stages: Iterable[bytes]) -> None:
-        """Drop these blocks for good, except those that are being pinned now."""
-        record = UnstageRecord(tuple(stage for stage in stages if not self._pinning[stage]))
+        """Let these blocks go for good, but those that are just being pinned."""
+        record = UnstageRecord(tuple(stage for stage in stages if stage not in self._pinning))
         if record.stages:
             with _counted(self._going, record.stages):
                 await self._write(RecordKind.UNSTAGE, (pack_unstage(record),), record)
@@ -186,7 +193,7 @@ class Staging:
         )  # fmt: skip
 
     def expired(self) -> list[bytes]:
-        """Blocks that have expired and are not pinned."""
+        """Blocks whose time is over and that nobody has pinned."""
         now_us = self._now_us()
         return [
             stage
@@ -195,7 +202,7 @@ class Staging:
         ]
 
     def pins(self) -> list[Pinned]:
-        """The pinned blocks by query and attempt, and the last time at which one would expire."""
+        """What is pinned, by query and attempt, and when the last of it would have expired."""
         found: dict[Pin, list[bytes]] = {}
         expires: dict[Pin, int] = {}
         for stage, held in self.index.blocks.items():

@@ -227,7 +227,7 @@ def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(monk
     it was replaced refused the second one, and its word was taken for the last."""
     answers = [OutcomeUnknown("planted"), OutOfSequence("planted")]
 
-    def on_acked(self, token, first):
+    def on_acked(self, token, first, by):
         self.on_fault(token, answers.pop(0), NodeId(0))
 
     async def scenario(cluster, store):

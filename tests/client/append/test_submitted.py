@@ -109,13 +109,16 @@ class TestNames:
                     store.append(name, b"x"),  # type: ignore[arg-type]
                     store.append_many(name, [b"x"]),  # type: ignore[arg-type]
                     store.append_many(name, [b"x"], atomic=True),  # type: ignore[arg-type]
-                    writer.append(name, b"x"),  # type: ignore[arg-type]
                     store.tail(name),  # type: ignore[arg-type]
                 ):
                     # A number is a log's address too, and no log has this one.
                     with pytest.raises(UnknownLog if name == 5 else BadSetting):
                         await asyncio.wait_for(call, 5)
-                for call in (store.create_log(name), store.logs(name)):  # type: ignore[arg-type]
+                for call in (
+                    writer.append(name, b"x"),  # type: ignore[arg-type]
+                    store.create_log(name),  # type: ignore[arg-type]
+                    store.logs(name),  # type: ignore[arg-type]
+                ):
                     with pytest.raises(BadSetting):
                         await asyncio.wait_for(call, 5)
                 await other

@@ -99,6 +99,47 @@ class TestRenamed:
 
         simulate(scenario)
 
+    @pytest.mark.parametrize("by", ["create", "rename"])
+    def test_a_client_knows_a_name_that_it_gave_itself(self, by: str) -> None:
+        """It went on with the log that had the name before, within the bound."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                await fill(store, "/a", b"0")
+                await other.log_tree.rename("/a", "/b")
+                if by == "create":
+                    await store.create_log("/a")
+                else:
+                    await store.create_log("/c")
+                    await store.log_tree.rename("/c", "/a")
+                await fill(store, "/a", b"new")
+                assert await values(store, "/a") == await values(other, "/a") == [b"new"]
+                assert await values(other, "/b") == [b"0"]
+
+        simulate(scenario)
+
+    @pytest.mark.parametrize("is_shared", [False, True])
+    def test_an_answer_that_is_older_than_a_change_is_not_remembered(self, is_shared: bool) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            network = cluster.simulation.network
+            async with cluster.client() as store, cluster.client() as other:
+                number = (await other.create_log("/a")).log_id
+                await other.append("/a", b"0")
+                network.cut(["node-1"], ["client-1"])
+                asking = asyncio.create_task(store._find("/a"))
+                await asyncio.sleep(0.5)  # node 1 has found the log
+                await store.log_tree.rename("/a", "/b")
+                made = (await store.create_log("/a")).log_id
+                network.mend(["node-1"], ["client-1"])
+                if not is_shared:
+                    await asyncio.wait([asking])
+                await fill(store, "/a", b"new")
+                assert (await asking).log_id == number
+                assert await values(store, "/a") == await values(other, made) == [b"new"]
+                assert await values(other, number) == [b"0"]
+
+        simulate(scenario)
+
     def test_a_change_that_nobody_counted_is_found_by_age(self, monkeypatch) -> None:
         """The node that made the change died before it could count it."""
 

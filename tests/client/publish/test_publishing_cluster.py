@@ -411,6 +411,33 @@ def test_a_publisher_that_dies_between_groups_is_followed_by_one_that_goes_on(
     simulate(scenario, sequencer=SMALL_GROUPS)
 
 
+@pytest.mark.parametrize("group_bytes_max", [4096, 16384, 65536])
+def test_a_batch_goes_on_where_it_was_left_though_the_limit_of_groups_changed(
+    monkeypatch: pytest.MonkeyPatch, group_bytes_max: int
+) -> None:
+    """A larger group began with what was stored and ended above it. So it was neither new nor a
+    repeat, the committed batch never came whole, and the query stopped for good."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as one, cluster.client() as two:
+            wanted = large_share(0)
+            refs = await stage_each(one, wanted)
+            with monkeypatch.context() as patch:
+                die_at_group(patch, 3)
+                with pytest.raises(Died):
+                    await one.publish(Q, 0, refs, whole=False)
+            cluster._sequencer = SequencerSettings(group_bytes_max=group_bytes_max)
+            for number in cluster.numbers:
+                cluster.kill(number)
+            await cluster.start()
+            published = await two.publish(Q, 0, [], whole=False)
+            assert published.is_repeat
+            assert published.spans["/log"][1] == await two.tail("log")
+            assert await values(two, "log") == wanted
+
+    simulate(scenario, sequencer=SMALL_GROUPS)
+
+
 def AskFailing(*_: object) -> None:  # noqa: N802 - stands for a message
     raise Retryable("the node was gone before it noted that the commit is done")
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
-from cordwood.client.read.consumer import MEMBER_TTL_S, Consumer
+from cordwood.client.find.log_info import AnyLog
+from cordwood.client.read.consumer import BEGIN_AGAIN_S, MEMBER_TTL_S, Consumer
 from cordwood.client.read.cursors import Lag
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Closed, Fenced, Rejected, UnknownLog, Unreachable
-from cordwood.layout.message import JoinGroup, LeaveGroup
+from cordwood.layout.message import Call, JoinGroup, LeaveGroup, Reply
 from cordwood.lsn import make_lsn
 
 
@@ -229,6 +231,22 @@ class TestMembers:
 
         simulate(scenario)
 
+    def test_a_consumer_without_members_goes_on_where_the_last_member_was_killed(self) -> None:
+        """Its saves were refused for good, as those of a stranger."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                await store._ask(JoinGroup("group", "killed", ["1"], round(MEMBER_TTL_S * 1000)))
+                async with store.consumer("group", "log", save_every_s=None) as early:
+                    assert await drained(early) == {"/log": [1, 2, 3]}
+                    with pytest.raises(Fenced, match="is read by killed"):
+                        await early.save()
+                    await asyncio.sleep(MEMBER_TTL_S)
+                    assert await early.save() == {"/log": make_lsn(1, 4)}
+
+        simulate(scenario)
+
     def test_two_consumers_of_one_name_without_members(self) -> None:
         """The slower one is fenced where the other one is further, and saves its other logs."""
 
@@ -341,6 +359,102 @@ class TestLag:
         simulate(scenario)
 
 
+async def two_members(
+    store: Store, other: Store, logs: Sequence[str]
+) -> tuple[Consumer, Consumer, list[str]]:
+    """Members that share `logs`, all of them read, and those of the second one."""
+    for log in logs:
+        await fill(store, log, 3)
+    first = await store.consumer("group", *logs, member="m1", save_every_s=None)
+    second = await other.consumer("group", *logs, member="m2", save_every_s=None)
+    await first.start()
+    await second.start()
+    while len(second.logs) < len(logs) // 2:
+        await first.read(timeout_s=0.5)
+        await second.read(timeout_s=0.5)
+    await drained(first)
+    await drained(second)
+    return first, second, [*second.logs]
+
+
+class TestInherited:
+    def test_one_that_was_deleted_is_told_once_and_holds_up_no_other(self) -> None:
+        """Every read raised it, and the other logs that fell to the member were never read."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                first, second, theirs = await two_members(store, other, ["a", "b", "c", "d"])
+                await second.close()
+                await store.log_tree.delete(theirs[0])
+                await fill(store, theirs[1], 2, 4)
+                with pytest.raises(UnknownLog, match=theirs[0]):
+                    await drained(first, 2 * MEMBER_TTL_S)
+                assert await drained(first) == {theirs[1]: [4, 5]}
+                positions = await first.save()
+                assert positions[theirs[1]] == make_lsn(1, 6)
+                assert theirs[0] not in positions
+                await first.close()
+
+        simulate(scenario)
+
+    def test_one_that_cannot_be_begun_is_begun_later_and_the_others_are_saved(self) -> None:
+        """Saves of the others were refused, as of a generation before that of the change."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                first, second, theirs = await two_members(store, other, ["a", "b", "c", "d"])
+                reading = first._reader._open
+
+                async def refuse(log: AnyLog, *where: Any) -> Any:
+                    if log == theirs[0]:
+                        raise Unreachable("no sequencer")
+                    return await reading(log, *where)
+
+                first._reader._open = refuse
+                await second.close()
+                for log in theirs:
+                    await fill(store, log, 2, 4)
+                assert await drained(first, 2 * MEMBER_TTL_S) == {theirs[1]: [4, 5]}
+                assert first.unhealthy == {theirs[0]: "no sequencer"}
+                await first.save()
+                (group,) = await store.cursors.list("group")
+                assert group.positions[theirs[1]] == make_lsn(1, 6)
+                first._reader._open = reading
+                assert await drained(first, 2 * BEGIN_AGAIN_S) == {theirs[0]: [4, 5]}
+                assert first.unhealthy == {}
+                await first.close()
+
+        simulate(scenario)
+
+
+class TestSaves:
+    def test_one_that_a_later_one_of_the_same_consumer_passes_is_no_fence(self) -> None:
+        """It was told that another consumer of its name is further."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                async with store.consumer("c", "log", save_every_s=None) as consumer:
+                    ask = consumer._ask
+                    pauses = iter([1.0, 0.0])
+
+                    async def late(message: Call) -> Reply:
+                        # The first frame is on its way for longer than the second.
+                        await asyncio.sleep(next(pauses))
+                        return await ask(message)
+
+                    consumer._ask = late
+                    await consumer.read(1)
+                    first = asyncio.create_task(consumer.save())
+                    await asyncio.sleep(0.1)
+                    await consumer.read(1)
+                    assert await consumer.save() == {"/log": make_lsn(1, 3)}
+                    assert await first == {"/log": make_lsn(1, 2)}
+                    consumer._ask = ask
+
+        simulate(scenario)
+
+
 class TestStart:
     def test_one_that_cannot_begin_a_log_says_so_and_may_be_started_anew(self) -> None:
         """Its other log was read, and this one never, with no error."""
@@ -370,6 +484,20 @@ class TestStart:
                         assert consumer.logs == ("/a", "/b")
                         await fill(store, "b", 1, 2)
                         assert await drained(consumer) == {"/b": [2]}
+
+        simulate(scenario)
+
+    def test_one_that_was_not_started_says_so(self) -> None:
+        """Its reads waited for ever."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                consumer = await store.consumer("c", "log")
+                with pytest.raises(Rejected, match="was not started"):
+                    await consumer.read()
+                async with consumer:
+                    assert await drained(consumer) == {"/log": [1, 2, 3]}
 
         simulate(scenario)
 

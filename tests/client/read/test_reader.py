@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.client.cluster import REFRESH_S
+from cordwood.client.find.log_info import AnyLog
 from cordwood.client.read.read_stream import HEALTH_S
+from cordwood.client.read.reader import Reader
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting, Closed, Overloaded
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    CordwoodError,
+    Overloaded,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.read_window import CREDIT_BYTES_MIN
 
@@ -35,6 +46,22 @@ async def fill(store: Store, log: str, *sizes: int, key: bytes | None = None) ->
 
 def numbers(items) -> list[int]:
     return [int(item.value) for item in items if isinstance(item, Record)]
+
+
+async def rest(reader: Reader) -> tuple[list[int], list[type[CordwoodError]]]:
+    """All that comes, and the errors that are told meanwhile."""
+    found: list[int] = []
+    told: list[type[CordwoodError]] = []
+    while len(told) < 10:
+        try:
+            portion = await reader.read(timeout_s=5)
+        except CordwoodError as error:
+            told.append(type(error))
+            continue
+        if not portion:
+            break
+        found += numbers(portion)
+    return found, told
 
 
 class TestPortions:
@@ -389,6 +416,119 @@ class TestPassingErrors:
                 await read()
                 assert found["/b"][6:] == [1]
                 assert reader._feed("/b").stream is not failing
+
+        simulate(scenario)
+
+    def test_one_that_cannot_be_begun_rests_and_the_others_are_read(self) -> None:
+        """Each call tried it again first, and told its error: nothing else was ever read."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 1)
+                await fill(store, "b", 1)
+                reader = await store.reader("a", "b")
+                for _ in range(2):
+                    await reader.read(timeout_s=1)
+                opening = reader._open
+
+                number = reader._feed("b").stream.info.log_id
+
+                async def refuse(log: AnyLog, *where: Any) -> Any:
+                    if log == number:
+                        raise Unreachable("no sequencer")
+                    return await opening(log, *where)
+
+                reader._open = refuse
+                reader._feed("b").stream.fail(Overloaded("no room for one more read stream"))
+                await fill(store, "a", 5)
+                found: list[int] = []
+                told: list[CordwoodError] = []
+                while len(found) < 5 and len(told) < 10:
+                    try:
+                        found += numbers(await reader.read(1))
+                    except CordwoodError as error:
+                        told.append(error)
+                assert found == [1, 2, 3, 4, 5]
+                assert isinstance(told[-1], Unreachable)
+                assert len(told) < 5
+                reader._open = opening
+                await fill(store, "b", 1)
+                assert numbers(await reader.read()) == [1]
+
+        simulate(scenario)
+
+    def test_one_that_was_deleted_meanwhile_is_told_once(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 1)
+                await fill(store, "b", 1)
+                reader = await store.reader("a", "b")
+                for _ in range(2):
+                    await reader.read(timeout_s=1)
+                await store.log_tree.delete("b")
+                await asyncio.sleep(3 * REFRESH_S)
+                reader._feed("b").stream.fail(Overloaded("no room for one more read stream"))
+                assert await rest(reader) == ([], [Overloaded, UnknownLog])
+                await fill(store, "a", 1)
+                assert await rest(reader) == ([1], [])
+
+        simulate(scenario)
+
+    def test_it_goes_on_in_its_log_whichever_has_the_name_by_then(self) -> None:
+        """It went on in the log that had the name, at a place of the one that it had read."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 1, 1)
+                reader = await store.reader("log")
+                assert numbers(await reader.read()) == [1]
+                await store.log_tree.rename("log", "old")
+                await store.create_log("log")
+                await asyncio.sleep(3 * REFRESH_S)
+                await store.append_many("log", [b"91", b"92", b"93"])
+                reader._feed("log").stream.fail(Overloaded("no room for one more read stream"))
+                assert await rest(reader) == ([2], [Overloaded])
+                await reader.seek("log", "oldest")
+                assert numbers(await reader.read()) == [1]
+
+        simulate(scenario)
+
+    def test_a_callback_gets_the_rest_of_a_log_whose_error_was_told(self) -> None:
+        """The next `deliver` returned as if all had been read to its end."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "a", 1, 1, 1)
+                await fill(store, "b", 1, 1, 1)
+                reader = await store.reader("a", "b", until="tail")
+                found: list[int] = []
+
+                def accept(_: str, item: Record | Gap) -> None:
+                    assert isinstance(item, Record)
+                    found.append(int(item.value))
+                    if len(found) == 2:
+                        reader._feed("b").stream.fail(Overloaded("no room for one more"))
+
+                with pytest.raises(Overloaded):
+                    await reader.deliver(accept)
+                await reader.deliver(accept)
+                assert sorted(found) == [1, 1, 2, 2, 3, 3]
+
+        simulate(scenario)
+
+    def test_one_that_was_to_end_at_the_tail_ends_at_that_tail(self) -> None:
+        """The tail was asked for anew, and records behind the asked end were given."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                reader = await store.reader("log", until="tail")
+                reader._feed("log").stream.fail(Overloaded("no room for one more read stream"))
+                with pytest.raises(Overloaded):
+                    await reader.read()
+                await fill(store, "log", 3)
+                assert numbers(await reader.read()) == [1, 2, 3]
+                assert not await reader.read()
 
         simulate(scenario)
 

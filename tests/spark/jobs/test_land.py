@@ -234,6 +234,28 @@ class TestRestart:
         assert sorted(row["value"] for row in rows(tmp_path / "t", "parquet")) == sorted(wanted)
         assert f"logs of the table that are not there any more: number {gone}" in said
 
+    def test_a_lost_checkpoint_and_a_log_that_is_selected_again_later(
+        self, spark, cluster, store, log, tmp_path
+    ):
+        """It was taken for a new one, and landed from its beginning once more."""
+        store.append_many(f"{log}/stays", [b"stays %d" % n for n in range(10)])
+        store.append_many(f"{log}/back", [b"back %d" % n for n in range(10)])
+        asked = {SERVERS: cluster.url, "subscribePattern": f"{log}/.*"}
+
+        def lands() -> int:
+            return land(spark, Landing(asked, str(tmp_path / "t"), partition_by=())).records
+
+        assert lands() == 20
+        store.log_tree.rename(f"{log}/back", f"{log}-away")
+        shutil.rmtree(tmp_path / "t" / OURS / "checkpoint")
+        store.append(f"{log}/stays", b"stays 10")
+        assert lands() == 1
+        store.append(f"{log}-away", b"back 10")
+        store.log_tree.rename(f"{log}-away", f"{log}/back")
+        assert lands() == 1
+        shutil.rmtree(tmp_path / "t" / OURS / "checkpoint")
+        assert lands() == 0
+
     def test_decoding_that_sets_other_records_apart_each_time_lands_nothing(
         self, lands, store, log, tmp_path
     ):

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SCRIPT = Path(__file__).parent / "killed_at_step.py"
+SCRIPT = Path(__file__).parents[2] / "killed_at_step.py"
 
 STEPS = (
     ("create a partition", "during", 2),

@@ -71,3 +71,30 @@ def test_an_unstage_of_another_attempt_leaves_what_is_being_pinned() -> None:
         assert [each.stages for each in staging.pins()] == [(STAGE,)]
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    "other", [pin(attempt=1), PinStaged(stages=(STAGE,), query="p", attempt=9)]
+)
+def test_a_pin_that_crosses_a_later_one_does_not_take_its_place(other: PinStaged) -> None:
+    """The earlier attempt's pin was written last and held. So the sweep took the block for one
+    of an attempt that is over, and let go of what the later attempt had committed."""
+
+    async def scenario() -> None:
+        made = await Made.new()
+        staging = await staged(made)
+        made.disk.by_hand = made.disk.file.by_hand = True
+        later = asyncio.ensure_future(staging.pin(pin(attempt=2)))
+        await turns()
+        with pytest.raises(StageExpired, match="belongs to a later publish of 'q'"):
+            await staging.pin(other)
+        again = asyncio.ensure_future(staging.pin(pin(attempt=2)))
+        await turns()
+        made.disk.by_hand = made.disk.file.by_hand = False
+        made.disk.file.end_all()
+        await asyncio.gather(later, again)
+        assert [each.pin for each in staging.pins()] == [("q", 2)]
+        await staging.pin(pin(attempt=3))
+        assert [each.pin for each in staging.pins()] == [("q", 3)]
+
+    run(scenario)

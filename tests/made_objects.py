@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -98,7 +99,6 @@ def all_blocks(footer: Footer, content: Buffer) -> list[BlockHeader]:
 
 def odd_bodies() -> dict[str, bytes]:
     """Bodies that `parse_body` takes and `encode_body` does not write."""
-    import struct
 
     def body(flags: int, *columns: bytes, stamps: bytes = b"") -> bytes:
         offsets, _ = pack_offsets([2, 3])
@@ -116,6 +116,17 @@ def odd_bodies() -> dict[str, bytes]:
         "headers and none has any": body(4, two, *pack_bytes([]), *pack_nullable([])),
         "a header's bytes under a null": body(4, *header_under_null),
     }
+
+
+def small_logs() -> list[Made]:
+    """Two logs with an odd body, a large and a small block, and a gap."""
+    one = Made(7, "/a").block(encode_body([b"v"] * 20, timestamps_us=list(range(20))))
+    for body in odd_bodies().values():
+        one.block(body)
+    one.gap(3, GapKind.HOLE)
+    two = Made(9, "/b")
+    two.block(encode_body([b"x"], timestamps_us=5, keys=[b"k"], headers=[[("h", None)]]))
+    return [one, two]
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

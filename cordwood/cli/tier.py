@@ -1,0 +1,349 @@
+"""`cordwood tier upload | status | verify | repair | export | collect`: main storage by hand.
+
+All but `upload` need the object store alone: no node, no metadata store. Logs are named by their
+numbers there, since names are kept by the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from cordwood.cli.tables import show_table
+from cordwood.cli.target import ClusterOption, JsonOption, find_target
+from cordwood.cli.wording import bytes_words
+from cordwood.errors import BadSetting
+from cordwood.lsn import format_lsn, parse_lsn
+
+if TYPE_CHECKING:
+    from cordwood.host.seams import Host
+    from cordwood.tier.patient_store import PatientStore
+    from cordwood.tiered import Head
+
+Result = TypeVar("Result")
+
+MIB = 1 << 20
+
+SECRET_WORDS = ("key", "secret", "token", "password", "credential", "sas")
+
+app = typer.Typer(help="Keep history in an object store, and look after it.", no_args_is_help=True)
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        "-s",
+        envvar="CORDWOOD_TIER_STORE",
+        metavar="ADDRESS",
+        help="A directory, s3://bucket/prefix, gs://… or az://….",
+    ),
+]
+
+OptionsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="Of the store: endpoint=https://…, region=…. Credentials come from the environment.",
+    ),
+]
+
+LogArgument = Annotated[int, typer.Argument(metavar="LOG", min=1, help="The log's number.")]
+
+LogsArgument = Annotated[
+    list[int] | None,
+    typer.Argument(metavar="[LOG]...", help="Their numbers; all without one.", show_default=False),
+]
+
+
+@app.command()
+def upload(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="The log's path.")],
+    store: StoreOption,
+    object_mib: Annotated[
+        int, typer.Option("--object-mib", min=1, max=512, help="MiB of bodies in an object.")
+    ] = 64,
+    option: OptionsOption = None,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Upload what is readable of a log now and not uploaded yet.
+
+    Ends with 1 where records are lost: nothing is uploaded past them.
+    """
+    url = find_target(cluster).url
+
+    async def act(host: Host, objects: PatientStore) -> None:
+        from cordwood import aio
+        from cordwood.cli.tier_source import LogSource
+        from cordwood.tier.log_manifest import LogManifest
+        from cordwood.tier.uploader import LogUploader
+
+        async with aio.connect(url) as client:
+            info = await client.log(log)
+            manifest = LogManifest(objects, info.log_id, host, "cordwood tier upload")
+            uploader = LogUploader(
+                objects, manifest, host, info.log_id, info.name, object_bytes=object_mib * MIB
+            )
+            async with LogSource(client, info.log_id, await uploader.next_lsn()) as source:
+                done = await uploader.run(source.items(), source.first)
+        if as_json:
+            shown = {
+                "log": info.log_id, "end": format_lsn(done.end), "objects": done.objects,
+                "records": done.rows, "bytes": done.stored,
+                "blocked": format_lsn(done.blocked) if done.blocked else None,
+            }  # fmt: skip
+            typer.echo(json.dumps(shown))
+        else:
+            typer.echo(
+                f"log {info.log_id} ({info.name}): {done.objects} objects, {done.rows} records, "
+                f"{bytes_words(done.stored)}; main storage has it up to {format_lsn(done.end)}"
+            )
+        if done.blocked:
+            typer.echo(f"records are lost from {format_lsn(done.blocked)} on", err=True)
+            raise typer.Exit(1)
+
+    _run(store, option, act)
+
+
+@app.command()
+def status(
+    store: StoreOption,
+    logs: LogsArgument = None,
+    option: OptionsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what an object store holds of each log."""
+
+    async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
+        from cordwood.protocol.manifest import in_order, totals
+
+        rows: list[dict[str, object]] = []
+        async for number, head in _heads(host, objects, logs):
+            summed = totals(in_order(head))
+            rows.append({
+                "log": number, "start": format_lsn(head.start), "end": format_lsn(head.end),
+                "objects": summed.objects, "records": summed.rows, "bytes": summed.stored,
+                "body_bytes": summed.bytes, "turn": head.fence, "holder": head.holder,
+            })  # fmt: skip
+        return rows
+
+    rows = _run(store, option, act)
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    show_table(
+        ["log>", "from", "to, not included", "objects>", "records>", "stored>", "bodies>", "turn>"],
+        [
+            (
+                row["log"], row["start"], row["end"], row["objects"], row["records"],
+                bytes_words(int(str(row["bytes"]))), bytes_words(int(str(row["body_bytes"]))),
+                row["turn"],
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+@app.command()
+def verify(
+    store: StoreOption,
+    logs: LogsArgument = None,
+    option: OptionsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read everything and compare all checksums.
+
+    Ends with 1 where an object is damaged or missing, or a range is lost.
+    """
+
+    async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
+        from cordwood.tier.log_manifest import LogManifest
+        from cordwood.tier.verify import verify_log
+
+        rows: list[dict[str, object]] = []
+        async for number, _ in _heads(host, objects, logs):
+            manifest = LogManifest(objects, number, host, "cordwood tier verify")
+            done = await verify_log(objects, manifest, host, number)
+            rows.append({
+                "log": number, "objects": done.objects, "records": done.rows, "bytes": done.bytes,
+                "lost": [[format_lsn(a), format_lsn(b)] for a, b in done.lost],
+                "faults": [{"object": name, "why": why} for name, why in done.faults],
+            })  # fmt: skip
+        return rows
+
+    rows = _run(store, option, act)
+    is_sound = not any(row["lost"] or row["faults"] for row in rows)
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        for row in rows:
+            counted = f"{row['objects']} objects with {row['records']} records"
+            typer.echo(f"log {row['log']}: {counted} are sound")
+            for first, last in row["lost"]:  # type: ignore[attr-defined]
+                typer.echo(f"  lost: {first} to {last}")
+            for fault in row["faults"]:  # type: ignore[attr-defined]
+                typer.echo(f"  damaged: {fault['object']}: {fault['why']}")
+    if not is_sound:
+        raise typer.Exit(1)
+
+
+@app.command()
+def repair(
+    log: LogArgument,
+    store: StoreOption,
+    start: Annotated[
+        str | None,
+        typer.Option("--start", metavar="LSN", help="Where the log begins, if it was trimmed."),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Go on though ranges are lost; readers are told so."),
+    ] = False,
+    option: OptionsOption = None,
+) -> None:
+    """Write a log's manifest anew from its objects, where it is gone or cannot be read."""
+    first = parse_lsn(start) if start else 0
+
+    async def act(host: Host, objects: PatientStore) -> None:
+        from cordwood.tier.log_manifest import LogManifest
+        from cordwood.tier.repair import repair_log
+
+        manifest = LogManifest(objects, log, host, "cordwood tier repair")
+        found = await repair_log(objects, manifest, log, start=first, accept=accept_loss)
+        typer.echo(
+            f"log {log}: {len(found.entries)} objects, from {format_lsn(found.entries[0].first)} "
+            f"to {format_lsn(found.entries[-1].last)}"
+        )
+        for name, why in found.damaged:
+            typer.echo(f"  left out: {name}: {why}")
+        for hole_first, hole_last in found.holes:
+            typer.echo(f"  lost: {format_lsn(hole_first)} to {format_lsn(hole_last)}")
+
+    _run(store, option, act)
+
+
+@app.command()
+def export(
+    log: LogArgument,
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where to put the files.")],
+    store: StoreOption,
+    option: OptionsOption = None,
+) -> None:
+    """Copy a log's objects into a directory, as Parquet files that are checked."""
+
+    async def act(host: Host, objects: PatientStore) -> None:
+        from cordwood.tier.export import export_log
+        from cordwood.tier.log_manifest import LogManifest
+
+        manifest = LogManifest(objects, log, host, "cordwood tier export")
+        if await manifest.load() is None:
+            raise BadSetting(f"{store} holds nothing of log {log}: see `cordwood tier status`")
+        done = await export_log(objects, manifest, host, log, directory)
+        typer.echo(f"log {log}: {done.files} files, {done.rows} records in {directory}")
+        if done.lost:
+            typer.echo(f"{done.lost} ranges are lost", err=True)
+            raise typer.Exit(1)
+
+    _run(store, option, act)
+
+
+@app.command()
+def collect(
+    store: StoreOption,
+    logs: LogsArgument = None,
+    grace_s: Annotated[
+        float,
+        typer.Option("--grace", min=0, help="Seconds for which readers may use what is trimmed."),
+    ] = 3600.0,
+    option: OptionsOption = None,
+) -> None:
+    """Delete what no manifest names: trimmed objects, and uploads that were never committed."""
+
+    async def act(host: Host, objects: PatientStore) -> None:
+        from cordwood.tier.collect import collect_log, collect_shared
+        from cordwood.tier.log_manifest import LogManifest
+
+        def manifest_of(number: int) -> LogManifest:
+            return LogManifest(objects, number, host, "cordwood tier collect")
+
+        now_us = host.clock.now_us()
+        deleted = size = waiting = 0
+        async for number, _ in _heads(host, objects, logs):
+            done = await collect_log(objects, manifest_of(number), number, now_us, grace_s)
+            deleted, size = deleted + done.deleted, size + done.deleted_bytes
+            waiting += done.waiting
+        if not logs:
+            done = await collect_shared(objects, manifest_of, now_us, grace_s)
+            deleted, size = deleted + done.deleted, size + done.deleted_bytes
+            waiting += done.waiting
+        typer.echo(f"{deleted} objects deleted, {bytes_words(size)}; {waiting} are in their grace")
+
+    _run(store, option, act)
+
+
+async def _heads(
+    host: Host, objects: PatientStore, logs: list[int] | None
+) -> AsyncIterator[tuple[int, Head]]:
+    """The manifests of some logs, or of all that the store holds something of.
+
+    Raises:
+        BadSetting: a log that was named has none.
+    """
+    from cordwood.tier.log_manifest import LogManifest
+    from cordwood.tier.repair import find_logs
+
+    for number in logs or await find_logs(objects):
+        head = await LogManifest(objects, number, host, "cordwood tier").load()
+        if head is None:
+            raise BadSetting(
+                f"log {number} has no manifest in this store; if it has objects, "
+                f"`cordwood tier repair {number}` writes one"
+            )
+        yield number, head
+
+
+def _run(
+    address: str,
+    given: list[str] | None,
+    act: Callable[[Host, PatientStore], Awaitable[Result]],
+) -> Result:
+    """Do something with an object store, on a loop of its own."""
+    from cordwood.host.real import real_host
+    from cordwood.tier.addresses import open_object_store
+
+    options = _options(given or [])
+
+    async def main() -> Result:
+        async with real_host() as host:
+            objects = await open_object_store(host, address, options)
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(objects.close)
+                return await act(host, objects)
+
+    return asyncio.run(main())
+
+
+def _options(given: list[str]) -> dict[str, str]:
+    """Options from `NAME=VALUE`.
+
+    Raises:
+        BadSetting: one is none, or would put a credential where everybody sees it.
+    """
+    options: dict[str, str] = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not separator or not name:
+            raise BadSetting("an option is written NAME=VALUE, as region=eu-central-1")
+        if any(word in name.lower() for word in SECRET_WORDS):
+            raise BadSetting(
+                f"{name} stays off the command line, where everybody sees it: set it in the "
+                "environment, as AWS_SECRET_ACCESS_KEY"
+            )
+        options[name] = value
+    return options

@@ -1,0 +1,75 @@
+"""A log's blocks and gaps, as a client reads them, for an upload."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Self
+
+from cordwood.block import Gap, GapKind
+from cordwood.errors import BadSetting
+from cordwood.lsn import Lsn
+
+if TYPE_CHECKING:
+    from cordwood.client.read.read_stream import ReadStream
+    from cordwood.client.store import Store
+    from cordwood.tier.uploader import Item
+
+
+class LogSource:
+    """What is readable of a log when this is entered.
+
+    Args:
+        next_lsn: where to begin; 0 for the log's beginning.
+    Attributes:
+        first: where it begins: behind what was trimmed, if the beginning was asked for.
+    """
+
+    def __init__(self, client: Store, log: int, next_lsn: int) -> None:
+        self.first = next_lsn
+        self._client = client
+        self._log = log
+        self._stream: ReadStream | None = None
+        self._held: Item | None = None
+
+    async def __aenter__(self) -> Self:
+        start: Lsn | str = Lsn(self.first) if self.first else "oldest"
+        if self.first and self.first > await self._client.tail(self._log):
+            return self  # all is uploaded
+        self._stream = await self._client.read(self._log, start, "tail")
+        if not self.first:
+            self._held = await self._next()
+            while isinstance(self._held, Gap) and self._held.kind is GapKind.TRIM:
+                self._held = await self._next()
+            if self._held is not None:
+                held = self._held
+                self.first = int(held.first if isinstance(held, Gap) else held[0].first)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    async def items(self) -> AsyncIterator[Item]:
+        """Blocks and gaps from `first` on.
+
+        Raises:
+            BadSetting: the log was deleted, or may not be read any more.
+        """
+        if self._held is not None:
+            yield self._held
+        while self._stream is not None and (item := await self._next()) is not None:
+            yield item
+
+    async def _next(self) -> Item | None:
+        assert self._stream is not None
+        taken = await self._stream.next()
+        if taken is None:
+            return None
+        if isinstance(taken, Gap):
+            if taken.kind in (GapKind.ACCESS, GapKind.NOT_IN_CONFIG):
+                raise BadSetting(f"log {self._log} cannot be read on: {taken.kind.value}")
+            return taken
+        held = taken.block
+        if taken.last != held.header.last:
+            return None  # its end is not readable yet
+        return held.header, held.stored.body

@@ -1,0 +1,147 @@
+"""The bytes of a manifest: heads and pages as JSON that people can read, under a checksum.
+
+::
+
+    cordwood head 1 1f3a90c2\\n            magic, what it is, version, CRC32C of all that follows
+    [7, 812, 3, "node-2", …]              the fields of `tiered.Head`, in their order
+
+Pages say `page` in place of `head`. An entry is a list of 13, a reference to a page one of 14, in
+the order of their fields. The name of a log's own object follows from the entry, so it is left out
+(an empty text).
+
+A page's name is `pages/<level>-<first>-<last>-<fence>-<crc>.json`, in hexadecimal digits: 2, 16,
+16, 16 and 8 of them.
+
+Source: docs/objects.md, "The manifest".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from crc32c import crc32c
+
+from cordwood.block import Buffer
+from cordwood.errors import ChecksumMismatch, Malformed
+from cordwood.layout.object_names import own_name, pages_prefix
+from cordwood.tiered import Entry, Head, Item, Page, PageRef, Trimmed
+
+VERSION = 1
+
+_LINE = re.compile(rb"cordwood (head|page) (\d{1,4}) ([0-9a-f]{8})\n")
+_LINE_BYTES_MAX = 40
+_PAGE_NAME = re.compile(
+    r"logs/([0-9a-f]{16})/pages/"
+    r"([0-9a-f]{2})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})\.json"
+)
+
+_Head = tuple[int, int, int, str, int, int, list[list[msgspec.Raw]], list[Trimmed]]
+_Page = tuple[int, list[msgspec.Raw]]
+
+
+def pack_head(head: Head) -> bytes:
+    """Write a head."""
+    levels = [[_short(head.log, item) for item in items] for items in head.levels]
+    return _framed(b"head", [*head[:6], levels, head.trims])
+
+
+def unpack_head(data: Buffer) -> Head:
+    """Read a head; `protocol.manifest.check_head` looks at what it says.
+
+    Raises:
+        ChecksumMismatch, Malformed: it is not what was written, or of a later version.
+    """
+    log, version, fence, holder, start, end, raw_levels, trims = _unframed(
+        data, b"head", _Head, "a manifest's head"
+    )
+    levels = tuple(
+        tuple(_item(log, raw, level) for raw in items) for level, items in enumerate(raw_levels)
+    )
+    return Head(log, version, fence, holder, start, end, levels, tuple(trims))
+
+
+def pack_page(log: int, page: Page) -> bytes:
+    """Write a page."""
+    return _framed(b"page", [page.level, [_short(log, item) for item in page.items]])
+
+
+def unpack_page(log: int, data: Buffer, ref: PageRef) -> Page:
+    """Read the page of a reference; `protocol.manifest.check_page` looks at what it says.
+
+    Raises:
+        ChecksumMismatch, Malformed: it is not the page that was written.
+    """
+    if len(data) != ref.size or crc32c(data) != ref.crc:
+        raise ChecksumMismatch(f"{page_name(log, ref)}: its checksum or its size is wrong")
+    level, items = _unframed(data, b"page", _Page, page_name(log, ref))
+    return Page(level, tuple(_item(log, raw, level) for raw in items))
+
+
+def page_name(log: int, ref: PageRef) -> str:
+    """A page's name."""
+    return (
+        f"{pages_prefix(log)}{ref.level:02x}-{ref.first:016x}-{ref.last:016x}-{ref.fence:016x}"
+        f"-{ref.crc:08x}.json"
+    )
+
+
+def parse_page_name(name: str) -> tuple[int, PageRef]:
+    """Whose page it is, and what its name says; sums are 0.
+
+    Raises:
+        Malformed: it is no page's name.
+    """
+    match = _PAGE_NAME.fullmatch(name)
+    if match is None:
+        raise Malformed(f"{name!r} is no name of a page of ours")
+    log, level, first, last, fence, crc = (int(each, 16) for each in match.groups())
+    return log, PageRef(first, last, fence, level, crc, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def object_name(log: int, entry: Entry) -> str:
+    """The name of an entry's object."""
+    return entry.name or own_name(log, entry.first, entry.last, entry.fence, entry.footer_crc)
+
+
+def _short(log: int, item: Item) -> Item:
+    """An item as it is written: without the name that follows from it."""
+    if isinstance(item, Entry) and item.name == object_name(log, item._replace(name="")):
+        return item._replace(name="")
+    return item
+
+
+def _item(log: int, raw: msgspec.Raw, level: int) -> Item:
+    try:
+        if level:
+            return msgspec.json.decode(raw, type=PageRef)
+        entry = msgspec.json.decode(raw, type=Entry)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(f"an item of a manifest cannot be read: {error}") from error
+    return entry._replace(name=object_name(log, entry))
+
+
+def _framed(what: bytes, value: Any) -> bytes:
+    text = msgspec.json.encode(value)
+    start = b"%d " % VERSION
+    return b"cordwood %b %b%08x\n%b" % (what, start, crc32c(text, crc32c(start)), text)
+
+
+def _unframed(data: Buffer, what: bytes, kind: Any, name: str) -> Any:
+    data = bytes(data)
+    match = _LINE.match(data[:_LINE_BYTES_MAX])
+    if match is None or match[1] != what:
+        raise Malformed(f"{name} does not begin as one of ours")
+    text = data[match.end() :]
+    if crc32c(text, crc32c(match[2] + b" ")) != int(match[3], 16):
+        raise ChecksumMismatch(f"{name}: its checksum is wrong")
+    if int(match[2]) != VERSION:
+        raise Malformed(
+            f"{name} has version {match[2].decode()}, and this program reads {VERSION}: use the "
+            "program that wrote it"
+        )
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"{name} cannot be read: {error}") from error

@@ -1,0 +1,168 @@
+"""What is known of a ledger: its striping, its state, and which nodes hold which entries.
+
+A *ledger* is a log of one epoch that the writing client numbers: entries 0, 1, 2 and so on. It is
+closed once, at a last entry, and is never opened for writing again. A *fragment* is a run of
+entries that were written to one *ensemble*, E nodes in an order that counts. Each entry goes to Qw
+of them and is acknowledged once Qa have it (`quorum.ensemble`).
+
+The metadata store keeps one value for each ledger, which changes by compare-and-set only.
+`layout.ledger_metadata` says how it looks as bytes.
+
+Source: docs/sources/bookkeeper.md (a), (b).
+"""
+
+from __future__ import annotations
+
+import enum
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+LEDGER_MAX = 2**63 - 1
+"""Ids are 63 bits, as BookKeeper's are."""
+
+ENTRY_MAX = 2**63 - 1
+
+NO_ENTRY = -1
+"""The last entry of an empty ledger, and the LAC of a ledger in which nothing is confirmed."""
+
+ENSEMBLE_MAX = 255
+"""Nodes in one ensemble: many times what a stripe gains by."""
+
+FRAGMENTS_MAX = 10_000
+"""A ledger whose ensemble changed more often has another trouble, and its value would not fit."""
+
+PASSWORD_BYTES_MAX = 1024
+CUSTOM_MAX = 256
+"""Pairs of custom metadata."""
+
+CUSTOM_BYTES_MAX = 65_536
+"""One value of custom metadata."""
+
+_Count = Annotated[int, Meta(ge=1, le=ENSEMBLE_MAX)]
+_Node = Annotated[int, Meta(ge=1, le=2**32 - 1)]
+_Nodes = Annotated[tuple[_Node, ...], Meta(max_length=ENSEMBLE_MAX)]
+_Entry = Annotated[int, Meta(ge=0, le=ENTRY_MAX)]
+_Last = Annotated[int, Meta(ge=NO_ENTRY, le=ENTRY_MAX)]
+_Name = Annotated[str, Meta(max_length=255)]
+_Value = Annotated[bytes, Meta(max_length=CUSTOM_BYTES_MAX)]
+
+
+class LedgerState(enum.StrEnum):
+    """It only goes on: open, in recovery, closed; a writer's close goes from open to closed."""
+
+    OPEN = "open"
+    IN_RECOVERY = "in_recovery"
+    CLOSED = "closed"
+
+
+class DigestKind(enum.IntEnum):
+    """What an entry is checked by; the numbers are BookKeeper's."""
+
+    CRC32 = 1
+    HMAC_SHA1 = 2
+    CRC32C = 3
+    DUMMY = 4
+
+
+class Striping(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How entries lie on an ensemble.
+
+    Attributes:
+        ensemble: E, nodes of an ensemble.
+        write: Qw, nodes that an entry is sent to.
+        ack: Qa, nodes that have it when it is acknowledged.
+    """
+
+    ensemble: _Count
+    write: _Count
+    ack: _Count
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ack <= self.write <= self.ensemble <= ENSEMBLE_MAX:
+            raise ValueError(
+                f"E {self.ensemble}, Qw {self.write}, Qa {self.ack}: wanted is "
+                f"{ENSEMBLE_MAX} >= E >= Qw >= Qa >= 1"
+            )
+
+
+class Fragment(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Entries from `first` on, up to the next fragment, lie on these nodes, in this order."""
+
+    first: _Entry
+    nodes: _Nodes
+
+
+class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A ledger's value in the metadata store.
+
+    Attributes:
+        fragments: in the order of their first entries, which begin at 0 and rise. A fragment
+            may be empty: it is the last one of a ledger that was closed right below it.
+        last, length: of a closed ledger, its last entry and the bytes of all payloads; -1 and 0
+            before, and of a ledger that was closed empty.
+        custom: what the creator wrote beside it; it never changes.
+    """
+
+    ledger: Annotated[int, Meta(ge=0, le=LEDGER_MAX)]
+    striping: Striping
+    fragments: Annotated[tuple[Fragment, ...], Meta(max_length=FRAGMENTS_MAX)]
+    state: LedgerState = LedgerState.OPEN
+    last: _Last = NO_ENTRY
+    length: Annotated[int, Meta(ge=0, le=ENTRY_MAX)] = 0
+    digest: DigestKind = DigestKind.CRC32C
+    password: Annotated[bytes, Meta(max_length=PASSWORD_BYTES_MAX)] = b""
+    created_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    custom: Annotated[dict[_Name, _Value], Meta(max_length=CUSTOM_MAX)] = {}
+
+    def __post_init__(self) -> None:
+        firsts = [each.first for each in self.fragments]
+        if not firsts or firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
+            raise ValueError("the fragments of a ledger begin at entry 0 and rise")
+        for each in self.fragments:
+            count = len(each.nodes)
+            if count != self.striping.ensemble or len({*each.nodes}) != count:
+                raise ValueError("a fragment does not have E distinct nodes")
+        if self.state is LedgerState.CLOSED:
+            if firsts[-1] > self.last + 1:
+                raise ValueError("a fragment lies behind the end of its ledger")
+            if self.last == NO_ENTRY and self.length:
+                raise ValueError("an empty ledger has a length")
+        elif (self.last, self.length) != (NO_ENTRY, 0):
+            raise ValueError("a ledger that is not closed has an end")
+
+    @property
+    def newest(self) -> Fragment:
+        """The fragment that the writer writes to, or wrote to last."""
+        return self.fragments[-1]
+
+    def nodes_at(self, entry: int) -> tuple[int, ...]:
+        """The ensemble that an entry is written to."""
+        for each in reversed(self.fragments):
+            if each.first <= entry:
+                return each.nodes
+        raise ValueError(f"entry {entry} is below 0")
+
+    def with_ensemble(self, first: int, nodes: tuple[int, ...]) -> LedgerMetadata:
+        """Entries from `first` on go to other nodes. A fragment that begins there already is
+        replaced: nothing of it was acknowledged."""
+        kept = tuple(each for each in self.fragments if each.first < first)
+        assert len(kept) >= len(self.fragments) - 1, "only the newest fragment is replaced"
+        return replace(self, fragments=(*kept, Fragment(first, nodes)))
+
+    def recovering(self) -> LedgerMetadata:
+        """The writer is shut out; it stays so until somebody closes the ledger."""
+        return replace(self, state=LedgerState.IN_RECOVERY)
+
+    def closed(self, last: int, length: int) -> LedgerMetadata:
+        """The ledger ends at this entry."""
+        return replace(self, state=LedgerState.CLOSED, last=last, length=length)
+
+
+class Versioned(NamedTuple):
+    """A ledger's value as it was read, with the version that a compare-and-set names."""
+
+    metadata: LedgerMetadata
+    version: int

@@ -1,0 +1,217 @@
+"""What this node would have to give if the data of some nodes were gone: a question, nothing more.
+
+It goes over the heads of all blocks here, by the rules that rebuilding goes by: the donor of each
+block is counted, and no other node. So the answers of all nodes add up, and nothing is counted
+twice. A block that would have no node left has no donor; the first node of its copyset that is up
+counts it, though that node is one of those that are asked about.
+
+Each call looks at some thousand blocks and says where to go on, so a store of any size is asked
+in calls that end soon.
+
+Source: docs/sources/logdevice.md 2.9, 3 ("Safety checker").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from cordwood.errors import BadSetting, CordwoodError, Retryable
+from cordwood.layout.log_questions import AskIfLost, IfLostReply
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import LSN_MAX
+from cordwood.metadata.epoch_store import EpochRecord
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol.rebuild_plan import Held, Losses, Stuck, plan_move
+from cordwood.quorum.authority import rebuilt_nodes
+from cordwood.storage.engine import Shard
+from cordwood.storage.logs_db.partition import Part
+
+logger = logging.getLogger(__name__)
+
+LOOK_BLOCKS = 4096
+"""Of one call: a tenth of a second of the loop, in steps of STEP_BLOCKS."""
+
+STEP_BLOCKS = 256
+STEP_BYTES = 1 << 20
+
+ASK_BLOCKS = 64
+"""What a question to the metadata store costs of LOOK_BLOCKS."""
+
+ReadRecord = Callable[[int], Awaitable[EpochRecord | None]]
+
+
+class _Epochs(NamedTuple):
+    """Nodesets of a log, and the epoch since which each holds, oldest first.
+
+    Attributes:
+        known: the history is complete up to this epoch.
+    """
+
+    known: int
+    history: Sequence[tuple[int, Nodeset, Replication]]
+
+    def of(self, epoch: int) -> tuple[Nodeset, Replication] | None:
+        """What an epoch has; what was before the first entry is trimmed and has the first's."""
+        if epoch > self.known or not self.history:
+            return None
+        found = next((e for e in reversed(self.history) if e[0] <= epoch), self.history[0])
+        return found[1:]
+
+
+class _First:
+    """Chance that always draws the first: only whether there is a place is asked."""
+
+    def random(self) -> float:
+        """See `quorum.copyset.Chance`."""
+        return 0.0
+
+
+class CopySurvey:
+    """See the module."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        node: NodeId,
+        members: Callable[[], Mapping[NodeId, Member]],
+        read_record: ReadRecord,
+    ) -> None:
+        """
+        Args:
+            read_record: a log's record in the epoch store. Storage nodes are told of nodesets,
+                and some hear of them late.
+        """
+        self._shard = shard
+        self._node = node
+        self._members = members
+        self._read_record = read_record
+
+    async def look(self, ask: AskIfLost) -> IfLostReply:
+        """See `AskIfLost`.
+
+        Raises:
+            BadSetting: there is no such node.
+            Retryable: this node does not know all that it holds.
+            TablesFailed, Corrupt: LogsDB cannot be read.
+        """
+        if self._shard.damage:
+            raise Retryable(f"this node does not know what it holds: {self._shard.damage}")
+        members = self._members()
+        unknown = sorted(set(ask.nodes) - set(members))
+        if unknown:
+            known = ", ".join(map(str, sorted(members)))
+            raise BadSetting(f"there is no node {unknown[0]}; there are {known}")
+        tally = _Tally(self._node, members, frozenset(ask.nodes))
+        looked, lsn = 0, ask.lsn
+        for log in sorted(self._shard.cache.logs):
+            if log < ask.log:
+                continue
+            epochs = self._epochs(log, members)
+            at = lsn + 1 if log == ask.log else 1
+            while at <= LSN_MAX:
+                if looked >= LOOK_BLOCKS:
+                    return tally.reply(log, at - 1)
+                run = await self._shard.reader.read(
+                    log, at, LSN_MAX, _head, bytes_max=STEP_BYTES, blocks_max=STEP_BLOCKS
+                )
+                newest = max((block.header.last >> 32 for block in run.blocks), default=0)
+                if newest > epochs.known:
+                    looked += ASK_BLOCKS
+                    epochs = await self._asked(log, members) or epochs
+                for block in run.blocks:
+                    tally.add(block, epochs)
+                tally.unknown += len(run.damaged)
+                # A log without blocks costs some of the time as well.
+                looked += 1 + len(run.blocks)
+                at = run.next
+                # What is in the cache is read without a pause: others have their turn here.
+                await asyncio.sleep(0)
+        return tally.reply(0, 0)
+
+    def _epochs(self, log: int, members: Mapping[NodeId, Member]) -> _Epochs:
+        known, history = self._shard.nodesets(log)
+        return _Epochs(
+            known,
+            [
+                (
+                    each.since,
+                    Nodeset.recorded(each.nodes, each.locations, members),
+                    each.replication,
+                )
+                for each in history
+            ],
+        )
+
+    async def _asked(self, log: int, members: Mapping[NodeId, Member]) -> _Epochs | None:
+        """As the epoch store has it; None where it does not answer, or has no such log."""
+        try:
+            record = await self._read_record(log)
+        except CordwoodError as error:
+            logger.info("log %d: its nodesets are not known here, and: %s", log, error)
+            return None
+        if record is None:
+            return None
+        return _Epochs(
+            record.next_epoch - 1,
+            [(each.since, each.nodeset(members), each.replication) for each in record.history],
+        )
+
+
+class _Tally:
+    """Counts blocks of one call."""
+
+    def __init__(
+        self, node: NodeId, members: Mapping[NodeId, Member], lost: frozenset[int]
+    ) -> None:
+        away = rebuilt_nodes(members.values())
+        gone = lost | away
+        self.unknown = 0
+        self._node = node
+        self._away = away
+        self._losses = Losses(0, gone, frozenset(), (), gone)
+        self._available = frozenset(members) - gone
+        self._blocks = self._bytes = self._stuck = self._last = self._gone = 0
+
+    def add(self, block: StoredBlock, epochs: _Epochs) -> None:
+        """A block that is held here and counts."""
+        header, copyset = block.header, block.envelope.copyset
+        held = Held(
+            header.log, header.first, header.last, header.append_time_us, header.stored_bytes,
+            0, copyset,
+        )  # fmt: skip
+        left = len(set(copyset) - self._losses.gone)
+        if not left:
+            up = (node for node in copyset if node not in self._away)
+            self._gone += next(up, None) == self._node
+            return
+        if self._losses.donor(held) != self._node:
+            return
+        found = epochs.of(held.epoch)
+        if found is None:
+            self.unknown += bool(self._losses.missing(held))
+            return
+        nodeset, replication = found
+        move = plan_move(
+            held, self._node, self._losses, nodeset, replication, self._available, _First()
+        )
+        if move is None:
+            return
+        self._last += left == 1
+        if isinstance(move, Stuck):
+            self._stuck += 1
+        else:
+            self._blocks += 1
+            self._bytes += header.stored_bytes * len(move.stores)
+
+    def reply(self, log: int, lsn: int) -> IfLostReply:
+        """What was counted, and where to go on."""
+        return IfLostReply(
+            self._blocks, self._bytes, self._stuck, self._last, self._gone, self.unknown, log, lsn
+        )
+
+
+def _head(block: StoredBlock) -> Part:
+    return Part.HEAD

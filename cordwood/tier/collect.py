@@ -1,0 +1,179 @@
+"""Collects what no manifest names: uploads that never were committed, and what was trimmed.
+
+Nothing here needs the uploaders to be quiet. `protocol.manifest.is_dead_object` says of an object
+that it is not committed and never will be, whatever happens later; names are never used twice, so
+a deletion that comes late takes nothing new. The grace is for readers, who may hold a head of
+before a trim, and for people.
+
+A log whose head is missing is left alone: a lost head is mended from the objects (`repair`). A
+deleted log keeps its head, which says that all of it is trimmed (`retire_log`).
+
+Source: docs/objects.md, "Deletion".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from cordwood.errors import Malformed
+from cordwood.layout.manifest import parse_page_name
+from cordwood.layout.object_names import (
+    SHARED,
+    objects_prefix,
+    pages_prefix,
+    parse_object_name,
+)
+from cordwood.protocol import manifest as rule
+from cordwood.tier.log_manifest import FENCE_MAX, LogManifest
+from cordwood.tier.object_reader import load_footer
+from cordwood.tier.object_store import DELETE_MAX, LIST_MAX, ObjectInfo, ObjectStore
+from cordwood.tiered import Head
+
+CALL_S = 60.0
+"""One call to the store, with all its tries."""
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection did.
+
+    Attributes:
+        seen: objects and pages that were looked at.
+        deleted, deleted_bytes: of these, those that were dead for long enough.
+        waiting: dead, and still in their grace.
+        strangers: names below ours that are not of ours; they are left alone.
+    """
+
+    seen: int = 0
+    deleted: int = 0
+    deleted_bytes: int = 0
+    waiting: int = 0
+    strangers: int = 0
+
+
+async def retire_log(manifest: LogManifest) -> None:
+    """Let go of a deleted log: no upload of it is committed any more, and all of it is trimmed."""
+    head = await manifest.load()
+    if head is None:
+        return
+    if head.fence < FENCE_MAX:
+        head = await manifest.take_turn(head.start, FENCE_MAX)
+    await manifest.trim(head.end)
+
+
+async def collect_log(
+    store: ObjectStore, manifest: LogManifest, log: int, now_us: int, grace_s: float
+) -> Collected:
+    """Delete what nobody needs of one log's own objects and pages."""
+    done = Collected()
+    head = await manifest.load()
+    if head is None:
+        return done
+    pruner = _Pruner(store, done)
+    async for info in list_all(store, objects_prefix(log)):
+        try:
+            name = parse_object_name(info.name)
+        except Malformed:
+            done.strangers += 1
+            continue
+        found = await manifest.find(name.last)
+        head = manifest.head or head
+        is_dead = rule.is_dead_object(head, found, info.name, name.last, name.fence)
+        await pruner.judge(info, is_dead, _since_us(head, name.last, info), now_us, grace_s)
+    async for info in list_all(store, pages_prefix(log)):
+        try:
+            _, ref = parse_page_name(info.name)
+        except Malformed:
+            done.strangers += 1
+            continue
+        page = await manifest.find_page(ref.level, ref.last)
+        head = manifest.head or head
+        is_dead = rule.is_dead_page(head, page, ref)
+        await pruner.judge(info, is_dead, _since_us(head, ref.last, info), now_us, grace_s)
+    await pruner.flush()
+    return done
+
+
+async def collect_shared(
+    store: ObjectStore,
+    manifest_of: Callable[[int], LogManifest],
+    now_us: int,
+    grace_s: float,
+) -> Collected:
+    """Delete objects of several logs that none of them needs.
+
+    Args:
+        manifest_of: a log's manifest.
+    """
+    done = Collected()
+    pruner = _Pruner(store, done)
+    async for info in list_all(store, SHARED):
+        try:
+            crc = parse_object_name(info.name).footer_crc
+        except Malformed:
+            done.strangers += 1
+            continue
+        footer = await load_footer(store, info.name, info.size, crc, timeout_s=CALL_S)
+        is_dead, since_us = True, 0
+        for run in footer.index.runs:
+            manifest = manifest_of(run.log)
+            head = await manifest.load()
+            if head is None:
+                is_dead = False
+                break
+            found = await manifest.find(run.last)
+            head = manifest.head or head
+            is_dead = is_dead and rule.is_dead_object(head, found, info.name, run.last, run.fence)
+            since_us = max(since_us, _since_us(head, run.last, info))
+        await pruner.judge(info, is_dead, since_us, now_us, grace_s)
+    await pruner.flush()
+    return done
+
+
+def _since_us(head: Head, last: int, info: ObjectInfo) -> int:
+    """From when on its grace counts: its trim, or its upload if it never was committed."""
+    trimmed_us = rule.trimmed_at_us(head, last)
+    return info.modified_us if trimmed_us is None else max(trimmed_us, info.modified_us)
+
+
+class _Pruner:
+    """Deletes what is judged dead, many at a time."""
+
+    def __init__(self, store: ObjectStore, done: Collected) -> None:
+        self._store = store
+        self._done = done
+        self._names: list[str] = []
+
+    async def judge(
+        self, info: ObjectInfo, is_dead: bool, since_us: int, now_us: int, grace_s: float
+    ) -> None:
+        """Delete it if it is dead for longer than its grace."""
+        self._done.seen += 1
+        if not is_dead:
+            return
+        if now_us - since_us < grace_s * 1e6:
+            self._done.waiting += 1
+            return
+        self._names.append(info.name)
+        self._done.deleted += 1
+        self._done.deleted_bytes += info.size
+        if len(self._names) == DELETE_MAX:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Delete what waits for it."""
+        names, self._names = self._names, []
+        await self._store.delete(names, timeout_s=CALL_S)
+
+
+async def list_all(store: ObjectStore, prefix: str) -> AsyncIterator[ObjectInfo]:
+    """All objects below a prefix, a page at a time."""
+    after = ""
+    while True:
+        page = await store.list_page(prefix, after=after, timeout_s=CALL_S)
+        for info in page:
+            yield info
+        if len(page) < LIST_MAX:
+            return
+        after = page[-1].name

@@ -1,0 +1,311 @@
+"""Reads a log's history from objects: in order, from any LSN to any other, without a node.
+
+Row groups are fetched by ranged gets and checked in threads. What is fetched ahead begins with one
+row group and doubles with each that is taken, up to a bound, so a reader of one record fetches one
+group, and one of a year has the network busy. From the head of the manifest, the first record is
+two more gets away: its object's footer, and its row group (and a page a level of the manifest).
+
+What is given out tiles what was asked for: blocks, clipped at both ends, and gaps. Trims go on
+meanwhile: where an object is gone, the manifest is read anew, and what it does not keep any more is
+a TRIM gap. Where the manifest ends, the history does, and nodes go on from `next_lsn`.
+
+Source: docs/objects.md, "Reading"; docs/sources/s3stream.md (b), "Read", and complaint 4 (reads
+that compaction breaks).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Self
+
+from cordwood.block import BlockHeader, Buffer, Gap, GapKind
+from cordwood.errors import Malformed, NoObject
+from cordwood.host.seams import Host
+from cordwood.layout.object_file import Footer, Run, piece_blocks, read_group
+from cordwood.lsn import LSN_MAX, Lsn
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_reader import entry_footer
+from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.repair import is_lost
+from cordwood.tiered import Entry
+
+AHEAD_BYTES_MAX = 32 << 20
+"""Of row groups as stored, fetched and not taken yet; eight of them decoded are twice that."""
+
+GETS_MAX = 8
+"""In flight for one reader."""
+
+GET_S = 120.0
+CHECK_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryBlock:
+    """The records `[first, last]` of a block.
+
+    Attributes:
+        header: as it was appended; codec and stored length and CRC tell of what nodes kept.
+        raw: all of its body, uncompressed, and compared with its CRC.
+    """
+
+    header: BlockHeader
+    raw: Buffer
+    first: int
+    last: int
+
+
+HistoryItem = HistoryBlock | Gap
+
+
+@dataclass(slots=True)
+class _Step:
+    """One row group of one object, or gaps that need none.
+
+    Attributes:
+        low, high: LSNs that it tells all of.
+        stored: bytes to fetch.
+        work: its items, once it has begun.
+    """
+
+    entry: Entry
+    footer: Footer | None
+    run: Run | None
+    group: int
+    pieces: list[int]
+    low: int
+    high: int
+    stored: int
+    work: asyncio.Task[list[HistoryItem]] | None = None
+
+
+class HistoryReader:
+    """See the module. Use it with `async with`, or close it.
+
+    Args:
+        store: patient.
+        manifest: the log's; it is read anew where it has to be.
+        start, until: the first and the last LSN that are wanted.
+    Attributes:
+        next_lsn: the next LSN to give out; where the history ends, the one that nodes go on from.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: LogManifest,
+        host: Host,
+        log: int,
+        start: int,
+        until: int = LSN_MAX,
+        *,
+        ahead_bytes_max: int = AHEAD_BYTES_MAX,
+    ) -> None:
+        self.next_lsn = start
+        self._store = store
+        self._manifest = manifest
+        self._host = host
+        self._log = log
+        self._until = until
+        self._ahead_bytes_max = ahead_bytes_max
+        self._ahead_bytes = 1
+        self._out: deque[HistoryItem] = deque()
+        self._steps: deque[_Step] = deque()
+        self._plan: AsyncGenerator[_Step, None] | None = None
+        self._footer: tuple[str, asyncio.Task[Footer]] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop what is fetched ahead."""
+        tasks: list[asyncio.Task[object]] = [s.work for s in self._steps if s.work is not None]
+        if self._footer is not None:
+            tasks.append(self._footer[1])
+        plan, self._plan, self._footer = self._plan, None, None
+        self._steps.clear()
+        if plan is not None:
+            await plan.aclose()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def next(self) -> HistoryItem | None:
+        """The next block or gap; None where `until` was given out, or the history ends.
+
+        Raises:
+            Corrupt: an object, or the manifest, is not what was written.
+            Retryable: the store does not answer.
+        """
+        while not self._out:
+            if self.next_lsn > self._until:
+                return None
+            try:
+                if not await self._take_step():
+                    return None
+            except NoObject as error:
+                await self._begin_anew(error)
+        item = self._out.popleft()
+        self.next_lsn = int(item.last) + 1
+        return item
+
+    def __aiter__(self) -> AsyncIterator[HistoryItem]:
+        return self._items()
+
+    async def _items(self) -> AsyncIterator[HistoryItem]:
+        while (item := await self.next()) is not None:
+            yield item
+
+    # ---- ahead ----
+
+    async def _take_step(self) -> bool:
+        """Put the next step's items out; whether there was one."""
+        await self._fill()
+        if not self._steps:
+            return False
+        step = self._steps[0]
+        assert step.work is not None
+        items = await step.work
+        self._steps.popleft()
+        self._ahead_bytes = min(self._ahead_bytes_max, max(2 * step.stored, 2 * self._ahead_bytes))
+        self._out.extend(clipped(items, self.next_lsn, self._until))
+        return True
+
+    async def _fill(self) -> None:
+        """Begin steps until as much is on its way as may be; one in any case."""
+        if self._plan is None:
+            self._plan = self._planned()
+        on_the_way = sum(step.stored for step in self._steps)
+        while not self._steps or (on_the_way < self._ahead_bytes and len(self._steps) < GETS_MAX):
+            step = await anext(self._plan, None)
+            if step is None:
+                return
+            step.work = asyncio.get_running_loop().create_task(self._items_of(step))
+            self._steps.append(step)
+            on_the_way += step.stored
+
+    async def _begin_anew(self, error: NoObject) -> None:
+        """An object is gone: go on by what the manifest says by now."""
+        await self.close()
+        before = self._manifest.head
+        head = await self._manifest.load()
+        if head is None or (before is not None and head.version == before.version):
+            raise Malformed(f"log {self._log}: {error}: repair it") from error
+        if head.start > self.next_lsn:
+            last = min(head.start - 1, self._until)
+            self._out.append(Gap(Lsn(self.next_lsn), Lsn(last), GapKind.TRIM))
+
+    # ---- what there is to fetch ----
+
+    async def _planned(self) -> AsyncGenerator[_Step, None]:
+        """Every row group from `next_lsn` on, by what the manifest says now."""
+        head = self._manifest.head or await self._manifest.load()
+        if head is None:
+            return
+        lsn = self.next_lsn
+        if lsn < head.start:
+            trimmed = Entry(lsn, head.start - 1, 0, "", 0, 0, 0, 0, 0, 0, 0, 0, 0)
+            yield _Step(trimmed, None, None, 0, [], lsn, head.start - 1, 0)
+            lsn = head.start
+        while lsn <= self._until and (page := await self._manifest.entries(lsn)):
+            for entry, after in zip(page, [*page[1:], None], strict=True):
+                if entry.first > self._until:
+                    return
+                # Closed at once, and not by the loop some time later, when a reader is left.
+                async with aclosing(self._steps_of(entry, after, lsn)) as steps:
+                    async for step in steps:
+                        yield step
+                lsn = entry.last + 1
+
+    async def _steps_of(
+        self, entry: Entry, after: Entry | None, lsn: int
+    ) -> AsyncGenerator[_Step, None]:
+        """The row groups of an entry that reach an LSN, or one step of none."""
+        if is_lost(entry):
+            yield _Step(entry, None, None, 0, [], entry.first, entry.last, 0)
+            return
+        footer = await self._footer_of(entry, after)
+        run = footer.index.run(self._log)
+        if run is None or run.last != entry.last or run.first > entry.first:
+            raise Malformed(f"{entry.name} does not hold {Lsn(entry.first)} to {Lsn(entry.last)}")
+        start, until = max(lsn, entry.first), min(self._until, entry.last)
+        groups: dict[int, list[int]] = {}
+        for index, piece in enumerate(run.pieces):
+            if piece.last >= start and piece.first <= until:
+                groups.setdefault(piece.group, []).append(index)
+        low = start
+        for number, pieces in groups.items():
+            group = footer.index.groups[number]
+            is_last = number == next(reversed(groups))
+            high = until if is_last else run.pieces[pieces[-1]].last
+            size = group.stop - group.start
+            yield _Step(entry, footer, run, number, pieces, low, high, size)
+            low = high + 1
+        if not groups:
+            yield _Step(entry, footer, run, 0, [], start, until, 0)
+
+    async def _footer_of(self, entry: Entry, after: Entry | None) -> Footer:
+        """The footer of an entry's object; that of the next one is fetched meanwhile."""
+        held, self._footer = self._footer, None
+        if held is not None and held[0] == entry.name:
+            footer = await held[1]
+        else:
+            if held is not None:
+                held[1].cancel()
+                await asyncio.gather(held[1], return_exceptions=True)
+            footer = await entry_footer(self._store, entry, timeout_s=GET_S)
+        is_sequential = self._ahead_bytes > 1
+        if (
+            after is not None
+            and is_sequential
+            and not is_lost(after)
+            and (after.first <= self._until)
+        ):
+            work = asyncio.get_running_loop().create_task(
+                entry_footer(self._store, after, timeout_s=GET_S)
+            )
+            self._footer = (after.name, work)
+        return footer
+
+    async def _items_of(self, step: _Step) -> list[HistoryItem]:
+        """Fetch a step's row group and check it; its blocks, and the gaps around them."""
+        entry, footer, run = step.entry, step.footer, step.run
+        if footer is None or run is None:
+            kind = GapKind.DATA_LOSS if is_lost(entry) else GapKind.TRIM
+            return [Gap(Lsn(entry.first), Lsn(entry.last), kind)]
+        gaps = [gap for gap in run.gap_list() if gap.last >= step.low and gap.first <= step.high]
+        if not step.pieces:
+            return list(gaps)
+        group = footer.index.groups[step.group]
+        content = await self._store.get(entry.name, group.start, group.stop, timeout_s=GET_S)
+
+        def check() -> list[HistoryItem]:
+            rows = read_group(footer, step.group, content)
+            items: list[HistoryItem] = []
+            for index in step.pieces:
+                for header, raw in piece_blocks(run.pieces[index], rows, log=run.log):
+                    items.append(HistoryBlock(header, raw, header.first, header.last))
+            return items
+
+        blocks = await self._host.run_blocking(check, timeout_s=CHECK_S)
+        return [*blocks, *gaps]
+
+
+def clipped(items: list[HistoryItem], start: int, until: int) -> list[HistoryItem]:
+    """Blocks and gaps in order, without what lies outside of `[start, until]`."""
+    kept: list[HistoryItem] = []
+    for item in sorted(items, key=lambda each: each.first):
+        first, last = max(int(item.first), start), min(int(item.last), until)
+        if first > last:
+            continue
+        if isinstance(item, Gap):
+            kept.append(Gap(Lsn(first), Lsn(last), item.kind))
+        else:
+            kept.append(HistoryBlock(item.header, item.raw, first, last))
+    return kept

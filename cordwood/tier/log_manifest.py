@@ -1,0 +1,382 @@
+"""One log's manifest in an object store: commit, find, list, trim.
+
+The rule is `protocol.manifest`, the bytes are `layout.manifest`. Pages are put before the head that
+names them; the head is replaced on condition that it is the one that was read. Where the store does
+not answer to that, what is there is read until it is known: heads never repeat, so one's own is
+recognised, and the same condition may be tried again.
+
+A holder's name has 64 random bits: two uploaders of one name would else take each other's turn for
+their own.
+
+Source: docs/objects.md, "The manifest".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from crc32c import crc32c
+
+from cordwood.errors import (
+    BadSetting,
+    Corrupt,
+    Malformed,
+    NoObject,
+    ObjectChanged,
+    OutcomeUnknown,
+    Overloaded,
+    Unreachable,
+)
+from cordwood.host.seams import Host
+from cordwood.layout.manifest import pack_head, pack_page, page_name, unpack_head, unpack_page
+from cordwood.layout.object_names import head_name
+from cordwood.protocol import manifest as rule
+from cordwood.tier.object_store import Etag, ObjectStore
+from cordwood.tier.patient_store import PAUSE_S
+from cordwood.tiered import Entry, Head, Item, Page, PageRef
+
+Result = TypeVar("Result")
+
+PAGES_KEPT = 128
+"""In memory: 64 entries of 300 bytes each are 20 KB a page."""
+
+SWAPS_MAX = 20
+"""Tries to replace a head that others replace as well; only trims and turns do."""
+
+FENCE_MAX = (1 << 63) - 1
+"""The turn that no other follows: that of a deleted log."""
+
+
+class LogManifest:
+    """See the module.
+
+    Args:
+        store: patient, where its answers may be lost.
+        timeout_s: for each call of ours, over all that it asks of the store.
+    Attributes:
+        head: as it was read or written last; None where the log has none.
+    """
+
+    def __init__(
+        self, store: ObjectStore, log: int, host: Host, name: str, *, timeout_s: float = 120.0
+    ) -> None:
+        self.head: Head | None = None
+        self._store = store
+        self._log = log
+        self._host = host
+        self._timeout_s = timeout_s
+        self._holder = f"{name}/{host.random.getrandbits(64):016x}"
+        self._etag: Etag | None = None
+        self._pages: OrderedDict[str, Page] = OrderedDict()
+        self._fence = 0
+
+    async def load(self) -> Head | None:
+        """Read the head anew.
+
+        Raises:
+            Corrupt: what is there is no head of this log.
+        """
+        async with self._bounded(Unreachable):
+            return await self._load()
+
+    async def take_turn(self, first: int, fence: int = 0) -> Head:
+        """Begin a turn at this log: no earlier one commits any more.
+
+        Args:
+            first: where the log begins, if nothing was uploaded yet.
+            fence: the turn's number; 0 takes the next one.
+        Raises:
+            Fenced: a turn as high has begun.
+        """
+
+        def change(head: Head | None) -> Head:
+            if head is None:
+                return rule.first_head(self._log, int(first), fence or 1, self._holder)
+            return rule.take_turn(head, fence or head.fence + 1, self._holder)
+
+        head = await self._change(change)
+        assert head is not None
+        self._fence = head.fence
+        return head
+
+    async def commit(self, entry: Entry) -> Head:
+        """Add an entry; one that was added already stays as it is.
+
+        Raises:
+            Fenced: the turn is over.
+            OutcomeUnknown: the store does not answer; commit it again, or read.
+        """
+        pages: list[tuple[str, bytes]] = []
+
+        seal = self._sealer(pages, self._fence)
+
+        def change(head: Head | None) -> Head | None:
+            pages.clear()
+            if head is None:
+                raise Malformed(f"the manifest of log {self._log} is gone: repair it")
+            rule.check_turn(head, self._fence)
+            return rule.append(head, entry, self._fence, seal)
+
+        async def is_done(head: Head | None) -> bool:
+            if head is None or head.fence != self._fence or entry.first >= head.end:
+                return False
+            return await self._find(head, entry.first) == entry
+
+        head = await self._change(change, pages, is_done)
+        assert head is not None
+        return head
+
+    async def trim(self, start: int) -> Head | None:
+        """Keep nothing below an LSN; None if the log has no manifest."""
+
+        def change(head: Head | None) -> Head | None:
+            if head is None:
+                return None
+            changed = rule.trim(head, int(start), self._host.clock.now_us())
+            return None if changed is head else changed
+
+        return await self._change(change)
+
+    async def write_anew(self, entries: Sequence[Entry], fence: int) -> Head:
+        """Replace a manifest that is gone or cannot be read, by one of these entries.
+
+        Args:
+            entries: in order, without a hole; see `protocol.manifest.build`.
+        Raises:
+            BadSetting: the one that is there can be read.
+        """
+        async with self._bounded(OutcomeUnknown):
+            self._etag = await self._damaged_etag()
+            pages: list[tuple[str, bytes]] = []
+            head = rule.build(self._log, entries, fence, self._holder, self._sealer(pages, fence))
+            for name, data in pages:
+                await self._store.put(name, [data], timeout_s=self._timeout_s)
+            self._fence = fence
+            return await self._swap(head)
+
+    async def _damaged_etag(self) -> Etag | None:
+        """The etag of a head that cannot be read as a whole; None if there is none.
+
+        Raises:
+            BadSetting: it can.
+        """
+        try:
+            _, etag = await self._store.read(head_name(self._log), timeout_s=self._timeout_s)
+        except NoObject:
+            return None
+        try:
+            await self._load()
+            lsn = 0
+            while page := await self.entries(lsn):
+                lsn = page[-1].last + 1
+        except Corrupt:
+            return etag
+        raise BadSetting(f"the manifest of log {self._log} can be read: there is nothing to repair")
+
+    async def find(self, lsn: int) -> Entry | None:
+        """The entry that holds an LSN, None if it is trimmed or not uploaded yet.
+
+        The head is the one at hand: `load` sees what was committed since.
+        """
+        async with self._bounded(Unreachable):
+            return await self._again(lambda head: self._find(head, lsn))
+
+    async def find_append_time(self, time_us: int) -> Entry | None:
+        """The first entry with a block that was appended at a time or later."""
+
+        async def search(head: Head) -> Entry | None:
+            items: Sequence[Item] = rule.in_order(head)
+            while True:
+                item = rule.find_append_time(items, time_us)
+                if item is None or isinstance(item, Entry):
+                    return item
+                items = (await self._page(item)).items
+
+        async with self._bounded(Unreachable):
+            return await self._again(search)
+
+    async def find_page(self, level: int, lsn: int) -> PageRef | None:
+        """The page of a level that holds an LSN."""
+
+        async def search(head: Head) -> PageRef | None:
+            items: Sequence[Item] = rule.in_order(head)
+            while True:
+                item = rule.find(items, lsn)
+                if not isinstance(item, PageRef) or item.level < level:
+                    return None
+                if item.level == level:
+                    return item
+                items = (await self._page(item)).items
+
+        async with self._bounded(Unreachable):
+            return await self._again(search)
+
+    async def entries(self, lsn: int, limit: int = rule.FANOUT) -> list[Entry]:
+        """Entries that reach an LSN, in order; fewer than `limit` only at the end.
+
+        The next page begins behind the last one's `last`.
+        """
+
+        async with self._bounded(Unreachable):
+            return await self._again(lambda head: self._all_from(head, lsn, limit)) or []
+
+    @asynccontextmanager
+    async def _bounded(self, late: type[Unreachable | OutcomeUnknown]) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except TimeoutError as error:
+            raise late(
+                f"the manifest of log {self._log}: no end within {self._timeout_s} s"
+            ) from error
+
+    # ---- reading ----
+
+    async def _load(self) -> Head | None:
+        try:
+            data, etag = await self._store.read(head_name(self._log), timeout_s=self._timeout_s)
+        except NoObject:
+            self.head = self._etag = None
+            return None
+        head = unpack_head(data)
+        rule.check_head(head)
+        if head.log != self._log:
+            raise Malformed(f"{head_name(self._log)} is the manifest of log {head.log}")
+        self.head, self._etag = head, etag
+        return head
+
+    async def _find(self, head: Head, lsn: int) -> Entry | None:
+        if not head.start <= lsn < head.end:
+            return None
+        items: Sequence[Item] = rule.in_order(head)
+        while True:
+            item = rule.find(items, lsn)
+            if item is None or isinstance(item, Entry):
+                return item
+            items = (await self._page(item)).items
+
+    async def _all_from(self, head: Head, lsn: int, limit: int = rule.FANOUT) -> list[Entry]:
+        found: list[Entry] = []
+        await self._collect(rule.in_order(head), max(lsn, head.start), limit, found)
+        return found
+
+    async def _collect(
+        self, items: Sequence[Item], lsn: int, limit: int, found: list[Entry]
+    ) -> None:
+        for item in items[rule.find_from(items, lsn) :]:
+            if isinstance(item, Entry):
+                found.append(item)
+            else:
+                await self._collect((await self._page(item)).items, lsn, limit, found)
+            if len(found) >= limit:
+                return
+
+    async def _page(self, ref: PageRef) -> Page:
+        name = page_name(self._log, ref)
+        page = self._pages.get(name)
+        if page is None:
+            data = await self._store.get(name, 0, ref.size, timeout_s=self._timeout_s)
+            page = unpack_page(self._log, data, ref)
+            rule.check_page(page, ref)
+            self._pages[name] = page
+            if len(self._pages) > PAGES_KEPT:
+                self._pages.popitem(last=False)
+        self._pages.move_to_end(name)
+        return page
+
+    async def _again(self, search: Callable[[Head], Awaitable[Result]]) -> Result | None:
+        """Search from the head at hand, or from a newer one where a trim took a page from under it.
+
+        Returns:
+            What the search found; None where the log has no manifest.
+        """
+        head = self.head if self.head is not None else await self._load()
+        while head is not None:
+            try:
+                return await search(head)
+            except NoObject as error:
+                newer = await self._load()
+                if newer is not None and newer.version == head.version:
+                    raise Malformed(
+                        f"the manifest of log {self._log}: {error}: repair it"
+                    ) from error
+                head = newer
+        return None
+
+    # ---- writing ----
+
+    async def _change(
+        self,
+        change: Callable[[Head | None], Head | None],
+        pages: Sequence[tuple[str, bytes]] = (),
+        is_done: Callable[[Head | None], Awaitable[bool]] | None = None,
+    ) -> Head | None:
+        """Replace the head by what a rule makes of it, and try again where others did too.
+
+        Args:
+            change: None for no change.
+            pages: what `change` sealed; they are put first.
+            is_done: whether the head that was read has the change already.
+        Raises:
+            OutcomeUnknown: nobody knows whether it was replaced; `head` is the one before it.
+        """
+        async with self._bounded(OutcomeUnknown):
+            if self.head is None:
+                await self._load()
+            for _ in range(SWAPS_MAX):
+                if is_done is not None and await is_done(self.head):
+                    return self.head
+                changed = change(self.head)
+                if changed is None:
+                    return self.head
+                for name, data in pages:
+                    await self._store.put(name, [data], timeout_s=self._timeout_s)
+                try:
+                    return await self._swap(changed)
+                except ObjectChanged:
+                    await self._load()
+        raise Overloaded(f"the manifest of log {self._log} changes too often: try again")
+
+    def _sealer(self, pages: list[tuple[str, bytes]], fence: int) -> rule.Seal:
+        """What gives pages their references, and gathers what has to be put."""
+
+        def seal(page: Page) -> PageRef:
+            data = pack_page(self._log, page)
+            ref = rule.ref_of(page, fence, crc32c(data), len(data))
+            pages.append((page_name(self._log, ref), data))
+            return ref
+
+        return seal
+
+    async def _swap(self, head: Head) -> Head:
+        """Replace the head that was read last.
+
+        Raises:
+            ObjectChanged: another stands there.
+            OutcomeUnknown: the store does not say.
+        """
+        data, name, before = pack_head(head), head_name(self._log), self._etag
+        while True:
+            try:
+                etag = await self._store.put_if(name, data, before, timeout_s=self._timeout_s)
+            except OutcomeUnknown:
+                try:
+                    found, etag = await self._store.read(name, timeout_s=self._timeout_s)
+                except NoObject:
+                    if before is not None:
+                        raise ObjectChanged(f"{name} is gone") from None
+                    found, etag = b"", None
+                except Unreachable as error:
+                    raise OutcomeUnknown(f"{name}: {error}") from error
+                if found != data:
+                    if etag == before:
+                        # Ours may still arrive; it would find what we try again replaced.
+                        await asyncio.sleep(PAUSE_S * (0.5 + self._host.random.random()))
+                        continue
+                    raise ObjectChanged(f"{name} was replaced") from None
+            self.head, self._etag = head, etag
+            return head

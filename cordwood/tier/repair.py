@@ -1,0 +1,188 @@
+"""Builds a log's manifest from its objects alone: nodes, metadata store and head may all be lost.
+
+Every object says in its name or its footer which log it holds, and from where to where; every one
+that covers a range holds the same records, because ranges are uploaded once they are sealed and
+released. So a listing and one footer an object are enough. A listing may lack what was put just
+now: repair when nothing uploads.
+
+What no object covers is lost. It is not passed over in silence: `repair_log` refuses, and names the
+ranges; told to accept them, it writes entries of no object (`LOST`), which readers are told of as
+DATA_LOSS.
+
+Source: docs/objects.md, "Repair".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cordwood.errors import Corrupt
+from cordwood.layout.manifest import parse_page_name
+from cordwood.layout.object_file import entry_of
+from cordwood.layout.object_names import (
+    LOGS,
+    SHARED,
+    objects_prefix,
+    pages_prefix,
+    parse_object_name,
+)
+from cordwood.lsn import Lsn
+from cordwood.protocol.manifest import tile
+from cordwood.tier.collect import CALL_S, list_all
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_reader import load_footer
+from cordwood.tier.object_store import ObjectInfo, ObjectStore
+from cordwood.tiered import Entry
+
+FOOTERS_AT_ONCE = 16
+"""Gets in flight: 16 of 64 KiB."""
+
+LOST = "lost"
+"""In the place of an object's name."""
+
+TURNS_SKIPPED = 1 << 20
+"""A turn may have begun that has put nothing yet; a repair's is above it."""
+
+
+class Unrepairable(Corrupt):
+    """Ranges of a log are in no object that is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is left of a log.
+
+    Attributes:
+        entries: those that tell the most, in order, without overlap.
+        holes: ranges between them, both ends included, that no object covers.
+        damaged: objects that were left out, and why.
+        fence: the highest turn of which anything is left.
+    """
+
+    entries: tuple[Entry, ...]
+    holes: tuple[tuple[int, int], ...]
+    damaged: tuple[tuple[str, str], ...]
+    fence: int
+
+
+async def find_logs(store: ObjectStore) -> list[int]:
+    """The numbers of all logs of which something lies in a store, by their own prefixes."""
+    logs: list[int] = []
+    after = ""
+    while True:
+        page = await store.list_page(LOGS, after=after, limit=1, timeout_s=CALL_S)
+        if not page:
+            return logs
+        part = page[0].name.removeprefix(LOGS).partition("/")[0]
+        if len(part) == 16:
+            logs.append(int(part, 16))
+        # Behind all that is a log's: `head`, `objects/`, `pages/`.
+        after = f"{LOGS}{part}/z"
+
+
+async def survey_log(store: ObjectStore, log: int, start: int = 0) -> Found:
+    """Look at all objects of a log, its own and shared ones.
+
+    Args:
+        start: what lies below is trimmed, and not looked for.
+    """
+    survey = _Survey(store, log)
+    for prefix in (objects_prefix(log), SHARED):
+        batch: list[ObjectInfo] = []
+        async for info in list_all(store, prefix):
+            batch.append(info)
+            if len(batch) == FOOTERS_AT_ONCE:
+                await survey.look_at(batch)
+                batch = []
+        await survey.look_at(batch)
+    fence = max([entry.fence for entry in survey.entries], default=0)
+    async for info in list_all(store, pages_prefix(log)):
+        try:
+            fence = max(fence, parse_page_name(info.name)[1].fence)
+        except Corrupt:
+            continue
+    chosen = tuple(tile(survey.entries, start))
+    holes = tuple(
+        (one.last + 1, other.first - 1)
+        for one, other in pairwise(chosen)
+        if other.first != one.last + 1
+    )
+    if start and chosen and chosen[0].first > start:
+        holes = ((start, chosen[0].first - 1), *holes)
+    return Found(chosen, holes, tuple(sorted(survey.damaged)), fence)
+
+
+class _Survey:
+    """Reads footers, some at once."""
+
+    def __init__(self, store: ObjectStore, log: int) -> None:
+        self.entries: list[Entry] = []
+        self.damaged: list[tuple[str, str]] = []
+        self._store = store
+        self._log = log
+
+    async def look_at(self, batch: list[ObjectInfo]) -> None:
+        """Take what some objects hold of the log."""
+        async with asyncio.TaskGroup() as tasks:
+            for info in batch:
+                tasks.create_task(self._look_at(info))
+
+    async def _look_at(self, info: ObjectInfo) -> None:
+        try:
+            crc = parse_object_name(info.name).footer_crc
+            footer = await load_footer(self._store, info.name, info.size, crc, timeout_s=CALL_S)
+        except Corrupt as error:
+            self.damaged.append((info.name, str(error)))
+            return
+        run = footer.index.run(self._log)
+        if run is not None:
+            self.entries.append(entry_of(run, info.name, info.size, footer.bytes, crc))
+
+
+async def repair_log(
+    store: ObjectStore, manifest: LogManifest, log: int, *, start: int = 0, accept: bool = False
+) -> Found:
+    """Write a log's manifest anew where it has none, or none that can be read.
+
+    Args:
+        start: where the log begins, if its beginning was trimmed.
+        accept: go on though ranges are lost; readers are given DATA_LOSS there.
+    Raises:
+        Unrepairable: ranges are lost, and nobody accepted it.
+        Malformed: the log has a manifest that can be read.
+    """
+    found = await survey_log(store, log, start)
+    if not found.entries:
+        raise Unrepairable(f"log {log}: no object of it is left that can be read")
+    if found.holes and not accept:
+        named = ", ".join(f"{Lsn(first)} to {Lsn(last)}" for first, last in found.holes[:5])
+        more = ", …" if len(found.holes) > 5 else ""
+        raise Unrepairable(
+            f"log {log}: {len(found.holes)} ranges are in no object that is left ({named}{more}); "
+            "accept the loss to repair the rest"
+        )
+    await manifest.write_anew(_with_holes(found), found.fence + TURNS_SKIPPED)
+    return found
+
+
+def _with_holes(found: Found) -> list[Entry]:
+    """The entries, and one of no object for each hole."""
+    lost = [_lost(first, last, found.entries[0].append_first_us) for first, last in found.holes]
+    filled = sorted([*found.entries, *lost])
+    at_us = filled[0].append_last_us
+    for index, entry in enumerate(filled):
+        # Append times do not fall along a manifest; a hole has that of what stands before it.
+        at_us = max(at_us, entry.append_last_us)
+        filled[index] = entry._replace(append_last_us=at_us)
+    return filled
+
+
+def _lost(first: int, last: int, at_us: int) -> Entry:
+    return Entry(first, last, 0, LOST, 0, 0, 0, 0, 0, at_us, at_us, at_us, at_us)
+
+
+def is_lost(entry: Entry) -> bool:
+    """Whether an entry stands for a range that is lost."""
+    return entry.name == LOST

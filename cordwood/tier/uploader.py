@@ -1,0 +1,178 @@
+"""Uploads a log's history: blocks and gaps come in, objects are put and committed, in order.
+
+Each block is read once and put once. The order is always: write the object and read it back, put
+it, commit it. A crash before the commit leaves an orphan, which `collect` finds; a commit whose
+answer is lost is made again and is made once. Nothing goes past DATA_LOSS: the upload ends before
+it and says so. An uploader that is overtaken is told so by `Fenced` at its next commit.
+
+The objects are made in a thread of the host's: the loop goes on.
+
+Source: docs/objects.md, "Uploading"; docs/sources/s3stream.md (b), "Upload".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cordwood.block import BlockHeader, Buffer, Gap, GapKind
+from cordwood.errors import OutcomeUnknown, Retryable, Unreachable
+from cordwood.host.seams import Host
+from cordwood.layout.object_file import entry_of
+from cordwood.layout.object_writer import FinishedObject, ObjectWriter
+from cordwood.lsn import Lsn
+from cordwood.protocol.manifest import last_append_us
+from cordwood.protocol.tier_plan import OBJECT_BYTES
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_store import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+Item = tuple[BlockHeader, Buffer] | Gap
+"""A block with its body as stored, or a gap."""
+
+Result = TypeVar("Result")
+
+PUT_S = 600.0
+"""One object with all its tries: 64 MiB at 110 KB/s."""
+
+MAKE_S = 120.0
+"""Writing an object, and reading it back: 64 MiB at half a megabyte a second."""
+
+COMMIT_TRIES_MAX = 10
+COMMIT_PAUSE_S = 1.0
+
+
+@dataclass(slots=True)
+class Uploaded:
+    """What an upload did.
+
+    Attributes:
+        end: where the manifest ends now.
+        objects, rows, stored: what was committed: objects, records, bytes in the store.
+        blocked: the LSN of records that are lost, before which it ended; None if there are none.
+    """
+
+    end: int
+    objects: int = 0
+    rows: int = 0
+    stored: int = 0
+    blocked: Lsn | None = None
+
+
+class LogUploader:
+    """See the module.
+
+    Args:
+        store: patient.
+        manifest: the log's; its turn is taken by `begin`.
+        name: the log's, for those who read objects without us.
+        object_bytes: bytes of bodies at which an object is closed.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: LogManifest,
+        host: Host,
+        log: int,
+        name: str,
+        *,
+        object_bytes: int = OBJECT_BYTES,
+    ) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._host = host
+        self._log = log
+        self._name = name
+        self._object_bytes = object_bytes
+        self._done = Uploaded(0)
+        self._writer: ObjectWriter | None = None
+
+    async def next_lsn(self) -> int:
+        """Where the manifest ends; 0 if the log has none yet."""
+        head = await self._manifest.load()
+        return head.end if head is not None else 0
+
+    async def run(self, items: AsyncIterator[Item], first: int, fence: int = 0) -> Uploaded:
+        """Take a turn, and upload what comes until there is no more.
+
+        Args:
+            items: from `first` on, without a hole; whole blocks.
+            first: what `next_lsn` gave; of a log without a manifest, where its history begins.
+            fence: see `LogManifest.take_turn`.
+        Raises:
+            Fenced: another uploader has begun.
+            OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
+            Corrupt: a block is damaged; what came before it stays committed.
+        """
+        head = await self._manifest.take_turn(first, fence)
+        self._done = Uploaded(head.end)
+        if head.end != first:
+            return self._done  # another one went on meanwhile: what comes in is not what is next
+        async for item in items:
+            if isinstance(item, Gap) and item.kind is GapKind.DATA_LOSS:
+                self._done.blocked = item.first
+                logger.warning(
+                    "log %d: records from %s to %s are lost; nothing is uploaded past them until "
+                    "the loss is accepted", self._log, item.first, item.last,
+                )  # fmt: skip
+                break
+            writer = self._writer
+            if writer is None:
+                writer = self._writer = ObjectWriter()
+                writer.begin_log(self._log, self._name, self._done.end, head.fence)
+            if isinstance(item, Gap):
+                writer.add_gap(item)
+            else:
+                await self._in_thread(lambda w=writer, block=item: w.add_block(*block))  # type: ignore[misc]
+            if writer.raw_bytes >= self._object_bytes:
+                await self._close_object()
+        await self._close_object()
+        return self._done
+
+    async def _close_object(self) -> None:
+        """Finish the object that is open, put it and commit it.
+
+        Gaps at the end wait for the records behind them: an epoch that ended is no object.
+        """
+        writer, self._writer = self._writer, None
+        if writer is None or not writer.raw_bytes:
+            return
+        done = await self._in_thread(writer.finish)
+        name = done.name("", 0)
+        await self._store.put(name, [done.content], timeout_s=PUT_S)
+        await self._commit(done, name)
+
+    async def _commit(self, done: FinishedObject, name: str) -> None:
+        (run,) = done.footer.index.runs
+        size = len(done.content)
+        head = self._manifest.head
+        after_us = last_append_us(head) if head is not None else 0
+        entry = entry_of(run, name, size, done.footer_bytes, done.footer_crc, after_us)
+        for tries in range(1, COMMIT_TRIES_MAX + 1):
+            try:
+                head = await self._manifest.commit(entry)
+                break
+            except (Retryable, OutcomeUnknown):
+                if tries == COMMIT_TRIES_MAX:
+                    raise
+                await asyncio.sleep(COMMIT_PAUSE_S * (0.5 + self._host.random.random()))
+        assert head is not None
+        self._done.end = head.end
+        self._done.objects += 1
+        self._done.rows += entry.rows
+        self._done.stored += size
+        logger.info(
+            "log %d: %s to %s are in %s, %d bytes", self._log, Lsn(entry.first), Lsn(entry.last),
+            name, size,
+        )  # fmt: skip
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        try:
+            return await self._host.run_blocking(work, timeout_s=MAKE_S)
+        except TimeoutError as error:
+            raise Unreachable(f"an object of log {self._log} was not made in {MAKE_S} s") from error

@@ -1,0 +1,137 @@
+"""Reads all that a log has in main storage and compares every checksum.
+
+Source: docs/objects.md, "The command line".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+from cordwood.block import BlockHeader, Buffer, Gap, GapKind
+from cordwood.errors import Corrupt, Malformed, NoObject
+from cordwood.host.seams import Host
+from cordwood.layout.object_file import Footer, Run, piece_blocks, read_group
+from cordwood.lsn import Lsn
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_reader import entry_footer
+from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.repair import is_lost
+from cordwood.tiered import Entry
+
+GET_S = 120.0
+CHECK_S = 120.0
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was read of a log.
+
+    Attributes:
+        objects, rows, bytes: what was sound: objects, records, bytes of their bodies.
+        lost: ranges that a repair found in no object.
+        faults: objects, and what is wrong with each.
+    """
+
+    objects: int = 0
+    rows: int = 0
+    bytes: int = 0
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    faults: list[tuple[str, str]] = field(default_factory=list)
+
+
+async def verify_log(store: ObjectStore, manifest: LogManifest, host: Host, log: int) -> Verified:
+    """Read every block of a log; damage is noted, and the rest is read all the same.
+
+    Raises:
+        Corrupt: the manifest cannot be read.
+    """
+    done = Verified()
+    async for entry in all_entries(manifest):
+        if is_lost(entry):
+            done.lost.append((entry.first, entry.last))
+            continue
+        try:
+            rows = size = 0
+            async for item in entry_items(store, entry, host, log):
+                if not isinstance(item, Gap):
+                    rows += item[0].count
+                    size += item[0].raw_bytes
+        except (Corrupt, NoObject) as error:
+            done.faults.append((entry.name, str(error)))
+            continue
+        done.objects += 1
+        done.rows += rows
+        done.bytes += size
+    return done
+
+
+async def all_entries(manifest: LogManifest) -> AsyncIterator[Entry]:
+    """The entries of a manifest, a page at a time."""
+    lsn = 0
+    while page := await manifest.entries(lsn):
+        for entry in page:
+            yield entry
+        lsn = page[-1].last + 1
+
+
+async def entry_items(
+    store: ObjectStore, entry: Entry, host: Host, log: int
+) -> AsyncIterator[tuple[BlockHeader, Buffer] | Gap]:
+    """What an entry holds of a log, in order: blocks with bodies uncompressed, and gaps.
+
+    Whole blocks: the first may begin before the entry does.
+
+    Raises:
+        NoObject: the object is gone.
+        Corrupt: it is not the object that was uploaded.
+    """
+    if is_lost(entry):
+        yield Gap(Lsn(entry.first), Lsn(entry.last), GapKind.DATA_LOSS)
+        return
+    footer = await entry_footer(store, entry, timeout_s=GET_S)
+    run = footer.index.run(log)
+    if run is None or run.last != entry.last or run.first > entry.first:
+        raise Malformed(f"{entry.name} does not hold {Lsn(entry.first)} to {Lsn(entry.last)}")
+    gaps = [gap for gap in run.gap_list() if gap.last >= entry.first]
+    for number, pieces in _by_group(run, entry.first):
+        blocks = await _group_blocks(store, entry, footer, run, number, pieces, host)
+        for header, raw in blocks:
+            while gaps and gaps[0].first < header.first:
+                yield gaps.pop(0)
+            if header.last >= entry.first:
+                yield header, raw
+    for gap in gaps:
+        yield gap
+
+
+def _by_group(run: Run, first: int) -> Iterator[tuple[int, list[int]]]:
+    """The row groups with pieces that reach an LSN, and which pieces these are."""
+    groups: dict[int, list[int]] = {}
+    for index, piece in enumerate(run.pieces):
+        if piece.last >= first:
+            groups.setdefault(piece.group, []).append(index)
+    yield from groups.items()
+
+
+async def _group_blocks(
+    store: ObjectStore,
+    entry: Entry,
+    footer: Footer,
+    run: Run,
+    number: int,
+    pieces: list[int],
+    host: Host,
+) -> list[tuple[BlockHeader, Buffer]]:
+    """Fetch a row group and check the blocks of some pieces."""
+    group = footer.index.groups[number]
+    content = await store.get(entry.name, group.start, group.stop, timeout_s=GET_S)
+
+    def check() -> list[tuple[BlockHeader, Buffer]]:
+        rows = read_group(footer, number, content)
+        blocks: list[tuple[BlockHeader, Buffer]] = []
+        for index in pieces:
+            blocks += piece_blocks(run.pieces[index], rows, log=run.log)
+        return blocks
+
+    return await host.run_blocking(check, timeout_s=CHECK_S)

@@ -1,0 +1,114 @@
+"""The nouns of main storage: what a log's manifest is made of.
+
+An *entry* says which object holds a range of a log. A manifest is a tree of *pages* of entries
+under a *head*, which is the one thing that ever changes: it is replaced on condition that nobody
+else did.
+
+A *fence* is the number of an uploader's turn at one log; a turn is taken by writing a higher one
+into the head. It stands in the name of all that the uploader puts, so no name is used twice.
+
+Source: docs/objects.md, "The manifest".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """An object, for what it holds of one log.
+
+    Attributes:
+        first, last: LSNs, both included. The last is that of the object's run of this log, and
+            the first may be behind the run's.
+        fence: of the turn that uploaded it.
+        name: the object's.
+        footer_crc: CRC32C of its footer, and of what follows it.
+        size, footer_bytes: of the object, and of its footer with what follows it.
+        rows, bytes: records, and bytes of their bodies, uncompressed.
+        append_first_us, append_last_us: append times of its first and last block.
+        time_min_us, time_max_us: the least and the largest of the records' own times.
+    """
+
+    first: int
+    last: int
+    fence: int
+    name: str
+    footer_crc: int
+    size: int
+    footer_bytes: int
+    rows: int
+    bytes: int
+    append_first_us: int
+    append_last_us: int
+    time_min_us: int
+    time_max_us: int
+
+
+class PageRef(NamedTuple):
+    """A page of a manifest, and what lies below it.
+
+    Attributes:
+        first, last: LSNs.
+        fence: of the turn that wrote it.
+        level: 0 for a page of entries, else of pages one level below.
+        crc, size: CRC32C and bytes of the page.
+        objects, stored, rows, bytes: entries below it, and their sizes, rows and bytes, summed up.
+        append_first_us, append_last_us, time_min_us, time_max_us: as of an entry.
+    """
+
+    first: int
+    last: int
+    fence: int
+    level: int
+    crc: int
+    size: int
+    objects: int
+    stored: int
+    rows: int
+    bytes: int
+    append_first_us: int
+    append_last_us: int
+    time_min_us: int
+    time_max_us: int
+
+
+Item = Entry | PageRef
+
+
+class Page(NamedTuple):
+    """Some entries, or some pages of one level, in order."""
+
+    level: int
+    items: tuple[Item, ...]
+
+
+class Trimmed(NamedTuple):
+    """That a log was trimmed up to, and not at, an LSN; and when."""
+
+    start: int
+    at_us: int
+
+
+class Head(NamedTuple):
+    """A log's manifest, as its pointer has it.
+
+    Attributes:
+        log: the log's number.
+        version: 1 and up; every head of a log has another.
+        fence: of the turn in force.
+        holder: whose it is, for people.
+        start: the first LSN that is kept; what lies below is trimmed.
+        end: the LSN that the next entry begins at.
+        levels: what is not in a page yet: entries, then pages of level 0, 1, …
+        trims: the last trims, oldest first.
+    """
+
+    log: int
+    version: int
+    fence: int
+    holder: str
+    start: int
+    end: int
+    levels: tuple[tuple[Item, ...], ...]
+    trims: tuple[Trimmed, ...]

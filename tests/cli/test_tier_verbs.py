@@ -1,0 +1,181 @@
+"""`cordwood tier`: a log is uploaded, verified, lost, repaired, exported, and collected."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import cordwood
+from cordwood.cli.app import app
+from cordwood.cli.tier import _options
+from cordwood.errors import BadSetting
+
+pytestmark = pytest.mark.real
+
+RECORDS = 3000
+
+
+def run(*arguments, ends_with: int = 0) -> str:
+    done = CliRunner().invoke(app, ["tier", *map(str, arguments)])
+    assert done.exit_code == ends_with, done.output + repr(done.exception)
+    return done.output
+
+
+@pytest.fixture
+def data(tmp_path):
+    """An embedded store with a log, and another that is small."""
+    path = tmp_path / "data"
+    with cordwood.connect(str(path)) as store:
+        for start in range(0, RECORDS, 500):
+            store.append_many(
+                "/orders", [b"order %d" % number for number in range(start, start + 500)]
+            )
+        for number in range(5):
+            store.append("/clicks", b"click %d" % number, key=b"k", headers=[("h", b"v")])
+    return path
+
+
+@pytest.fixture
+def objects(tmp_path, data):
+    """A directory that all of `/orders` was uploaded into."""
+    path = tmp_path / "objects"
+    run("upload", "/orders", "--store", path, "-c", data)
+    return path
+
+
+def statuses(objects) -> dict[int, dict]:
+    return {row["log"]: row for row in json.loads(run("status", "--store", objects, "--json"))}
+
+
+class TestUpload:
+    def test_every_record_is_there_once_and_what_was_appended_since_follows(self, objects, data):
+        ((log, row),) = statuses(objects).items()
+        assert row["records"] == RECORDS
+        with cordwood.connect(str(data)) as store:
+            assert store.log("/orders").log_id == log
+            store.append_many("/orders", [b"later %d" % number for number in range(10)])
+        said = run("upload", "/orders", "--store", objects, "-c", data, "--json")
+        assert json.loads(said)["records"] == 10
+        assert (
+            json.loads(run("upload", "/orders", "--store", objects, "-c", data, "--json"))[
+                "objects"
+            ]
+            == 0
+        )
+        row = statuses(objects)[log]
+        assert (row["records"], row["objects"], row["turn"]) == (RECORDS + 10, 2, 3)
+        files = sorted(objects.rglob("*.parquet"))
+        values = [value for file in files for value in pq.read_table(file)["value"].to_pylist()]
+        assert values == [b"order %d" % number for number in range(RECORDS)] + [
+            b"later %d" % number for number in range(10)
+        ]
+        assert "are sound" in run("verify", "--store", objects)
+
+    def test_large_logs_become_several_objects(self, tmp_path, data):
+        with cordwood.connect(str(data)) as store:
+            for number in range(12):
+                store.append("/large", bytes([number]) * 300_000)
+        path = tmp_path / "objects"
+        run("upload", "/large", "--store", path, "-c", data, "--object-mib", 1)
+        ((_, row),) = statuses(path).items()
+        assert (row["records"], row["objects"]) == (12, 3)
+
+    def test_keys_headers_and_lsns_are_those_that_the_store_gives(self, tmp_path, data):
+        path = tmp_path / "objects"
+        run("upload", "/clicks", "--store", path, "-c", data)
+        (file,) = path.rglob("*.parquet")
+        rows = pq.read_table(file).to_pylist()
+        with cordwood.connect(str(data)) as store:
+            records = [item for item in store.read("/clicks") if isinstance(item, cordwood.Record)]
+        assert [(row["lsn"], row["key"], row["value"]) for row in rows] == [
+            (int(each.lsn), each.key, each.value) for each in records
+        ]
+        assert {row["log"] for row in rows} == {"/clicks"}
+        assert rows[0]["headers"] == [{"key": "h", "value": b"v"}]
+
+
+class TestDisaster:
+    def test_a_lost_manifest_is_repaired_from_the_objects(self, objects, data):
+        before = statuses(objects)
+        (log,) = before
+        shutil.rmtree(data)
+        for head in objects.rglob("head"):
+            head.unlink()
+        said = run("verify", log, "--store", objects, ends_with=1)
+        assert "repair" in said
+        run("repair", log, "--store", objects)
+        after = statuses(objects)
+        assert after[log]["records"] == RECORDS
+        assert (after[log]["start"], after[log]["end"]) == (before[log]["start"],
+                                                            before[log]["end"])  # fmt: skip
+        assert "sound" in run("verify", "--store", objects)
+        said = run("repair", log, "--store", objects, ends_with=1)
+        assert "nothing to repair" in said
+
+    def test_damage_is_found_by_verify_and_not_copied_by_export(self, objects, tmp_path):
+        (log,) = statuses(objects)
+        (file,) = objects.rglob("*.parquet")
+        content = bytearray(file.read_bytes())
+        content[len(content) // 3] ^= 4
+        file.write_bytes(content)
+        said = run("verify", "--store", objects, ends_with=1)
+        assert "damaged" in said
+        assert "checksum" in said
+        run("export", log, tmp_path / "copy", "--store", objects, ends_with=1)
+        assert list((tmp_path / "copy").rglob("*.parquet")) == []
+
+    def test_lost_objects_are_not_passed_over(self, objects, data):
+        with cordwood.connect(str(data)) as store:
+            store.append("/orders", b"more")
+        run("upload", "/orders", "--store", objects, "-c", data)
+        with cordwood.connect(str(data)) as store:
+            store.append("/orders", b"and more")
+        run("upload", "/orders", "--store", objects, "-c", data)
+        (log,) = statuses(objects)
+        next(iter(objects.rglob("head"))).unlink()
+        sorted(objects.rglob("*.parquet"))[1].unlink()
+        said = run("repair", log, "--store", objects, ends_with=1)
+        assert "--accept-loss" in said or "accept the loss" in said
+        assert "lost: " in run("repair", log, "--store", objects, "--accept-loss")
+        assert "lost: " in run("verify", "--store", objects, ends_with=1)
+        assert statuses(objects)[log]["records"] == RECORDS + 1
+
+
+class TestOthers:
+    def test_an_export_is_a_directory_of_parquet(self, objects, tmp_path):
+        (log,) = statuses(objects)
+        assert f"{RECORDS} records" in run("export", log, tmp_path / "copy", "--store", objects)
+        (file,) = (tmp_path / "copy").glob("*.parquet")
+        assert pq.read_table(file).num_rows == RECORDS
+
+    def test_collect_takes_orphans_and_leaves_what_is_committed(self, objects):
+        (file,) = objects.rglob("*.parquet")
+        # The same range, of a turn that never was in force.
+        orphan = file.with_name(
+            "-".join([*file.name.split("-")[:2], "0" * 16, "0" * 8]) + ".parquet"
+        )
+        orphan.write_bytes(b"half")
+        assert "0 objects deleted" in run("collect", "--store", objects)
+        assert "1 objects deleted" in run("collect", "--store", objects, "--grace", 0)
+        assert (orphan.exists(), file.exists()) == (False, True)
+
+    def test_what_is_not_there_is_told(self, tmp_path):
+        assert run("status", "--store", tmp_path / "new", "--json") == "[]\n"
+        said = run("export", 7, tmp_path / "copy", "--store", tmp_path / "new", ends_with=1)
+        assert "tier status" in said
+        run("status", "--store", "nowhere://x", ends_with=1)
+
+    @pytest.mark.parametrize(
+        "option", ["aws_secret_access_key=x", "access_key_id=x", "TOKEN=x", "region", "=x"]
+    )
+    def test_credentials_stay_off_the_command_line(self, option):
+        with pytest.raises(BadSetting) as caught:
+            _options([option])
+        assert "=x" not in str(caught.value)
+        assert _options(["region=eu", "endpoint=http://h:1/?a=b"]) == {
+            "region": "eu", "endpoint": "http://h:1/?a=b",
+        }  # fmt: skip

@@ -1,0 +1,145 @@
+"""Calls into the client from places that it runs itself, or that interrupt it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.embedded import connect_blocking
+from cordwood.errors import CordwoodError, Rejected
+from cordwood.host.loop_thread import LoopThread
+from cordwood.lsn import make_lsn
+
+WITHIN_S = 30.0
+
+
+def outcome(work: Callable[[], Any]) -> Any:
+    """What `work` returns; fails where it does not end."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(WITHIN_S)
+    assert found, "it waits for itself, or failed"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, _: store.append("log", b"from a callback"),
+        lambda store, _: store.append_many("log", [b"from a callback"]),
+        lambda store, _: next(iter(store.read("log"))),
+        lambda store, _: store.close(),
+        lambda _, writer: writer.append("log", b"from a callback"),
+        lambda _, writer: writer.flush(),
+    ],
+)
+def test_a_callback_that_would_wait_for_its_own_thread_is_refused(
+    call: Callable[[BlockingStore, Any], Any], tmp_path: Path
+) -> None:
+    """The client's thread waited for itself, and with it every other thread, for ever."""
+    with connect_blocking(str(tmp_path)) as store:
+        writer = store.buffered_writer()
+        refused: Future[Any] = Future()
+
+        def on_done(_: Future[Any]) -> None:
+            try:
+                refused.set_result(call(store, writer))
+            except CordwoodError as error:
+                refused.set_exception(error)
+
+        store.append_many_soon("log", [b"1"]).add_done_callback(on_done)
+        with pytest.raises(Rejected, match="would wait for itself"):
+            refused.result(WITHIN_S)
+        assert outcome(lambda: store.append("log", b"2")) == make_lsn(1, 2)
+
+
+def test_a_callback_may_submit(tmp_path: Path) -> None:
+    with connect_blocking(str(tmp_path)) as store, store.buffered_writer() as writer:
+        again: Future[Future[Any]] = Future()
+
+        def on_done(_: Future[Any]) -> None:
+            again.set_result(writer.submit("log", b"2"))
+
+        writer.submit("log", b"1").add_done_callback(on_done)
+        assert again.result(WITHIN_S).result(WITHIN_S) == make_lsn(1, 2)
+
+
+@pytest.mark.parametrize("called", ["call", "start", "soon", "_begin", "_cancel"])
+def test_a_signal_handler_may_call_wherever_it_interrupts(called: str, tmp_path: Path) -> None:
+    """It runs in the thread that holds the client's lock, and waited for that thread: a handler of
+    SIGTERM that closes the client hung the program."""
+    code = getattr(LoopThread, called).__code__
+    store = connect_blocking(str(tmp_path))
+    store.append("log", b"1")
+    lines: set[int] = set()
+
+    def interrupt(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is code:
+            if event == "line" and frame.f_lineno not in lines:
+                lines.add(frame.f_lineno)
+                store.tail("log")
+            return interrupt
+        return None
+
+    def work() -> int:
+        sys.settrace(interrupt)
+        try:
+            if called == "soon":
+                store.buffered_writer().submit("log", b"2").result(WITHIN_S)
+            elif called == "start":
+                store.append_many_soon("log", [b"2"]).result(WITHIN_S)
+            elif called == "_cancel":
+                with pytest.raises(TypeError):
+                    store._thread.call(store._inner.tail("log"), timeout_s="none")  # type: ignore[arg-type]
+            else:
+                store.append("log", b"2")
+        finally:
+            sys.settrace(None)
+        return len(lines)
+
+    assert outcome(work) > 2
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["stream", "reader", "consumer"])
+def test_a_call_that_another_thread_passed_says_so(kind: str, tmp_path: Path) -> None:
+    """It said that the client was closed."""
+    with connect_blocking(str(tmp_path)) as store:
+        store.append("log", b"1")
+        reading: Any
+        if kind == "stream":
+            reading = store.read("log", "tail", None)
+        elif kind == "reader":
+            reading = store.reader("log", start="tail")
+        else:
+            reading = store.consumer("c", "log", start="tail").__enter__()
+        told: Future[Any] = Future()
+
+        def wait_at_the_tail() -> None:
+            try:
+                told.set_result(next(iter(reading)))
+            except CordwoodError as error:
+                told.set_exception(error)
+
+        threading.Thread(target=wait_at_the_tail, daemon=True).start()
+        ends = time.monotonic() + WITHIN_S
+        while reading._filling._task is None:
+            assert time.monotonic() < ends
+        second: Future[Any] = Future()
+        threading.Thread(target=lambda: second.set_result(next(iter(reading))), daemon=True).start()
+        with pytest.raises(Rejected, match="another thread reads here"):
+            told.result(WITHIN_S)
+        store.append("log", b"2")
+        given = second.result(WITHIN_S)
+        record = given if kind == "stream" else given[1]
+        assert record.value == b"2"

@@ -1,0 +1,194 @@
+"""The promises of manifests on a bad store, and bugs that break them: each is caught."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from manifest_swarm import Swarm
+
+from cordwood.errors import CordwoodError, OutcomeUnknown
+from cordwood.layout import manifest as layout
+from cordwood.protocol import manifest as rule
+from cordwood.sim.object_store import SimObjectStore
+from cordwood.tier import collect, log_manifest
+from cordwood.tier.log_manifest import LogManifest
+
+SEEDS = range(30)
+HUNT_SEEDS = 200
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch):
+    """Three levels come about within a run."""
+    monkeypatch.setattr(rule, "FANOUT", 4)
+    monkeypatch.setattr(rule, "TRIMS_KEPT", 2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_promise_holds(seed):
+    Swarm(seed).run()
+
+
+def test_the_runs_come_to_what_they_are_for():
+    seen = [Swarm(seed).run() for seed in range(4)]
+    assert min(len(one.turns) for one in seen) > 5
+    assert sum(len(one.committed) for one in seen) > 200
+    assert sum(one.collected for one in seen) > 100
+    assert sum(one.reads for one in seen) > 200
+
+
+def no_turns_checked(patch):
+    """A zombie uploader commits."""
+    append = rule.append
+    patch.setattr(rule, "check_turn", lambda head, fence: None)
+    patch.setattr(
+        rule, "append", lambda head, entry, fence, seal: append(head, entry, entry.fence, seal)
+    )
+
+
+def unconditional_swap(patch):
+    """The head is replaced whatever stands there."""
+    put_if = SimObjectStore.put_if
+
+    async def put(self, name, content, expected, *, timeout_s):
+        with contextlib.suppress(CordwoodError):
+            _, expected = await self.read(name, timeout_s=timeout_s)
+        return await put_if(self, name, content, expected, timeout_s=timeout_s)
+
+    patch.setattr(SimObjectStore, "put_if", put)
+
+
+def unknown_is_done(patch):
+    """No answer to a commit is taken for success."""
+
+    async def hopeful(self, head):
+        data, name = log_manifest.pack_head(head), log_manifest.head_name(self._log)
+        with contextlib.suppress(OutcomeUnknown):
+            self._etag = await self._store.put_if(name, data, self._etag, timeout_s=10)
+        self.head = head
+        return head
+
+    patch.setattr(LogManifest, "_swap", hopeful)
+
+
+def pages_after_the_head(patch):
+    """A head names pages that are not there yet."""
+    change = LogManifest._change
+
+    async def late(self, rule_, pages=(), is_done=None):
+        head = await change(self, rule_, (), is_done)
+        for name, data in pages:
+            await self._store.put(name, [data], timeout_s=10)
+        return head
+
+    patch.setattr(LogManifest, "_change", late)
+
+
+def orphans_are_what_is_not_named(patch):
+    """The collection takes an upload on its way for an orphan, once it is old."""
+    patch.setattr(
+        rule, "is_dead_object",
+        lambda head, found, name, last, fence: found is None or found.name != name,
+    )  # fmt: skip
+
+
+def cut_entries_are_dead(patch):
+    """The collection takes an object that is trimmed in part for one that is trimmed."""
+    dead = rule.is_dead_object
+
+    def hasty(head, found, name, last, fence):
+        first = collect.parse_object_name(name).first
+        return dead(head, found, name, last, fence) or first < head.start <= last
+
+    patch.setattr(rule, "is_dead_object", hasty)
+
+
+def trim_takes_one_too_many(patch):
+    """A trim lets go of the entry that it ends in."""
+    trim = rule.trim
+
+    def greedy(head, start, now_us):
+        done = trim(head, start, now_us)
+        if done is head or not any(done.levels):
+            return done
+        levels = tuple(tuple(i for i in items if i.first >= start) for items in done.levels)
+        return done._replace(levels=levels)
+
+    patch.setattr(rule, "trim", greedy)
+    patch.setattr(rule, "check_head", lambda head: None)
+
+
+def no_grace(patch):
+    """What is trimmed goes at once, under readers."""
+    patch.setattr(collect, "_since_us", lambda head, last, info: 0)
+
+
+def names_without_a_fence(patch):
+    """Two turns upload under one name."""
+    own_name = layout.own_name
+    plain = lambda log, first, last, fence, crc: own_name(log, first, last, 1, crc)  # noqa: E731
+    patch.setattr(layout, "own_name", plain)
+    patch.setattr("manifest_swarm.own_name", plain)
+
+
+def one_name_for_all_holders(patch):
+    """Two uploaders take each other's turn for their own."""
+    init = LogManifest.__init__
+
+    def plain(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self._holder = "node"
+
+    patch.setattr(LogManifest, "__init__", plain)
+
+
+def pages_die_when_they_are_full(patch):
+    """A page on its way to its head is collected."""
+    dead = rule.is_dead_page
+    patch.setattr(
+        rule, "is_dead_page", lambda head, found, ref: dead(head, found, ref) or found is not None
+    )
+
+
+def commit_is_made_again(patch):
+    """After no answer an entry is committed once more where the log ends by then."""
+    append = rule.append
+    patch.setattr(
+        rule, "append",
+        lambda head, entry, fence, seal: append(
+            head._replace(end=entry.first), entry, fence, seal),
+    )  # fmt: skip
+    patch.setattr(rule, "check_head", lambda head: None)
+
+    async def never(self, head, lsn):
+        return None
+
+    patch.setattr(LogManifest, "_find", never)
+
+
+BUGS = [
+    no_turns_checked,
+    unconditional_swap,
+    unknown_is_done,
+    pages_after_the_head,
+    orphans_are_what_is_not_named,
+    cut_entries_are_dead,
+    trim_takes_one_too_many,
+    no_grace,
+    names_without_a_fence,
+    one_name_for_all_holders,
+    pages_die_when_they_are_full,
+    commit_is_made_again,
+]
+
+
+@pytest.mark.parametrize("plant", BUGS)
+def test_a_planted_bug_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    for seed in range(HUNT_SEEDS):
+        try:
+            Swarm(seed).run()
+        except (AssertionError, CordwoodError, KeyError):
+            return
+    pytest.fail(f"{plant.__doc__} Nothing noticed within {HUNT_SEEDS} seeds.")

@@ -1,0 +1,280 @@
+"""The uploader on a bad store, killed and paused at any step: all is there once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from made_objects import NOW_US, Made
+
+from cordwood.block import Codec, Gap, GapKind
+from cordwood.errors import BadSetting, CordwoodError, Fenced, OutcomeUnknown, Retryable
+from cordwood.host.seams import Host
+from cordwood.layout.body import encode_body, open_body
+from cordwood.layout.object_writer import ObjectWriter
+from cordwood.lsn import Lsn
+from cordwood.protocol import manifest as rule
+from cordwood.sim.host import Simulation
+from cordwood.sim.object_store import Bucket, BucketFaults
+from cordwood.sim.streams import stream
+from cordwood.tier.collect import collect_log
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.patient_store import PatientStore
+from cordwood.tier.uploader import Item, LogUploader, Uploaded
+from cordwood.tier.verify import all_entries, entry_items, verify_log
+
+LOG = 7
+HUNT_SEEDS = 100
+
+
+def history(blocks: int = 40) -> Made:
+    """A log with blocks of all sizes, holes and an epoch's end."""
+    made = Made(LOG)
+    for number in range(blocks):
+        values = [b"%d-%d" % (number, each) for each in range(1 + number % 20)]
+        made.block(encode_body(values, timestamps_us=NOW_US + number),
+                   Codec.ZSTD if number % 3 else Codec.NONE)  # fmt: skip
+        if number % 7 == 3:
+            made.gap(1 + number, GapKind.HOLE)
+        if number == blocks // 2:
+            made.bridge()
+            made.next += 1
+            gap = made.items[-1]
+            assert isinstance(gap, Gap)
+            made.items[-1] = Gap(gap.first, Lsn(made.next - 1), gap.kind)
+    return made
+
+
+def expected(made: Made) -> list[object]:
+    return [
+        item if isinstance(item, Gap) else (item[0], bytes(open_body(*item).raw))
+        for item in made.items
+    ]
+
+
+async def source(made: Made, first: int) -> AsyncIterator[Item]:
+    for item in made.items:
+        if (item.first if isinstance(item, Gap) else item[0].first) >= first:
+            await asyncio.sleep(0.01)
+            yield item
+
+
+async def stored(store, host: Host) -> list[object]:
+    """All that main storage has of the log, through its manifest."""
+    manifest = LogManifest(store, LOG, host, "reader")
+    found: list[object] = []
+    async for entry in all_entries(manifest):
+        async for item in entry_items(store, entry, host, LOG):
+            found.append(item if isinstance(item, Gap) else (item[0], bytes(item[1])))
+    return found
+
+
+class Swarm:
+    """Two nodes upload one log, and are killed and paused, on a bad store."""
+
+    def __init__(self, seed: int) -> None:
+        self.made = history()
+        self.simulation = Simulation(seed)
+        self.chance = stream(seed, "kills")
+        self.bucket = Bucket(stream(seed, "bucket"), BucketFaults.bad())
+        self.ends = 0
+
+    def run(self) -> None:
+        self.simulation.run(self._direct)
+        assert self.simulation.loop.unhandled == []
+
+    async def _direct(self, simulation: Simulation) -> None:
+        machines = [simulation.machine(f"node-{number}") for number in (1, 2)]
+        for _ in range(12):
+            machine = self.chance.choice(machines)
+            if machine.is_up:
+                machine.kill()
+            machine.start(self._upload)
+            await asyncio.sleep(self.chance.random() * self.chance.choice((0.5, 5, 30)))
+            if self.chance.random() < 0.3:
+                machine.pause()
+                await asyncio.sleep(self.chance.random() * 10)
+                machine.resume()
+        for machine in machines:
+            machine.kill()
+        self.bucket.faults = BucketFaults()
+        await asyncio.sleep(300)
+        await simulation.machine("auditor").start(self._audit)
+
+    async def _upload(self, host: Host) -> None:
+        store = PatientStore(self.bucket.store(), host.random, try_s=2.0)
+        while True:
+            await asyncio.sleep(host.random.random() * 5)
+            try:
+                await self.once(store, host)
+                self.ends += 1
+            except (Fenced, Retryable, OutcomeUnknown, BadSetting):
+                continue
+
+    async def once(self, store, host: Host) -> Uploaded:
+        manifest = LogManifest(store, LOG, host, "node", timeout_s=60)
+        uploader = LogUploader(store, manifest, host, LOG, "/orders", object_bytes=600)
+        first = await uploader.next_lsn() or self.made.first
+        return await uploader.run(source(self.made, first), first)
+
+    async def _audit(self, host: Host) -> None:
+        store = self.bucket.store()
+        before = await stored(store, host)
+        assert before == expected(self.made)[: len(before)]
+        await self.once(store, host)
+        assert await stored(store, host) == expected(self.made)
+        manifest = LogManifest(store, LOG, host, "auditor")
+        done = await verify_log(store, manifest, host, LOG)
+        assert (done.faults, done.lost) == ([], [])
+        await manifest.load()
+        await manifest.take_turn(0)
+        await collect_log(store, manifest, LOG, host.clock.now_us(), 0)
+        names = {entry.name async for entry in all_entries(manifest)}
+        left = {name for name in self.bucket.names() if "/objects/" in name}
+        assert left == names, "orphans are left"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_all_is_there_once_whatever_is_killed(seed):
+    Swarm(seed).run()
+
+
+def commit_before_the_put(patch):
+    """An object is committed before it is durable."""
+    commit = LogUploader._commit
+    put = PatientStore.put
+
+    async def early(self, done, name):
+        await commit(self, done, name)
+        await put(self._store, name, [done.content], timeout_s=60)
+
+    async def nothing(self, name, content, *, timeout_s):
+        if "/objects/" not in name:
+            await put(self, name, content, timeout_s=timeout_s)
+
+    patch.setattr(LogUploader, "_commit", early)
+    patch.setattr(PatientStore, "put", nothing)
+
+
+def objects_need_not_follow(patch):
+    """An object is forgotten now and then, and the next one is committed behind the hole."""
+    close, follow, append = LogUploader._close_object, ObjectWriter._following, rule.append
+
+    async def careless(self):
+        if self._host.random.random() < 0.2:
+            self._writer = None
+        await close(self)
+
+    def anywhere(self, first, last):
+        if self._log.next == self._log.first:
+            self._log.first = self._log.next = first
+        return follow(self, first, last)
+
+    def behind(head, entry, fence, seal):
+        return append(head._replace(end=entry.first), entry, fence, seal)
+
+    patch.setattr(LogUploader, "_close_object", careless)
+    patch.setattr(ObjectWriter, "_following", anywhere)
+    patch.setattr(rule, "append", behind)
+    patch.setattr(rule, "check_head", lambda head: None)
+
+
+def leaves_out_gaps(patch):
+    """Holes are not kept."""
+    add = ObjectWriter.add_gap
+
+    def skip(self, gap):
+        if gap.kind is GapKind.HOLE:
+            log = self._following(int(gap.first), int(gap.last))
+            log.end_piece(len(self._groups))
+            log.gaps.append((int(gap.first), int(gap.last), "bridge"))
+        else:
+            add(self, gap)
+
+    patch.setattr(ObjectWriter, "add_gap", skip)
+
+
+@pytest.mark.parametrize("plant", [commit_before_the_put, objects_need_not_follow, leaves_out_gaps])
+def test_a_planted_bug_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    for seed in range(HUNT_SEEDS):
+        try:
+            Swarm(seed).run()
+        except (AssertionError, CordwoodError):
+            return
+    pytest.fail(f"{plant.__doc__} Nothing noticed within {HUNT_SEEDS} seeds.")
+
+
+def on_quiet_store(act) -> None:
+    async def scenario(simulation: Simulation) -> None:
+        async def main(host: Host) -> None:
+            await act(Bucket(simulation.faults).store(), host)
+
+        await simulation.machine("node").start(main)
+
+    Simulation(1).run(scenario)
+
+
+def uploader_of(store, host: Host) -> LogUploader:
+    return LogUploader(store, LogManifest(store, LOG, host, "n"), host, LOG, "/x", object_bytes=300)
+
+
+class TestBarriers:
+    def test_nothing_goes_past_records_that_are_lost(self):
+        async def act(store, host: Host) -> None:
+            made = history(10)
+            whole = len(made.items)
+            lost = made.next
+            made.gap(5, GapKind.DATA_LOSS)
+            made.block(encode_body([b"behind"], timestamps_us=1))
+            for _ in range(2):
+                first = await uploader_of(store, host).next_lsn() or made.first
+                done = await uploader_of(store, host).run(source(made, first), first)
+                assert (done.blocked, done.end) == (lost, lost)
+            assert await stored(store, host) == expected(made)[:whole]
+
+        on_quiet_store(act)
+
+    def test_a_damaged_block_ends_it_and_what_came_before_stays(self):
+        async def act(store, host: Host) -> None:
+            made = history(10)
+            header, body = made.items[-1]
+            made.items[-1] = (header, bytes(len(body)))
+            with pytest.raises(CordwoodError):
+                await uploader_of(store, host).run(source(made, made.first), made.first)
+            before = await stored(store, host)
+            assert 0 < len(before) < len(made.items)
+
+        on_quiet_store(act)
+
+    def test_gaps_at_the_end_wait_for_the_records_behind_them(self):
+        async def act(store, host: Host) -> None:
+            made = history(3)
+            ended = made.next
+            made.bridge()
+            first = made.first
+            done = await uploader_of(store, host).run(source(made, first), first)
+            assert done.end <= made.next
+            made.next += 1
+            gap = made.items[-1]
+            made.items[-1] = Gap(gap.first, Lsn(made.next - 1), gap.kind)
+            only_gaps = Made(LOG)
+            only_gaps.items = [made.items[-1]]
+            if done.end == ended:
+                again = await uploader_of(store, host).run(source(only_gaps, ended), ended)
+                assert (again.objects, again.end) == (0, ended)
+
+        on_quiet_store(act)
+
+    def test_an_upload_that_others_overtook_before_it_began_does_nothing(self):
+        async def act(store, host: Host) -> None:
+            made = history(10)
+            late = uploader_of(store, host)
+            assert await late.next_lsn() == 0
+            await uploader_of(store, host).run(source(made, made.first), made.first)
+            done = await late.run(source(made, made.first), made.first)
+            assert (done.objects, done.end) == (0, made.next)
+            assert await stored(store, host) == expected(made)
+
+        on_quiet_store(act)
