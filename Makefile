@@ -20,7 +20,7 @@ help:
 	@echo "make test    run the tests (under ten minutes)"
 	@echo "make test-newest   run them on the newest Python here, up to 3.14, in .venv-newest"
 	@echo "make prove   try to break every promise, in simulation, for MINUTES=$(MINUTES)"
-	@echo "make lint    ruff, mypy --strict and the import contract"
+	@echo "make lint    ruff, mypy --strict, the import contract and retired words"
 	@echo "make bench   measure the WAL, and appends and reads on a local cluster"
 	@echo "make figures measure everything and write docs/figures.md, on a quiet machine"
 	@echo "make peers   measure NATS, Redis, RabbitMQ, Kafka and BookKeeper beside Cordwood, as far as"
@@ -58,6 +58,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/retired_words.py
 
 format: setup
 	$(BIN)/ruff format .

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cordwood import aio, errors, settings
     from cordwood.block import Gap, GapKind, Record
     from cordwood.blocking import BlockingStore, connect
+    from cordwood.client.admin.positions import KeyPosition, TimePosition
     from cordwood.client.append.buffered_writer import WriteMode, WriterOptions
     from cordwood.client.append.producer import Producer
     from cordwood.client.store import Store
@@ -33,6 +34,7 @@ __all__ = [
     "Esn",
     "Gap",
     "GapKind",
+    "KeyPosition",
     "LogAttributes",
     "LogId",
     "Lsn",
@@ -40,6 +42,7 @@ __all__ = [
     "Record",
     "Replication",
     "Store",
+    "TimePosition",
     "WriteMode",
     "WriterOptions",
     "__version__",
@@ -58,6 +61,7 @@ _HOMES = {
     "Esn": "cordwood.lsn",
     "Gap": "cordwood.block",
     "GapKind": "cordwood.block",
+    "KeyPosition": "cordwood.client.admin.positions",
     "LogAttributes": "cordwood.log_attributes",
     "LogId": "cordwood.lsn",
     "Lsn": "cordwood.lsn",
@@ -65,6 +69,7 @@ _HOMES = {
     "Record": "cordwood.block",
     "Replication": "cordwood.nodes",
     "Store": "cordwood.client.store",
+    "TimePosition": "cordwood.client.admin.positions",
     "WriteMode": "cordwood.client.append.buffered_writer",
     "WriterOptions": "cordwood.client.append.buffered_writer",
     "connect": "cordwood.blocking",

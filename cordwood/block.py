@@ -128,11 +128,13 @@ class BlockHeader:
         return bool(self.producer or self.flags & HeaderFlag.CONDITIONAL)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ProducedBlock:
         """Where its producer's block stands: all of its group, as one."""
         group_first, group_last = self.group
         sequence = self.producer_sequence - (self.first - group_first)
-        return Place(sequence, group_last - group_first + 1, group_first, self.append_time_us)
+        return ProducedBlock(
+            sequence, group_last - group_first + 1, group_first, self.append_time_us
+        )
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -161,7 +163,7 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProducedBlock:
     """Where a producer's block (or group) stands.
 
     Attributes:
@@ -183,7 +185,7 @@ class Produced:
 
     producer: int
     epoch: int
-    places: tuple[Place, ...]
+    places: tuple[ProducedBlock, ...]
 
     @property
     def next_sequence(self) -> int:

@@ -22,7 +22,7 @@ LogId = NewType("LogId", int)
 """A log's number, 1 to 2**62 - 1; never used as a file name."""
 
 Epoch = NewType("Epoch", int)
-"""The reign of one sequencer over one log, 1 to EPOCH_MAX; 0 is before the first."""
+"""One sequencer's ownership of one log, 1 to EPOCH_MAX; 0 is before the first."""
 
 Esn = NewType("Esn", int)
 """A record's number inside its epoch, 1 to ESN_ISSUED_MAX."""

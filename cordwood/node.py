@@ -34,8 +34,8 @@ from cordwood.layout.message import (
     AskTail,
     Call,
     Clean,
+    ConsumerCall,
     DoneReply,
-    GroupCall,
     NodesetsReply,
     Ping,
     Reply,
@@ -75,7 +75,7 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.claims import Claims
 from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.identity import ACCEPTED
 from cordwood.storage.log_states import log_states
 from cordwood.storage.logs_db.flusher import Flusher
@@ -159,7 +159,7 @@ class Node:
         self._purges = True
         # What `start` makes, in the order in which it does.
         self._directory: DataDirectory
-        self._shard: Shard
+        self._engine: StorageEngine
         self._flusher: Flusher
         self._retention: Retention
         self._space: SpaceWatch
@@ -184,9 +184,9 @@ class Node:
         return self.server.address
 
     @property
-    def shard(self) -> Shard:
+    def engine(self) -> StorageEngine:
         """The store, for dumps and status pages; set once `start` replayed the WAL."""
-        return self._shard
+        return self._engine
 
     @property
     def scrub(self) -> Scrub:
@@ -212,18 +212,18 @@ class Node:
         self._lock = host.disk.lock_dir(settings.directory, f"node {settings.node}")
         self._exit.callback(self._lock.release)
         self._cluster = await self._membership.ensure_cluster(host.random)
-        await self._open_shard()
-        self._streams = ReadStreams(self._shard.reader, settings.node, self._nodes_in)
+        await self._open_engine()
+        self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
-            self._shard, self._epochs.newest_of, lambda ask: self._sequencer.released(ask),
+            self._engine, self._epochs.newest_of, lambda ask: self._sequencer.released(ask),
             lambda: self._peers)  # fmt: skip
-        survey = CopySurvey(self._shard, settings.node, lambda: self._members, self._epochs.read)
-        self._storage = StorageRole(self._shard, self._streams, self._rights, self._claims, survey)
-        self._staging = Staging(self._shard, host.clock.now_us)
-        if self._shard.has_lost:
+        survey = CopySurvey(self._engine, settings.node, lambda: self._members, self._epochs.read)
+        self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
+        self._staging = Staging(self._engine, host.clock.now_us)
+        if self._engine.has_lost:
             await self._renew_seals()
-        member = await self._directory.claim(self._shard.reached)
+        member = await self._directory.claim(self._engine.reached)
         self._incarnation = member.incarnation
         self._note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
@@ -248,19 +248,19 @@ class Node:
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
-            self._shard.amends.run(),
-            self._directory.run(lambda: self._shard.reached),
+            self._engine.amends.run(),
+            self._directory.run(lambda: self._engine.reached),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
         self._tasks.create_task(self._scrub.run())
         self._exit.push_async_callback(self._scrub.close)
         self._exit.callback(self._stop_purging)
-        for log in sorted(self._shard.cache.logs):
+        for log in sorted(self._engine.cache.logs):
             self._on_change(log)
         logger.info("node %d listens on %s", settings.node, self.server.address)
 
-    async def _open_shard(self) -> None:
+    async def _open_engine(self) -> None:
         """Open WAL and LogsDB, replay, and begin to flush."""
         settings = self.settings.storage
         self._directory = DataDirectory(self.settings, self.host, self._membership, self._cluster)
@@ -270,24 +270,24 @@ class Node:
         tables = self._make_tables(directory, settings, self.host)
         self._exit.push_async_callback(tables.close)
         logs, states = await LogsStore.open(tables, settings, self.settings.node)
-        self._shard = await Shard.open(
+        self._engine = await StorageEngine.open(
             wal, logs, states, settings, self._on_change,
             promised=self._directory.reached, is_older=self._directory.is_older,
         )  # fmt: skip
         if self._directory.word == ACCEPTED:
-            await self._shard.accept_loss()
-        self._flusher = Flusher(self._shard, settings, self.host.clock, self._on_room, self._lock)
-        kept = KeptBytes(self._shard, self.settings.node, lambda: self._peers)
+            await self._engine.accept_loss()
+        self._flusher = Flusher(self._engine, settings, self.host.clock, self._on_space, self._lock)
+        kept = KeptBytes(self._engine, self.settings.node, lambda: self._peers)
         self._retention = Retention(
-            self._shard, self._logs, self.host.clock, settings, lambda: len(self._members), kept
+            self._engine, self._logs, self.host.clock, settings, lambda: len(self._members), kept
         )
         self._space = SpaceWatch(
-            self._shard, self.host.disk, self.settings.directory, settings, self._on_room,
+            self._engine, self.host.disk, self.settings.directory, settings, self._on_space,
             self._flusher.give_space,
         )  # fmt: skip
         self._scrub = Scrub(
-            self._shard, self.host.clock, settings,
-            lambda: self._shard.stored_blocks + self._streams.sent_blocks,
+            self._engine, self.host.clock, settings,
+            lambda: self._engine.stored_blocks + self._streams.sent_blocks,
         )  # fmt: skip
         self._tasks.create_task(self._flusher.run())
         self._exit.push_async_callback(self._flusher.close)
@@ -300,21 +300,21 @@ class Node:
         copyset needs.
         """
         newest = await self._epochs.newest()
-        forgotten = [log for log in sorted(newest) if self._shard.sealed(log) < newest[log]]
+        forgotten = [log for log in sorted(newest) if self._engine.sealed(log) < newest[log]]
         for at in range(0, len(forgotten), RENEWED_AT_ONCE):
             some = forgotten[at : at + RENEWED_AT_ONCE]
-            await asyncio.gather(*(self._shard.seal(log, newest[log], 0) for log in some))
+            await asyncio.gather(*(self._engine.seal(log, newest[log], 0) for log in some))
 
     async def flush(self) -> None:
         """See `Flusher.flush`."""
         await self._flusher.flush()
 
-    def _on_room(self) -> None:
+    def _on_space(self) -> None:
         """A flush made room."""
-        self._storage.tell_room()
+        self._storage.tell_space()
 
     def _stop_purging(self) -> None:
-        self._purges = False  # a shard that is being closed may still find that it is behind
+        self._purges = False  # a closing engine may still find that it is behind
         for task in list(self._purging.values()):
             task.cancel()
 
@@ -331,7 +331,7 @@ class Node:
             self.host.random,
             self._on_gossip_tick,
         )
-        settings = self.settings.sequencer.fitted_to(self._shard.wal.record_bytes_max)
+        settings = self.settings.sequencer.fitted_to(self._engine.wal.record_bytes_max)
         self._group_bytes_max = settings.group_bytes_max
         self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
         tools = AppenderTools(
@@ -372,7 +372,7 @@ class Node:
             self._gossip,
             self._tasks,
         )
-        self._channel.on_room = self._sequencer.on_room
+        self._channel.on_space = self._sequencer.on_space
         self._log_watch = LogWatch(
             self._metadata, self._logs, activation, self._sequencer, self._rights.on_change
         )
@@ -390,7 +390,7 @@ class Node:
         await self._sequencer.leave()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(NOTE_AT_END_S):
-                await self._directory.note(self._shard.reached)
+                await self._directory.note(self._engine.reached)
 
     async def move(self, address: str) -> None:
         """Tell the cluster that this node is reached at `address` from now on."""
@@ -413,20 +413,20 @@ class Node:
     async def _refresh_members(self) -> None:
         members = await read_members(self._membership, self.settings.node, self._renew_seals)
         self._members = {member.node: member for member in members}
-        self._shard.rebuilding = rebuilding = rebuilt_nodes(members)
+        self._engine.rebuilding = rebuilding = rebuilt_nodes(members)
         self._states.set_rebuilding(rebuilding)
         mine = self._members.get(self.settings.node)
         if mine is not None and self._note_storage(mine):
-            self._on_room()
+            self._on_space()
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members}, rebuilding)
 
     def _note_storage(self, mine: Member) -> bool:
         """Take what the member list says of this node's storage; whether that is news."""
-        if mine.read_only is bool(self._shard.read_only):
+        if mine.read_only is bool(self._engine.read_only):
             return False
-        self._shard.read_only = READ_ONLY if mine.read_only else ""
-        logger.warning("%s", self._shard.read_only or "this node stores records again")
+        self._engine.read_only = READ_ONLY if mine.read_only else ""
+        logger.warning("%s", self._engine.read_only or "this node stores records again")
         return True
 
     def _check_node(self, theirs: Hello) -> None:
@@ -472,7 +472,7 @@ class Node:
     def _on_change(self, log: int) -> None:
         """A log's blocks or its release moved."""
         self._streams.on_change(log)
-        held = self._shard.cache.log(log)
+        held = self._engine.cache.log(log)
         self._sequencer.on_released(log, held.released >> 32)
         if held.is_behind and self._purges and log not in self._purging:
             self._purging[log] = task = self._tasks.create_task(self._purge(log))
@@ -480,10 +480,10 @@ class Node:
 
     async def _purge(self, log: int) -> None:
         """Purge until this node may be read again."""
-        while self._shard.cache.log(log).is_behind:
+        while self._engine.cache.log(log).is_behind:
             others = [node for node in sorted(self._members) if node != self.settings.node]
             try:
-                await purge_log(log, self._shard, others, self._peers)
+                await purge_log(log, self._engine, others, self._peers)
             except CordwoodError as error:
                 logger.info("log %d cannot be purged yet: %s", log, error)
                 await asyncio.sleep(PURGE_RETRY_S)
@@ -508,7 +508,7 @@ class Node:
     async def on_call(self, connection: Connection, call: Call) -> Reply:
         """See `wire.server.Service`."""
         check_call(connection, call)
-        if isinstance(call, GroupCall):
+        if isinstance(call, ConsumerCall):
             return await self._consumers.answer(call)
         if isinstance(call, StagingCall):
             return await self._staging.answer(call)
@@ -534,7 +534,7 @@ class Node:
                 await self._sequencer.give_up(call.log, call.epoch, NodeId(call.node))
                 return DoneReply()
             case AskNodesets():
-                return NodesetsReply(*self._shard.nodesets(call.log), member_infos(self._members))
+                return NodesetsReply(*self._engine.nodesets(call.log), member_infos(self._members))
             case AskTime() | AskExtent() | AskSize() | AskKept() | AskEpoch() | AskIfLost():
                 return await self._storage.look(call)
             case AskTail():
@@ -549,26 +549,26 @@ class Node:
                 return await self._log_calls.answer(call)
 
     def _status(self) -> StatusReply:
-        shard = self._shard
+        engine = self._engine
         return StatusReply(
             node=self.settings.node,
             cluster=self._cluster,
             version=__version__,
             uptime_s=asyncio.get_running_loop().time() - self._started,
-            wal_used_bytes=shard.wal.used_bytes,
-            wal_capacity_bytes=shard.wal.capacity_bytes,
-            cache_bytes=shard.cache.bytes,
-            logs_bytes=shard.logs.stored_bytes,
-            partitions=len(shard.logs.partitions),
+            wal_used_bytes=engine.wal.used_bytes,
+            wal_capacity_bytes=engine.wal.capacity_bytes,
+            cache_bytes=engine.cache.bytes,
+            logs_bytes=engine.logs.stored_bytes,
+            partitions=len(engine.logs.partitions),
             connections=self.server.connections,
             appended_records=self._sequencer.appended_records,
-            stored_blocks=shard.stored_blocks,
+            stored_blocks=engine.stored_blocks,
             sent_blocks=self._streams.sent_blocks,
             sent_bytes=self._streams.sent_bytes,
             filtered_blocks=self._streams.filtered_blocks,
-            failed=shard.failed or shard.damage or shard.read_only or shard.low_space,
+            failed=engine.failed or engine.damage or engine.read_only or engine.low_space,
             members=member_infos(self._members),
-            logs=log_states(shard, self._sequencer.sequencing()),
+            logs=log_states(engine, self._sequencer.sequencing()),
             scrub=self._scrub.state(),
         )
 

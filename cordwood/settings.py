@@ -249,7 +249,7 @@ class ClientSettings:
             client, which spreads many readers over all copies.
         client_read_flow_control_threshold: a reader's window moves when this part of it is used
             up. A higher value sends fewer messages, but nodes wait if the move comes too late.
-        reader_slow_shards_detection: a reader stops counting on a node that is far slower than its
+        reader_slow_nodes_detection: a reader stops counting on a node that is far slower than its
             peers for a while. LogDevice has it off; here a reader waits for its slowest node, and
             a wrong verdict costs only some blocks sent twice.
         read_stream_guaranteed_delivery_efficiency: never ask for all copies before a loss is
@@ -278,7 +278,7 @@ class ClientSettings:
     local_scd_enabled: bool = False
     scd_copyset_reordering_max: str = "hash-shuffle"
     client_read_flow_control_threshold: float = 0.7
-    reader_slow_shards_detection: bool = True
+    reader_slow_nodes_detection: bool = True
     read_stream_guaranteed_delivery_efficiency: bool = False
     rare_collections: bool = False
     write_tokens: tuple[str, ...] = field(default=(), repr=False)

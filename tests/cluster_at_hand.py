@@ -140,7 +140,7 @@ class ClusterAtHand:
 
     def held(self, number: int, log: int) -> list[tuple[int, int, str]]:
         """First and last LSN and kind of all that a node holds of a log."""
-        cached = self.running[number].shard.cache.log(log)
+        cached = self.running[number].engine.cache.log(log)
         found = [cached.at(index) for index in range(len(cached))]
         return [
             (block.header.first, block.header.last, block.header.kind.name)

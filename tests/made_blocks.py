@@ -1,4 +1,4 @@
-"""Blocks and STORE payloads made to order, and a shard on a disk in memory."""
+"""Blocks and STORE payloads made to order, and a storage engine on a disk in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cordwood.settings import StorageSettings
 from cordwood.sim.host import SimClock, SimRunBlocking
 from cordwood.sim.loop import SimLoop
 from cordwood.sim.memory_logs import memory_tables
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.wal.delta_wal import Wal, WalLimits
 
@@ -98,17 +98,17 @@ def made_host(disk: MemoryDisk) -> Host:
     return Host(SimClock(loop), MemoryNetwork(), disk, chance, SimRunBlocking(chance))
 
 
-async def open_shard(
+async def open_engine(
     disk: MemoryDisk,
     wal: Wal,
     on_change: Callable[[int], None] = lambda log: None,
     storage: StorageSettings = STORAGE,
     promised: int = -1,
-) -> Shard:
-    """A shard over a WAL that was opened, with the LogsDB that lies beside it."""
+) -> StorageEngine:
+    """A storage engine over a WAL that was opened, with the LogsDB that lies beside it."""
     tables = memory_tables("logsdb", storage, made_host(disk))
     logs, states = await LogsStore.open(tables, storage, OWNER)
-    return await Shard.open(wal, logs, states, storage, on_change, promised=promised)
+    return await StorageEngine.open(wal, logs, states, storage, on_change, promised=promised)
 
 
 class Settled(list[tuple[StoreRefusal, ...]]):
@@ -119,7 +119,7 @@ class Settled(list[tuple[StoreRefusal, ...]]):
 
 
 class Made:
-    """A shard on a disk in memory.
+    """A storage engine on a disk in memory.
 
     Attributes:
         told: the logs that `on_change` was told of since the start.
@@ -130,7 +130,7 @@ class Made:
     ) -> None:
         self.disk = disk
         self._storage = storage
-        self.shard: Shard
+        self.engine: StorageEngine
         self.told: list[int] = []
         self._limits = limits
 
@@ -156,7 +156,7 @@ class Made:
         self.disk.by_hand = False
         self.told.clear()
         wal = await Wal.open(self.disk, PATH, owner=OWNER, limits=self._limits)
-        self.shard = await open_shard(self.disk, wal, self.told.append, self._storage)
+        self.engine = await open_engine(self.disk, wal, self.told.append, self._storage)
 
     async def crash(self, chance: random.Random) -> None:
         """Cut the power, start again."""
@@ -166,12 +166,12 @@ class Made:
     def store(self, *blocks: bytes, wave: int = 1, seal: int = 0) -> Settled:
         """Store blocks as one frame."""
         settled = Settled()
-        self.shard.store(wave, payload(*blocks, seal=seal), settled)
+        self.engine.store(wave, payload(*blocks, seal=seal), settled)
         return settled
 
     def held(self, log: int = LOG) -> list[bytes]:
         """Every block of a log, as it travels, in order."""
-        cached = self.shard.cache.log(log)
+        cached = self.engine.cache.log(log)
         found = [cached.at(index) for index in range(len(cached))]
         return [bytes(each.wire) + bytes(each.body) for each in found if each is not None]
 

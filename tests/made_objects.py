@@ -12,7 +12,7 @@ from cordwood.block import BlockHeader, Buffer, Codec, Gap, GapKind
 from cordwood.layout.body import encode_body, parse_body, seal_body
 from cordwood.layout.columns import pack_bytes, pack_nullable, pack_offsets
 from cordwood.layout.object_columns import rows_to_blocks
-from cordwood.layout.object_file import Footer, Run, piece_blocks, read_group
+from cordwood.layout.object_file import Footer, ObjectRun, piece_blocks, read_group
 from cordwood.layout.object_writer import FinishedObject, ObjectWriter
 from cordwood.lsn import ESN_MAX, Lsn, make_lsn
 
@@ -76,7 +76,9 @@ def written(logs: Sequence[Made], group_bytes: int = 1 << 20) -> FinishedObject:
     return writer.finish()
 
 
-def read_run(run: Run, footer: Footer, content: Buffer) -> list[tuple[BlockHeader, bytes] | Gap]:
+def read_run(
+    run: ObjectRun, footer: Footer, content: Buffer
+) -> list[tuple[BlockHeader, bytes] | Gap]:
     """Blocks, with bodies uncompressed, and gaps of a run, in order."""
     view = memoryview(content)
     found: list[tuple[BlockHeader, bytes] | Gap] = list(run.gap_list())

@@ -20,11 +20,11 @@ def test_others_take_its_place_and_it_comes_back():
             full = next(n for n in cluster.numbers if n != cluster.sequencer_of(LOG))
             cluster.machine(full).disk.free_bytes = 0
             await asyncio.sleep(3)
-            stored = cluster.running[full].shard.stored_blocks
+            stored = cluster.running[full].engine.stored_blocks
             await store.append_many("log", [b"%d" % n for n in range(1, 50)])
             for number in range(50, 60):
                 await store.append("log", b"%d" % number)
-            assert cluster.running[full].shard.stored_blocks == stored
+            assert cluster.running[full].engine.stored_blocks == stored
             assert "no new records" in (await store.status())[full].failed
             # It serves and seals all the same: the log's sequencer dies, and recovery has it.
             cluster.kill(cluster.sequencer_of(LOG))
@@ -36,7 +36,7 @@ def test_others_take_its_place_and_it_comes_back():
             assert not (await store.status())[full].failed
             for number in range(20):
                 await store.append("log", b"%d" % number)
-            assert cluster.running[full].shard.stored_blocks > stored
+            assert cluster.running[full].engine.stored_blocks > stored
 
     simulate(scenario, nodes=5, copies=3)
 

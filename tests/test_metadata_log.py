@@ -11,14 +11,14 @@ from cordwood.block import Record
 from cordwood.client.cluster import Cluster
 from cordwood.errors import Retryable, Unreachable
 from cordwood.log_attributes import LogAttributes
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 
 LOG = 1
 
 
 def told(cluster: ClusterAtHand) -> dict[int, tuple[int, list[int]]]:
     """By node: up to which epoch it was told, and since when each nodeset holds."""
-    found = {n: node.shard.nodesets(LOG) for n, node in cluster.running.items()}
+    found = {n: node.engine.nodesets(LOG) for n, node in cluster.running.items()}
     return {n: (epoch, [each.since for each in history]) for n, (epoch, history) in found.items()}
 
 
@@ -89,17 +89,17 @@ def test_nothing_of_an_epoch_is_released_before_its_nodes_keep_its_nodeset(
         async with cluster.client() as store:
             await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
             await store.append("log", b"1")
-            keep = Shard.tell_nodesets
+            keep = StorageEngine.tell_nodesets
 
-            async def refuse(self: Shard, *_: object) -> None:
+            async def refuse(self: StorageEngine, *_: object) -> None:
                 raise Retryable("not now")
 
-            monkeypatch.setattr(Shard, "tell_nodesets", refuse)
+            monkeypatch.setattr(StorageEngine, "tell_nodesets", refuse)
             await spread(store, 5)
             lsn = await store.append("log", b"2")
             await asyncio.sleep(3)
-            assert all(n.shard.cache.log(LOG).released < lsn for n in cluster.running.values())
-            monkeypatch.setattr(Shard, "tell_nodesets", keep)
+            assert all(n.engine.cache.log(LOG).released < lsn for n in cluster.running.values())
+            monkeypatch.setattr(StorageEngine, "tell_nodesets", keep)
             items = await read_all(store, "log", until=lsn)
             assert [i.value for i in items if isinstance(i, Record)] == [b"1", b"2"]
             assert sum(epoch == 2 for epoch, _ in told(cluster).values()) >= 3

@@ -151,7 +151,7 @@ class TestKeys:
                 records = await filled(store, 4)
                 assert not (await store.find_key("log", b"006")).is_partial
                 for node in cluster.running.values():
-                    blocks = node.shard.cache.log(1)._blocks
+                    blocks = node.engine.cache.log(1)._blocks
                     blocks[:] = [each for each in blocks if each.header.first != records[3].lsn]
                 place = await store.find_key("log", b"006")
                 assert (place.before, place.at) == (records[2].lsn, records[4].lsn)

@@ -58,7 +58,7 @@ async def plant(cluster: ClusterAtHand, number: int, first: int, value: bytes) -
     envelope = pack_envelope(Envelope(tuple(cluster.numbers[:3])))
     payload = store_head(1) + pack_header(header) + envelope + body
     settled: list[object] = []
-    cluster.running[number].shard.store(1, memoryview(payload), settled.append)
+    cluster.running[number].engine.store(1, memoryview(payload), settled.append)
     await until(lambda: bool(settled))
     assert settled == [()]
 
@@ -192,8 +192,8 @@ class TestMending:
             epochs = EpochStore(cluster.metadata)
 
             async def blocks(epoch: int, kind: BlockKind) -> list[BlockHeader]:
-                shards = [cluster.running[number].shard for number in cluster.numbers]
-                found = [each.header for s in shards for each in await held_blocks(s, LOG)]
+                engines = [cluster.running[number].engine for number in cluster.numbers]
+                found = [each.header for s in engines for each in await held_blocks(s, LOG)]
                 return [h for h in found if (h.first >> 32, h.kind) == (epoch, kind)]
 
             async def next_epoch() -> int:
@@ -379,7 +379,7 @@ class TestAbsentMembers:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with written(cluster, timeout_s=3) as store:
                 damaged = others(cluster)[0]
-                cluster.running[damaged].shard.damage = "records at WAL offsets ((0, 1),)"
+                cluster.running[damaged].engine.damage = "records at WAL offsets ((0, 1),)"
                 with pytest.raises(NoSequencer, match=rf"node {damaged}: it lost records"):
                     await take_over(store, others(cluster)[1])
 
@@ -396,7 +396,7 @@ class TestAbsentMembers:
             async with written(cluster), cluster.client() as other:
                 new, *damaged, late = others(cluster)[:4]
                 for number in damaged:
-                    cluster.running[number].shard.damage = "records at WAL offsets ((0, 1),)"
+                    cluster.running[number].engine.damage = "records at WAL offsets ((0, 1),)"
                 cluster.machine(late).pause()
                 taking = asyncio.create_task(take_over(other, new))
                 await asyncio.sleep(0.5)

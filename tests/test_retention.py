@@ -39,14 +39,14 @@ class TestByTime:
                 assert 10 <= left <= 20
                 assert gaps[0] is GapKind.TRIM
                 for node in cluster.running.values():
-                    assert 3 <= len(node.shard.logs.partitions) <= 9
-                    assert node.shard.logs.drops >= 5
-                    assert node.shard.logs.stored_bytes < 25_000
+                    assert 3 <= len(node.engine.logs.partitions) <= 9
+                    assert node.engine.logs.drops >= 5
+                    assert node.engine.logs.stored_bytes < 25_000
                 # A log that nobody appends to any more loses all it has, the newest partition too.
                 await asyncio.sleep(20)
                 assert (await values(store, "log"))[0] == 0
                 for node in cluster.running.values():
-                    assert node.shard.logs.stored_bytes == 0
+                    assert node.engine.logs.stored_bytes == 0
                 assert await store.append("log", b"again") == (await store.tail("log"))
 
         simulate(scenario, nodes=3, storage=STORAGE)
@@ -63,8 +63,8 @@ class TestByTime:
                 await asyncio.sleep(30)
                 assert (await values(store, "long"))[0] == 30
                 for node in cluster.running.values():
-                    assert len(node.shard.logs.partitions) > 5, "they all hold some of it"
-                    assert node.shard.logs.stored_bytes < 12_000, "but what was trimmed is gone"
+                    assert len(node.engine.logs.partitions) > 5, "they all hold some of it"
+                    assert node.engine.logs.stored_bytes < 12_000, "but what was trimmed is gone"
 
         simulate(scenario, nodes=3, storage=STORAGE)
 
@@ -140,7 +140,7 @@ class TestBySizeOverNodes:
                 assert 60 <= left <= most
                 assert gaps[0] is GapKind.TRIM
                 for node in cluster.running.values():
-                    assert node.shard.logs.stored_bytes <= (most + 10) * 1200
+                    assert node.engine.logs.stored_bytes <= (most + 10) * 1200
 
         simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
 
@@ -165,13 +165,13 @@ class TestDeleted:
                     await store.log_tree.delete(f"log-{number}")
                 await asyncio.sleep(40)
                 for node in cluster.running.values():
-                    logs = node.shard.cache.logs
-                    assert sum(node.shard.trim_of(log) > 0 for log in logs) == 8
+                    logs = node.engine.cache.logs
+                    assert sum(node.engine.trim_of(log) > 0 for log in logs) == 8
                 asked.clear()
                 await store.log_tree.delete("log-8")
                 await asyncio.sleep(40)
                 assert {*asked} == {9}
-                assert all(node.shard.trim_of(9) for node in cluster.running.values())
+                assert all(node.engine.trim_of(9) for node in cluster.running.values())
 
         simulate(
             scenario,
@@ -188,12 +188,12 @@ class TestDeleted:
                 await write(store, "other", 3)
                 await store.log_tree.delete("log")
                 await asyncio.sleep(5)
-                held = [node.shard.cache.log(LOG).trim for node in cluster.running.values()]
+                held = [node.engine.cache.log(LOG).trim for node in cluster.running.values()]
                 assert held == [0, 0, 0], "not at once"
                 await asyncio.sleep(20)
                 for node in cluster.running.values():
-                    assert node.shard.cache.log(LOG).trim
-                    assert (await node.shard.reader.read(
+                    assert node.engine.cache.log(LOG).trim
+                    assert (await node.engine.reader.read(
                         LOG, 0, 1 << 60, bytes_max=1, blocks_max=1
                     )).blocks == []  # fmt: skip
                 assert (await values(store, "other"))[0] == 3

@@ -68,7 +68,7 @@ class TestTrim:
                 assert shape(await read_all(store, "log")) == ["trim e1n1..e1n3", "e1n4"]
                 again = await store.trim("log", make_lsn(1, 3))
                 assert not again.is_partial
-                assert {cluster.running[n].shard.cache.log(LOG).trim for n in cluster.numbers} == {
+                assert {cluster.running[n].engine.cache.log(LOG).trim for n in cluster.numbers} == {
                     make_lsn(1, 3)
                 }
 

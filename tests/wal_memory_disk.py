@@ -1,6 +1,6 @@
 """A disk in memory for the WAL's tests: writes wait until told to end, and it can crash.
 
-`MemoryDisk()` ends each write in the next turn of the loop; with `by_hand=True`
+`MemoryDisk()` ends each write in the next tick; with `by_hand=True`
 the test ends them, in any order. `crash` decides by chance what each write still in
 flight left behind, sector by sector, and gives the disk that the next start sees.
 """

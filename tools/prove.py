@@ -91,13 +91,13 @@ FUZZ_RUNS_A_MINUTE = 4000
 
 FAILOVER = "failover"
 
-STRIKES_MAX = 50
+FAULTS_MAX = 50
 """Kills and stops of a cluster's nodes in one proof; one takes three to ten seconds."""
 
-ORDEAL = "ordeal"
+CHAOS = "chaos"
 
-ORDEAL_MINUTES_MIN = 0.1
-"""One strike at the least; the start and the end of a cluster take longer."""
+CHAOS_MINUTES_MIN = 0.1
+"""One fault at the least; the start and the end of a cluster take longer."""
 
 WORLDS = "worlds"
 
@@ -127,7 +127,7 @@ PARTS = {
         Part(KILLS, 0.1),
         Part(FUZZ, 0.1),
         Part(FAILOVER, 0.25),
-        Part(ORDEAL, 0.15),
+        Part(CHAOS, 0.15),
         Part(MUTANTS, 0.1),
         # A number of tests, which take what they take.
         Part(WORLDS, 0.0),
@@ -248,23 +248,23 @@ def run_failover(command: str, seed: int, minutes: float) -> bool:
     How long appends stood still is told and not judged: the machine may be busy with the rest.
     """
     arguments = [
-        "chaos", "--rounds", str(STRIKES_MAX), "--minutes", f"{minutes:g}",
+        "chaos", "--rounds", str(FAULTS_MAX), "--minutes", f"{minutes:g}",
         "--seed", str(seed), "--no-bounds",
     ]  # fmt: skip
     return run_program(FAILOVER, [*shlex.split(command), *arguments], minutes)
 
 
-def run_ordeal(command: str, seed: int, minutes: float) -> bool:
+def play_chaos(command: str, seed: int, minutes: float) -> bool:
     """Do to a real cluster what this machine can; whether its clients saw no promise break.
 
     How long things took is told and not judged: the machine may be busy with the rest.
     What is left of one that failed (its history, what the nodes said) stays where it says.
     """
-    below = tempfile.mkdtemp(prefix="cordwood-ordeal-")
-    least = max(minutes, ORDEAL_MINUTES_MIN)
+    below = tempfile.mkdtemp(prefix="cordwood-chaos-")
+    least = max(minutes, CHAOS_MINUTES_MIN)
     arguments = ["chaos", "--minutes", f"{least:g}", "--seed", str(seed), "--no-bounds"]
     arguments += ["--dir", below]
-    is_clean = run_program(ORDEAL, [*shlex.split(command), *arguments], least)
+    is_clean = run_program(CHAOS, [*shlex.split(command), *arguments], least)
     if is_clean:
         shutil.rmtree(below, ignore_errors=True)
     return is_clean
@@ -416,8 +416,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = run_fuzz(first, minutes, options.workers)
         elif part.name == FAILOVER:
             is_clean = run_failover(options.command, first, minutes)
-        elif part.name == ORDEAL:
-            is_clean = run_ordeal(options.command, first, minutes)
+        elif part.name == CHAOS:
+            is_clean = play_chaos(options.command, first, minutes)
         elif part.name == MUTANTS:
             is_clean = run_mutants(first, minutes)
         elif part.name == WORLDS:

@@ -5,7 +5,7 @@ and it is of no use. A reader must notice, have others send in its place, and ke
 what it gets from healthy nodes (`cordwood bench read --slow-node`: pairs of reads, healthy and
 then beside the slow node, whose median counts; each must be given the whole log). What a reader
 is given while nodes are killed, stopped, cut off and slowed down is judged by the parts
-`failover` and `ordeal`.
+`failover` and `chaos`.
 """
 
 from __future__ import annotations

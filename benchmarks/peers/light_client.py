@@ -199,7 +199,7 @@ async def follow(reader: LightClient, offer: Callable[[list[bytes]], None], load
 
     async with asyncio.TaskGroup() as tasks:
         # Nothing is offered before the reader takes what comes: what was delivered to it before,
-        # within the turn of the loop in which its task was still to begin, it never counted.
+        # within the tick in which its task was still to begin, it never counted.
         await reader.take(
             take,
             load.ticks * load.batch,

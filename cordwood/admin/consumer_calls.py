@@ -14,13 +14,13 @@ from typing import assert_never
 
 from cordwood.errors import Rejected
 from cordwood.layout.message import (
-    AskGroups,
-    BeatGroup,
-    GroupCall,
-    GroupReply,
-    GroupsReply,
-    JoinGroup,
-    LeaveGroup,
+    AskConsumers,
+    BeatConsumer,
+    ConsumerCall,
+    ConsumerReply,
+    ConsumersReply,
+    JoinConsumer,
+    LeaveConsumer,
     Reply,
     SaveCursors,
 )
@@ -57,16 +57,16 @@ class ConsumerCalls:
         self._logs = logs
         self._now_us = now_us
 
-    async def answer(self, call: GroupCall) -> Reply:
+    async def answer(self, call: ConsumerCall) -> Reply:
         """Do what is asked.
 
         Raises:
             Fenced, Rejected: see `protocol.consumer_group`.
             Retryable: the metadata store did not answer.
         """
-        if isinstance(call, AskGroups):
+        if isinstance(call, AskConsumers):
             names = [call.consumer] if call.consumer else await self._consumers.names()
-            return GroupsReply([_reply(n, await self._get(n)) for n in names])
+            return ConsumersReply([_reply(n, await self._get(n)) for n in names])
         _check_by_number(call)
         numbers: dict[str, int] = {}
         asked: set[str] = set()
@@ -107,15 +107,15 @@ class ConsumerCalls:
         return {log for log in left if await self._logs.is_deleted(int(log))}
 
     def _decide(
-        self, group: Group, call: JoinGroup | BeatGroup | LeaveGroup | SaveCursors
+        self, group: Group, call: JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors
     ) -> Group:
-        if isinstance(call, JoinGroup):
+        if isinstance(call, JoinConsumer):
             name = check_consumer_name(call.member)
             return join(group, name, call.logs, self._now_us(), call.ttl_ms * 1000)
-        if isinstance(call, BeatGroup):
+        if isinstance(call, BeatConsumer):
             ttl_us = call.ttl_ms * 1000
             return beat(group, call.member, call.generation, self._now_us(), ttl_us)
-        if isinstance(call, LeaveGroup):
+        if isinstance(call, LeaveConsumer):
             return leave(group, call.member, call.generation, self._now_us())
         if isinstance(call, SaveCursors):
             if not call.member:
@@ -132,14 +132,14 @@ class ConsumerCalls:
         assert_never(call)
 
 
-def _check_by_number(call: GroupCall) -> None:
+def _check_by_number(call: ConsumerCall) -> None:
     """Refuse an older client: it would go by names beside others that do not.
 
     Raises:
         Rejected: it names logs by their names.
     """
     logs: Iterable[str] = ()
-    if isinstance(call, JoinGroup):
+    if isinstance(call, JoinConsumer):
         logs = call.logs
     elif isinstance(call, SaveCursors):
         logs = [*call.positions, *call.expected, *call.let_go]
@@ -150,13 +150,13 @@ def _check_by_number(call: GroupCall) -> None:
         )
 
 
-def _reply(name: str, group: Group) -> GroupReply:
-    return GroupReply(
+def _reply(name: str, group: Group) -> ConsumerReply:
+    return ConsumerReply(
         name,
         group.generation,
         {member: list(value.logs) for member, value in sorted(group.members.items())},
         {log: own.member for log, own in sorted(group.owners.items()) if own.member},
         dict(sorted(group.positions.items())),
         {log: own.since for log, own in sorted(group.owners.items()) if own.member},
-        {log: own.heir for log, own in sorted(group.owners.items()) if own.heir},
+        {log: own.successor for log, own in sorted(group.owners.items()) if own.successor},
     )

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from cordwood import aio
 from cordwood.bench.append_loops import (
+    AppendRun,
     Limit,
-    Run,
     append_batches,
     append_singles,
     client_settings,
@@ -93,7 +93,7 @@ class AppendProfile:
         """About how many blocks a repeat makes."""
         return -(-self.records // (self.batch or max(1, self.in_flight // 8)))
 
-    def value(self, run: Run) -> float:
+    def value(self, run: AppendRun) -> float:
         """What a run reached, in `unit`."""
         rate = run.records / run.seconds
         return rate * self.size / 1e6 if self._is_told_in_bytes else rate
@@ -194,7 +194,7 @@ async def _sample(store: Store, profile: AppendProfile, reference: DiskReference
     )
 
 
-async def run_profile(store: Store, profile: AppendProfile, share: float = 1.0) -> Run:
+async def run_profile(store: Store, profile: AppendProfile, share: float = 1.0) -> AppendRun:
     """Append to one log as a profile says, or so large a share of it.
 
     Raises:

@@ -31,7 +31,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AppendRun:
     """What one loop did.
 
     Attributes:
@@ -47,7 +47,7 @@ class Run:
 
 async def append_singles(
     logs: Sequence[Appending], value: bytes, in_flight: int, limit: Limit
-) -> Run:
+) -> AppendRun:
     """Append one by one with a window of futures, to each of the logs in turn.
 
     Appends to one log are acknowledged in LSN order, so the window is a queue: wait for its
@@ -67,7 +67,7 @@ async def append_singles(
             left -= room
             window.extend((append(value), now) for append in islice(turn, room))
         if not window:
-            return Run(now - began, len(latencies), latencies)
+            return AppendRun(now - began, len(latencies), latencies)
         await window[0][0]
         now = perf_counter()
         while window and window[0][0].done():
@@ -78,7 +78,7 @@ async def append_singles(
 
 async def append_batches(
     store: Store, log: str, values: Sequence[bytes], in_flight: int, limit: Limit
-) -> Run:
+) -> AppendRun:
     """Append the same batch again and again, a worker for each in flight.
 
     Raises:
@@ -98,7 +98,7 @@ async def append_batches(
     async with asyncio.TaskGroup() as workers:
         for _ in range(in_flight):
             workers.create_task(work())
-    return Run(perf_counter() - began, len(latencies) * len(values), latencies)
+    return AppendRun(perf_counter() - began, len(latencies) * len(values), latencies)
 
 
 def client_settings(size: int, in_flight: int, batch: int) -> ClientSettings:

@@ -31,7 +31,7 @@ from cordwood.layout.block_header import (
 )
 from cordwood.layout.frame import Frame, Kind, checksum
 from cordwood.layout.hello import ANY_CLUSTER, Hello
-from cordwood.layout.waves import ROOM_UNIT_BYTES, read_stored, store_head, stored_room
+from cordwood.layout.waves import SPACE_UNIT_BYTES, read_stored, store_head, stored_space
 from cordwood.lsn import make_lsn
 from cordwood.settings import MIB
 from cordwood.wire.connection import Connection, dial
@@ -69,10 +69,10 @@ class NodeProfile:
         return self.block_bytes * self.blocks
 
     @property
-    def room_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """What a wave takes of the node's WAL and cache, at most."""
-        bytes_max = self.blocks * (self.block_bytes + BLOCK_HEAD_BYTES_MAX) + ROOM_UNIT_BYTES
-        return -(-bytes_max // ROOM_UNIT_BYTES) * ROOM_UNIT_BYTES
+        bytes_max = self.blocks * (self.block_bytes + BLOCK_HEAD_BYTES_MAX) + SPACE_UNIT_BYTES
+        return -(-bytes_max // SPACE_UNIT_BYTES) * SPACE_UNIT_BYTES
 
 
 BLOCKS = NodeProfile("node_64KiB_stores", 64 << 10, 1, 16, 8_000)
@@ -130,7 +130,7 @@ class _Sender:
         now = perf_counter()
         self._latencies += [now - at for at in self._sent_at[self._settled : settled]]
         self._settled = settled
-        self._room = stored_room(frame.payload) // self._profile.room_bytes
+        self._room = stored_space(frame.payload) // self._profile.free_bytes
         self._fill()
         if self._settled >= self._stop and not self._done.done():
             self._done.set_result(None)
@@ -179,7 +179,7 @@ async def bench_node(
     say(f"{profile.name}: starting")
     async with bench_place(
         None, directory, nodes=1, blocks=profile.waves * (repeats + 1),
-        block_bytes=profile.room_bytes,
+        block_bytes=profile.free_bytes,
     ) as place:  # fmt: skip
         job = await _reference(place.directory, profile, wave_bytes)
         sender = _Sender(profile)

@@ -2,7 +2,7 @@
 
 The node is stopped and let go on, a few milliseconds of each half second: it is there, it
 answers, and it is of no use. A reader notices that its windows take longer there than elsewhere
-and has others send in its place (`protocol.slow_shards`). What is measured is the second half of
+and has others send in its place (`protocol.slow_nodes`). What is measured is the second half of
 the log, when that has happened, beside the same half read from healthy nodes.
 
 Source: docs/reading.md, "How fast readers are" (beside a slow node).

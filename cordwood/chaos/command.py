@@ -1,6 +1,6 @@
-"""`cordwood chaos --minutes`: ordeals one after another, each shown, judged and kept.
+"""`cordwood chaos --minutes`: chaos runs one after another, each shown, judged and kept.
 
-A long run is cut into ordeals of so many minutes, each on a fresh cluster and with the next
+A long run is cut into chaos runs of so many minutes, each on a fresh cluster and with the next
 seed, since a history is judged as a whole and in memory.
 
 Source: docs/sources/reliability.md §6 ("nightly-size 60 min").
@@ -23,8 +23,8 @@ from typing import Any
 
 from rich.console import Console
 
-from cordwood.chaos.means import lacking, left_out
-from cordwood.chaos.ordeal import LOGS_DIRECTORY, Progress, Ran, run_ordeal
+from cordwood.chaos.capabilities import lacking, left_out
+from cordwood.chaos.chaos_run import LOGS_DIRECTORY, Progress, Ran, play_chaos
 from cordwood.chaos.own_cluster import run_against
 from cordwood.chaos.plan import KINDS, Need
 from cordwood.chaos.view import figures, shown, table
@@ -33,7 +33,7 @@ from cordwood.errors import BadSetting
 PLAIN_COLUMNS = 120
 """Room for the table where there is no terminal to say how wide it is."""
 
-ORDEAL_MINUTES_MAX = 5.0
+CHAOS_MINUTES_MAX = 5.0
 """Some twenty thousand records, and ten times as many deliveries."""
 
 
@@ -46,27 +46,27 @@ def run_chaos(
     bounds: bool,
     as_json: bool,
 ) -> int:
-    """Run ordeals for so long; 1 if a promise was broken.
+    """Play one run after another for so long; 1 if a promise was broken.
 
     Args:
         directory: where fresh clusters and histories may lie.
-        kinds: names of strikes to draw from; empty for all that the machine can do.
+        kinds: names of faults to draw from; empty for all that the machine can do.
         bounds: whether to fail for a bound that was missed, too.
     Raises:
         BadSetting: a kind that there is not.
         Unreachable: a cluster did not start.
     """
     if unknown := [name for name in kinds if name not in KINDS]:
-        raise BadSetting(f"no strike is called {', '.join(unknown)}; there are {', '.join(KINDS)}")
+        raise BadSetting(f"no fault is called {', '.join(unknown)}; there are {', '.join(KINDS)}")
     console = Console(stderr=True)
     lacks = lacking(directory)
     for text in left_out(lacks):
         console.print(text, highlight=False, soft_wrap=True)
-    ordeals = max(1, math.ceil(minutes / ORDEAL_MINUTES_MAX))
+    runs = max(1, math.ceil(minutes / CHAOS_MINUTES_MAX))
     wanted = kinds or tuple(KINDS)
     broken = False
-    for number in range(ordeals):
-        ran = _one(directory, seed + number, 60 * minutes / ordeals, wanted, lacks, console)
+    for number in range(runs):
+        ran = _one(directory, seed + number, 60 * minutes / runs, wanted, lacks, console)
         path = f"{directory}/chaos-{ran.seed}.jsonl"
         ran.save(path)
         _tell(ran, path, as_json=as_json)
@@ -88,7 +88,7 @@ def run_chaos_on(
 
     Args:
         directory: where the history is left.
-        command: see `own_cluster`; "" for no strikes.
+        command: see `own_cluster`; "" for no faults.
     Raises:
         BadSetting, Unreachable: see `own_cluster.run_against`.
     """
@@ -121,7 +121,7 @@ def _one(
 
     async def play() -> Ran:
         async with shown(progress, console):
-            return await run_ordeal(
+            return await play_chaos(
                 below, seed=seed, seconds=seconds, lacks=lacks, kinds=tuple(kinds),
                 progress=progress,
             )  # fmt: skip
@@ -178,7 +178,7 @@ def as_fields(ran: Ran, path: str) -> dict[str, Any]:
     return {
         "seed": ran.seed,
         "seconds": ran.seconds,
-        "strikes": sum(each.strikes for each in outcome.kinds),
+        "faults": sum(each.faults for each in outcome.kinds),
         "kinds": [asdict(each) for each in outcome.kinds],
         "append_stall_s": outcome.append_stall_s,
         "read_stall_s": outcome.read_stall_s,

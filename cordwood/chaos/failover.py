@@ -3,7 +3,7 @@
 The clients are the simulator's (`sim.workload`), on this machine's host: producers append,
 readers follow, and what they see becomes a history that the same checkers judge. Between two
 rounds the cluster is whole again. Each round's figure is the longest time without any
-acknowledgement from the strike on. What strikes there are: `chaos.strikes`.
+acknowledgement from the fault on. What faults there are: `chaos.node_faults`.
 
 Source: issue texts of the write path and of the read path ("kill -9 and SIGSTOP under load, the
 same checkers"); docs/sources/logdevice.md 2.12.
@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from cordwood.chaos.current_sequencer import current_sequencer, wait_sequencer
 from cordwood.chaos.namespaces import Namespaces, namespaces, why_not
-from cordwood.chaos.rulers import ruler, wait_ruler
-from cordwood.chaos.strikes import (
+from cordwood.chaos.node_faults import (
     CUT,
     CUT_STORAGE,
     KILL,
@@ -29,7 +29,7 @@ from cordwood.chaos.strikes import (
     SLOW_DISK,
     STOP,
     STOP_STORAGE,
-    Strikes,
+    NodeFaults,
 )
 from cordwood.chaos.syscalls import why_no_strace
 from cordwood.errors import Unreachable
@@ -39,10 +39,10 @@ from cordwood.local_cluster import ClusterShape, LocalCluster, local_cluster
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, ClientSettings
 from cordwood.sim.buggify import Buggify
-from cordwood.sim.cast import ASKER, producer_names, reader_names
 from cordwood.sim.crew import OpenCalls
 from cordwood.sim.history import AppendOk, Event, HistoryRecorder, to_jsonl
 from cordwood.sim.readers import follow
+from cordwood.sim.run_clients import ASKER, producer_names, reader_names
 from cordwood.sim.verdict import judge, violation_words
 from cordwood.sim.workload import Clients, WorkloadOptions, final_tails, produce
 
@@ -90,7 +90,7 @@ WAL_BYTES = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One strike.
+    """One fault.
 
     Attributes:
         kind: one of KINDS.
@@ -158,16 +158,16 @@ async def run_failover(
             local_cluster(directory, shape, housing=housing) as cluster,
             real_host(seed) as host,
         ):
-            strikes = Strikes(cluster, housing)
+            faults = NodeFaults(cluster, housing)
             try:
-                run = _Run(cluster, strikes, host, seed, say)
+                run = _Run(cluster, faults, host, seed, say)
                 return await run.play(rounds, time.monotonic() + budget_s, kinds)
             finally:
-                await strikes.close()
+                await faults.close()
 
 
 def drawn_here(say: Callable[[str], None]) -> tuple[str, ...]:
-    """The kinds to draw from on this machine; what it has no means for is said and left out."""
+    """The kinds to draw from on this machine; what it cannot do is said and left out."""
     drawn: tuple[str, ...] = DRAWN
     if reason := why_not():
         say(f"no node is cut off: {reason}")
@@ -186,13 +186,13 @@ class _Run:
     def __init__(
         self,
         cluster: LocalCluster,
-        strikes: Strikes,
+        faults: NodeFaults,
         host: Host,
         seed: int,
         say: Callable[[str], None],
     ) -> None:
         self._cluster = cluster
-        self._strikes = strikes
+        self._faults = faults
         self._host = host
         self._seed = seed
         self._say = say
@@ -261,7 +261,7 @@ class _Run:
         struck_at = len(recorder.events)
         recorder.fault_struck(kind, [node])
         struck_us = recorder.events[-1].time_us
-        await self._strikes.strike(kind, node)
+        await self._faults.strike(kind, node)
         # The last acknowledgements may be on their way; so the outage is the longest gap.
         await asyncio.sleep(LATE_ACKS_S)
         await self._wait_acked(BACK_S)
@@ -269,7 +269,7 @@ class _Run:
             await asyncio.sleep(self._chance.uniform(*STOPPED_S))
             await self._wait_acked(BACK_S)
         outage_s = _longest_gap_s(recorder.events[struck_at:], struck_us)
-        await self._strikes.ease(kind, node)
+        await self._faults.ease(kind, node)
         if kind in (KILL, KILL_STORAGE):
             recorder.node_started(node)
         recorder.fault_eased(kind, [node])
@@ -277,7 +277,9 @@ class _Run:
 
     async def _sequencer(self) -> NodeId:
         """The node that sequences the log in its highest epoch."""
-        return await wait_ruler(lambda: ruler(self._clients.addresses, self._host, None))
+        return await wait_sequencer(
+            lambda: current_sequencer(self._clients.addresses, self._host, None)
+        )
 
     async def _wait_acked(self, timeout_s: float) -> None:
         """Wait for the next acknowledgement."""

@@ -1,4 +1,4 @@
-"""The strikes of a plan, done to the nodes of a real cluster and undone.
+"""The faults of a plan, done to the nodes of a real cluster and undone.
 
 Each is a block: what it does is undone when the block ends, and then the node runs. What is
 held against the cluster at the end (frames that were damaged and refused) is counted.
@@ -20,10 +20,10 @@ from functools import partial
 
 from cordwood.chaos import frame_proxy, packets, syscalls
 from cordwood.chaos.clocked_node import step_clock
+from cordwood.chaos.current_sequencer import wait_sequencer
 from cordwood.chaos.disks import Disks
 from cordwood.chaos.namespaces import Namespaces
 from cordwood.chaos.packets import Packets
-from cordwood.chaos.rulers import wait_ruler
 from cordwood.errors import Unreachable
 from cordwood.local_cluster import LocalCluster
 from cordwood.nodes import NodeId
@@ -170,7 +170,7 @@ class Faults:
     async def _ping_pong(self, length_s: float) -> None:
         """Kill who sequences, and as soon as another one does, that one; back and forth."""
         for _ in range(TURNS):
-            node = await wait_ruler(self._sequencer)
+            node = await wait_sequencer(self._sequencer)
             self._cluster.kill(node)
             await asyncio.sleep(length_s)
             await self._wait_acked()

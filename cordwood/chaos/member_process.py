@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import uvloop
 
-from cordwood.chaos.casts import LOAD
+from cordwood.chaos.chaos_clients import LOAD
 from cordwood.host.real import real_host
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.consuming import consume

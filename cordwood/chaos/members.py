@@ -1,4 +1,4 @@
-"""The members of a consumer in an ordeal: processes that are killed and stopped as nodes are.
+"""The members of a consumer in a chaos run: processes that are killed and stopped as nodes are.
 
 Each has its own chances: it works for a while, then it gets SIGKILL and is started again, or
 SIGSTOP for so long that now and then the others take its logs over and it comes back fenced. What
@@ -27,7 +27,7 @@ from cordwood.client.read.consumer import MEMBER_TTL_S
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.message import GroupReply
+from cordwood.layout.message import ConsumerReply
 from cordwood.lsn import format_lsn
 from cordwood.settings import ClientSettings
 from cordwood.sim.consuming import CONSUMER
@@ -220,7 +220,7 @@ class Members:
             return False
         return True
 
-    async def _group(self, host: Host) -> GroupReply:
+    async def _group(self, host: Host) -> ConsumerReply:
         async with connected(self._addresses, host, ClientSettings()) as store:
             (group,) = await store.cursors.list(CONSUMER)
             return group
@@ -246,7 +246,7 @@ def _saved_by(event: Event) -> Event:
     return msgspec.structs.replace(event, invoked_us=event.invoked_us - SAVE_EARLIER_US)
 
 
-def _group_words(group: GroupReply, tails: Mapping[str, int]) -> str:
+def _group_words(group: ConsumerReply, tails: Mapping[str, int]) -> str:
     """Where a consumer stands, for people."""
     return ", ".join(
         f"{log} at {format_lsn(group.positions.get(log, 0))} of {format_lsn(tail)}, "

@@ -35,16 +35,16 @@ OF_TIME = ("L1", "L2", "L3", "L5")
 
 @dataclass(frozen=True, slots=True)
 class KindOutcome:
-    """The strikes of one kind.
+    """The faults of one kind.
 
     Attributes:
-        strikes: how many.
+        faults: how many.
         stall_s: the longest time without an acknowledgement from any log's sequencer that fell
             into one of them, at least in part.
     """
 
     kind: str
-    strikes: int
+    faults: int
     stall_s: float
 
 
@@ -140,7 +140,7 @@ def _append_stalls(history: Sequence[Event]) -> list[tuple[int, int]]:
 def _by_kind(
     history: Sequence[Event], stalls: Sequence[tuple[int, int]]
 ) -> tuple[KindOutcome, ...]:
-    """What each kind's strikes cost; a stall counts for all that lasted in it."""
+    """What each kind's faults cost; a stall counts for all that lasted in it."""
     open_at: dict[tuple[str, tuple[int, ...]], int] = {}
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for event in history:
@@ -152,8 +152,8 @@ def _by_kind(
     struck = Counter(event.kind for event in history if isinstance(event, FaultStruck))
     long = sorted(stalls, key=lambda stall: stall[0] - stall[1])
     return tuple(
-        KindOutcome(kind, strikes, _worst_us(spans[kind], long) / 1e6)
-        for kind, strikes in sorted(struck.items())
+        KindOutcome(kind, faults, _worst_us(spans[kind], long) / 1e6)
+        for kind, faults in sorted(struck.items())
     )
 
 

@@ -1,7 +1,7 @@
 """The same load, readers and checkers against a cluster of one's own, struck by a command.
 
 Nothing is done to the cluster but by the command, which is called as `COMMAND strike NODE` and,
-when that strike is over, `COMMAND ease NODE`: it may stop a service by ssh, pull a cable or drop
+when that fault is over, `COMMAND ease NODE`: it may stop a service by ssh, pull a cable or drop
 packets. When to strike whom follows from the seed, and no more nodes are struck at once than
 the log's copies allow. The load goes to two logs made for it, deleted at the end if all is well.
 
@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cordwood.chaos.casts import LOAD
+from cordwood.chaos.chaos_clients import LOAD
+from cordwood.chaos.chaos_run import Play, Progress, Ran
 from cordwood.chaos.commands import run_beside
 from cordwood.chaos.frame_proxy import Told
-from cordwood.chaos.ordeal import Play, Progress, Ran
 from cordwood.chaos.plan import plan_of
 from cordwood.client.address import SCHEME
 from cordwood.client.store import Store, connected
@@ -36,7 +36,7 @@ JOIN_S = 5.0
 
 
 class Commanded:
-    """Strikes by a command; see the module."""
+    """Faults by a command; see the module."""
 
     def __init__(self, command: str) -> None:
         self.proxied: dict[str, Told] = {}
@@ -68,7 +68,7 @@ async def run_against(
 
     Args:
         url: `cordwood://host:port,…`.
-        command: "" for no strikes: then the load and the checkers are all there is.
+        command: "" for no faults: then the load and the checkers are all there is.
     Raises:
         BadSetting: not a cluster's address, or one whose logs have a single copy and are to
             be struck.

@@ -1,6 +1,6 @@
-"""What goes wrong in an ordeal and when: a pure function of its seed.
+"""What goes wrong in a chaos run and when: a pure function of its seed.
 
-A plan is a list of strikes, each with the second at which it begins, its length, and whom it
+A plan is a list of faults, each with the second at which it begins, its length, and whom it
 hits: the sequencer, or one of the others by rank, since which node sequences then is not known
 before. It never takes more nodes away at once than the promises allow: R-1, but for a power cut
 of all at once, which comes alone and after which all come back.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 
 class Need(enum.Enum):
-    """What a machine must offer for a kind; see `chaos.means`."""
+    """What a machine must offer for a kind; see `chaos.capabilities`."""
 
     NETWORKS = "network namespaces"
     PACKETS = "nftables in them"
@@ -101,21 +101,21 @@ KINDS = {
 """By name."""
 
 CALM_S = (0.3, 1.5)
-"""Between two strikes that do not overlap."""
+"""Between two faults that do not overlap."""
 
 OVERLAP_SHARE = 0.4
-"""Of the strikes, those that begin while another one lasts."""
+"""Of the faults, those that begin while another one lasts."""
 
 FIRST_S = 1.0
-"""When the first strike comes."""
+"""When the first fault comes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class PlannedFault:
     """One thing that goes wrong.
 
     Attributes:
-        at_s: since the start of the run; a strike before it that took longer moves it.
+        at_s: since the start of the run; a fault before it that took longer moves it.
         rank: whom it hits: 0 for whoever sequences, else the rank-th of the others.
         seed: of the chances inside it.
     """
@@ -138,53 +138,53 @@ ALONE = 1_000
 
 def plan_of(
     seed: int, seconds: float, kinds: Sequence[str], *, nodes: int, away_max: int
-) -> tuple[Strike, ...]:
-    """The strikes of a run, in the order of their beginning; a pure function of its arguments.
+) -> tuple[PlannedFault, ...]:
+    """The faults of a run, in the order of their beginning; a pure function of its arguments.
 
     Args:
-        seconds: no strike is planned to end later.
+        seconds: no fault is planned to end later.
         kinds: names in KINDS of those that the machine can do.
         nodes: how many there are.
         away_max: how many may be away at once: R-1.
     """
-    chance = random.Random(f"ordeal {seed}")
+    chance = random.Random(f"chaos run {seed}")
     names = [
         name for name in KINDS if name in kinds
         and (KINDS[name].aim is not Aim.PAIR or away_max >= 2)
     ]  # fmt: skip
-    strikes: list[Strike] = []
+    faults: list[PlannedFault] = []
     deck: list[str] = []
     at_s = FIRST_S
     while names:
         if not deck:
             deck = chance.sample(names, len(names))
-        strike = _drawn(chance, deck.pop(), at_s, nodes)
-        at_s = _earliest(strikes, strike, away_max)
-        strike = Strike(at_s, strike.length_s, strike.kind, strike.rank, strike.seed)
-        if strike.at_s + strike.length_s > seconds:
+        fault = _drawn(chance, deck.pop(), at_s, nodes)
+        at_s = _earliest(faults, fault, away_max)
+        fault = PlannedFault(at_s, fault.length_s, fault.kind, fault.rank, fault.seed)
+        if fault.at_s + fault.length_s > seconds:
             break
-        strikes.append(strike)
+        faults.append(fault)
         at_s += chance.uniform(*CALM_S)
         if chance.random() >= OVERLAP_SHARE:
-            at_s = max(at_s, max(s.at_s + s.length_s for s in strikes) + chance.uniform(*CALM_S))
-    return tuple(strikes)
+            at_s = max(at_s, max(s.at_s + s.length_s for s in faults) + chance.uniform(*CALM_S))
+    return tuple(faults)
 
 
-def _drawn(chance: random.Random, name: str, at_s: float, nodes: int) -> Strike:
+def _drawn(chance: random.Random, name: str, at_s: float, nodes: int) -> PlannedFault:
     """A strike of a kind, wherever it comes to stand."""
     kind = KINDS[name]
     # The sequencer is one of five and half of the trouble.
     rank = 0 if kind.aim is Aim.ANY and chance.random() < 0.5 else chance.randrange(1, nodes)
-    return Strike(
+    return PlannedFault(
         at_s, round(chance.uniform(*kind.length_s), 3), name, rank, chance.getrandbits(32)
     )
 
 
-def _earliest(strikes: Sequence[Strike], strike: Strike, away_max: int) -> float:
+def _earliest(faults: Sequence[PlannedFault], fault: PlannedFault, away_max: int) -> float:
     """From when on it takes no more away than is allowed beside those before it."""
-    at_s = strike.at_s
+    at_s = fault.at_s
     while True:
-        running = [each for each in strikes if each.at_s <= at_s < each.at_s + each.length_s]
-        if not running or sum(e.away for e in running) + strike.away <= away_max:
+        running = [each for each in faults if each.at_s <= at_s < each.at_s + each.length_s]
+        if not running or sum(e.away for e in running) + fault.away <= away_max:
             return at_s
         at_s = min(each.at_s + each.length_s for each in running)

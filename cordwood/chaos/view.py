@@ -1,4 +1,4 @@
-"""An ordeal as it goes on: redrawn on a terminal, a line a minute anywhere else; then its table.
+"""A chaos run as it goes on: redrawn on a terminal, a line a minute anywhere else; then its table.
 
 Source: docs/reliability.md, "Real processes" (the report at the end).
 """
@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from cordwood.chaos.ordeal import Progress, Ran
+from cordwood.chaos.chaos_run import Progress, Ran
 from cordwood.chaos.plan import KINDS
 
 DRAWS_PER_S = 4
@@ -60,7 +60,7 @@ def line(progress: Progress) -> str:
     return (
         f"{_so_far_s(progress):4.0f} s of {progress.seconds:g} s, {progress.stage}: "
         f"{progress.acked:,} records acknowledged, "
-        f"{progress.played.total()} strikes over, now {now}"
+        f"{progress.played.total()} faults over, now {now}"
     )
 
 
@@ -75,7 +75,7 @@ def picture(progress: Progress) -> RenderableType:
     figures.add_row("acknowledged", f"{progress.acked:,} records, the last {since_s:.1f} s ago")
     figures.add_row("struck now", ", ".join(progress.running.values()) or "nobody")
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(progress.played.items()))
-    figures.add_row("strikes", f"{progress.played.total()} of {progress.planned}: {kinds}")
+    figures.add_row("faults", f"{progress.played.total()} of {progress.planned}: {kinds}")
     return Group(top, figures)
 
 
@@ -84,23 +84,23 @@ def _so_far_s(progress: Progress) -> float:
 
 
 def table(ran: Ran) -> RenderableType:
-    """The strikes by kind, and what each cost."""
+    """The faults by kind, and what each cost."""
     shown_table = Table(box=None, padding=(0, 2), header_style="bold")
-    for title, justify in (("strikes", "right"), ("kind", "left"), ("what", "left")):
+    for title, justify in (("faults", "right"), ("kind", "left"), ("what", "left")):
         shown_table.add_column(title, justify="right" if justify == "right" else "left")
     shown_table.add_column("longest stall of appends", justify="right")
     for each in ran.outcome.kinds:
         words = KINDS[each.kind].words if each.kind in KINDS else ""
-        shown_table.add_row(str(each.strikes), each.kind, words, f"{each.stall_s:.2f} s")
+        shown_table.add_row(str(each.faults), each.kind, words, f"{each.stall_s:.2f} s")
     return shown_table
 
 
 def figures(ran: Ran) -> Iterable[str]:
     """The figures and the verdict, line by line."""
     outcome, verdict = ran.outcome, ran.outcome.verdict
-    strikes = sum(each.strikes for each in outcome.kinds)
+    faults = sum(each.faults for each in outcome.kinds)
     yield (
-        f"{strikes} faults of {len(outcome.kinds)} kinds in {ran.seconds:g} s (seed {ran.seed}); "
+        f"{faults} faults of {len(outcome.kinds)} kinds in {ran.seconds:g} s (seed {ran.seed}); "
         f"{ran.left} of the plan had no time"
     )
     yield f"appends stood still for {outcome.append_stall_s:.2f} s at the longest"

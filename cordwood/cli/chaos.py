@@ -22,7 +22,7 @@ def chaos(
         typer.Option("--minutes", min=0.01, help="How long nodes are struck.", show_default="5"),
     ] = None,
     kinds: Annotated[
-        str, typer.Option("--kinds", help="Only these strikes, by comma.", show_default="all")
+        str, typer.Option("--kinds", help="Only these faults, by comma.", show_default="all")
     ] = "",
     rounds: Annotated[
         int | None,
@@ -48,7 +48,7 @@ def chaos(
         typer.Option(
             "--strike",
             metavar="COMMAND",
-            show_default="no strikes",
+            show_default="no faults",
             help="With --cluster: called as `COMMAND strike NODE`, then `COMMAND ease NODE`.",
         ),
     ] = "",
@@ -63,12 +63,12 @@ def chaos(
     """Start 5 nodes and a load, break what can be broken, and check what clients saw.
 
     Nodes are killed, stopped, cut off, split, slowed down, filled up, and lose their power; packets
-    and frames are lost, late, doubled and damaged; clocks jump. What this machine has no means
-    for is said and left out: most of it takes root. No more goes wrong at once than the promises
-    allow, and a seed is a plan of strikes. The history is left for `cordwood verify`.
+    and frames are lost, late, doubled and damaged; clocks jump. What this machine cannot
+    do is said and left out: most of it takes root. No more goes wrong at once than the promises
+    allow, and a seed is a plan of faults. The history is left for `cordwood verify`.
 
     With --rounds, one node is struck at a time, and each outage is measured and judged. With
-    --cluster, a cluster of your own gets the load, and strikes by a command of yours.
+    --cluster, a cluster of your own gets the load, and faults by a command of yours.
 
     Exit code 1 if a promise was broken or, but for --no-bounds, something took too long.
     """

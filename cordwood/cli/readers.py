@@ -16,7 +16,7 @@ from cordwood.lsn import LSN_MAX, format_lsn
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
-    from cordwood.layout.message import GroupReply
+    from cordwood.layout.message import ConsumerReply
 
 Row = dict[str, object]
 
@@ -104,7 +104,7 @@ def groups(
         )
 
 
-def _group_rows(store: BlockingStore, group: GroupReply) -> list[Row]:
+def _group_rows(store: BlockingStore, group: ConsumerReply) -> list[Row]:
     """A line for each log that a consumer has a position in or a member for."""
     rows: list[Row] = []
     for log, found in store.lag(group.consumer).items():

@@ -149,7 +149,7 @@ def shrink(
 
 
 @app.command()
-def zoo(
+def bugs(
     bug: Annotated[
         str, typer.Option("--bug", metavar="NAME", help="One bug.", show_default="all")
     ] = "",
@@ -165,7 +165,7 @@ def zoo(
     """Plant known bugs, and demand that the checkers catch each."""
     from cordwood.sim import command
 
-    raise typer.Exit(command.zoo(bug, seeds, jobs or os.cpu_count() or 1, as_json, as_markdown))
+    raise typer.Exit(command.bugs(bug, seeds, jobs or os.cpu_count() or 1, as_json, as_markdown))
 
 
 def _task(

@@ -14,17 +14,17 @@ from cordwood.block import BlockKind
 from cordwood.cli.wording import bytes_words
 from cordwood.errors import CordwoodError
 from cordwood.host.read_only_file import ReadOnlyFile
-from cordwood.layout.nodesets import read_nodesets
-from cordwood.layout.shard_record import (
+from cordwood.layout.engine_record import (
     AmendRecord,
     CleanRecord,
+    EngineRecord,
     NodesetsRecord,
     SealRecord,
-    ShardRecord,
     StoreRecord,
     TrimRecord,
-    read_shard_record,
+    read_engine_record,
 )
+from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
 from cordwood.layout.wal_batch import read_batch
 from cordwood.layout.wal_block import WalHeader, WalKind, unpack_holes
@@ -120,7 +120,7 @@ def _seen_json(seen: Seen) -> str:
     }) + "\n"  # fmt: skip
 
 
-def _held(seen: SeenRecord) -> ShardRecord | list[tuple[int, int]] | str:
+def _held(seen: SeenRecord) -> EngineRecord | list[tuple[int, int]] | str:
     """What a record holds, or why that cannot be said."""
     if seen.body is None:
         return "DAMAGED: the checksum of its body does not match"
@@ -131,7 +131,7 @@ def _held(seen: SeenRecord) -> ShardRecord | list[tuple[int, int]] | str:
             return f"a batch of {len(read_batch(seen.body, 0))} records"
         if seen.record.kind is WalKind.RESUME:
             return unpack_holes(seen.body)
-        return read_shard_record(memoryview(seen.body))
+        return read_engine_record(memoryview(seen.body))
     except CordwoodError as error:
         return f"not a node's record ({error})"
 

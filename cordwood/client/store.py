@@ -102,7 +102,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
         self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
-        self._tails = SharedTails(self._open_lead, self._number_anew, tasks, self._budget)
+        self._tails = SharedTails(self._open_leader, self._number_anew, tasks, self._budget)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -292,7 +292,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         stream.open()
         return stream
 
-    def _open_lead(self, info: LogInfo, start: int) -> ReadStream:
+    def _open_leader(self, info: LogInfo, start: int) -> ReadStream:
         """See `shared_tail`."""
         number = next(self._numbers) & 0xFFFF_FFFF
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)

@@ -1,7 +1,7 @@
 """The first client: appends a source, batch after batch, some of them in flight at once.
 
 It runs ahead of the tail by LAG_RECORDS_MAX records at most, which bounds what the tail
-check must remember. At each strike it lets the demo choose a victim, hands over several
+check must remember. At each kill it lets the demo choose a victim, hands over several
 batches at once, and has the victim killed while they are on their way.
 
 It appends as a producer: what was on its way to a sequencer that died is sent again and
@@ -20,7 +20,7 @@ from cordwood.client.store import Store
 from cordwood.demo.checks import CheckFailed
 from cordwood.demo.digest import Digest
 from cordwood.demo.follow import Follow
-from cordwood.demo.input import Batch, Source, batches
+from cordwood.demo.input import InputChunk, Source, batches
 from cordwood.demo.pauses import Pauses
 from cordwood.demo.tail_check import TailCheck
 
@@ -44,7 +44,7 @@ PRODUCER = 1
 
 
 @dataclass(slots=True)
-class Strike:
+class Kill:
     """A kill on the way.
 
     Attributes:
@@ -68,7 +68,7 @@ class Ingest:
         records, bytes: acknowledged so far; bytes of keys and values.
         digest: of what was read from the source so far.
         acks: pauses between acknowledgements.
-        strikes: the kills, in order.
+        kills: the kills, in order.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class Ingest:
         source: Source,
         check: TailCheck,
         follow: Follow,
-        strikes: Sequence[Strike],
+        kills: Sequence[Kill],
     ) -> None:
         self.source = source
         self.records = 0
         self.bytes = 0
         self.digest = Digest()
         self.acks = Pauses(asyncio.get_running_loop().time())
-        self.strikes = strikes
+        self.kills = kills
         self._store = store
         self._check = check
         self._follow = follow
         self._room = asyncio.Semaphore(IN_FLIGHT)
-        self._held: list[Batch] = []
+        self._held: list[InputChunk] = []
         self._producer = Producer(PRODUCER)
         self._in_flight = 0
         self._is_chosen = False
@@ -104,8 +104,8 @@ class Ingest:
             CordwoodError: an append failed.
         """
         # Kept back, so that an input that ends early has something to append at every
-        # strike, and after the last.
-        kept: deque[Batch] = deque()
+        # kill, and after the last.
+        kept: deque[InputChunk] = deque()
         async with asyncio.TaskGroup() as tasks:
             for batch in batches(self.source):
                 for record in batch.records:
@@ -121,65 +121,65 @@ class Ingest:
 
     @property
     def _kept_batches(self) -> int:
-        """One for each strike to come, and one to append after them."""
-        pending = sum(strike.at_kill is None for strike in self.strikes)
+        """One for each kill to come, and one to append after them."""
+        pending = sum(kill.at_kill is None for kill in self.kills)
         return pending + 1 if pending else 0
 
-    async def _end(self, kept: deque[Batch], tasks: asyncio.TaskGroup) -> None:
-        """Append what was kept back, around the strikes that have not come yet."""
+    async def _end(self, kept: deque[InputChunk], tasks: asyncio.TaskGroup) -> None:
+        """Append what was kept back, around the kills that have not come yet."""
         if not (self._in_flight or self._any_acked.is_set()):
             await self._start(kept.popleft(), tasks)
-        while (strike := self._next) is not None:
+        while (kill := self._next) is not None:
             if len(kept) > 1:
                 self._held.append(kept.popleft())
-            await self._strike(strike, tasks)
+            await self._kill(kill, tasks)
         for batch in kept:
             await self._start(batch, tasks)
 
-    async def _hand_over(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
+    async def _hand_over(self, batch: InputChunk, tasks: asyncio.TaskGroup) -> None:
         """Start to append a batch, or hold it back until enough are there for the kill."""
-        strike = self._next
-        if strike is not None and self._is_chosen:
+        kill = self._next
+        if kill is not None and self._is_chosen:
             self._held.append(batch)
             if len(self._held) >= KILL_IN_FLIGHT:
-                await self._strike(strike, tasks)
+                await self._kill(kill, tasks)
             return
         await self._start(batch, tasks)
-        if strike is not None and self.source.taken >= strike.share * self.source.size:
-            await self._choose_victim(strike)
+        if kill is not None and self.source.taken >= kill.share * self.source.size:
+            await self._choose_victim(kill)
 
     @property
-    def _next(self) -> Strike | None:
-        """The strike that is to come."""
-        return next((strike for strike in self.strikes if strike.at_kill is None), None)
+    def _next(self) -> Kill | None:
+        """The kill that is to come."""
+        return next((kill for kill in self.kills if kill.at_kill is None), None)
 
-    async def _start(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, batch: InputChunk, tasks: asyncio.TaskGroup) -> None:
         await self._room.acquire()
         self._in_flight += 1
         tasks.create_task(self._append(batch))
         # A turn for the loop: the batch goes out, and what came in is read.
         await asyncio.sleep(0)
 
-    async def _choose_victim(self, strike: Strike) -> None:
+    async def _choose_victim(self, kill: Kill) -> None:
         # It is to hold something, so something must be stored.
         await self._any_acked.wait()
-        await strike.choose()
+        await kill.choose()
         self._is_chosen = True
 
-    async def _strike(self, strike: Strike, tasks: asyncio.TaskGroup) -> None:
+    async def _kill(self, kill: Kill, tasks: asyncio.TaskGroup) -> None:
         """Have the victim killed while batches are on their way to it."""
         if not self._is_chosen:
-            await self._choose_victim(strike)
+            await self._choose_victim(kill)
         for batch in self._held:
             await self._start(batch, tasks)
         self._held.clear()
         await asyncio.sleep(KILL_DELAY_S)
         self.acks.mark(asyncio.get_running_loop().time())
-        strike.at_kill, strike.in_flight = self.records, self._in_flight
-        strike.kill()
+        kill.at_kill, kill.in_flight = self.records, self._in_flight
+        kill.kill()
         self._is_chosen = False
 
-    async def _append(self, batch: Batch) -> None:
+    async def _append(self, batch: InputChunk) -> None:
         records = batch.records
         has_headers = any(record.headers for record in records)
         lsns = await self._store.append_many(

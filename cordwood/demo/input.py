@@ -18,7 +18,7 @@ BATCH_BYTES = 256 << 10
 and some hundred of them make a bar that moves."""
 
 BATCH_RECORDS = 1_000
-"""Some milliseconds of work between two turns of the loop, so that the tail keeps up."""
+"""Some milliseconds of work between two ticks, so that the tail keeps up."""
 
 BATCHES_WANTED = 16
 """A small input is cut finer, so that there is a half-way at which to kill a node,
@@ -98,7 +98,7 @@ class Source(Protocol):
 
 
 @dataclass(slots=True)
-class Batch:
+class InputChunk:
     """Records that are appended by one call.
 
     Attributes:
@@ -109,16 +109,16 @@ class Batch:
     bytes: int = 0
 
 
-def batches(source: Source) -> Iterator[Batch]:
+def batches(source: Source) -> Iterator[InputChunk]:
     """The records of a source in batches, each as large as suits one append."""
     bytes_limit = min(BATCH_BYTES, source.record_bytes_max // BATCHES_WANTED)
     records_limit = max(1, min(BATCH_RECORDS, source.records_max // BATCHES_WANTED))
-    batch = Batch()
+    batch = InputChunk()
     for record in source.records():
         batch.records.append(record)
         batch.bytes += len(record.key) + len(record.value)
         if batch.bytes >= bytes_limit or len(batch.records) >= records_limit:
             yield batch
-            batch = Batch()
+            batch = InputChunk()
     if batch.records:
         yield batch

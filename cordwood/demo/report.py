@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cordwood.demo.checks import Checks
-from cordwood.demo.reigns import Reign
+from cordwood.demo.epoch_rows import EpochRow
 from cordwood.demo.rejoin import Rejoined
 from cordwood.demo.spark_messages import Answered, Audited, Booted, Landed
 from cordwood.demo.victim import Victim
@@ -62,7 +62,7 @@ class Report:
     Attributes:
         title: what was ingested.
         killed: the storage node; `beheaded` the sequencer's, after which the log has none.
-        reigns: the log's epochs as they were read, oldest first.
+        epochs: the log's epochs as they were read, oldest first.
         rejoined: the killed nodes, once they had caught up.
         query: `flights` or `files`.
         where: the demo's directory.
@@ -81,7 +81,7 @@ class Report:
     stored: Stored | None = None
     killed: Killed | None = None
     beheaded: Killed | None = None
-    reigns: list[Reign] = field(default_factory=list)
+    epochs: list[EpochRow] = field(default_factory=list)
     rejoined: list[Rejoined] = field(default_factory=list)
     rejoin_s: float = 0.0
     booted: Booted | None = None

@@ -22,12 +22,12 @@ from cordwood.client.store import Store
 from cordwood.demo.board import Board, Moving
 from cordwood.demo.checks import CheckFailed
 from cordwood.demo.digest import Digest
+from cordwood.demo.epoch_rows import each_was_bridged, epoch_rows, only_harmless
 from cordwood.demo.files import Files
 from cordwood.demo.follow import Follow
-from cordwood.demo.ingest import Ingest, Strike
+from cordwood.demo.ingest import Ingest, Kill
 from cordwood.demo.input import Source
 from cordwood.demo.rebuild import rebuild_files, same_bytes
-from cordwood.demo.reigns import each_was_bridged, only_harmless, reigns_of
 from cordwood.demo.rejoin import find_rejoined
 from cordwood.demo.report import Ingested, Killed, Report, Stored
 from cordwood.demo.spark_messages import Answered, Audited, Booted, Job, Landed
@@ -202,11 +202,11 @@ class Demo:
                 cluster.kill(self._victims[-1].node)
                 follow.reads.mark(asyncio.get_running_loop().time())
 
-            strikes = [
-                Strike(STORAGE_SHARE, choose_holder, kill),
-                Strike(SEQUENCER_SHARE, choose_head, kill),
+            kills = [
+                Kill(STORAGE_SHARE, choose_holder, kill),
+                Kill(SEQUENCER_SHARE, choose_head, kill),
             ]
-            ingest = Ingest(writer, self._source, check, follow, strikes)
+            ingest = Ingest(writer, self._source, check, follow, kills)
             began = asyncio.get_running_loop().time()
             self._board.moving = partial(self._moving, cluster, ingest, began)
             async with asyncio.TaskGroup() as tasks:
@@ -231,9 +231,9 @@ class Demo:
             copies.retried, copies.by_node,
         )  # fmt: skip
         report.killed, report.beheaded = (
-            Killed(victim, report.nodes[victim.node], strike.at_kill or 0, ack_s, read_s)
-            for victim, strike, ack_s, read_s in zip(
-                self._victims, ingest.strikes, ingest.acks.since_marks_s,
+            Killed(victim, report.nodes[victim.node], kill.at_kill or 0, ack_s, read_s)
+            for victim, kill, ack_s, read_s in zip(
+                self._victims, ingest.kills, ingest.acks.since_marks_s,
                 follow.reads.since_marks_s, strict=True,
             )
         )  # fmt: skip
@@ -268,11 +268,11 @@ class Demo:
             copies.fewest >= COPIES and copies.fewest_racks >= COPY_RACKS,
             f"the fewest: {copies.fewest} over {copies.fewest_racks}, of {copies.blocks} blocks",
         )
-        for whom, strike in zip(("killed node", "killed sequencer"), ingest.strikes, strict=True):
-            after = ingest.records - (strike.at_kill or 0)
+        for whom, kill in zip(("killed node", "killed sequencer"), ingest.kills, strict=True):
+            after = ingest.records - (kill.at_kill or 0)
             checks.note(
                 f"appends and the tail went on without the {whom}",
-                after > 0 or not strike.in_flight,
+                after > 0 or not kill.in_flight,
                 f"{after:,} records after it",
             )
 
@@ -282,13 +282,13 @@ class Demo:
         last = found.next_epoch - 1
         seen = {victim.epoch: int(victim.sequencer) for victim in self._victims}
         owners = {last - 1: found.owner_before, last: found.owner}
-        reigns = reigns_of(self._check, owners | seen, last)
-        self._report.reigns = reigns
+        epochs = epoch_rows(self._check, owners | seen, last)
+        self._report.epochs = epochs
         self._report.checks.note(
             "another node numbers the log in a new epoch, and readers saw a bridge to it",
             last > self._victims[-1].epoch
             and found.owner != self._victims[-1].node
-            and each_was_bridged(reigns),
+            and each_was_bridged(epochs),
             f"epoch {last} by node {found.owner}, "
             + ", ".join(f"{gap.first} to {gap.last}" for gap in self._check.bridges),
         )

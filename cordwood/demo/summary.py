@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cordwood.demo.checks import Check
+from cordwood.demo.epoch_rows import EpochRow
 from cordwood.demo.flights import carrier_names
-from cordwood.demo.reigns import Reign
 from cordwood.demo.report import Ingested, Killed, Report, Stored
 from cordwood.demo.spark_messages import Answered, Row
 from cordwood.lsn import format_lsn
@@ -56,8 +56,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
             if report.beheaded is not None:
                 yield _beheading(report, report.ingested, report.beheaded)
             yield _nodes(report, report.stored, report.killed)
-    if report.reigns:
-        yield _reigns(report.reigns)
+    if report.epochs:
+        yield _epochs(report.epochs)
     if report.landed is not None and report.answered is not None:
         yield Text.from_markup(
             f"[bold]Spark[/] landed {report.landed.records:,} rows in Parquet in "
@@ -100,7 +100,7 @@ def _kill(ingested: Ingested, stored: Stored, killed: Killed) -> Text:
 
 
 def _beheading(report: Report, ingested: Ingested, beheaded: Killed) -> Text:
-    node, newest = beheaded.victim.node, report.reigns[-1] if report.reigns else None
+    node, newest = beheaded.victim.node, report.epochs[-1] if report.epochs else None
     headless = (
         f"As its clients saw it, the log was [bold]{_ms(beheaded.ack_pause_s)}[/] without a "
         "sequencer: from then on nobody waited longer for an acknowledgement."
@@ -124,15 +124,15 @@ def _beheading(report: Report, ingested: Ingested, beheaded: Killed) -> Text:
     )
 
 
-def _reigns(reigns: list[Reign]) -> RenderableType:
+def _epochs(epochs: list[EpochRow]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("epoch", "sequencer", "first", "last", "records", "then"):
         table.add_column(name, justify="right" if name == "records" else "left")
-    for reign in reigns:
-        read, bridge = reign.read, reign.bridge
+    for row in epochs:
+        read, bridge = row.read, row.bridge
         table.add_row(
-            str(reign.epoch),
-            "?" if reign.sequencer is None else f"node {reign.sequencer}",
+            str(row.epoch),
+            "?" if row.sequencer is None else f"node {row.sequencer}",
             str(read.first) if read else "",
             str(read.last) if read else "",
             f"{read.records:,}" if read else "0",
@@ -148,7 +148,7 @@ def _nodes(report: Report, stored: Stored, killed: Killed) -> RenderableType:
     table.add_column("")
     back = {int(each.node): each for each in report.rejoined}
     for node, rack in report.nodes.items():
-        roles = [f"numbered epoch {each.epoch}" for each in report.reigns if each.sequencer == node]
+        roles = [f"numbered epoch {each.epoch}" for each in report.epochs if each.sequencer == node]
         if any(each and each.victim.node == node for each in (killed, report.beheaded)):
             roles.append("[red]killed[/]")
         if node in back:

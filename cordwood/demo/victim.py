@@ -56,16 +56,16 @@ def choose_sequencer(status: Mapping[NodeId, StatusReply | CordwoodError], log: 
     Raises:
         CheckFailed: none says so.
     """
-    reigns = [
+    epochs = [
         (state.epoch, node)
         for node, reply in status.items()
         if not isinstance(reply, CordwoodError)
         for state in reply.logs
         if state.log == log and state.sequencing
     ]
-    if not reigns:
+    if not epochs:
         raise CheckFailed(f"no node says that it sequences log {log}, so none may be killed")
-    epoch, node = max(reigns)
+    epoch, node = max(epochs)
     return Victim(node, node, epoch, _held(status, log)[node])
 
 

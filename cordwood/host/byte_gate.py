@@ -5,7 +5,7 @@ from __future__ import annotations
 from cordwood.host.waits import Condition
 
 
-class Share:
+class ByteShare:
     """Bytes that wait for a gate, or were taken from it; made for one use.
 
     Attributes:
@@ -31,7 +31,7 @@ class ByteGate:
         self._bytes_max = bytes_max
         self._changed = Condition()
 
-    def take(self, share: Share, timeout_s: float) -> bool:
+    def take(self, share: ByteShare, timeout_s: float) -> bool:
         """Take bytes as soon as fewer than the bound are taken; False if none were in time.
 
         The last one in may pass the bound: what is larger than it must get through too.
@@ -44,7 +44,7 @@ class ByteGate:
             share.is_taken = True
             return True
 
-    def give_back(self, share: Share) -> None:
+    def give_back(self, share: ByteShare) -> None:
         """Bytes that were taken are free again. Safe to call twice."""
         with self._changed:
             if share.is_taken:

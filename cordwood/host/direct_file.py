@@ -157,7 +157,7 @@ class RealDirectFile:
         length = padded_bytes(parts)
         self._check(offset, length)
         check_write(self._path, self._size, offset, length)
-        if self._aio is not None and self._aio.has_room:
+        if self._aio is not None and self._aio.has_space:
             future = self._begin(self._aio, offset, length, parts)
             if future is not None:
                 return future

@@ -117,7 +117,7 @@ class KernelAio:
         self._loop.add_reader(self._event_fd, self._on_ready)
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether one more write may be started."""
         return bool(self._free)
 

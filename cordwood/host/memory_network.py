@@ -1,7 +1,7 @@
 """A network inside one process, for the embedded store: no socket is opened.
 
 Bytes go from one side's `writelines` to the other's `data_received` in the next
-turn of the loop. Copied once, because the receiver may keep what it is given.
+tick. Copied once, because the receiver may keep what it is given.
 
 Source: docs/design.md §7 (embedded: the same node code in this process).
 """

@@ -361,7 +361,7 @@ class NodesetsReply(Struct, frozen=True, tag="nodesets"):
     members: list[MemberInfo]
 
 
-class GroupReply(Struct, frozen=True, tag="group"):
+class ConsumerReply(Struct, frozen=True, tag="group"):
     """A consumer; see `protocol.consumer_group.Group`.
 
     Attributes:
@@ -369,7 +369,7 @@ class GroupReply(Struct, frozen=True, tag="group"):
         owners: by log, the member that reads it.
         positions: by log, the first LSN not dealt with.
         since: by log, the generation since which its owner reads it.
-        heirs: by log, the member that waits for its owner to let go of it.
+        successors: by log, the member that waits for its owner to let go of it.
     """
 
     consumer: Name
@@ -378,13 +378,13 @@ class GroupReply(Struct, frozen=True, tag="group"):
     owners: dict[Name, Name]
     positions: dict[Name, AnyLsn]
     since: dict[Name, int] = {}
-    heirs: dict[Name, Name] = {}
+    successors: dict[Name, Name] = msgspec.field(default_factory=dict, name="heirs")
 
 
-class GroupsReply(Struct, frozen=True, tag="groups"):
+class ConsumersReply(Struct, frozen=True, tag="groups"):
     """Consumers by name."""
 
-    groups: list[GroupReply]
+    groups: list[ConsumerReply]
 
 
 class StreamState(Struct, frozen=True):
@@ -418,13 +418,13 @@ class StreamsReply(Struct, frozen=True, tag="streams"):
     streams: list[StreamState]
 
 
-class AskGroups(Struct, frozen=True, tag="ask_groups"):
+class AskConsumers(Struct, frozen=True, tag="ask_groups"):
     """The consumer of this name, or "" for all."""
 
     consumer: Name
 
 
-class JoinGroup(Struct, frozen=True, tag="join_group"):
+class JoinConsumer(Struct, frozen=True, tag="join_group"):
     """A member starts to read; `ttl_ms` without a beat and it counts as gone."""
 
     consumer: Name
@@ -433,7 +433,7 @@ class JoinGroup(Struct, frozen=True, tag="join_group"):
     ttl_ms: U32
 
 
-class BeatGroup(Struct, frozen=True, tag="beat_group"):
+class BeatConsumer(Struct, frozen=True, tag="beat_group"):
     """A member is there, and knows of this generation."""
 
     consumer: Name
@@ -442,7 +442,7 @@ class BeatGroup(Struct, frozen=True, tag="beat_group"):
     ttl_ms: U32
 
 
-class LeaveGroup(Struct, frozen=True, tag="leave_group"):
+class LeaveConsumer(Struct, frozen=True, tag="leave_group"):
     """A member reads no more, and knows of this generation."""
 
     consumer: Name
@@ -462,18 +462,18 @@ class SaveCursors(Struct, frozen=True, tag="save_cursors"):
     let_go: list[Name] = []
 
 
-GroupCall = AskGroups | JoinGroup | BeatGroup | LeaveGroup | SaveCursors
+ConsumerCall = AskConsumers | JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors
 
 Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping
-    | Seal | Clean | AskReleased | Yield | GroupCall | AskStreams | SetAttributes
+    | Seal | Clean | AskReleased | Yield | ConsumerCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
     | AskKept | AskIfLost
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
-    | DoneReply | ReleasedReply | GroupReply | GroupsReply
+    | DoneReply | ReleasedReply | ConsumerReply | ConsumersReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
 )  # fmt: skip

@@ -84,7 +84,7 @@ class BlockPlace(Struct, frozen=True, array_like=True):
     stored_bytes: _U32
 
 
-class Share(Struct, frozen=True):
+class LogBlocks(Struct, frozen=True):
     """What a batch brings one log; see `protocol.publishing.LogShare`."""
 
     log: _U62
@@ -115,7 +115,7 @@ class CommitPublish(Struct, frozen=True, tag="commit_publish"):
     query: _Name
     batch: _Batch
     attempt: _Attempt
-    shares: Annotated[list[Share], Meta(max_length=STAGES_MAX)]
+    shares: Annotated[list[LogBlocks], Meta(max_length=STAGES_MAX)]
     fingerprint: _Fingerprint = ""
 
 
@@ -141,7 +141,7 @@ class PublicationReply(Struct, frozen=True, tag="publication"):
     commits: _U32
     committed_by: _Attempt
     is_done: bool
-    shares: list[Share]
+    shares: list[LogBlocks]
     spans: dict[str, tuple[int, int]]
     group_bytes_max: int
     fingerprint: _Fingerprint = ""

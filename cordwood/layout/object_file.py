@@ -90,7 +90,7 @@ class Piece(NamedTuple):
     bytes: int
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ObjectRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an object holds of one log; see the module."""
 
     log: int
@@ -111,9 +111,9 @@ class ObjectIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     groups: tuple[Group, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[ObjectRun, ...]
 
-    def run(self, log: int) -> Run | None:
+    def run(self, log: int) -> ObjectRun | None:
         """What is there of a log."""
         return next((run for run in self.runs if run.log == log), None)
 
@@ -274,7 +274,7 @@ def piece_blocks(
 
 
 def entry_of(
-    run: Run, name: str, size: int, footer_bytes: int, footer_crc: int, after_us: int = 0
+    run: ObjectRun, name: str, size: int, footer_bytes: int, footer_crc: int, after_us: int = 0
 ) -> Entry:
     """What a manifest says of an object, for one log.
 
@@ -383,7 +383,7 @@ def _fault_in_order(index: ObjectIndex) -> str:
     return "" if at == (len(index.groups), 0) else "rows belong to no log"
 
 
-def _fault_in_run(run: Run, index: ObjectIndex) -> str:
+def _fault_in_run(run: ObjectRun, index: ObjectIndex) -> str:
     spans: list[tuple[int, int]] = []
     for piece in run.pieces:
         if piece.last - piece.first + 1 != piece.rows:

@@ -34,8 +34,8 @@ from cordwood.layout.object_file import (
     Footer,
     Group,
     ObjectIndex,
+    ObjectRun,
     Piece,
-    Run,
     footer_bytes,
     gap_row,
     pack_index,
@@ -116,7 +116,7 @@ class ObjectWriter:
             store_schema=False,
         )
         self._groups: list[Group] = []
-        self._runs: list[Run] = []
+        self._runs: list[ObjectRun] = []
         self._log: _OpenRun | None = None
         self._rows: list[pa.RecordBatch] = []
         self._small: list[tuple[BlockHeader, Body]] = []
@@ -279,9 +279,9 @@ class _OpenRun:
             self._pieces.append(self._open._replace(group=group))
             self._open = None
 
-    def run(self) -> Run:
+    def run(self) -> ObjectRun:
         """All of it."""
-        return Run(
+        return ObjectRun(
             self.number,
             self.name,
             self.fence,

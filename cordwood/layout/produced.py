@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from cordwood.block import Buffer, Place, Produced
+from cordwood.block import Buffer, Produced, ProducedBlock
 from cordwood.errors import Malformed
 from cordwood.lsn import LSN_MAX
 
@@ -52,7 +52,9 @@ def read_produced(data: Buffer) -> tuple[Produced, ...]:
             stop = at + places * _PLACE.size
             if stop > len(data) or not producer or not places:
                 raise Malformed("a list of producers has a field out of its range")
-            kept = tuple(Place(*each) for each in _PLACE.iter_unpack(memoryview(data)[at:stop]))
+            kept = tuple(
+                ProducedBlock(*each) for each in _PLACE.iter_unpack(memoryview(data)[at:stop])
+            )
             if any(not place.count or place.first > LSN_MAX for place in kept):
                 raise Malformed("a producer's place is out of its range")
             found.append(Produced(producer, epoch, kept))

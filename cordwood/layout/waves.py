@@ -75,7 +75,7 @@ _PAIR = struct.Struct("<QQ")
 ENTRIES_MAX = 65_536
 """Entries, blocks or refusals in one frame: far more than one turn brings."""
 
-ROOM_UNIT_BYTES = 4096
+SPACE_UNIT_BYTES = 4096
 """Room is told in the blocks that a WAL writes."""
 
 _CODECS = frozenset(int(codec) for codec in Codec)
@@ -405,9 +405,9 @@ class StoreRefusal:
     epoch: int = 0
 
 
-def pack_stored(wave: int, refusals: Sequence[StoreRefusal], room_bytes: int = 0) -> bytes:
+def pack_stored(wave: int, refusals: Sequence[StoreRefusal], free_bytes: int = 0) -> bytes:
     """A STORED payload."""
-    room = min(room_bytes // ROOM_UNIT_BYTES, 0xFFFF_FFFF)
+    room = min(free_bytes // SPACE_UNIT_BYTES, 0xFFFF_FFFF)
     head = _STORED_HEAD.pack(wave, len(refusals), room)
     if not refusals:
         return head
@@ -435,7 +435,7 @@ def read_stored(payload: memoryview) -> tuple[int, list[StoreRefusal]]:
     return wave, refusals
 
 
-def stored_room(payload: memoryview) -> int:
+def stored_space(payload: memoryview) -> int:
     """The room in bytes that a STORED payload, checked by `read_stored`, tells of."""
     room: int = _STORED_HEAD.unpack_from(payload)[2]
-    return room * ROOM_UNIT_BYTES
+    return room * SPACE_UNIT_BYTES

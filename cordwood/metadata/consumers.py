@@ -43,7 +43,7 @@ class _Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     member: str
     since: _Count
-    heir: str = ""
+    successor: str = msgspec.field(default="", name="heir")
     due_us: _Count = 0
 
 
@@ -125,7 +125,7 @@ def _encode(group: Group) -> bytes:
             group.generation,
             {m: _Member(v.logs, v.expires_us, v.joined) for m, v in group.members.items()},
             {
-                log: _Owner(own.member, own.since, own.heir, own.due_us)
+                log: _Owner(own.member, own.since, own.successor, own.due_us)
                 for log, own in group.owners.items()
             },
             {log: int(lsn) for log, lsn in group.positions.items()},
@@ -146,7 +146,7 @@ def read_group(name: str, value: bytes | None) -> Group:
         entry.generation,
         {m: GroupMember(v.logs, v.expires_us, v.joined) for m, v in entry.members.items()},
         {
-            log: Owner(own.member, own.since, own.heir, own.due_us)
+            log: Owner(own.member, own.since, own.successor, own.due_us)
             for log, own in entry.owners.items()
         },
         entry.positions,

@@ -25,9 +25,9 @@ from cordwood.layout.message_staging import (
     BlockPlace,
     CommitPublish,
     FinishPublish,
+    LogBlocks,
     PublicationReply,
     PublishCall,
-    Share,
 )
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
@@ -53,7 +53,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commits: int
     committed_by: int
     is_done: bool
-    shares: list[Share]
+    shares: list[LogBlocks]
     spans: dict[str, tuple[int, int]]
     fingerprint: str = ""
 
@@ -140,7 +140,7 @@ def _key(query: str) -> str:
     return f"publish/{hashlib.blake2b(query.encode(), digest_size=16).hexdigest()}"
 
 
-def _shares(shares: list[Share]) -> tuple[LogShare, ...]:
+def _shares(shares: list[LogBlocks]) -> tuple[LogShare, ...]:
     if sum(len(share.blocks) for share in shares) > STAGES_MAX:
         raise BadSetting(f"a batch has at most {STAGES_MAX} staged blocks")
     return tuple(
@@ -156,9 +156,9 @@ def _shares(shares: list[Share]) -> tuple[LogShare, ...]:
     )
 
 
-def _packed(shares: tuple[LogShare, ...]) -> list[Share]:
+def _packed(shares: tuple[LogShare, ...]) -> list[LogBlocks]:
     return [
-        Share(
+        LogBlocks(
             share.log,
             share.name,
             [

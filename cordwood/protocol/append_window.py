@@ -20,14 +20,14 @@ from typing import Generic, TypeVar
 
 from cordwood.lsn import ESN_ISSUED_MAX
 
-Cargo = TypeVar("Cargo")
+Contents = TypeVar("Contents")
 
 
-class Run(Generic[Cargo]):
+class InFlightRun(Generic[Contents]):
     """LSNs `[first, last]` on their way to a copyset.
 
     Attributes:
-        cargo: the caller's data for the run (bytes, the clients to acknowledge).
+        contents: the caller's data for the run (bytes, the clients to acknowledge).
         wave: 0 before the first try, then 1, 2, ….
         waiting: members of the copyset that have not confirmed this wave.
         sent_at: when this wave's wait began; `-inf` forces an immediate retry.
@@ -38,14 +38,14 @@ class Run(Generic[Cargo]):
     """
 
     __slots__ = (
-        "cargo", "copyset", "ends_group", "first", "holders", "lacking", "last", "sent_at",
+        "contents", "copyset", "ends_group", "first", "holders", "lacking", "last", "sent_at",
         "stored", "waiting", "wave", "waves_at",
     )  # fmt: skip
 
-    def __init__(self, first: int, last: int, cargo: Cargo, ends_group: bool = True) -> None:
+    def __init__(self, first: int, last: int, contents: Contents, ends_group: bool = True) -> None:
         self.first = first
         self.last = last
-        self.cargo = cargo
+        self.contents = contents
         self.ends_group = ends_group
         self.wave = 0
         self.copyset: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class Run(Generic[Cargo]):
         return self.stored
 
 
-class AppendWindow(Generic[Cargo]):
+class AppendWindow(Generic[Contents]):
     """Runs of one epoch of one log, in LSN order.
 
     Attributes:
@@ -91,33 +91,35 @@ class AppendWindow(Generic[Cargo]):
     def __init__(self, epoch: int, *, esn_max: int = ESN_ISSUED_MAX) -> None:
         self.next = (epoch << 32) | 1
         self._end = (epoch << 32) | esn_max
-        self._runs: deque[Run[Cargo]] = deque()
+        self._runs: deque[InFlightRun[Contents]] = deque()
         self.lng = epoch << 32
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def __iter__(self) -> Iterator[Run[Cargo]]:
+    def __iter__(self) -> Iterator[InFlightRun[Contents]]:
         return iter(self._runs)
 
     def fits(self, count: int) -> bool:
         """Whether the epoch has `count` more LSNs; if not, the log needs the next epoch."""
         return self.next + count - 1 <= self._end
 
-    def number(self, count: int, cargo: Cargo, *, ends_group: bool = True) -> Run[Cargo]:
+    def number(
+        self, count: int, contents: Contents, *, ends_group: bool = True
+    ) -> InFlightRun[Contents]:
         """Give the next `count` LSNs to a new run. Unless `ends_group`, the run after it belongs
         to the same atomic group."""
         assert count > 0, "a run has at least one LSN"
         assert self.fits(count), "a run never crosses an epoch"
-        run = Run(self.next, self.next + count - 1, cargo, ends_group)
+        run = InFlightRun(self.next, self.next + count - 1, contents, ends_group)
         self.next += count
         self._runs.append(run)
         return run
 
-    def retire(self) -> list[Run[Cargo]]:
+    def retire(self) -> list[InFlightRun[Contents]]:
         """Remove stored runs, in whole groups, from the left end, and move the LNG. The caller
         may acknowledge them."""
-        retired: list[Run[Cargo]] = []
+        retired: list[InFlightRun[Contents]] = []
         for _ in range(self._whole()):
             run = self._runs.popleft()
             assert run.first == self.lng + 1, "the LNG moves over every LSN"

@@ -6,9 +6,9 @@ a new *generation*. Clocks decide only when an absent member loses its logs, nev
 counts.
 
 A log moves between two live members in two steps, as in Kafka's cooperative rebalancing: it gets an
-*heir*, then its owner saves and lets go of it. Until then the owner reads on, its saves count, and
-the heir waits; so no record is read twice. An owner that does not let go in time loses the log. Its
-time is the rest of its lease when the heir was named.
+*successor*, then its owner saves and lets go of it. Until then the owner reads on, its saves count,
+and the successor waits; so no record is read twice. An owner that does not let go in time loses the
+log. Its time is the rest of its lease when the successor was named.
 
 A position goes back only on an explicit reset.
 
@@ -46,13 +46,13 @@ class Owner:
 
     Attributes:
         member: the reader; "" if no member reads the log any more.
-        heir: the member that gets the log when the owner lets go of it, at `due_us` at the
+        successor: the member that gets the log when the owner lets go of it, at `due_us` at the
             latest; "" for no member.
     """
 
     member: str
     since: int
-    heir: str = ""
+    successor: str = ""
     due_us: int = 0
 
 
@@ -91,9 +91,9 @@ def join(group: Group, member: str, logs: Sequence[str], now_us: int, ttl_us: in
         if own.member == member:
             # Race: an earlier life of this member may still save. A new owner, even this same
             # member, has a new generation, so that save is refused.
-            owners[log] = Owner("", joined, own.heir)
-        elif own.heir == member:
-            owners[log] = replace(own, heir="", due_us=0)
+            owners[log] = Owner("", joined, own.successor)
+        elif own.successor == member:
+            owners[log] = replace(own, successor="", due_us=0)
     return _assign(replace(group, members=members, owners=owners), now_us)
 
 
@@ -124,7 +124,7 @@ def beat(group: Group, member: str, generation: int, now_us: int, ttl_us: int) -
     if known is None or generation < known.joined:
         raise Fenced(f"{member} is no member any more: join again", group.generation)
     members = {**_alive(group.members, now_us), member: replace(known, expires_us=now_us + ttl_us)}
-    is_due = any(own.heir and own.due_us <= now_us for own in group.owners.values())
+    is_due = any(own.successor and own.due_us <= now_us for own in group.owners.values())
     if members.keys() == group.members.keys() and not is_due:
         return replace(group, members=members)
     return _assign(replace(group, members=members), now_us)
@@ -140,7 +140,8 @@ def give_up_absent(group: Group, now_us: int) -> Group:
 
 
 def let_go(group: Group, member: str, logs: Iterable[str], generation: int) -> Group:
-    """`member` stops reading `logs`; each of them that has an heir belongs to the heir now.
+    """`member` stops reading `logs`; each of them that has a successor belongs to the successor
+    now.
 
     Args:
         generation: the last one that `member` was told of. A log that got another owner since
@@ -150,8 +151,8 @@ def let_go(group: Group, member: str, logs: Iterable[str], generation: int) -> G
     owners = dict(group.owners)
     for log in logs:
         own = group.owners.get(log)
-        if own is not None and own.member == member and own.since <= generation and own.heir:
-            owners[log] = Owner(own.heir, now)
+        if own is not None and own.member == member and own.since <= generation and own.successor:
+            owners[log] = Owner(own.successor, now)
     if owners == group.owners:
         return group
     return replace(group, owners=owners, generation=now)
@@ -214,7 +215,7 @@ def _assign(group: Group, now_us: int) -> Group:
     target: dict[str, str] = {}
     for log in logs:
         own = group.owners.get(log)
-        for name in () if own is None else (own.heir, own.member):
+        for name in () if own is None else (own.successor, own.member):
             if name in takers[log]:
                 target[log] = name
                 share[name].append(log)
@@ -235,19 +236,19 @@ def _assign(group: Group, now_us: int) -> Group:
 def _next_owner(
     own: Owner, target: str, stays: GroupMember | None, generation: int, now_us: int
 ) -> Owner:
-    """The log's owner from now on, and its heir.
+    """The log's owner from now on, and its successor.
 
     Args:
         stays: the present owner, if it is alive and willing to read the log; else None.
     """
     if own.member == target:
-        return replace(own, heir="", due_us=0)
+        return replace(own, successor="", due_us=0)
     if stays is None:
         return Owner(target, generation)
-    due_us = own.due_us if own.heir == target else stays.expires_us
+    due_us = own.due_us if own.successor == target else stays.expires_us
     if due_us <= now_us:
         return Owner(target, generation)
-    return replace(own, heir=target, due_us=due_us)
+    return replace(own, successor=target, due_us=due_us)
 
 
 def _least(share: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:

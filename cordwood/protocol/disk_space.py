@@ -48,7 +48,7 @@ class DiskRoom:
         if self._left is not None:
             self._left -= to_write(size)
 
-    def first_wave_room(self, unflushed_bytes: int, most: int) -> int:
+    def first_wave_space(self, unflushed_bytes: int, most: int) -> int:
         """Bytes that first waves may still use, `most` at most."""
         if self._left is None or not self._reserve:
             return most

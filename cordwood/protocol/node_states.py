@@ -138,7 +138,7 @@ class NodeStates:
         """`node` refused a wave, because its disk is full."""
         self._refused[node] = (NodeState.NO_SPACE, now + NO_SPACE_S)
 
-    def on_room(self, node: NodeId) -> None:
+    def on_space(self, node: NodeId) -> None:
         """`node` reported that it has free space."""
         if self._refused.get(node, (None, 0.0))[0] not in _NOT_OF_ROOM:
             self._refused.pop(node, None)

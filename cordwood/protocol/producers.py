@@ -24,7 +24,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cordwood.block import Place, Produced
+from cordwood.block import Produced, ProducedBlock
 
 PLACES_MAX = 5
 """Blocks remembered for each producer; so it may have this many blocks in flight."""
@@ -54,7 +54,7 @@ QUERY_PRODUCERS = 1 << 62
 """Ids from here on belong to queries that publish (`protocol.publishing`); users' are below."""
 
 
-class Turn(enum.Enum):
+class ProducerVerdict(enum.Enum):
     """The verdict on a producer's block."""
 
     NEXT = "next"
@@ -131,7 +131,7 @@ class ProducerTable:
 
     def look(
         self, producer: int, epoch: int, sequence: int, count: int, now_us: int = 0
-    ) -> tuple[Turn, int]:
+    ) -> tuple[ProducerVerdict, int]:
         """The verdict on a block; for a repeat also the LSN of its first record, else 0.
 
         Args:
@@ -140,22 +140,24 @@ class ProducerTable:
         known = self._kind(producer).get(producer)
         if known is None:
             if sequence:
-                return Turn.UNKNOWN, 0
-            return (Turn.FULL if self._is_full(producer, now_us) else Turn.NEXT), 0
+                return ProducerVerdict.UNKNOWN, 0
+            return (
+                ProducerVerdict.FULL if self._is_full(producer, now_us) else ProducerVerdict.NEXT
+            ), 0
         if epoch < known.epoch:
-            return Turn.FENCED, 0
+            return ProducerVerdict.FENCED, 0
         if epoch > known.epoch:
-            return (Turn.GAP if sequence else Turn.NEXT), 0
+            return (ProducerVerdict.GAP if sequence else ProducerVerdict.NEXT), 0
         if sequence == known.next_sequence:
-            return Turn.NEXT, 0
+            return ProducerVerdict.NEXT, 0
         if sequence > known.next_sequence:
-            return Turn.GAP, 0
+            return ProducerVerdict.GAP, 0
         for place in known.places:
             if (place.sequence, place.count) == (sequence, count):
-                return Turn.REPEAT, place.first
-        return Turn.FORGOTTEN, 0
+                return ProducerVerdict.REPEAT, place.first
+        return ProducerVerdict.FORGOTTEN, 0
 
-    def note(self, producer: int, epoch: int, place: Place) -> None:
+    def note(self, producer: int, epoch: int, place: ProducedBlock) -> None:
         """Note a block's place. A block that is noted already, or an older one, has no effect."""
         kind = self._kind(producer)
         known = kind.get(producer)

@@ -119,7 +119,7 @@ class Doubt(enum.Enum):
     SILENT = "silent"
     """The node fell behind all other nodes while the reader waited."""
     SLOW = "slow"
-    """Greylisted, see `slow_shards`, until its probation ends, however much the node sends."""
+    """Greylisted, see `slow_nodes`, until its probation ends, however much the node sends."""
 
 
 _LASTING = frozenset({Doubt.DAMAGED, Doubt.SLOW})

@@ -1,6 +1,6 @@
 """What of which log goes to main storage next, and what a node may then let go of: a rule.
 
-**What may go.** All below `stop`: what is released, in an epoch that is clean or still reigns,
+**What may go.** All below `stop`: what is released, in an epoch that is clean, or is the newest,
 never changes again. Nothing at or behind a *barrier*: the first LSN that is lost or not known. Such
 a log is told (`blocked`); nothing goes past it until an operator accepts the loss.
 
@@ -122,7 +122,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PlannedShare:
     """What of a log goes into an object: whole blocks from `first` on and below `stop`, until there
     are `bytes_max` bytes of bodies."""
 
@@ -137,7 +137,7 @@ class Share:
 class PlannedObject:
     """One object: shares by log number; of one log, its own object."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[PlannedShare, ...]
     bytes: int
 
 
@@ -204,14 +204,14 @@ def _ripeness(log: Waiting, now_us: int) -> float:
     return max(by_age, log.bytes / max(1, log.policy.after_bytes))
 
 
-def _share(log: Waiting, reason: Reason) -> Share:
-    return Share(log.log, log.next, log.end, OBJECT_BYTES, reason)
+def _share(log: Waiting, reason: Reason) -> PlannedShare:
+    return PlannedShare(log.log, log.next, log.end, OBJECT_BYTES, reason)
 
 
 def _shared(small: Sequence[tuple[Waiting, Reason]]) -> list[PlannedObject]:
     """Fill objects with small logs, by number."""
     objects: list[PlannedObject] = []
-    shares: list[Share] = []
+    shares: list[PlannedShare] = []
     size = 0
     for log, reason in sorted(small, key=lambda pair: pair[0].log):
         if shares and (size + log.bytes > OBJECT_BYTES or len(shares) == SHARED_LOGS_MAX):

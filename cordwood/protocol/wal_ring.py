@@ -140,7 +140,7 @@ class RingSpace:
         """Give `size` bytes (header and body) a place; None, and no change, if the ring is full."""
         placement = self._find(size)
         stop = align_up(placement.offset + size)
-        if stop > self._room_stop(use_reserve):
+        if stop > self._space_stop(use_reserve):
             return None
         if placement.opens_block:
             self._block = placement.offset
@@ -164,7 +164,7 @@ class RingSpace:
             return Placement(start, opens_block=True)
         return Placement(start + tail, opens_block=True, padding=(start, start + tail))
 
-    def _room_stop(self, use_reserve: bool) -> int:
+    def _space_stop(self, use_reserve: bool) -> int:
         """The limit for the end of a record: a lap past the trim, less the reserve."""
         return self._floor + self.ring - (0 if use_reserve else self.reserve)
 
@@ -178,7 +178,7 @@ class RingSpace:
         if self._block is None:
             self._block_stop = 0
             return
-        room = align_down(self._room_stop(use_reserve=False))
+        room = align_down(self._space_stop(use_reserve=False))
         self._block_stop = min(self._block + self._block_soft, self._lap_stop(), room)
 
     def seal(self) -> None:

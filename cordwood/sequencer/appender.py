@@ -37,14 +37,21 @@ from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import LSN_MAX
 from cordwood.metadata.epoch_store import fenced_words
 from cordwood.nodes import NodeId, Nodeset, Replication
-from cordwood.protocol.append_window import AppendWindow, Run
+from cordwood.protocol.append_window import AppendWindow
 from cordwood.quorum.copyset import can_replicate, choose_copyset
 from cordwood.recovery.recover_log import Recovered
-from cordwood.sequencer.cargo import Cargo, Waiting, cut_group, header_flags, room_needed
+from cordwood.sequencer.producer_checks import ProducerChecks
+from cordwood.sequencer.run_contents import (
+    RunContents,
+    SentRun,
+    Waiting,
+    cut_group,
+    header_flags,
+    space_needed,
+)
 from cordwood.sequencer.tools import AppenderTools as AppenderTools
-from cordwood.sequencer.turns import Turns
 from cordwood.wire.connection import Connection
-from cordwood.wire.store_channel import ROOM_UNTOLD_BYTES
+from cordwood.wire.store_channel import SPACE_UNTOLD_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +67,7 @@ UNRELEASED_BYTES_MAX = 64 << 20
 """Bodies taken while lower epochs are not recovered; recovery usually takes a fraction of a second.
 If this epoch fails, the next recovery has to read all of them at once."""
 
-ROOM_WAIT_S = 2.0
+SPACE_WAIT_S = 2.0
 """How long entries wait for nodes that flush: 32 MiB take a fraction of a second, and a refused
 client retries by itself."""
 
@@ -139,10 +146,10 @@ class LogAppender:
         self._append_time_us = append_time_us
         self._role = role
         self._tools = tools
-        self._window: AppendWindow[Cargo] = AppendWindow(epoch, esn_max=tools.settings.esns)
+        self._window: AppendWindow[RunContents] = AppendWindow(epoch, esn_max=tools.settings.esns)
         self._pending: list[Waiting] = []
         # Runs of large groups that are numbered and not sent yet, and the bytes of the sent ones.
-        self._unsent: deque[Run[Cargo]] = deque()
+        self._unsent: deque[SentRun] = deque()
         self._paced_bytes = 0
         self._copyset: tuple[NodeId, ...] | None = None
         self._sticky_bytes = 0
@@ -151,9 +158,9 @@ class LogAppender:
         self._over = False
         self.is_recovered = False
         self._unreleased_bytes = 0
-        self._turns: Turns | None = None
+        self._checks: ProducerChecks | None = None
         # A run that was refused again and again, and the last refusal.
-        self._stuck_on: Run[Cargo] | None = None
+        self._stuck_on: SentRun | None = None
         self._stuck_by: StoreRefusal | None = None
         # The time since which no entry was numbered for lack of free space; None if entries are.
         self._short_since: float | None = None
@@ -171,12 +178,12 @@ class LogAppender:
     def on_recovered(self, below: Recovered) -> None:
         """Every lower epoch is recovered: stored records are released from now on."""
         self.is_recovered = True
-        self._turns = Turns(self.epoch, below)
+        self._checks = ProducerChecks(self.epoch, below)
         if self._window.lng > self.epoch << 32:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
 
-    def has_unreleased_room(self, size: int) -> bool:
+    def has_unreleased_space(self, size: int) -> bool:
         """Whether `size` more bytes may be taken while no record is released."""
         return self.is_recovered or self._unreleased_bytes + size <= UNRELEASED_BYTES_MAX
 
@@ -207,7 +214,7 @@ class LogAppender:
         self._append_time_us = max(self._append_time_us, now_us)
         pending, self._pending = self._pending, []
         blocks_max, is_full = self.attributes.max_writes_in_flight or 1, False
-        cargo, count, room = Cargo(), 0, 0
+        contents, count, room = RunContents(), 0, 0
         copyset: tuple[NodeId, ...] | None = None
         for at, waiting in enumerate(pending):
             entry = waiting.entry
@@ -218,16 +225,18 @@ class LogAppender:
                 text = fenced_words(self.log, entry.fencing, self.token, self.holder)
                 self._role.refuse(waiting.connection, entry, TokenFenced(text))
                 continue
-            size = room_needed(entry)
-            fits = size <= room and not entry.parts and cargo.has_room(size, self._run_bytes)
-            if cargo.blocks and not fits:
+            size = space_needed(entry)
+            fits = size <= room and not entry.parts and contents.has_space(size, self._run_bytes)
+            if contents.blocks and not fits:
                 assert copyset is not None, "a run is loaded for a copyset"
-                self._send_new(cargo, count, copyset, now)
-                cargo, count = Cargo(), 0
+                self._send_new(contents, count, copyset, now)
+                contents, count = RunContents(), 0
             if size > room:
-                copyset = self._roomy_copyset(self._group_room(size) if entry.parts else size, now)
-                room = self._room_of(copyset)
-            is_full = self._blocks_in_flight + len(cargo.blocks) >= blocks_max
+                copyset = self._fitting_copyset(
+                    self._group_space(size) if entry.parts else size, now
+                )
+                room = self._space_of(copyset)
+            is_full = self._blocks_in_flight + len(contents.blocks) >= blocks_max
             if copyset is None or is_full or not self._window.fits(count + entry.count):
                 self._exhausted = copyset is not None and not is_full
                 self._pending = pending[at:]
@@ -237,21 +246,21 @@ class LogAppender:
                 self._number_group(waiting, now)
                 room -= size
                 continue
-            self._load(cargo, waiting, count)
+            self._load(contents, waiting, count)
             count += entry.count
             room -= size
-        if cargo.blocks:
+        if contents.blocks:
             assert copyset is not None, "a run is loaded for a copyset"
-            self._send_new(cargo, count, copyset, now)
+            self._send_new(contents, count, copyset, now)
         self._check_drained()
         if not self._pending:
             self._short_since = None
         elif is_full:
             self._role.hold(self.log)
         elif not self._exhausted:
-            self._wait_for_room(now)
+            self._wait_for_space(now)
 
-    def _wait_for_room(self, now: float) -> None:
+    def _wait_for_space(self, now: float) -> None:
         """Keep the entries that were not numbered while there may be space soon, else refuse them.
 
         A numbered run must be stored. So an entry gets no number before there is space for it:
@@ -262,7 +271,7 @@ class LogAppender:
             self._short_since = now
         is_busy = len(self._window) or self._tools.channel.is_busy
         can_replicate = self._can_replicate()
-        if is_busy or (can_replicate and now - self._short_since < ROOM_WAIT_S):
+        if is_busy or (can_replicate and now - self._short_since < SPACE_WAIT_S):
             self._role.hold(self.log)
         elif can_replicate:
             self._refuse_pending(self._full())
@@ -275,12 +284,12 @@ class LogAppender:
         Args:
             loaded: records in the run that is being loaded.
         """
-        turns, entry = self._turns, waiting.entry
-        assert turns is not None, "what depends on lower epochs waits for their recovery"
+        checks, entry = self._checks, waiting.entry
+        assert checks is not None, "what depends on lower epochs waits for their recovery"
         try:
-            first = turns.check(entry, self._window.next + loaded - 1, self._append_time_us)
+            first = checks.check(entry, self._window.next + loaded - 1, self._append_time_us)
         except OutOfSequence as error:
-            turns.misplace(waiting, error)
+            checks.misplace(waiting, error)
             self._refuse_misplaced()
             return True
         except CordwoodError as error:
@@ -293,15 +302,15 @@ class LogAppender:
         if last <= self._window.lng:
             self._role.acknowledge([(waiting.connection, entry.token, first)], 0, 0)
         else:
-            turns.repeats.append((last, (waiting.connection, entry.token, first)))
+            checks.repeats.append((last, (waiting.connection, entry.token, first)))
         return True
 
     def _refuse_misplaced(self) -> None:
-        assert self._turns is not None, "only recovered epochs place blocks"
-        for _, waiting, error in self._turns.take_misplaced(self._window.lng):
+        assert self._checks is not None, "only recovered epochs place blocks"
+        for _, waiting, error in self._checks.take_misplaced(self._window.lng):
             self._role.refuse(waiting.connection, waiting.entry, error)
 
-    def _load(self, cargo: Cargo, waiting: Waiting, offset: int) -> None:
+    def _load(self, contents: RunContents, waiting: Waiting, offset: int) -> None:
         """Add an entry's block to a run, `offset` LSNs after the run's first."""
         entry = waiting.entry
         first = self._window.next + offset
@@ -324,29 +333,29 @@ class LogAppender:
             header_flags(entry),
             entry.key_bits,
         )
-        if entry.producer and self._turns is not None:
-            self._turns.note(entry, first, self._append_time_us)
-        cargo.blocks.append((header, entry.body))
-        cargo.acks.append((waiting.connection, entry.token, first))
-        cargo.bytes += entry.stored_bytes
+        if entry.producer and self._checks is not None:
+            self._checks.note(entry, first, self._append_time_us)
+        contents.blocks.append((header, entry.body))
+        contents.acks.append((waiting.connection, entry.token, first))
+        contents.bytes += entry.stored_bytes
 
-    def _group_room(self, size: int) -> int:
+    def _group_space(self, size: int) -> int:
         """The free space to ask for before a group of `size` bytes is numbered: all of it, or the
         space that a node without a report is assumed to have."""
         told = all(map(self._tools.channel.has_told, self._up))
-        return size if told else min(size, ROOM_UNTOLD_BYTES)
+        return size if told else min(size, SPACE_UNTOLD_BYTES)
 
     def _number_group(self, waiting: Waiting, now: float) -> None:
         """Give a group its LSNs, all at once, and begin to send it."""
         entry = waiting.entry
         first = self._window.next
-        if entry.producer and self._turns is not None:
-            self._turns.note(entry, first, self._append_time_us)
+        if entry.producer and self._checks is not None:
+            self._checks.note(entry, first, self._append_time_us)
         runs = cut_group(waiting, first, self._append_time_us, self._run_bytes)
-        for at, (cargo, count) in enumerate(runs, 1):
-            self._sticky_bytes += cargo.bytes
-            self._blocks_in_flight += len(cargo.blocks)
-            run = self._window.number(count, cargo, ends_group=at == len(runs))
+        for at, (contents, count) in enumerate(runs, 1):
+            self._sticky_bytes += contents.bytes
+            self._blocks_in_flight += len(contents.blocks)
+            run = self._window.number(count, contents, ends_group=at == len(runs))
             run.sent_at = float("inf")
             self._unsent.append(run)
         self._send_unsent(now)
@@ -355,25 +364,27 @@ class LogAppender:
         """Send runs of groups, as many as may be in flight."""
         while self._unsent and self._paced_bytes < GROUP_SENT_BYTES:
             run = self._unsent.popleft()
-            if run.cargo.is_paced:
-                self._paced_bytes += run.cargo.bytes
-            copyset = self._roomy_copyset(run.cargo.size, now) or self._choose(now, self._up)
+            if run.contents.is_paced:
+                self._paced_bytes += run.contents.bytes
+            copyset = self._fitting_copyset(run.contents.size, now) or self._choose(now, self._up)
             if copyset is None:
                 run.sent_at = now  # the tick tries again
             else:
                 self._send(run, copyset, now)
 
-    def _send_new(self, cargo: Cargo, count: int, copyset: tuple[NodeId, ...], now: float) -> None:
-        self._sticky_bytes += cargo.bytes
-        self._blocks_in_flight += len(cargo.blocks)
-        self._send(self._window.number(count, cargo), copyset, now)
+    def _send_new(
+        self, contents: RunContents, count: int, copyset: tuple[NodeId, ...], now: float
+    ) -> None:
+        self._sticky_bytes += contents.bytes
+        self._blocks_in_flight += len(contents.blocks)
+        self._send(self._window.number(count, contents), copyset, now)
 
-    def _send(self, run: Run[Cargo], copyset: tuple[NodeId, ...], now: float) -> None:
+    def _send(self, run: SentRun, copyset: tuple[NodeId, ...], now: float) -> None:
         """Start a wave of `run`: the same frame to each member."""
         run.send_to(copyset, now)
         envelope = pack_envelope(Envelope(copyset, run.wave, 0, self.released))
-        parts: list[Buffer] = [store_head(len(run.cargo.blocks))]
-        for header, body in run.cargo.blocks:
+        parts: list[Buffer] = [store_head(len(run.contents.blocks))]
+        for header, body in run.contents.blocks:
             parts += (header + envelope, body)
         crc = checksum(parts)
         for node in copyset:
@@ -388,7 +399,7 @@ class LogAppender:
                 run.sent_at = float("-inf")
 
     def _on_settled(
-        self, run: Run[Cargo], wave: int, node: NodeId, refusals: Sequence[StoreRefusal] | None
+        self, run: SentRun, wave: int, node: NodeId, refusals: Sequence[StoreRefusal] | None
     ) -> None:
         self._role.on_settled()
         now = self._tools.now()
@@ -408,12 +419,12 @@ class LogAppender:
         if mine:
             self._on_refused(run, node, mine[0], now)
         elif run.on_stored(node, wave):
-            if run.cargo.is_paced:
-                self._paced_bytes -= run.cargo.bytes
+            if run.contents.is_paced:
+                self._paced_bytes -= run.contents.bytes
                 self._send_unsent(now)
             self._retire()
 
-    def _on_refused(self, run: Run[Cargo], node: NodeId, refusal: StoreRefusal, now: float) -> None:
+    def _on_refused(self, run: SentRun, node: NodeId, refusal: StoreRefusal, now: float) -> None:
         if refusal.reason == Refusal.SEALED:
             self._role.on_fenced(self.log, refusal.epoch)
             return
@@ -421,7 +432,7 @@ class LogAppender:
         if refusal.reason == Refusal.FAILED:
             states.on_failed(node)
         elif refusal.reason == Refusal.CORRUPT:
-            if not _is_whole(run.cargo.blocks):
+            if not _is_whole(run.contents.blocks):
                 self._give_up_damaged(run)
                 return
             states.on_slow(node, now)
@@ -442,7 +453,7 @@ class LogAppender:
             self._stuck_on, self._stuck_by = run, refusal
             self._refuse_pending(self._full())
 
-    def _give_up_damaged(self, run: Run[Cargo]) -> None:
+    def _give_up_damaged(self, run: SentRun) -> None:
         """This node's memory damaged a numbered run, so no further copy of it can be made.
 
         The epoch ends, and recovery finds the copies that exist. LogDevice ends the process.
@@ -456,11 +467,11 @@ class LogAppender:
             return
         for run in retired:
             records = run.last - run.first + 1
-            self._blocks_in_flight -= len(run.cargo.blocks)
-            self._role.acknowledge(run.cargo.acks, run.cargo.bytes, records)
-        if self._turns is not None and self._turns.repeats:
-            self._role.acknowledge(self._turns.take_repeats(self._window.lng), 0, 0)
-        if self._turns is not None and self._turns.misplaced:
+            self._blocks_in_flight -= len(run.contents.blocks)
+            self._role.acknowledge(run.contents.acks, run.contents.bytes, records)
+        if self._checks is not None and self._checks.repeats:
+            self._role.acknowledge(self._checks.take_repeats(self._window.lng), 0, 0)
+        if self._checks is not None and self._checks.misplaced:
             self._refuse_misplaced()
         if self.is_recovered:
             self._role.release(self.log, self.audience, self._window.lng)
@@ -491,7 +502,7 @@ class LogAppender:
                 self._tools.states.on_timed_out(waiting, copyset, now)
             self._retry(run, now)
 
-    def _retry(self, run: Run[Cargo], now: float) -> None:
+    def _retry(self, run: SentRun, now: float) -> None:
         """Send `run` to another copyset; if there is none, the tick tries again.
 
         Nodes with free space come first, but later waves may use the space that nodes reserve for
@@ -499,7 +510,7 @@ class LogAppender:
         """
         self._copyset = None
         run.note_holders()
-        copyset = self._roomy_copyset(run.cargo.size, now) or self._choose(now, self._up)
+        copyset = self._fitting_copyset(run.contents.size, now) or self._choose(now, self._up)
         if copyset is None:
             run.sent_at = now
             return
@@ -511,7 +522,7 @@ class LogAppender:
         peers = self._tools.peers
         return frozenset(node for node in self.nodeset.nodes if peers.get(node) is not None)
 
-    def _roomy_copyset(self, size: int, now: float) -> tuple[NodeId, ...] | None:
+    def _fitting_copyset(self, size: int, now: float) -> tuple[NodeId, ...] | None:
         """A copyset with free space for `size` bytes on each node: the last one, for some time."""
         room = self._tools.channel.room
         roomy = frozenset(node for node in self.nodeset.nodes if room(node) >= size)
@@ -534,7 +545,7 @@ class LogAppender:
                 return copyset
         return None
 
-    def _room_of(self, copyset: tuple[NodeId, ...] | None) -> int:
+    def _space_of(self, copyset: tuple[NodeId, ...] | None) -> int:
         return min(map(self._tools.channel.room, copyset)) if copyset else 0
 
     @property
@@ -585,15 +596,15 @@ class LogAppender:
         """A higher epoch rules, or this node stops: answer all clients and stop working."""
         self._over = True
         why = f"log {self.log}: epoch {self.epoch} was fenced" + (f" by {epoch}" if epoch else "")
-        misplaced = self._turns.take_misplaced(LSN_MAX) if self._turns is not None else []
+        misplaced = self._checks.take_misplaced(LSN_MAX) if self._checks is not None else []
         self._pending = [waiting for _, waiting, _ in misplaced] + self._pending
         self._refuse_pending(NoSequencer(f"{why}; nothing was stored"))
         for run in self._window:
             error = OutcomeUnknown(f"{why} while this append was in flight: read the log to know")
-            for connection, token, _ in run.cargo.acks:
+            for connection, token, _ in run.contents.acks:
                 self._role.unknown(connection, token, error)
-            self._role.acknowledge((), run.cargo.bytes, 0)
-        for _, (connection, token, _) in self._turns.repeats if self._turns else ():
+            self._role.acknowledge((), run.contents.bytes, 0)
+        for _, (connection, token, _) in self._checks.repeats if self._checks else ():
             self._role.unknown(connection, token, OutcomeUnknown(f"{why}: read the log to know"))
 
 

@@ -36,11 +36,11 @@ from cordwood.nodes import Member, NodeId
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.answers import Answers
 from cordwood.sequencer.appender import AppenderTools, LogAppender
-from cordwood.sequencer.cargo import Waiting
-from cordwood.sequencer.mandate import Mandate, View
+from cordwood.sequencer.eligibility import Eligibility, View
 from cordwood.sequencer.probes import Probes
-from cordwood.sequencer.reigns import Reigns, Slot
 from cordwood.sequencer.releases import Releases
+from cordwood.sequencer.run_contents import Waiting
+from cordwood.sequencer.sequencer_table import SequencerTable, TableRow
 from cordwood.settings import SequencerSettings
 from cordwood.wire.connection import Connection
 
@@ -78,7 +78,7 @@ class SequencerRole:
         view: View,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._mandate = Mandate(node, members, view, tools.now)
+        self._eligibility = Eligibility(node, members, view, tools.now)
         self._stored = asyncio.Event()
         self._node = node
         self._host = host
@@ -89,9 +89,9 @@ class SequencerRole:
         self._answers = Answers()
         self._releases = Releases(tools.peers)
         self._probes = Probes(tools.peers, tools.channel, tools.states, tools.times, tools.now)
-        self._reigns = Reigns(activation, self, self._releases, tools.now, tasks)
-        self._slots = self._reigns.slots
-        self._turn_due = False
+        self._table = SequencerTable(activation, self, self._releases, tools.now, tasks)
+        self._rows = self._table.rows
+        self._tick_due = False
         self._stirred = asyncio.Event()
         self._in_flight_bytes = 0
         self.appended_records = 0
@@ -112,7 +112,7 @@ class SequencerRole:
             error = self._answers.behind(connection, entry) or self._admit(connection, entry)
             if error is not None:
                 self._answers.send_back(connection, entry, *error)
-        self._turn_soon()
+        self._tick_soon()
 
     def on_lost(self, connection: Connection) -> None:
         """A connection is gone."""
@@ -129,26 +129,26 @@ class SequencerRole:
                 store does not answer.
         """
         for _ in range(TAIL_TRIES_MAX):
-            refusal = self._mandate.refusal(ask.log)
+            refusal = self._eligibility.refusal(ask.log)
             if refusal is not None:
                 raise refusal[0]
-            slot = self._slots.get(ask.log)
-            if slot is None:
-                elsewhere = self._mandate.elsewhere(ask.log, ask.activate_here)
+            row = self._rows.get(ask.log)
+            if row is None:
+                elsewhere = self._eligibility.elsewhere(ask.log, ask.activate_here)
                 if elsewhere:
                     text = f"log {ask.log} is sequenced by node {elsewhere}, not here"
                     raise NoSequencer(text, elsewhere)
-                slot = self._reigns.start_if_due(ask.log)
-            if slot is None:
-                raise NoSequencer(str(self._reigns.failures[ask.log][0]))
-            appender = slot.appender
+                row = self._table.start_if_due(ask.log)
+            if row is None:
+                raise NoSequencer(str(self._table.failures[ask.log][0]))
+            appender = row.appender
             if appender is None:
-                appender = await asyncio.shield(slot.ready)
-            if slot.heir is not None:
-                raise NoSequencer(f"log {ask.log}: another node takes over just now", slot.heir)
-            await asyncio.shield(slot.recovered)
-            self.remind(slot)
-            if await self._still_rules(ask.log, slot, appender):
+                appender = await asyncio.shield(row.ready)
+            if row.successor is not None:
+                raise NoSequencer(f"log {ask.log}: another node takes over just now", row.successor)
+            await asyncio.shield(row.recovered)
+            self.remind(row)
+            if await self._still_rules(ask.log, row, appender):
                 return TailReply(appender.epoch, appender.lng, self._node)
         raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
 
@@ -158,43 +158,40 @@ class SequencerRole:
         A replaced sequencer that does not know it yet answers with its own last release. That
         stays true: the log may only have released more.
         """
-        slots = map(self._slots.get, ask.logs)
+        rows = map(self._rows.get, ask.logs)
         return ReleasedReply(
-            [
-                0 if slot is None or slot.appender is None else slot.appender.released
-                for slot in slots
-            ]
+            [0 if row is None or row.appender is None else row.appender.released for row in rows]
         )
 
-    async def _still_rules(self, log: int, slot: Slot, appender: LogAppender) -> bool:
+    async def _still_rules(self, log: int, row: TableRow, appender: LogAppender) -> bool:
         """Whether no node has taken a higher epoch; ends the appender if a node has."""
         try:
             rules = await self._activation.is_newest(log, appender.epoch)
         except Retryable as error:
             raise NoSequencer(f"log {log}: who rules it is not known: {error}") from error
-        if not rules and self._slots.get(log) is slot:
-            await self._finish(log, slot, NodeId(0))
+        if not rules and self._rows.get(log) is row:
+            await self._finish(log, row, NodeId(0))
         return rules
 
-    async def give_up(self, log: int, epoch: int, heir: NodeId) -> None:
-        """`heir` took `epoch`: finish the numbered runs, within FINISH_S, then stop."""
-        slot = self._slots.get(log)
-        if slot is not None and slot.appender is not None and slot.appender.epoch < epoch:
-            await self._finish(log, slot, heir)
+    async def give_up(self, log: int, epoch: int, successor: NodeId) -> None:
+        """`successor` took `epoch`: finish the numbered runs, within FINISH_S, then stop."""
+        row = self._rows.get(log)
+        if row is not None and row.appender is not None and row.appender.epoch < epoch:
+            await self._finish(log, row, successor)
 
-    async def _finish(self, log: int, slot: Slot, heir: NodeId) -> None:
-        """Take no more entries for `log`, store its runs, and stop; clients go to `heir`."""
-        appender = slot.appender
+    async def _finish(self, log: int, row: TableRow, successor: NodeId) -> None:
+        """Take no more entries for `log`, store its runs, and stop; clients go to `successor`."""
+        appender = row.appender
         assert appender is not None, "only an active log finishes"
-        slot.heir = heir
-        if heir:
-            self._mandate.note_heir(log, heir)
+        row.successor = successor
+        if successor:
+            self._eligibility.note_successor(log, successor)
         error = NoSequencer(f"log {log}: epoch {appender.epoch} ends, another node takes over")
         for waiting in appender.take_pending():
             self._in_flight_bytes -= waiting.entry.stored_bytes
-            self._answers.send_back(waiting.connection, waiting.entry, error, heir)
+            self._answers.send_back(waiting.connection, waiting.entry, error, successor)
         await self._wait_stored(lambda: appender.in_flight, FINISH_S)
-        self._reigns.end(log, slot, 0)
+        self._table.end(log, row, 0)
 
     async def _wait_stored(self, in_flight: Callable[[], int], timeout_s: float) -> None:
         """Wait until no run is in flight, at most `timeout_s`."""
@@ -208,9 +205,7 @@ class SequencerRole:
     def sequencing(self) -> dict[int, LogAppender]:
         """Logs that are active here, for status pages."""
         return {
-            log: slot.appender
-            for log, slot in sorted(self._slots.items())
-            if slot.appender is not None
+            log: row.appender for log, row in sorted(self._rows.items()) if row.appender is not None
         }
 
     def _admit(
@@ -221,24 +216,24 @@ class SequencerRole:
         fault = _fault(entry, settings)
         if fault is not None:
             return fault, NodeId(0)
-        refusal = self._mandate.refusal(entry.log)
+        refusal = self._eligibility.refusal(entry.log)
         if refusal is not None:
             return refusal
-        slot = self._slots.get(entry.log)
-        if slot is None:
+        row = self._rows.get(entry.log)
+        if row is None:
             activate_here = bool(entry.flags & AppendFlag.ACTIVATE_HERE)
-            elsewhere = self._mandate.elsewhere(entry.log, activate_here)
+            elsewhere = self._eligibility.elsewhere(entry.log, activate_here)
             if elsewhere:
                 return NoSequencer(f"node {elsewhere} sequences log {entry.log}"), elsewhere
-            if len(self._slots) >= LOGS_MAX:
+            if len(self._rows) >= LOGS_MAX:
                 return Overloaded(f"this node sequences {LOGS_MAX} logs already"), NodeId(0)
-            slot = self._reigns.start_if_due(entry.log)
-        if slot is not None and slot.heir is not None:
-            return NoSequencer(f"node {slot.heir} takes over log {entry.log}"), slot.heir
-        if slot is None or (slot.appender is None and entry.log in self._reigns.failures):
+            row = self._table.start_if_due(entry.log)
+        if row is not None and row.successor is not None:
+            return NoSequencer(f"node {row.successor} takes over log {entry.log}"), row.successor
+        if row is None or (row.appender is None and entry.log in self._table.failures):
             # Trap: the activation is retried meanwhile. If a client waited for the tries, its
             # deadline could pass during one, and it could not tell that from a numbered append.
-            return self._reigns.failures[entry.log][0], NodeId(0)
+            return self._table.failures[entry.log][0], NodeId(0)
         in_flight = self._in_flight_bytes
         # Trap: a group may be as large as the window, so any run in flight would keep it out.
         size = 0 if entry.parts else entry.stored_bytes
@@ -246,18 +241,18 @@ class SequencerRole:
             text = f"{settings.window_bytes} bytes are in flight at this sequencer: slow down"
             return Overloaded(text), NodeId(0)
         waiting = Waiting(connection, entry)
-        appender = slot.appender
-        if appender is not None and not appender.has_unreleased_room(entry.stored_bytes):
+        appender = row.appender
+        if appender is not None and not appender.has_unreleased_space(entry.stored_bytes):
             text = "this log's earlier epochs are being recovered: try again in a moment"
             return Overloaded(text), NodeId(0)
         if appender is not None and (appender.is_recovered or not entry.needs_recovery):
             appender.enqueue(waiting)
             self._dirty[entry.log] = None
-        elif slot.waiting_bytes + entry.stored_bytes > ACTIVATING_BYTES_MAX:
+        elif row.waiting_bytes + entry.stored_bytes > ACTIVATING_BYTES_MAX:
             return Overloaded("the log's sequencer is starting: try again in a moment"), NodeId(0)
         else:
-            slot.waiting.append(waiting)
-            slot.waiting_bytes += entry.stored_bytes
+            row.waiting.append(waiting)
+            row.waiting_bytes += entry.stored_bytes
         self._in_flight_bytes += entry.stored_bytes
         return None
 
@@ -267,19 +262,19 @@ class SequencerRole:
         A node that has been isolated for a while ends its sequencers: their runs in flight cannot
         be stored, and other nodes serve its clients better.
         """
-        self._mandate.note_isolated(is_isolated)
-        if self._mandate.is_isolated:
-            for log, slot in list(self._slots.items()):
-                if slot.appender is not None:
+        self._eligibility.note_isolated(is_isolated)
+        if self._eligibility.is_isolated:
+            for log, row in list(self._rows.items()):
+                if row.appender is not None:
                     logger.warning("log %d: not sequenced here, no other node is seen", log)
-                    self._reigns.end(log, slot, 0)
+                    self._table.end(log, row, 0)
 
     async def leave(self) -> None:
         """Take no more entries, and wait until all numbered runs are stored, at most LEAVE_S."""
-        self._turn()
-        self._mandate.is_leaving = True
-        self._reigns.end_unstarted(f"node {self._node} leaves before it could sequence log")
-        await self._wait_stored(self._reigns.in_flight, LEAVE_S)
+        self._tick()
+        self._eligibility.is_leaving = True
+        self._table.end_unstarted(f"node {self._node} leaves before it could sequence log")
+        await self._wait_stored(self._table.in_flight, LEAVE_S)
         self._answers.send()
 
     # Calls from appenders.
@@ -308,19 +303,19 @@ class SequencerRole:
         self._stirred.set()
         self._releases.tell(log, audience, lsn)
 
-    def remind(self, slot: Slot) -> None:
+    def remind(self, row: TableRow) -> None:
         """A client asks for the log, or the log begins: send its release again."""
-        appender = slot.appender
+        appender = row.appender
         if appender is not None and appender.is_recovered:
             self._stirred.set()
             self._releases.remind(appender.log, appender.audience, appender.released)
 
     def on_fenced(self, log: int, epoch: int) -> None:
         """See `appender.Role`."""
-        slot = self._slots.get(log)
-        if slot is not None and slot.appender is not None:
+        row = self._rows.get(log)
+        if row is not None and row.appender is not None:
             logger.info("log %d: fenced by epoch %d", log, epoch)
-            self._reigns.end(log, slot, epoch)
+            self._table.end(log, row, epoch)
 
     def on_released(self, log: int, epoch: int) -> None:
         """This node's storage heard of a release in `epoch`: lower epochs are over.
@@ -328,21 +323,21 @@ class SequencerRole:
         Without this, a replaced sequencer that does not know it would take the next append,
         however late, and could then not tell its outcome.
         """
-        slot = self._slots.get(log)
-        if slot is not None and slot.appender is not None and slot.appender.epoch < epoch:
+        row = self._rows.get(log)
+        if row is not None and row.appender is not None and row.appender.epoch < epoch:
             self.on_fenced(log, epoch)
 
     def on_drained(self, log: int, epoch: int) -> None:
         """See `appender.Role`."""
-        self._reigns.restart(log, epoch)
+        self._table.restart(log, epoch)
 
     def hold(self, log: int) -> None:
         """See `appender.Role`."""
         self._held[log] = None
 
-    def on_room(self, node: NodeId) -> None:
+    def on_space(self, node: NodeId) -> None:
         """`node` reports free space by itself."""
-        self._tools.states.on_room(node)
+        self._tools.states.on_space(node)
         self.on_settled()
 
     def on_settled(self) -> None:
@@ -350,42 +345,42 @@ class SequencerRole:
         if self._held:
             self._dirty.update(self._held)
             self._held.clear()
-            self._turn_soon()
+            self._tick_soon()
 
-    # Turns.
+    # Ticks.
 
     def number(self, log: int) -> None:
-        """See `reigns.Ruler`."""
+        """See `sequencer_table.TableRole`."""
         self._dirty[log] = None
-        self._turn()
+        self._tick()
 
-    def _turn_soon(self) -> None:
-        if self._dirty and not self._turn_due:
-            self._turn_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+    def _tick_soon(self) -> None:
+        if self._dirty and not self._tick_due:
+            self._tick_due = True
+            asyncio.get_running_loop().call_soon(self._tick)
 
-    def _turn(self) -> None:
+    def _tick(self) -> None:
         """Number and send all entries that arrived since the last tick."""
-        self._turn_due = False
+        self._tick_due = False
         self._stirred.set()
         logs, self._dirty = self._dirty, {}
         now, now_us = self._tools.now(), self._host.clock.now_us()
         with self._tools.channel.together():
             for log in logs:
-                if (slot := self._slots.get(log)) is not None and slot.appender is not None:
-                    slot.appender.flush(now, now_us)
+                if (row := self._rows.get(log)) is not None and row.appender is not None:
+                    row.appender.flush(now, now_us)
 
     def on_peer_up(self, node: NodeId) -> None:
         """A node connected: it may have missed releases, and runs may wait for it."""
         self._tools.states.on_up(node)
         self._tools.times.forget(node)
-        self._mandate.on_peer_up(node)
+        self._eligibility.on_peer_up(node)
         self._releases.on_peer_up(node)
 
     @property
     def _is_idle(self) -> bool:
         """Whether there is nothing to check: no run in flight and no release to repeat."""
-        return self._releases.is_idle and not self._reigns.in_flight()
+        return self._releases.is_idle and not self._table.in_flight()
 
     async def run(self) -> None:
         """Check waves for timeouts, and repeat releases, until cancelled."""
@@ -397,15 +392,15 @@ class SequencerRole:
             now = self._tools.now()
             self.on_settled()  # refuses entries that have waited too long for free space
             with self._tools.channel.together():
-                for slot in list(self._slots.values()):
-                    if slot.appender is not None and slot.appender.in_flight:
-                        slot.appender.tick(now)
+                for row in list(self._rows.values()):
+                    if row.appender is not None and row.appender.in_flight:
+                        row.appender.tick(now)
             self._probes.tick(now)
             self._releases.tick(TICK_S)
 
     async def close(self) -> None:
         """Stop: take no more entries, and answer appends in flight as unknown."""
-        self._reigns.end_all()
+        self._table.end_all()
         self._answers.send()
         self._releases.send()
 

@@ -129,8 +129,8 @@ async def pick_lost(cluster: SimCluster, kind: str, chance: random.Random) -> tu
         return tuple(sorted(chance.sample(numbers, min(copies, len(numbers)) - 1)))
     copysets, newest = [], []
     for _, node in sorted(cluster.running.items()):
-        for log in sorted(node.shard.cache.logs):
-            blocks = [b for b in await held_blocks(node.shard, log) if b.envelope.copyset]
+        for log in sorted(node.engine.cache.logs):
+            blocks = [b for b in await held_blocks(node.engine, log) if b.envelope.copyset]
             copysets += [block.envelope.copyset for block in blocks]
             newest += [block.envelope.copyset for block in blocks[-1:]]
     if newest and chance.random() < 0.5:
@@ -143,8 +143,8 @@ async def true_statuses(cluster: SimCluster, lost: Sequence[NodeId]) -> Statuses
     """What is true of nodes that are lost, each still running: what it holds is gone."""
     statuses: dict[NodeId, Authority] = {}
     for node in lost:
-        shard = cluster.running[node].shard
-        holds = [await held_blocks(shard, log) for log in sorted(shard.cache.logs)]
+        engine = cluster.running[node].engine
+        holds = [await held_blocks(engine, log) for log in sorted(engine.cache.logs)]
         is_empty = not any(holds)
         statuses[node] = Authority.AUTHORITATIVE_EMPTY if is_empty else Authority.UNDER_REPLICATED
     return statuses
@@ -181,7 +181,7 @@ async def lose_nodes(
     crew.start(OPERATOR, partial(_tell, OPERATOR, told, clients, words))
     readers = []
     for number, log in enumerate(words.writes, start=1):
-        readers.append(f"heir-{number}")
+        readers.append(f"successor-{number}")
         crew.start(readers[-1], partial(_read_to_the_end, readers[-1], log, words, clients))
     for log, tail in tails.items():
         if tail is not None:
@@ -226,7 +226,7 @@ async def _cut_off(
     log = clients.log_ids[chance.choice(logs)]
     ends = []
     for number, node in sorted(cluster.running.items()):
-        ends += [(block, number) for block in (await held_blocks(node.shard, log))[-1:]]
+        ends += [(block, number) for block in (await held_blocks(node.engine, log))[-1:]]
     ruling = [n for n, node in sorted(cluster.running.items()) if log in node.sequencing]
     if not (ends and ruling):
         return ()
@@ -394,7 +394,7 @@ async def measure_pace(
 
 def damaged_nodes(cluster: SimCluster) -> tuple[NodeId, ...]:
     """The nodes that say that they lost records."""
-    return tuple(number for number, node in sorted(cluster.running.items()) if node.shard.damage)
+    return tuple(number for number, node in sorted(cluster.running.items()) if node.engine.damage)
 
 
 def may_be_hampered(cluster: SimCluster) -> Sequence[NodeId]:

@@ -237,7 +237,7 @@ class SimCluster:
         """Start those nodes anew whose WAL takes nothing any more, as their operator would."""
         for number in numbers:
             node = self.running.get(number)
-            if node is not None and node.shard.failed:
+            if node is not None and node.engine.failed:
                 self.kill(number)
                 self.start(number)
 
@@ -291,21 +291,21 @@ class SimCluster:
         for number, node in sorted(self.running.items()):
             if number in self._broken:
                 continue
-            for log in sorted(node.shard.cache.logs):
+            for log in sorted(node.engine.cache.logs):
                 if only is not None and log not in only:
                     continue
-                slots = [_dumped(block) for block in await held_blocks(node.shard, log)]
-                trim, rack = node.shard.cache.log(log).trim, self.location(number)
+                slots = [_dumped(block) for block in await held_blocks(node.engine, log)]
+                trim, rack = node.engine.cache.log(log).trim, self.location(number)
                 self._recorder.node_dumped(number, rack, log, slots, trim)
-            rotten = await rotten_ranges(node.shard)
-            for log in sorted(node.shard.cache.logs):
-                trim = node.shard.trim_of(log)
+            rotten = await rotten_ranges(node.engine)
+            for log in sorted(node.engine.cache.logs):
+                trim = node.engine.trim_of(log)
                 left, trimmed = split_trimmed(rotten.get(log, ()), trim)
                 # A scan that fails does not say where in its part of the log the bad bytes are:
                 # all of it is unknown, and is still when the trim has come past what rotted.
                 damaged = [
                     (each.first, each.last)
-                    for each in node.shard.logs.damages.of_log(log)
+                    for each in node.engine.logs.damages.of_log(log)
                     if each.last > trim and (meets(each, left) or not meets(each, trimmed))
                 ]
                 passes = node.scrub.whole_passes

@@ -1,4 +1,4 @@
-"""What `cordwood sim run`, `replay`, `shrink` and `zoo` do and say.
+"""What `cordwood sim run`, `replay`, `shrink` and `bugs` do and say.
 
 Loaded by the command line on first use. Seeds run in worker processes; nothing of
 the machine reaches a simulation, so a seed tells the same everywhere.
@@ -25,10 +25,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cordwood.sim.crash_states.planted import CRASH_ZOO, story_of
+from cordwood.sim.crash_states.planted import CRASH_BUGS, story_of
 from cordwood.sim.fault_plan import Fault
 from cordwood.sim.history import to_jsonl
 from cordwood.sim.knobs import value_text
+from cordwood.sim.planted import PLANTED_BUGS, find_bug
+from cordwood.sim.planted.search import BugSearch, bugs_markdown, bugs_table, next_search
 from cordwood.sim.probes import PROBES
 from cordwood.sim.replay import quiet_run, telling
 from cordwood.sim.run import Outcome
@@ -46,8 +48,6 @@ from cordwood.sim.sweep import (
 )
 from cordwood.sim.task_pool import Lost, TaskPool
 from cordwood.sim.verdict import violation_words
-from cordwood.sim.zoo import ZOO, find_bug
-from cordwood.sim.zoo.hunt import Hunt, next_hunt, zoo_markdown, zoo_table
 
 MINUTES = 1.0
 """Of real time, where neither seeds nor minutes were asked for."""
@@ -67,7 +67,7 @@ VIOLATIONS_SHOWN = 3
 PROBES_TOLD_SEEDS = 20
 """Of fewer seeds than this, most probes that are not hit say nothing."""
 
-ZOO_SEEDS = 200
+BUG_SEEDS = 200
 """Seeds within which a planted bug must be caught."""
 
 NEWS_EVERY_S = 60.0
@@ -211,11 +211,11 @@ def shrink(task: SeedTask, invariant: str = "", *, as_json: bool = False) -> int
     return 0
 
 
-def zoo(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = False) -> int:
+def bugs(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = False) -> int:
     """Plant bugs, all or one, and demand that each is caught; 1 if one is not.
 
-    Those that a scene of their own catches are hunted only by their name. Bugs of what a
-    power failure leaves are hunted in crash states, the others in whole clusters.
+    Those that a scene of their own catches are looked for only by their name. Bugs of what a
+    power failure leaves are looked for in crash states, the others in whole clusters.
 
     Args:
         bug: a name, "" for all.
@@ -224,42 +224,44 @@ def zoo(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = Fals
     Raises:
         BadSetting: there is no such bug.
     """
-    of_states = {each.bug.name: each.bug for each in CRASH_ZOO}
+    of_states = {each.bug.name: each.bug for each in CRASH_BUGS}
     if not bug:
-        wanted = (*ZOO, *of_states.values())
+        wanted = (*PLANTED_BUGS, *of_states.values())
     else:
         wanted = (of_states[bug] if bug in of_states else find_bug(bug),)
     say = _Say(as_json)
-    hunts = {each.name: Hunt(each, seeds, by_scene=bool(each.scene and not bug)) for each in wanted}
+    searches = {
+        each.name: BugSearch(each, seeds, by_scene=bool(each.scene and not bug)) for each in wanted
+    }
     started = time.monotonic()
     with (
-        TaskPool(_zoo_report, jobs=jobs, timeout_s=SEED_TIMEOUT_S) as pool,
-        say.live(lambda: zoo_table(hunts.values())),
+        TaskPool(_bug_report, jobs=jobs, timeout_s=SEED_TIMEOUT_S) as pool,
+        say.live(lambda: bugs_table(searches.values())),
     ):
-        for ended in pool.run(lambda: next_hunt(hunts.values())):
+        for ended in pool.run(lambda: next_search(searches.values())):
             if ended is not None:
                 task, result = ended
-                hunt = hunts[task.bug]
-                hunt.on_report(None if isinstance(result, Lost) else result)
-                if hunt.is_over and not say.is_live:
-                    say.plain(hunt.words)
-    missed = [hunt for hunt in hunts.values() if not hunt.is_caught]
+                search = searches[task.bug]
+                search.on_report(None if isinstance(result, Lost) else result)
+                if search.is_over and not say.is_live:
+                    say.plain(search.words)
+    missed = [search for search in searches.values() if not search.is_caught]
     if as_json:
-        say.json([hunt.plain() for hunt in hunts.values()])
+        say.json([search.plain() for search in searches.values()])
     elif as_markdown:
-        say.plain(zoo_markdown(hunt.plain() for hunt in hunts.values()))
+        say.plain(bugs_markdown(search.plain() for search in searches.values()))
     else:
-        say.console.print(zoo_table(hunts.values()))
+        say.console.print(bugs_table(searches.values()))
     say(
-        f"{len(hunts) - len(missed)} of {len(hunts)} bugs caught within {seeds} seeds, "
+        f"{len(searches) - len(missed)} of {len(searches)} bugs caught within {seeds} seeds, "
         f"{time.monotonic() - started:.0f} s"
     )
     return 1 if missed else 0
 
 
-def _zoo_report(task: SeedTask) -> SeedReport:
-    """Hunt a bug with one seed, where it belongs."""
-    for bug in CRASH_ZOO:
+def _bug_report(task: SeedTask) -> SeedReport:
+    """Look for a bug with one seed, where it belongs."""
+    for bug in CRASH_BUGS:
         if bug.bug.name == task.bug:
             story = story_of(bug, task.seed)
             broken = ((f"crash states of the {bug.subject.name}", story),) if story else ()

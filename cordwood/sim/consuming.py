@@ -19,7 +19,7 @@ import random
 
 from cordwood.block import Gap, Record
 from cordwood.client.read.consumer import Consumer
-from cordwood.client.read.hand import Portion
+from cordwood.client.read.hand import ReadResult
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
@@ -118,7 +118,7 @@ class _Member:
     async def _read(self, consumer: Consumer) -> None:
         """Take a portion, and work on it. It counts with whatever is asked for next."""
         self._dealt_with()
-        portion = Portion()
+        portion = ReadResult()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._patience_s()):
                 portion = await consumer.read(PORTION_RECORDS, LOOK_S)

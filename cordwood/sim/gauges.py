@@ -59,9 +59,9 @@ class Gauges:
 
     def _values(self, number: NodeId, node: Node) -> Iterator[tuple[str, int, int]]:
         settings: StorageSettings = self._cluster.options.storage
-        shard = node.shard
-        yield "wal_bytes", shard.wal.used_bytes, shard.wal.capacity_bytes
-        yield "cache_bytes", shard.cache.bytes, shard.cache_bytes_max
+        engine = node.engine
+        yield "wal_bytes", engine.wal.used_bytes, engine.wal.capacity_bytes
+        yield "cache_bytes", engine.cache.bytes, engine.cache_bytes_max
         arrivals, process = node.server.arrivals, self._cluster.machine(number).process
         yield "strangers", node.server.strangers, server.STRANGERS_MAX
         yield "begun_bytes", arrivals.bytes, arrivals_module.UNFINISHED_BYTES_MAX
@@ -69,7 +69,7 @@ class Gauges:
             late_s = arrivals.late_s(asyncio.get_running_loop().time())
             limit_s = server.LATE_EVERY_S + LATE_SLACK_S
             yield "begun_late_us", round(late_s * 1e6), round(limit_s * 1e6)
-        batch = shard.cache.batch
+        batch = engine.cache.batch
         if number in self.flushing and batch is not None:
             waits_s = asyncio.get_running_loop().time() - max(batch.since_s, self._since_s)
             limit_s = settings.flush_age_s + FLUSH_SLACK_S

@@ -9,27 +9,27 @@ from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.sim.memory_logs import MemoryTables
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 
 BATCH_BYTES = 1 << 20
 BATCH_BLOCKS = 1000
 
 
-async def held_blocks(shard: Shard, log: int) -> list[StoredBlock]:
+async def held_blocks(engine: StorageEngine, log: int) -> list[StoredBlock]:
     """All that a node holds of a log, in its cache and in LogsDB."""
-    blocks, _ = await held_and_damaged(shard, log)
+    blocks, _ = await held_and_damaged(engine, log)
     return blocks
 
 
 async def held_and_damaged(
-    shard: Shard, log: int
+    engine: StorageEngine, log: int
 ) -> tuple[list[StoredBlock], list[tuple[int, int]]]:
     """Likewise, and the ranges of which it says that it does not know what it holds."""
     blocks: list[StoredBlock] = []
     damaged: list[tuple[int, int]] = []
     start = 0
     while start <= LSN_MAX:
-        run = await shard.reader.read(
+        run = await engine.reader.read(
             log, start, LSN_MAX, bytes_max=BATCH_BYTES, blocks_max=BATCH_BLOCKS
         )
         blocks += run.blocks
@@ -38,20 +38,20 @@ async def held_and_damaged(
     return blocks, damaged
 
 
-async def rotten_ranges(shard: Shard) -> dict[int, list[tuple[int, int]]]:
+async def rotten_ranges(engine: StorageEngine) -> dict[int, list[tuple[int, int]]]:
     """By log, the blocks in LogsDB that have rotted, also those that were trimmed since.
 
     Rows that the directory does not name, of a flush that came to no end, are nobody's.
     """
-    tables = shard.logs.tables
+    tables = engine.logs.tables
     assert isinstance(tables, MemoryTables), "the simulator has the simulator's tables"
-    partitions = {partition.table: partition for partition in shard.logs.partitions}
+    partitions = {partition.table: partition for partition in engine.logs.partitions}
     found: dict[int, list[tuple[int, int]]] = {}
     for table, key in tables.rotten():
         if table not in partitions:
             continue
         log, last, first = logs_db.read_place(key)
-        part = (await shard.logs.parts(partitions[table])).get(log)
+        part = (await engine.logs.parts(partitions[table])).get(log)
         if part is not None and last <= part.last:
             found.setdefault(log, []).append((first, last))
     return found

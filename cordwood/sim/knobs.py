@@ -56,7 +56,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("protocol.node_states", "SLOW_S", (0.2, 6.0)),
         Knob("storage.push.read_streams", "BATCH_BYTES", (70_000, 100_000)),
         Knob("storage.push.read_streams", "BATCH_BLOCKS", (1, 5, 50)),
-        Knob("storage.push.read_streams", "TURN_BATCHES", (1, 2)),
+        Knob("storage.push.read_streams", "TICK_BATCHES", (1, 2)),
         Knob("storage.wal.wal_recovery", "READ_BUFFER_BYTES", (4096, 16_384)),
         Knob("recovery.ask", "GRACE_S", (0.0, 0.5)),
         Knob("recovery.collect_digest", "CREDIT_BYTES", (4096, 20_000)),
@@ -69,8 +69,8 @@ KNOBS: Mapping[str, Knob] = {
         Knob("protocol.read_window", "CREDIT_BYTES_MIN", (1, 4096)),
         Knob("client.read.read_stream", "NUDGE_MAX_S", (1.0, 3.0)),
         Knob("client.read.read_stream", "STUCK_S", (0.3, 1.0)),
-        Knob("protocol.slow_shards", "SLOW_MIN_S", (0.02, 0.1)),
-        Knob("protocol.slow_shards", "PROBATION_MIN_S", (1.0, 3.0)),
+        Knob("protocol.slow_nodes", "SLOW_MIN_S", (0.02, 0.1)),
+        Knob("protocol.slow_nodes", "PROBATION_MIN_S", (1.0, 3.0)),
         Knob("storage.push.read_streams", "CHOICES_MAX", (1,)),
         Knob("wire.peers", "PING_EVERY_S", (1.0, 3.0)),
         Knob("wire.peers", "REDIAL_MAX_S", (0.2, 0.5)),
@@ -99,7 +99,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("storage.push.read_streams", "AHEAD_AFTER_BYTES", (0, 0, 20_000), OFTEN_SHARE),
         Knob("storage.push.read_ahead", "KEPT_S", (0.02, 0.2)),
         Knob("client.read.shared_tail", "MEMBERS_MIN", (1, 2, 2), OFTEN_SHARE),
-        Knob("client.read.shared_tail", "SEAT_ITEMS_MAX", (1, 4, 20), OFTEN_SHARE),
+        Knob("client.read.shared_tail", "QUEUE_ITEMS_MAX", (1, 4, 20), OFTEN_SHARE),
         Knob("client.read.shared_tail", "RECENT_ITEMS_MAX", (0, 4)),
         Knob("client.read.shared_tail", "BEHIND_S", (0.0, 0.0, 0.1), OFTEN_SHARE),
         # Idle for longer than any append is tried for. A new producer is refused until then, so
@@ -108,17 +108,17 @@ KNOBS: Mapping[str, Knob] = {
         Knob("protocol.producers", "QUERIES", (Budget(1, 15_000_000), Budget(2, 15_000_000)), 0.1),
         Knob("wire.arrivals", "FRAME_GRACE_S", (2.0, 8.0)),
         Knob("wire.server", "STRANGERS_MAX", (30, 100)),
-        # For hunts alone: so little that honest callers are cut off, too.
+        # For scenarios alone: so little that honest callers are cut off, too.
         Knob("wire.arrivals", "UNFINISHED_BYTES_MAX", (20_000,), 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""
 
-Turns = tuple[tuple[str, int], ...]
+TurnedKnobs = tuple[tuple[str, int], ...]
 """Which knobs are turned: names, and which of their values each takes."""
 
 
-def draw_turns(chance: random.Random) -> Turns:
+def draw_turns(chance: random.Random) -> TurnedKnobs:
     """Draw which knobs a seed turns, and how far."""
     drawn = [(knob, chance.randrange(len(knob.values)), chance.random()) for knob in KNOBS.values()]
     return tuple((knob.name, value) for knob, value, luck in drawn if luck < knob.share)
@@ -134,7 +134,7 @@ def value_text(turn: tuple[str, int]) -> str:
 
 
 @contextmanager
-def turned(turns: Turns) -> Iterator[None]:
+def turned(turns: TurnedKnobs) -> Iterator[None]:
     """The knobs are turned for the length of the block."""
     before: list[tuple[Any, str, Any]] = []
     try:

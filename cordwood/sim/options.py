@@ -12,7 +12,7 @@ from cordwood.nodes import NodeId
 from cordwood.settings import SequencerSettings
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, Fault, FaultOptions, draw_plan
-from cordwood.sim.knobs import Turns
+from cordwood.sim.knobs import TurnedKnobs
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions
@@ -61,7 +61,7 @@ class RunOptions:
     faults: FaultOptions = field(default_factory=FaultOptions)
     plan: tuple[Fault, ...] | None = None
     link: LinkSettings | None = None
-    turns: Turns = ()
+    turns: TurnedKnobs = ()
     buggify: bool = False
     fills: bool = False
     absent: tuple[NodeId, ...] = ()

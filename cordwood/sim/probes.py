@@ -46,12 +46,12 @@ from cordwood.sim.history import (
 )
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 from cordwood.sim.operator_events import BlockKept, BlockNames, RebuildingKnown, StorageKnown
+from cordwood.sim.planted.bug import find_place
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.probes_of_clients import CLIENT_ROWS, WIRE_ROWS
 from cordwood.sim.probes_of_nodes import SEQUENCER_ROWS, STORAGE_ROWS
 from cordwood.sim.recorded_metadata import current_node
 from cordwood.sim.watch import Sight, Test, Watch
-from cordwood.sim.zoo.bug import find_place
 
 _ROWS = (*STORAGE_ROWS, *SEQUENCER_ROWS, *CLIENT_ROWS, *WIRE_ROWS)
 
@@ -148,7 +148,7 @@ def _gave(kind: GapKind) -> Test:
 
 _APPENDER = "sequencer.appender:LogAppender"
 _ROLE = "sequencer.role:SequencerRole"
-_SHARD = "storage.engine:Shard"
+_ENGINE = "storage.engine:StorageEngine"
 _DIGEST = "protocol.digest:Digest.mend"
 _BUFFER = "protocol.gap_detection:ReadBuffer"
 _CHOICE = "protocol.single_copy:SenderChoice"
@@ -170,12 +170,12 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("node-full", "protocol.node_states:NodeStates.on_full"),
     Watch("too-few-nodes", f"{_APPENDER}._too_few"),
     Watch(
-        "sequencer-fenced", f"{_ROLE}.on_fenced", lambda s: s.args[1] in s.me._slots, before=True
+        "sequencer-fenced", f"{_ROLE}.on_fenced", lambda s: s.args[1] in s.me._rows, before=True
     ),
     Watch("epoch-used-up", f"{_ROLE}.on_drained"),
-    Watch("append-redirected", "sequencer.mandate:Mandate.elsewhere", lambda s: s.result),
-    Watch("started-elsewhere", "sequencer.mandate:Mandate.elsewhere", lambda s: s.args[2]),
-    Watch("activation-failed", "sequencer.reigns:Reigns.abandon"),
+    Watch("append-redirected", "sequencer.eligibility:Eligibility.elsewhere", lambda s: s.result),
+    Watch("started-elsewhere", "sequencer.eligibility:Eligibility.elsewhere", lambda s: s.args[2]),
+    Watch("activation-failed", "sequencer.sequencer_table:SequencerTable.abandon"),
     Watch(
         "append-overloaded",
         f"{_ROLE}._admit",
@@ -222,14 +222,14 @@ _WATCHES: tuple[Watch, ...] = (
         "storage.engine:refusal_of",
         lambda s: s.args[3] and s.result is not None and s.result.reason == Refusal.SEALED,
     ),
-    Watch("seal-refused", f"{_SHARD}.seal", raises=Fenced),
-    Watch("epoch-purged", f"{_SHARD}.purge", lambda s: s.args[3]),
+    Watch("seal-refused", f"{_ENGINE}.seal", raises=Fenced),
+    Watch("epoch-purged", f"{_ENGINE}.purge", lambda s: s.args[3]),
     Watch(
         "late-block-dropped", "storage.log_cache:CachedLog._is_late", lambda s: s.result
     ),
     Watch("copy-replaced", "storage.log_cache:CachedLog._replace", lambda s: s.result),
     Watch("copy-not-better", "storage.log_cache:CachedLog._replace", lambda s: not s.result),
-    Watch("wal-poisoned", f"{_SHARD}.fail"),
+    Watch("wal-poisoned", f"{_ENGINE}.fail"),
     Watch("wal-hole", "storage.wal.delta_wal:Wal._resume", lambda s: s.args[1].holes),
     Watch("wal-damage", "storage.wal.delta_wal:Wal._resume", lambda s: s.args[1].damage),
     Watch("wal-window-grown", "storage.wal.delta_wal:Wal._on_grown"),
@@ -253,7 +253,7 @@ _WATCHES: tuple[Watch, ...] = (
         lambda s: s.args[1] in s.me.sources
         and s.me.sources[s.args[1]].version != s.me.choice.version,
     ),
-    Watch("copy-left-out", "storage.push.read_share:Share.part", lambda s: not s.result),
+    Watch("copy-left-out", "storage.push.own_copies:OwnCopies.part", lambda s: not s.result),
     Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),
     Watch("bridge-read", f"{_BUFFER}._deliver", _gave(GapKind.BRIDGE)),
     Watch(
@@ -273,7 +273,7 @@ _WATCHES: tuple[Watch, ...] = (
     ),
     Watch("time-inside-partition", "storage.log_search:search"),
     Watch("time-found", "client.admin.positions:Positions.find_time"),
-    Watch("log-trimmed", f"{_SHARD}._on_trimmed"),
+    Watch("log-trimmed", f"{_ENGINE}._on_trimmed"),
     Watch(
         "trim-inside-block",
         "storage.log_cache:CachedLog.trim_to",
@@ -440,11 +440,11 @@ def _noting_names(original: Any, recorder: HistoryRecorder) -> Any:
 
 def _noting_rebuilding(original: Any, recorder: HistoryRecorder) -> Any:
     async def refresh_members(self: Any) -> None:
-        before = self.shard.rebuilding
+        before = self.engine.rebuilding
         await original(self)
-        known = self.shard.rebuilding
+        known = self.engine.rebuilding
         if known != before:
-            node, offset = self.settings.node, self.shard.wal._space.next
+            node, offset = self.settings.node, self.engine.wal._space.next
             recorder.add(RebuildingKnown(recorder.now_us, node, tuple(sorted(known)), offset))
 
     return refresh_members
@@ -454,7 +454,7 @@ def _noting_storage(original: Any, recorder: HistoryRecorder) -> Any:
     def note_storage(self: Any, mine: Any) -> bool:
         is_news: bool = original(self, mine)
         if is_news:
-            node, offset = self.settings.node, self.shard.wal._space.next
+            node, offset = self.settings.node, self.engine.wal._space.next
             recorder.add(StorageKnown(recorder.now_us, node, mine.read_only, offset))
         return is_news
 
@@ -511,14 +511,14 @@ def _note_nodesets(recorder: HistoryRecorder, log: int, epoch: int, history: Any
 
 _NOTES = (
     (f"{_ROLE}.release", _noting_releases),
-    (f"{_SHARD}._insert", _noting_stores),
-    (f"{_SHARD}._insert", _noting_kept),
-    (f"{_SHARD}._insert", _noting_names),
+    (f"{_ENGINE}._insert", _noting_stores),
+    (f"{_ENGINE}._insert", _noting_kept),
+    (f"{_ENGINE}._insert", _noting_names),
     ("node:Node._note_storage", _noting_storage),
     ("node:Node._refresh_members", _noting_rebuilding),
-    (f"{_SHARD}._on_trimmed", _noting_trims),
-    (f"{_SHARD}.tell_nodesets", _noting_told_nodesets),
-    (f"{_SHARD}.nodesets", _noting_nodesets),
+    (f"{_ENGINE}._on_trimmed", _noting_trims),
+    (f"{_ENGINE}.tell_nodesets", _noting_told_nodesets),
+    (f"{_ENGINE}.nodesets", _noting_nodesets),
     ("storage.space.retention:Retention._trim", _noting_retention),
 )
 """What is written down where it happens."""

@@ -17,9 +17,9 @@ _CONSUMER = "client.read.consumer:Consumer"
 _LINK = "wire.connection:Connection"
 _POSITIONS = "client.admin.positions:Positions"
 _PUBLISHER = "client.publish.publishing:Publisher"
-_SEAT = "client.read.shared_tail:Seat"
+_QUEUE = "client.read.shared_tail:SubscriberQueue"
 _SENDERS = "client.read.senders:Senders"
-_SLOW = "protocol.slow_shards:SlowShards"
+_SLOW = "protocol.slow_nodes:SlowNodes"
 _STREAM = "client.read.read_stream:ReadStream"
 _TAIL = "client.read.shared_tail:SharedTail"
 _WRITER = "client.append.buffered_writer:BufferedWriter"
@@ -33,7 +33,7 @@ CLIENT_ROWS: tuple[Row, ...] = (
     row("writer-paused", "a buffered writer waits before it tries again", f"{_WRITER}._pause"),
     row("writer-retries", "a buffered writer may try a batch again", f"{_WRITER}._may_retry", gave),
     row("writer-failed", "a buffered writer gave a batch up", f"{_WRITER}._fail"),
-    row("writer-waits", "a buffered writer had no room", f"{_WRITER}.wait_room"),
+    row("writer-waits", "a buffered writer had no room", f"{_WRITER}.wait_space"),
     row("consumer-saved", "a consumer saved its positions", f"{_CONSUMER}.save"),
     row(
         "consumer-save-refused",
@@ -88,22 +88,22 @@ CLIENT_ROWS: tuple[Row, ...] = (
         f"{_STREAM}._on_health",
         lambda s: not s.args[1],
     ),
-    row("tail-shared", "a reader took a seat at a shared tail", f"{_TAIL}.seat", gave),
+    row("tail-shared", "a reader subscribed to a shared tail", f"{_TAIL}.subscribe", gave),
     row(
         "tail-caught-up",
         "a reader came to a shared tail behind its lead",
-        f"{_TAIL}.seat",
+        f"{_TAIL}.subscribe",
         lambda s: gave(s) and s.args[1].next_lsn != s.args[0].next,
     ),
     row("tail-left", "a reader left a shared tail", f"{_TAIL}.leave"),
     row(
-        "seat-too-slow",
-        "more waited for a reader than a seat holds",
-        f"{_SEAT}.give",
+        "subscriber-too-slow",
+        "more waited for a reader than a queue holds",
+        f"{_QUEUE}.give",
         lambda s: s.args[0].is_over,
     ),
     row("tail-followed", "a shared tail was left behind by another", f"{_TAIL}.follow"),
-    row("tail-ended", "those who shared a tail went on alone", f"{_SEAT}.end"),
+    row("tail-ended", "those who shared a tail went on alone", f"{_QUEUE}.end"),
     row("reader-ended", "a reader ended for good", f"{_STREAM}.fail"),
     row("reader-learnt-nodesets", "a reader learnt of more nodesets", f"{_STREAM}._learn"),
     row("reader-told-of-move", "a reader was told that data moved", f"{_STREAM}.on_statuses"),

@@ -34,7 +34,7 @@ _SCAN = "protocol.wal_ring:WalScan"
 _SCRUB = "storage.scrub.scrub:Scrub"
 _STAGING = "storage.staging.staging:Staging"
 _APPENDER = "sequencer.appender:LogAppender"
-_REIGNS = "sequencer.reigns:Reigns"
+_TABLE_OF_SEQUENCERS = "sequencer.sequencer_table:SequencerTable"
 _ROLE = "sequencer.role:SequencerRole"
 _STATES = "protocol.node_states:NodeStates"
 
@@ -76,14 +76,16 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "store-of-nothing",
         "a store of no blocks was answered",
-        "storage.engine:Shard._store_nothing",
+        "storage.engine:StorageEngine._store_nothing",
     ),
     row(
         "staging-written",
         "a node wrote down something staged",
-        "storage.engine:Shard.write_staging",
+        "storage.engine:StorageEngine.write_staging",
     ),
-    row("amend-stored", "a node took another envelope", "storage.engine:Shard.append_amend"),
+    row(
+        "amend-stored", "a node took another envelope", "storage.engine:StorageEngine.append_amend"
+    ),
     row(
         "amend-of-flushed",
         "an amend was of a block that only LogsDB holds",
@@ -95,19 +97,31 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "a later wave sent an envelope alone",
         "wire.store_channel:StoreChannel.send_amend",
     ),
-    row("producers-full", "a log refused a producer for want of memory", "sequencer.turns:_full"),
-    row("nodesets-told", "a node was told a log's nodesets", "storage.engine:Shard.tell_nodesets"),
-    row("nodesets-asked", "a node was asked for a log's nodesets", "storage.engine:Shard.nodesets"),
+    row(
+        "producers-full",
+        "a log refused a producer for want of memory",
+        "sequencer.producer_checks:_full",
+    ),
+    row(
+        "nodesets-told",
+        "a node was told a log's nodesets",
+        "storage.engine:StorageEngine.tell_nodesets",
+    ),
+    row(
+        "nodesets-asked",
+        "a node was asked for a log's nodesets",
+        "storage.engine:StorageEngine.nodesets",
+    ),
     row(
         "epoch-closed-unknown",
         "an epoch was over whose end nobody could say",
-        "storage.engine:Shard._close_epoch",
+        "storage.engine:StorageEngine._close_epoch",
         lambda s: s.args[3] is None,
     ),
     row(
         "epoch-closed",
         "a node learnt the end of an epoch",
-        "storage.engine:Shard._close_epoch",
+        "storage.engine:StorageEngine._close_epoch",
         lambda s: s.args[3] is not None,
     ),
     row(
@@ -207,7 +221,9 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row("claim-again", "a node claimed its number again", f"{_FILES}._claims_before", gave),
     row("reached-noted", "a node noted how far it got", f"{_FILES}.note"),
     row(
-        "room-told", "a node told sequencers that it has room", "storage.role:StorageRole.tell_room"
+        "space-told",
+        "a node told sequencers of its free space",
+        "storage.role:StorageRole.tell_space",
     ),
     row(
         "epoch-end-asked",
@@ -217,31 +233,36 @@ STORAGE_ROWS: tuple[Row, ...] = (
 )
 
 SEQUENCER_ROWS: tuple[Row, ...] = (
-    row("reign-given-up", "a sequencer gave its log to another node", f"{_ROLE}.give_up"),
+    row("log-given-up", "a sequencer gave its log to another node", f"{_ROLE}.give_up"),
     row(
         "sequencer-isolated",
         "a node that sees too few others stopped sequencing",
         f"{_ROLE}.on_isolated",
         lambda s: s.args[1],
     ),
-    row("mandate-refused", "a node would not sequence", "sequencer.mandate:Mandate.refusal", gave),
-    row("reign-restarted", "a log's sequencer began again", f"{_REIGNS}.restart"),
-    row("reign-ended", "a reign ended", f"{_REIGNS}.end"),
+    row(
+        "sequencing-refused",
+        "a node would not sequence",
+        "sequencer.eligibility:Eligibility.refusal",
+        gave,
+    ),
+    row("sequencer-restarted", "a log's sequencer began again", f"{_TABLE_OF_SEQUENCERS}.restart"),
+    row("sequencer-ended", "a sequencer ended", f"{_TABLE_OF_SEQUENCERS}.end"),
     row(
         "not-recovered-told",
         "appends that need recovery were refused",
-        f"{_REIGNS}._tell_not_recovered",
+        f"{_TABLE_OF_SEQUENCERS}._tell_not_recovered",
     ),
     row(
         "recovered-while-appending",
         "a recovery ended under a sequencer that appends",
-        f"{_REIGNS}._on_recovered",
+        f"{_TABLE_OF_SEQUENCERS}._on_recovered",
     ),
     row(
-        "run-waits-for-room", "a sequencer waited for room on nodes", f"{_APPENDER}._wait_for_room"
+        "run-waits-for-room", "a sequencer waited for room on nodes", f"{_APPENDER}._wait_for_space"
     ),
     row(
-        "reign-drained",
+        "sequencer-drained",
         "a sequencer that ends had nothing in flight",
         f"{_APPENDER}._check_drained",
     ),
@@ -253,36 +274,36 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
     row(
         "no-roomy-copyset",
         "no copyset had room",
-        f"{_APPENDER}._roomy_copyset",
+        f"{_APPENDER}._fitting_copyset",
         lambda s: s.result is None,
     ),
     row(
-        "turn-refused",
-        "a producer's block came out of turn",
-        "sequencer.turns:Turns.check",
+        "producer-refused",
+        "a producer's block came out of sequence",
+        "sequencer.producer_checks:ProducerChecks.check",
         raises=Rejected,
     ),
     row(
         "append-repeated",
         "a producer's block came twice",
-        "sequencer.turns:Turns.check",
+        "sequencer.producer_checks:ProducerChecks.check",
         lambda s: s.result is not None,
     ),
     row(
         "repeat-acked",
         "a repeat was acknowledged with its first LSN",
-        "sequencer.turns:Turns.take_repeats",
+        "sequencer.producer_checks:ProducerChecks.take_repeats",
         gave,
     ),
     row(
         "tail-not-expected",
         "a conditional append found another tail",
-        "sequencer.turns:Turns._check_tail",
+        "sequencer.producer_checks:ProducerChecks._check_tail",
         raises=CordwoodError,
     ),
     row(
-        "reign-found-over",
-        "a look at the epochs ended a reign",
+        "sequencer-found-over",
+        "a look at the epochs ended a sequencer",
         "sequencer.log_watch:LogWatch._end_late",
     ),
     row(
@@ -331,7 +352,7 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         "sequencer.activation:Activation.is_newest",
         lambda s: not s.result,
     ),
-    row("node-has-room", "a full node said that it has room", f"{_STATES}.on_room"),
+    row("node-has-room", "a full node said that it has room", f"{_STATES}.on_space"),
     row("node-no-space", "a node said that its disk is nearly full", f"{_STATES}.on_no_space"),
     row("node-up-again", "a node that failed is up again", f"{_STATES}.on_up"),
     row("node-timed-out", "a store timed out", f"{_STATES}.on_timed_out"),

@@ -14,7 +14,7 @@ import enum
 import random
 
 from cordwood.block import Gap, Record
-from cordwood.client.read.hand import Portion
+from cordwood.client.read.hand import ReadResult
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
@@ -275,7 +275,7 @@ class _Browser:
     def _reader(self, log: str) -> str:
         return f"{self._name}:{log}"
 
-    def _given(self, portion: Portion) -> None:
+    def _given(self, portion: ReadResult) -> None:
         recorder, reader = self._clients.recorder, self._reader(portion.log)
         for item in portion:
             given_to(recorder, reader, item)

@@ -22,15 +22,6 @@ from cordwood.sim.acceptance import accept_losses
 from cordwood.sim.aftermath import lose_nodes, measure_pace
 from cordwood.sim.auditors import audit
 from cordwood.sim.buggify import Buggify
-from cordwood.sim.cast import (
-    ASKER,
-    LOOKER,
-    TRIMMER,
-    member_names,
-    reader_names,
-    start_clients,
-    writer_names,
-)
 from cordwood.sim.checkers import Evidence, Violation, check_all, run_is_valid
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
@@ -51,6 +42,15 @@ from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
 from cordwood.sim.options import RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
+from cordwood.sim.run_clients import (
+    ASKER,
+    LOOKER,
+    TRIMMER,
+    member_names,
+    reader_names,
+    start_clients,
+    writer_names,
+)
 from cordwood.sim.streams import stream
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.workload import Clients, final_tails, records_a_second

@@ -80,7 +80,7 @@ class StoredTree:
         """Make a file of `size` zeros."""
         if path in self._entries:
             raise posix_error(errno.EEXIST, path)
-        self._check_room(path, size)
+        self._check_space(path, size)
         self.put(path, StoredFile(size))
         self._sync(posixpath.dirname(path))
 
@@ -89,7 +89,7 @@ class StoredTree:
         old = self._entries.get(path)
         if path in self._entries and old is None:
             raise posix_error(errno.EISDIR, path)
-        self._check_room(path, len(data) - (old.size if old is not None else 0))
+        self._check_space(path, len(data) - (old.size if old is not None else 0))
         self.put(path, StoredFile.holding(data))
         self._sync(posixpath.dirname(path))
 
@@ -157,7 +157,7 @@ class StoredTree:
         if self._entries[parent] is not None:
             raise posix_error(errno.ENOTDIR, path)
 
-    def _check_room(self, path: str, more: int) -> None:
+    def _check_space(self, path: str, more: int) -> None:
         limit = self._capacity_bytes
         if limit is not None and self.used_bytes + more > limit:
             raise posix_error(errno.ENOSPC, path)

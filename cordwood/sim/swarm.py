@@ -21,7 +21,7 @@ from cordwood.settings import MIB, REORDERINGS, ClientSettings, SequencerSetting
 from cordwood.sim.aftermath import COPIES, FEW
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
-from cordwood.sim.knobs import Turns, draw_turns
+from cordwood.sim.knobs import TurnedKnobs, draw_turns
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import FAR_S, SETTLE_S, RunOptions
 from cordwood.sim.streams import stream
@@ -215,7 +215,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     return options
 
 
-def _unstuck(chance: random.Random, turns: Turns) -> Turns:
+def _unstuck(chance: random.Random, turns: TurnedKnobs) -> TurnedKnobs:
     """The same, and in some more seeds a copyset of its own for each run, see UNSTUCK_SHARE."""
     is_drawn = any(name == STICKY for name, _ in turns)
     return turns if is_drawn or chance.random() >= UNSTUCK_SHARE else (*turns, (STICKY, 0))

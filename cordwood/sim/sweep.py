@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from cordwood.errors import BadSetting
 from cordwood.sim.fault_plan import Damage
 from cordwood.sim.options import RunOptions, demo_options
+from cordwood.sim.planted import find_bug, planted
 from cordwood.sim.probes import never_hit
 from cordwood.sim.run import Outcome, run_seed
 from cordwood.sim.streams import stream
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.task_pool import Lost
 from cordwood.sim.verdict import violation_words
-from cordwood.sim.zoo import find_bug, planted
 
 TWICE_SHARE = 0.02
 """Share of the seeds that are run twice, to see that one seed is one run."""
@@ -91,7 +91,7 @@ def options_of(task: SeedTask) -> RunOptions:
         damage = Damage.BEYOND if task.shape is Shape.BEYOND else None
         options = swarm_options(task.seed, damage)
         if task.bug:
-            options = find_bug(task.bug).hunt(options)
+            options = find_bug(task.bug).scenario(options)
     if task.faults is None:
         return options
     plan = options.drawn_plan(task.seed)

@@ -42,7 +42,7 @@ async def hold(name: str, clients: Clients, host: Host) -> None:
             async with connected(clients.addresses, host, clients.settings(chance)) as store:
                 holder = _Holder(name, life, store, clients, chance)
                 while not clients.stopping:
-                    await holder.reign()
+                    await holder.hold_log()
                     await clients.pause(chance.expovariate(1 / HOLD_S))
         except CordwoodError as error:
             clients.told(name, "fence", error)
@@ -61,7 +61,7 @@ class _Holder:
         self._clients = clients
         self._chance = chance
 
-    async def reign(self) -> None:
+    async def hold_log(self) -> None:
         """Take the log, and append until the time is over or somebody else has it."""
         clients, chance = self._clients, self._chance
         log_id = await find_log(self._store, HELD, clients)

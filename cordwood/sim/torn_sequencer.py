@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cordwood.nodes import NodeId
-from cordwood.protocol.append_window import Run
+from cordwood.protocol.append_window import InFlightRun
 from cordwood.sim.network_faults import Undo, pairs_between
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ DIES_S = (0.3, 2.0)
 waves are met too."""
 
 ALL_BUT_ONE = 0.6
-"""Share of the strikes in which it reaches one node only: a run on all the others is likely then,
+"""Share of the faults in which it reaches one node only: a run on all the others is likely then,
 where logs have few copies and clusters few nodes."""
 
 
@@ -67,7 +67,7 @@ def torn_sequencer(stage: Stage, nodes: Sequence[NodeId], chance: random.Random)
     return whole_again
 
 
-def is_torn(runs: Iterable[Run[object]], victim: NodeId, deaf: Collection[NodeId]) -> bool:
+def is_torn(runs: Iterable[InFlightRun[object]], victim: NodeId, deaf: Collection[NodeId]) -> bool:
     """Whether some node has confirmed a run while one before it can have come to none but `deaf`
     ones and the victim."""
     lost = {victim, *deaf}

@@ -111,7 +111,7 @@ class Pipe:
         """The target read `count` bytes; the source hears of it, unless the way back is cut."""
         if self._network.links.is_open(self.target.host, self.source.host):
             self._flight_bytes -= count
-            self.source.on_room()
+            self.source.on_space()
         else:
             self._unacked_bytes += count
             self._network.wait_for_mending(self)
@@ -239,7 +239,7 @@ class SimTransport(asyncio.Transport):
         self._read_due = False
         self._ended = False  # the peer's end of stream was told
         self._writing_paused = False
-        self._room_due = False
+        self._space_due = False
         self._closing = False
         self._reset_waits = False
         self._lost_due = False
@@ -333,12 +333,12 @@ class SimTransport(asyncio.Transport):
         if is_next:
             self._read()
 
-    def on_room(self) -> None:
+    def on_space(self) -> None:
         """The peer read something. Called anywhere; acts in this side's process."""
         wanted = self.outbound.outbox_bytes or self._writing_paused
-        if wanted and not self._room_due and not self.process.dead:
-            self._room_due = True
-            self._soon(self._use_room)
+        if wanted and not self._space_due and not self.process.dead:
+            self._space_due = True
+            self._soon(self._use_space)
 
     def on_reset(self) -> None:
         """The peer's kernel knows nothing of this connection. Called in this side's process."""
@@ -422,8 +422,8 @@ class SimTransport(asyncio.Transport):
         if not keep_open:
             self.close()
 
-    def _use_room(self) -> None:
-        self._room_due = False
+    def _use_space(self) -> None:
+        self._space_due = False
         if self._lost_due:
             return
         self.outbound.pump()

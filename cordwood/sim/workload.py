@@ -483,7 +483,7 @@ class _Lane:
                 futures = []
                 keys = manner.keys(payloads) or [""] * len(payloads)
                 for payload, key in zip(payloads, keys, strict=True):
-                    await writer.wait_room()
+                    await writer.wait_space()
                     futures.append(writer.append_nowait(log, payload, key=as_key(key)))
                 told = await asyncio.gather(*futures, return_exceptions=True)
         except TimeoutError:

@@ -33,7 +33,7 @@ from cordwood.errors import (
     Retryable,
 )
 from cordwood.lsn import Lsn
-from cordwood.spark.sink_rows import Portion
+from cordwood.spark.sink_rows import RowBlock
 
 logger = logging.getLogger(__name__)
 
@@ -50,27 +50,27 @@ long as nodes of a cluster take to restart one after another."""
 PUBLISH_PAUSE_S = 0.5
 
 
-def append_all(store: BlockingStore, portions: Iterable[Portion]) -> tuple[int, int]:
+def append_all(store: BlockingStore, row_blocks: Iterable[RowBlock]) -> tuple[int, int]:
     """Append; records and bytes, once all are on stable storage.
 
     Raises:
         CordwoodError: as `Store.append_many`; some rows may be stored.
     """
 
-    def send(portion: Portion) -> Future[list[Lsn]]:
+    def send(block: RowBlock) -> Future[list[Lsn]]:
         return store.append_many_soon(
-            portion.log,
-            portion.values,
-            keys=portion.keys,
-            timestamps=portion.timestamps,
-            headers=portion.headers,
+            block.log,
+            block.values,
+            keys=block.keys,
+            timestamps=block.timestamps,
+            headers=block.headers,
         )
 
-    return _each(portions, send, IN_FLIGHT_MAX, lambda future: future.result())
+    return _each(row_blocks, send, IN_FLIGHT_MAX, lambda future: future.result())
 
 
 def stage_all(
-    store: BlockingStore, portions: Iterable[Portion], ttl_s: float
+    store: BlockingStore, row_blocks: Iterable[RowBlock], ttl_s: float
 ) -> tuple[list[StagedRef], int, int]:
     """Stage; references in order, records and bytes, once all are on stable storage.
 
@@ -81,37 +81,37 @@ def stage_all(
     """
     refs: list[StagedRef] = []
 
-    def send(portion: Portion) -> Future[StagedRef]:
+    def send(block: RowBlock) -> Future[StagedRef]:
         return store.stage_soon(
-            portion.log,
-            portion.values,
-            keys=portion.keys,
-            timestamps=portion.timestamps,
-            headers=portion.headers,
+            block.log,
+            block.values,
+            keys=block.keys,
+            timestamps=block.timestamps,
+            headers=block.headers,
             ttl_s=ttl_s,
         )
 
     records, size = _each(
-        portions, send, IN_FLIGHT_MAX, lambda future: refs.append(future.result())
+        row_blocks, send, IN_FLIGHT_MAX, lambda future: refs.append(future.result())
     )
     return refs, records, size
 
 
 def _each(
-    portions: Iterable[Portion],
-    send: Callable[[Portion], Future[Result]],
+    row_blocks: Iterable[RowBlock],
+    send: Callable[[RowBlock], Future[Result]],
     in_flight_max: int,
     settle: Callable[[Future[Result]], object],
 ) -> tuple[int, int]:
-    """Send portions, a few ahead of the oldest answer; how many records and bytes they had."""
+    """Send row_blocks, a few ahead of the oldest answer; how many records and bytes they had."""
     in_flight: deque[Future[Result]] = deque()
     records = size = 0
-    for portion in portions:
+    for block in row_blocks:
         while len(in_flight) >= in_flight_max:
             settle(in_flight.popleft())
-        in_flight.append(send(portion))
-        records += len(portion.values)
-        size += portion.bytes
+        in_flight.append(send(block))
+        records += len(block.values)
+        size += block.bytes
     for future in in_flight:
         settle(future)
     return records, size

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cordwood.spark.runs import Run
+from cordwood.spark.runs import LsnRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ Look = Callable[[int, int], Seen | None]
 """The first block with records in `[lsn, stop)`, which may begin before `lsn`; None if none."""
 
 
-def find_time(time_us: int, runs: Sequence[Run], look: Look) -> int | None:
+def find_time(time_us: int, runs: Sequence[LsnRun], look: Look) -> int | None:
     """The LSN of the first record appended at `time_us` or later; None if there is none.
 
     Args:
@@ -51,7 +51,7 @@ def find_time(time_us: int, runs: Sequence[Run], look: Look) -> int | None:
     return None
 
 
-def _first_run_from(time_us: int, runs: Sequence[Run], look: Look) -> int:
+def _first_run_from(time_us: int, runs: Sequence[LsnRun], look: Look) -> int:
     """Index of the first run that begins at `time_us` or later; those without blocks go with
     the one before them, which costs a step and never a record."""
     low, high = 0, len(runs)
@@ -69,7 +69,7 @@ def _first_run_from(time_us: int, runs: Sequence[Run], look: Look) -> int:
     return low
 
 
-def _inside(time_us: int, run: Run, look: Look) -> int | None:
+def _inside(time_us: int, run: LsnRun, look: Look) -> int | None:
     """As `find_time`, in one run that begins before that time."""
     low, high = run.first, run.stop
     found = None

@@ -1,14 +1,14 @@
 """`deliveryMode=idempotent`: a task appends as a producer, and what it sends again is there once.
 
-The producer is named by the query and the partition, and a batch is its epoch. A portion is one
+The producer is named by the query and the partition, and a batch is its epoch. A block is one
 atomic group, which the log numbers once: sent again with the same sequence and count it is
 answered with its place. One from longer ago than the log remembers, or one that was cut in another
 way, is answered with `OutOfSequence`, which says the sequence up to which all is stored: the
-portion's rows above it are sent, and no others. Where the log says that rows before the portion
+block's rows above it are sent, and no others. Where the log says that rows before the block
 are missing, the task fails: nothing may be passed over.
 
 A client whose producer met that error refuses everything behind it, unsent: the log's own word
-is what a new `Producer`, with this portion alone, is answered.
+is what a new `Producer`, with this block alone, is answered.
 
 Source: docs/sources/spark.md §8; `protocol.producers`.
 """
@@ -27,7 +27,7 @@ from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.lsn import Lsn
 from cordwood.protocol.producers import PLACES_MAX, USERS
-from cordwood.spark.sink_rows import Portion
+from cordwood.spark.sink_rows import RowBlock
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ def producer_id(query: str, partition: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    portion: Portion
+    block: RowBlock
     sequence: int
     answer: Future[list[Lsn]]
 
 
 class OnceAppender:
-    """Appends the portions of one task."""
+    """Appends the row blocks of one task."""
 
     def __init__(self, store: BlockingStore, query: str, batch: int, partition: int) -> None:
         """
@@ -66,40 +66,40 @@ class OnceAppender:
         self._next: dict[str, int] = {}
         self._in_flight: deque[_Sent] = deque()
 
-    def append(self, portions: Iterable[Portion]) -> tuple[int, int]:
+    def append(self, row_blocks: Iterable[RowBlock]) -> tuple[int, int]:
         """Append; records and bytes, once all are on stable storage.
 
         Raises:
-            CordwoodError: as `Store.append_many`; the same portions may be sent again.
+            CordwoodError: as `Store.append_many`; the same row blocks may be sent again.
         """
         records = size = 0
-        for portion in portions:
+        for block in row_blocks:
             while len(self._in_flight) >= PLACES_MAX or (self._is_broken and self._in_flight):
                 self._settle()
             if self._is_broken:
                 self._begin_anew()
-            self._send(portion)
-            records += len(portion.values)
-            size += portion.bytes
+            self._send(block)
+            records += len(block.values)
+            size += block.bytes
         while self._in_flight:
             self._settle()
         return records, size
 
-    def _send(self, portion: Portion) -> None:
-        sequence = self._next.get(portion.log, 0)
-        self._next[portion.log] = sequence + len(portion.values)
-        answer = self._ask(portion, self._producer)
-        self._in_flight.append(_Sent(portion, sequence, answer))
+    def _send(self, block: RowBlock) -> None:
+        sequence = self._next.get(block.log, 0)
+        self._next[block.log] = sequence + len(block.values)
+        answer = self._ask(block, self._producer)
+        self._in_flight.append(_Sent(block, sequence, answer))
 
     def _settle(self) -> None:
-        """Wait until the oldest portion in flight is known to be stored."""
+        """Wait until the oldest block in flight is known to be stored."""
         sent = self._in_flight.popleft()
         try:
             sent.answer.result()
         except OutOfSequence:
             self._is_broken = True
         except OutcomeUnknown:
-            # What was behind a portion that ended so; by itself it is a failure as any other.
+            # What was behind a block that ended so; by itself it is a failure as any other.
             if not self._is_broken:
                 raise
         else:
@@ -107,17 +107,17 @@ class OnceAppender:
         self._settle_alone(sent)
 
     def _settle_alone(self, sent: _Sent) -> None:
-        """Send what of a portion the log does not have.
+        """Send what of a block the log does not have.
 
         Raises:
             OutOfSequence: rows before it are missing, or the log cannot say.
         """
-        portion, sequence = sent.portion, sent.sequence
-        number = self._store.log(portion.log).log_id
+        block, sequence = sent.block, sent.sequence
+        number = self._store.log(block.log).log_id
         while True:
             alone = Producer(*self._identity, {number: sequence})
             try:
-                self._ask(portion, alone).result()
+                self._ask(block, alone).result()
             except OutOfSequence as error:
                 if error.kind is not Misplaced.STORED or error.expected is None:
                     raise
@@ -126,10 +126,10 @@ class OnceAppender:
                 # is an error of the node.
                 if stored <= 0:
                     raise
-                logger.info("%d rows of %s were stored before: %s", stored, portion.log, error)
-                if stored >= len(portion.values):
+                logger.info("%d rows of %s were stored before: %s", stored, block.log, error)
+                if stored >= len(block.values):
                     return
-                portion, sequence = portion.after(stored), error.expected
+                block, sequence = block.after(stored), error.expected
             else:
                 return
 
@@ -139,13 +139,13 @@ class OnceAppender:
         self._producer = Producer(*self._identity, places)
         self._is_broken = False
 
-    def _ask(self, portion: Portion, producer: Producer) -> Future[list[Lsn]]:
+    def _ask(self, block: RowBlock, producer: Producer) -> Future[list[Lsn]]:
         return self._store.append_many_soon(
-            portion.log,
-            portion.values,
-            keys=portion.keys,
-            timestamps=portion.timestamps,
-            headers=portion.headers,
+            block.log,
+            block.values,
+            keys=block.keys,
+            timestamps=block.timestamps,
+            headers=block.headers,
             producer=producer,
             atomic=True,
         )

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from cordwood.client.address import SCHEME, parse_url
 from cordwood.errors import BadSetting
 from cordwood.layout.batch_columns import COLUMNS
-from cordwood.spark.given import Given, refuse_unknown
 from cordwood.spark.places import (
     At,
     Cursor,
@@ -31,6 +30,7 @@ from cordwood.spark.places import (
     parse_places,
     parse_times,
 )
+from cordwood.spark.raw_options import RawOptions, refuse_unknown
 
 if TYPE_CHECKING:
     from cordwood.settings import ClientSettings
@@ -202,7 +202,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             what there is.
     """
     refuse_unknown(given, OPTIONS, NOT_YET)
-    options = Given(given)
+    options = RawOptions(given)
     starts = _starts(options)
     return SourceOptions(
         servers=parse_servers(options),
@@ -226,7 +226,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
-def parse_tokens(options: Given, name: str) -> tuple[str, ...]:
+def parse_tokens(options: RawOptions, name: str) -> tuple[str, ...]:
     """Tokens with commas between.
 
     Raises:
@@ -244,7 +244,7 @@ def parse_tokens(options: Given, name: str) -> tuple[str, ...]:
     return tokens
 
 
-def parse_servers(options: Given) -> str:
+def parse_servers(options: RawOptions) -> str:
     """Where the cluster is, as an address with its scheme.
 
     Raises:
@@ -276,7 +276,7 @@ def _is_directory(servers: str) -> bool:
     return servers.startswith((".", "/", "~", "file:")) or os.path.isdir(servers)
 
 
-def _selection(options: Given) -> Selection:
+def _selection(options: RawOptions) -> Selection:
     given = [name for name in SELECTIONS if options.text(name) is not None]
     if len(given) != 1:
         told = f"{' and '.join(given)} exclude one another" if given else "no log is selected"
@@ -330,7 +330,7 @@ def _assigned(value: str) -> list[str]:
     return sorted(keys)
 
 
-def _starts(options: Given) -> Places | None:
+def _starts(options: RawOptions) -> Places | None:
     given = _one_of(options, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     if given is None:
         return None
@@ -338,7 +338,7 @@ def _starts(options: Given) -> Places | None:
     return _places(*given, Edge.EARLIEST)
 
 
-def _ends(options: Given) -> Places:
+def _ends(options: RawOptions) -> Places:
     given = _one_of(options, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     if given is None:
         return Places(Edge.LATEST)
@@ -353,7 +353,7 @@ def _ends(options: Given) -> Places:
     return ends
 
 
-def _group(options: Given, starts: Places | None) -> str:
+def _group(options: RawOptions, starts: Places | None) -> str:
     group = options.text("groupId")
     if group == "":
         raise BadSetting(f"groupId is empty; it is {OPTIONS['groupId']}")
@@ -362,7 +362,7 @@ def _group(options: Given, starts: Places | None) -> str:
     return group or ""
 
 
-def _one_of(options: Given, *names: str) -> tuple[str, str] | None:
+def _one_of(options: RawOptions, *names: str) -> tuple[str, str] | None:
     """The one of these options that was given, and its value."""
     given = [(name, text) for name in names if (text := options.text(name)) is not None]
     if len(given) > 1:
@@ -376,7 +376,7 @@ def _places(option: str, text: str, default: Edge) -> Places:
     return (parse_times if by_time else parse_places)(option, text, default)
 
 
-def _columns(options: Given) -> tuple[str, ...]:
+def _columns(options: RawOptions) -> tuple[str, ...]:
     payload = options.flag("includePayload", True)
     columns = tuple(name for name in COLUMNS if payload or name != "value")
     if options.flag("includeHeaders", False):
@@ -384,7 +384,7 @@ def _columns(options: Given) -> tuple[str, ...]:
     return (*columns, *GAP_COLUMNS) if options.flag("includeGaps", False) else columns
 
 
-def _max_records(options: Given) -> int | None:
+def _max_records(options: RawOptions) -> int | None:
     names = ("maxRecordsPerTrigger", "maxOffsetsPerTrigger")
     given = [name for name in names if options.text(name) is not None]
     if len(given) == 2:

@@ -21,7 +21,7 @@ EpochEnd = Callable[[int], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LsnRun:
     """The LSNs `[first, stop)` of one epoch; empty where they are equal."""
 
     first: int
@@ -33,7 +33,7 @@ class Run:
         return self.stop - self.first
 
 
-def runs_of(start: int, stop: int, epoch_end: EpochEnd) -> list[Run]:
+def runs_of(start: int, stop: int, epoch_end: EpochEnd) -> list[LsnRun]:
     """Cut `[start, stop)` into runs, empty ones left out.
 
     An epoch of which nobody knows the end counts as empty: nothing is cut or counted
@@ -48,16 +48,16 @@ def runs_of(start: int, stop: int, epoch_end: EpochEnd) -> list[Run]:
         first = max(start, epoch << 32 | 1)
         last = stop if epoch == stop >> 32 else epoch_end(epoch)
         if last is not None and first < last <= (epoch << 32 | ESN_MAX):
-            runs.append(Run(first, last))
+            runs.append(LsnRun(first, last))
     return runs
 
 
-def records_in(runs: Sequence[Run]) -> int:
+def records_in(runs: Sequence[LsnRun]) -> int:
     """How many records the runs hold at most."""
     return sum(run.records for run in runs)
 
 
-def advance(runs: Sequence[Run], records: int) -> int:
+def advance(runs: Sequence[LsnRun], records: int) -> int:
     """The LSN before which lie so many records; `records` is in [0, records_in(runs)].
 
     At the end of a run that is its `stop`, so that a bridge is read with what follows it.

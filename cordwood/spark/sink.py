@@ -31,7 +31,7 @@ from cordwood.errors import BadSetting, RecordTooLarge, StageExpired, UnknownLog
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, IDEMPOTENT, SinkOptions
-from cordwood.spark.sink_rows import Portion, portions
+from cordwood.spark.sink_rows import RowBlock, row_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +93,12 @@ class _Writer:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         return write_portions(
-            self._store(), portions(rows, self._options.log), self._options, query, batch, partition
+            self._store(),
+            row_blocks(rows, self._options.log),
+            self._options,
+            query,
+            batch,
+            partition,
         )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -106,7 +111,7 @@ class _Writer:
 
 def write_portions(
     store: BlockingStore,
-    rows: Iterator[Portion],
+    rows: Iterator[RowBlock],
     options: SinkOptions,
     query: str,
     batch: int,
@@ -147,7 +152,7 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage or append what comes; return once all of it is durable."""
         if self._done is not None:
-            logs = frozenset(each.log for each in portions(iterator, self._options.log))
+            logs = frozenset(each.log for each in row_blocks(iterator, self._options.log))
             return Written(self._query, self._batch, 0, (), 0, 0, logs)
         return self._write(iterator, self._query, self._batch)
 

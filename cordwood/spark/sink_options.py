@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from cordwood.errors import BadSetting
 from cordwood.layout.log_names import normalise_name
-from cordwood.spark.given import Given, refuse_unknown
 from cordwood.spark.options import (
     REQUEST_TIMEOUT_MS,
     SERVERS,
@@ -19,6 +18,7 @@ from cordwood.spark.options import (
     parse_servers,
     parse_tokens,
 )
+from cordwood.spark.raw_options import RawOptions, refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -117,7 +117,7 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     # Spark hands its own on to every sink.
     ours = {name: value for name, value in given.items() if name.lower() not in _SPARKS}
     refuse_unknown(ours, SINK_OPTIONS, {})
-    options = Given(ours)
+    options = RawOptions(ours)
     log = options.text("log") or ""
     return SinkOptions(
         servers=parse_servers(options),
@@ -137,14 +137,14 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     )
 
 
-def _app(options: Given) -> str:
+def _app(options: RawOptions) -> str:
     app = options.text("txnAppId")
     if app is not None and not 1 <= len(app) <= APP_MAX:
         raise BadSetting(f"txnAppId has {len(app)} characters; it takes 1 to {APP_MAX}")
     return app or ""
 
 
-def _version(options: Given) -> int | None:
+def _version(options: RawOptions) -> int | None:
     text = options.text("txnVersion")
     if text is None:
         return None

@@ -1,7 +1,7 @@
 """Rows that Spark hands to a task, as the columns that the client appends.
 
 One batch of Arrow holds rows of several logs; each log's rows keep their order. They are gathered
-to portions that are worth a call, since a batch of many logs has few rows of each.
+to row blocks that are worth a call, since a batch of many logs has few rows of each.
 
 Source: docs/sources/spark.md §6 ("Sink input").
 """
@@ -19,18 +19,18 @@ from cordwood.layout.log_names import normalise_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PORTION_BYTES = 1 << 20
+ROW_BLOCK_BYTES = 1 << 20
 """Of one log in one call: a block of the client's default size, which hides the round trip."""
 
-PORTION_RECORDS = 16_384
+ROW_BLOCK_RECORDS = 16_384
 """Likewise for small records: 1.6 MB of 100 B, and far fewer than a block may hold."""
 
 HELD_BYTES = 32 << 20
-"""Of all logs together that wait to become portions; beyond it the largest go as they are."""
+"""Of all logs together that wait to become row blocks; beyond it the largest go as they are."""
 
 
 @dataclass(slots=True)
-class Portion:
+class RowBlock:
     """Records of one log in order; the columns that no row has anything in are None.
 
     Attributes:
@@ -47,12 +47,12 @@ class Portion:
     @property
     def is_full(self) -> bool:
         """Whether it is worth a call."""
-        return self.bytes >= PORTION_BYTES or len(self.values) >= PORTION_RECORDS
+        return self.bytes >= ROW_BLOCK_BYTES or len(self.values) >= ROW_BLOCK_RECORDS
 
-    def after(self, count: int) -> Portion:
+    def after(self, count: int) -> RowBlock:
         """The records behind the first `count`."""
         values = self.values[count:]
-        return Portion(
+        return RowBlock(
             self.log,
             values,
             None if self.keys is None else self.keys[count:],
@@ -84,8 +84,8 @@ class Portion:
         self.bytes += sum(map(len, values))
 
 
-def portions(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[Portion]:
-    """Gather rows to portions; those of one log come in the order of its rows.
+def row_blocks(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[RowBlock]:
+    """Gather rows to row blocks; those of one log come in the order of its rows.
 
     Order is kept within a log, whatever way its name is spelled in. Where a log's rows are cut
     may differ when a task runs again: Spark may hand the same rows over in other batches.
@@ -93,17 +93,17 @@ def portions(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[Po
     Raises:
         BadSetting: a value is null, or a row has no log.
     """
-    held: dict[str, Portion] = {}
+    held: dict[str, RowBlock] = {}
     size = 0
     for batch in batches:
         for log, rows in _by_log(batch, default_log):
             for part in _cut(rows):
-                portion = held.setdefault(log, Portion(log))
-                before = portion.bytes
-                portion.add(part)
-                size += portion.bytes - before
-                if portion.is_full:
-                    size -= portion.bytes
+                block = held.setdefault(log, RowBlock(log))
+                before = block.bytes
+                block.add(part)
+                size += block.bytes - before
+                if block.is_full:
+                    size -= block.bytes
                     yield held.pop(log)
         while size > HELD_BYTES:
             largest = max(held.values(), key=lambda each: (each.bytes, each.log))
@@ -118,8 +118,8 @@ def now_us() -> int:
 
 
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    for at in range(0, rows.num_rows, PORTION_RECORDS):
-        yield rows.slice(at, PORTION_RECORDS)
+    for at in range(0, rows.num_rows, ROW_BLOCK_RECORDS):
+        yield rows.slice(at, ROW_BLOCK_RECORDS)
 
 
 def _by_log(batch: pa.RecordBatch, default_log: str) -> Iterator[tuple[str, pa.RecordBatch]]:

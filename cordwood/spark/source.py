@@ -75,8 +75,8 @@ from cordwood.spark.splitting import Slice, plan
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from cordwood.spark.catalog import Catalog
     from cordwood.spark.group import CursorKeeper
-    from cordwood.spark.watch import Watch
 
 NAME = "cordwood"
 
@@ -230,7 +230,7 @@ class _SliceReader:
             )
 
 
-def _partitions(watch: Watch, slices: Sequence[Slice], options: SourceOptions) -> list[Any]:
+def _partitions(catalog: Catalog, slices: Sequence[Slice], options: SourceOptions) -> list[Any]:
     """Tasks for these slices.
 
     Raises:
@@ -239,9 +239,9 @@ def _partitions(watch: Watch, slices: Sequence[Slice], options: SourceOptions) -
     from cordwood.spark.gap_probe import check_whole
 
     if options.fail_on_data_loss and not options.gaps:
-        check_whole(watch.store, watch.not_new(slices))
+        check_whole(catalog.store, catalog.not_new(slices))
     planned = plan(
-        watch.spans(slices),
+        catalog.spans(slices),
         target_bytes=options.target_partition_bytes,
         min_partitions=options.min_partitions,
     )
@@ -263,18 +263,18 @@ class CordwoodReader(_SliceReader, DataSourceReader):
             UnknownLog: one that was named is not there.
             Retryable: the cluster did not answer in time.
         """
-        from cordwood.spark.watch import Watch
+        from cordwood.spark.catalog import Catalog
 
-        watch = Watch(self._options)
-        logs = watch.selected()
+        catalog = Catalog(self._options)
+        logs = catalog.selected()
         if not logs:
-            check_any(self._options, logs, watch.all_logs())
-        tails = watch.tails(logs)
-        planned = batch_ranges(watch.placed(logs, tails), logs, tails)
+            check_any(self._options, logs, catalog.all_logs())
+        tails = catalog.tails(logs)
+        planned = batch_ranges(catalog.placed(logs, tails), logs, tails)
         left = self._narrowed.logs(logs)
         planned = {log: ends for log, ends in planned.items() if log in left}
-        slices = watch.slices(self._narrowed.ranges(planned))
-        return _partitions(watch, slices, self._options)
+        slices = catalog.slices(self._narrowed.ranges(planned))
+        return _partitions(catalog, slices, self._options)
 
 
 class CordwoodFilteringReader(CordwoodReader):
@@ -306,7 +306,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._watched: Watch | None = None
+        self._watched: Catalog | None = None
         self._frozen: _Ends | None = None
         self._latest: dict[int, int] | None = None
         self._is_checked = False
@@ -323,16 +323,16 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new stream starts; Spark asks again after a crash in batch 0."""
-        logs = self._watch.selected()
+        logs = self._catalog.selected()
         if self._keeper is not None:
             from cordwood.spark.group import check_free
 
-            check_free(self._watch.store, self._options.group, logs)
-        tails = self._watch.tails(logs)
-        carried = self._watch.carried(logs)
-        placed = self._watch.placed(logs, tails, carried)
+            check_free(self._catalog.store, self._options.group, logs)
+        tails = self._catalog.tails(logs)
+        carried = self._catalog.carried(logs)
+        placed = self._catalog.placed(logs, tails, carried)
         places = {**carried, **initial_places(placed, logs, tails)}
-        return StreamOffset(self._watch.cluster, places, is_initial=True).to_json()
+        return StreamOffset(self._catalog.cluster, places, is_initial=True).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """One of the limits that were given; Spark knows of one, the others hold all the same."""
@@ -368,14 +368,14 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read up to what is there now, and no further."""
-        logs = self._watch.selected()
-        self._frozen = _Ends(logs, stream_stops(self._options, logs, self._watch.tails(logs)))
+        logs = self._catalog.selected()
+        self._frozen = _Ends(logs, stream_stops(self._options, logs, self._catalog.tails(logs)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The ends of the logs as last asked, so that a query's progress shows its lag."""
         if self._latest is None:
             return None
-        return self._reports.to_json(StreamOffset(self._watch.cluster, self._latest))
+        return self._reports.to_json(StreamOffset(self._catalog.cluster, self._latest))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plan the tasks of one batch, the same ones whenever it is run.
@@ -388,7 +388,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         if not self._is_checked:
             self._check(upto)
         planned = ranges(self._offsets.parse(start), upto)
-        return _partitions(self._watch, self._watch.slices(planned), self._options)
+        return _partitions(self._catalog, self._catalog.slices(planned), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: the checkpoint is the truth, and cursors follow in `latestOffset`."""
@@ -402,44 +402,44 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         if self._keeper is None:
             return
         if not offset.is_initial:
-            self._keeper.done(self._watch.selected(), offset.logs)
-        self._keeper.save(self._watch.store, at_once=self._frozen is not None)
+            self._keeper.done(self._catalog.selected(), offset.logs)
+        self._keeper.save(self._catalog.store, at_once=self._frozen is not None)
 
     @property
-    def _watch(self) -> Watch:
+    def _catalog(self) -> Catalog:
         """Made on first use: what is pickled for the tasks must not hold one."""
         if self._watched is None:
-            from cordwood.spark.watch import Watch
+            from cordwood.spark.catalog import Catalog
 
-            self._watched = Watch(self._options)
+            self._watched = Catalog(self._options)
         return self._watched
 
     def _check(self, offset: StreamOffset) -> None:
         """Check once that the checkpoint fits this cluster."""
-        check_cluster(offset, self._watch.cluster)
-        self._watch.check_there(self._watch.all_logs(), offset.logs)
+        check_cluster(offset, self._catalog.cluster)
+        self._catalog.check_there(self._catalog.all_logs(), offset.logs)
         _collect_rarely(len(offset.logs))
         self._is_checked = True
 
     def _ends(self, offset: StreamOffset) -> _Ends:
         """Ask where the logs end; an idle stream waits for its turn first."""
-        logs = self._watch.selected()
+        logs = self._catalog.selected()
         if self._idle_polls:
             due_s = self._asked_at + self._pause_s(logs) - time.monotonic()
             if due_s > 0:
                 time.sleep(due_s)
         try:
-            tails = self._watch.released(logs)
+            tails = self._catalog.released(logs)
         except UnknownLog:
-            logs = self._watch.select_again(offset.logs)
-            tails = self._watch.released(logs)
+            logs = self._catalog.select_again(offset.logs)
+            tails = self._catalog.released(logs)
         self._asked_at = time.monotonic()
         self._latest = {log: tail + 1 for log, tail in tails.items()}
         return _Ends(logs, stream_stops(self._options, logs, tails))
 
     def _pause_s(self, logs: Mapping[int, str]) -> float:
         """How long an idle stream waits; longer the longer it is idle, see POLL_S."""
-        calls = self._watch.nodes_asked(logs)
+        calls = self._catalog.nodes_asked(logs)
         return POLL_S * min(calls, 1 + self._idle_polls // EAGER_POLLS)
 
     def _limits(self, limit: ReadLimit) -> Limits:
@@ -466,7 +466,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         """Stops no further on than the limits let; logs without new records left out."""
         names, stops, starts = ends.names, ends.stops, offset.logs
         runs = {
-            log: self._watch.runs(log, start, stop)
+            log: self._catalog.runs(log, start, stop)
             for log, stop in stops.items()
             if stop > (start := starts.get(log, OLDEST))
         }
@@ -478,7 +478,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         shares = share_out(limits.max_records or total, backlog, self._turn)
         if limits.max_bytes is not None:
             firsts = {log: runs[log][0].first for log in shares}
-            sizes = self._watch.sizes(names, firsts, shares)
+            sizes = self._catalog.sizes(names, firsts, shares)
             shares = share_bytes(limits.max_bytes, shares, sizes, self._turn)
         return {
             log: stops[log] if share == backlog[log] else advance(runs[log], share)

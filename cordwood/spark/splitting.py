@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cordwood.spark.runs import Run, advance, records_in
+from cordwood.spark.runs import LsnRun, advance, records_in
 
 OPEN_COST_BYTES = 256 << 10
 """What opening a log costs a task, in bytes it could have read instead: 2 ms or so.
@@ -43,7 +43,7 @@ class Span:
     """
 
     slice: Slice
-    runs: Sequence[Run]
+    runs: Sequence[LsnRun]
     record_bytes: float
 
     @property

@@ -44,7 +44,7 @@ from cordwood.storage.logs_db.tables import TablesFailed
 from cordwood.storage.refusals import refusal_of
 
 if TYPE_CHECKING:
-    from cordwood.storage.engine import Shard
+    from cordwood.storage.engine import StorageEngine
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ class Amends:
         unrestored: heads of the record that is being replayed, whose bodies are still to be found.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, engine: StorageEngine) -> None:
         self.unrestored: list[StoredBlock] = []
-        self._shard = shard
+        self._engine = engine
         self._waiting: deque[_Frame] = deque()
         self._stirred = asyncio.Event()
 
@@ -121,19 +121,19 @@ class Amends:
         Args:
             found: the frame's bodies that LogsDB holds; None if LogsDB was not read.
         """
-        shard = self._shard
+        engine = self._engine
         size = frame.size
-        if size > shard.wal.record_bytes_max:
+        if size > engine.wal.record_bytes_max:
             self._refuse(frame, {})  # too large for one record; the sender then sends bodies
             return True
-        is_full = frame.wire_bytes > shard.room_bytes
+        is_full = frame.wire_bytes > engine.free_bytes
         taken: list[StoredBlock] = []
         refused: dict[int, StoreRefusal] = {}
         for head in frame.heads:
-            refusal = refusal_of(shard, frame.wave, head, frame.seal_epoch, is_full, size)
+            refusal = refusal_of(engine, frame.wave, head, frame.seal_epoch, is_full, size)
             if refusal is not None:
                 refused[head.header.log] = refusal
-            elif not shard.is_trimmed(head):
+            elif not engine.is_trimmed(head):
                 body = self._in_cache(head.header)
                 if body is None and found is None:
                     return False
@@ -147,7 +147,7 @@ class Amends:
         taken = [block for block in taken if block.header.log not in refused]
         if taken:
             refusals = tuple(refused.values())
-            shard.append_amend(frame.wave, taken, refusals, frame.settled, frame.seal_epoch)
+            engine.append_amend(frame.wave, taken, refusals, frame.settled, frame.seal_epoch)
         else:
             frame.settled(tuple(refused.values()))
         return True
@@ -160,7 +160,7 @@ class Amends:
         frame.settled(tuple(refused.values()))
 
     def _in_cache(self, header: BlockHeader) -> Buffer | None:
-        held = self._shard.cache.get(header.log)
+        held = self._engine.cache.get(header.log)
         copy = held.copy_of(header) if held is not None else None
         return copy.body if copy is not None and _is_intact(copy) else None
 
@@ -188,7 +188,7 @@ class Amends:
         at, bound = min(each.first for each in headers), max(each.last for each in headers)
         while at <= bound:
             # Accept every copy: copies of lower precedence have the same body.
-            run = await self._shard.logs.read(
+            run = await self._engine.logs.read(
                 log, at, bound, lambda last, seal_epoch, wave: True, part_of,
                 bytes_max=READ_BYTES, blocks_max=READ_BLOCKS,
             )  # fmt: skip
@@ -205,8 +205,8 @@ class Amends:
             places = (bodies[header], found.get(header), self._dropped(header))
             body = next((each for each in places if each is not None), None)
             if body is not None:
-                self._shard.cache.insert(AmendedBlock(header, head.envelope, head.wire, body))
-            elif not self._shard.is_trimmed(head):
+                self._engine.cache.insert(AmendedBlock(header, head.envelope, head.wire, body))
+            elif not self._engine.is_trimmed(head):
                 # The partition is gone because of a trim that this replay has not reached yet. Or
                 # the body has rotted, and LogsDB reports that it does not know the block.
                 logger.warning(
@@ -217,7 +217,7 @@ class Amends:
     def _dropped(self, header: BlockHeader) -> Buffer | None:
         """The body of a copy that the end of its epoch removed from the cache after the amend. It
         is still in the WAL and in the next flush's batch."""
-        batch = self._shard.cache.batch
+        batch = self._engine.cache.batch
         blocks = batch.blocks if batch is not None else ()
         copy = next((block for block in blocks if block.header == header), None)
         return copy.body if copy is not None and _is_intact(copy) else None

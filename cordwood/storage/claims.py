@@ -22,7 +22,7 @@ from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.lsn import ESN_ISSUED_MAX, ESN_MAX, format_lsn
 from cordwood.nodes import NodeId
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -62,12 +62,12 @@ class Claims:
 
     def __init__(
         self,
-        shard: Shard,
+        engine: StorageEngine,
         newest: Callable[[int], Awaitable[int]],
         here: Callable[[AskReleased], ReleasedReply],
         peers: Callable[[], Peers],
     ) -> None:
-        self._shard = shard
+        self._engine = engine
         self._newest = newest
         self._here = here
         self._peers = peers
@@ -78,10 +78,10 @@ class Claims:
 
     def known_epoch(self, log: int) -> int:
         """The highest epoch of a log that this node was shown to be handed out; 0 for none."""
-        held = self._shard.cache.get(log)
+        held = self._engine.cache.get(log)
         if held is None:
-            return self._shard.sealed(log)
-        return max(self._shard.sealed(log), held.released >> 32, held.nodesets[0])
+            return self._engine.sealed(log)
+        return max(self._engine.sealed(log), held.released >> 32, held.nodesets[0])
 
     async def check_epoch(self, log: int, epoch: int) -> None:
         """Let an epoch pass that was handed out.
@@ -114,7 +114,7 @@ class Claims:
         Raises:
             Unreachable: nobody says so; this node may hear of it any moment.
         """
-        held = self._shard.cache.get(log)
+        held = self._engine.cache.get(log)
         ask = AskReleased([log])
         if (held is not None and lsn <= held.released) or lsn <= self._here(ask).released[0]:
             return
@@ -137,8 +137,8 @@ class Claims:
         epoch = lsn >> 32
         if not can_be_known_good(lsn):
             logger.warning("log %d: no sequencer releases %s", log, format_lsn(lsn))
-        elif self._shard.cache.get(log) is not None and epoch <= self.known_epoch(log):
-            self._shard.release(log, lsn)
+        elif self._engine.cache.get(log) is not None and epoch <= self.known_epoch(log):
+            self._engine.release(log, lsn)
         elif log in self._waiting or len(self._waiting) < WAITING_MAX:
             self._waiting[log] = max(lsn, self._waiting.get(log, 0))
             self._stirred.set()
@@ -168,5 +168,5 @@ class Claims:
         except CordwoodError as error:
             logger.info("a release has to come again: %s", error)
         else:
-            self._shard.release(log, lsn)
+            self._engine.release(log, lsn)
         return None

@@ -26,7 +26,7 @@ from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.rebuild_plan import Held, Losses, Stuck, plan_move
 from cordwood.quorum.authority import rebuilt_nodes
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.partition import Part
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class CopySurvey:
 
     def __init__(
         self,
-        shard: Shard,
+        engine: StorageEngine,
         node: NodeId,
         members: Callable[[], Mapping[NodeId, Member]],
         read_record: ReadRecord,
@@ -84,7 +84,7 @@ class CopySurvey:
             read_record: a log's record in the epoch store. Storage nodes are told of nodesets,
                 and some hear of them late.
         """
-        self._shard = shard
+        self._engine = engine
         self._node = node
         self._members = members
         self._read_record = read_record
@@ -97,8 +97,8 @@ class CopySurvey:
             Retryable: this node does not know all that it holds.
             TablesFailed, Corrupt: LogsDB cannot be read.
         """
-        if self._shard.damage:
-            raise Retryable(f"this node does not know what it holds: {self._shard.damage}")
+        if self._engine.damage:
+            raise Retryable(f"this node does not know what it holds: {self._engine.damage}")
         members = self._members()
         unknown = sorted(set(ask.nodes) - set(members))
         if unknown:
@@ -106,7 +106,7 @@ class CopySurvey:
             raise BadSetting(f"there is no node {unknown[0]}; there are {known}")
         tally = _Tally(self._node, members, frozenset(ask.nodes))
         looked, lsn = 0, ask.lsn
-        for log in sorted(self._shard.cache.logs):
+        for log in sorted(self._engine.cache.logs):
             if log < ask.log:
                 continue
             epochs = self._epochs(log, members)
@@ -114,7 +114,7 @@ class CopySurvey:
             while at <= LSN_MAX:
                 if looked >= LOOK_BLOCKS:
                     return tally.reply(log, at - 1)
-                run = await self._shard.reader.read(
+                run = await self._engine.reader.read(
                     log, at, LSN_MAX, _head, bytes_max=STEP_BYTES, blocks_max=STEP_BLOCKS
                 )
                 newest = max((block.header.last >> 32 for block in run.blocks), default=0)
@@ -132,7 +132,7 @@ class CopySurvey:
         return tally.reply(0, 0)
 
     def _epochs(self, log: int, members: Mapping[NodeId, Member]) -> _Epochs:
-        known, history = self._shard.nodesets(log)
+        known, history = self._engine.nodesets(log)
         return _Epochs(
             known,
             [

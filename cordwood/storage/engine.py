@@ -5,7 +5,7 @@ on stable storage. A seal takes effect at once and is answered when it is durabl
 a seal are visible before its answer, and stores after it are refused.
 
 The flusher moves the data from memory to LogsDB, and the WAL is trimmed behind it. A start reads
-the state in LogsDB, then the WAL's records behind it (`layout.shard_record`).
+the state in LogsDB, then the WAL's records behind it (`layout.engine_record`).
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.7, 2.13.
 """
@@ -26,10 +26,7 @@ from cordwood.errors import (
     Rejected,
     Retryable,
 )
-from cordwood.layout.logs_db import LogState
-from cordwood.layout.message import EpochNodes, SealReply
-from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
-from cordwood.layout.shard_record import (
+from cordwood.layout.engine_record import (
     AMEND_KIND,
     STORE_KIND,
     AmendRecord,
@@ -43,8 +40,11 @@ from cordwood.layout.shard_record import (
     pack_nodes,
     pack_seal,
     pack_trim,
-    read_shard_record,
+    read_engine_record,
 )
+from cordwood.layout.logs_db import LogState
+from cordwood.layout.message import EpochNodes, SealReply
+from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
 from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
 from cordwood.layout.waves import (
     Refusal,
@@ -59,12 +59,12 @@ from cordwood.protocol.disk_space import DiskRoom
 from cordwood.protocol.seal import SealTable
 from cordwood.settings import StorageSettings
 from cordwood.storage.amends import Amends
-from cordwood.storage.log_cache import Batch, EpochEnd, LogCache
+from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 from cordwood.storage.refusals import damage_of, refusal_of
-from cordwood.storage.space.room import cache_bytes_max, cache_takes, first_wave_room
+from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
 from cordwood.storage.wal.delta_wal import Wal
 
@@ -74,8 +74,8 @@ SEAL_TIMEOUT_S = 10.0
 """A durable write takes under a millisecond; a disk that takes this long has stalled."""
 
 
-class Shard:
-    """See the module. Made by `Shard.open`, which replays the WAL.
+class StorageEngine:
+    """See the module. Made by `StorageEngine.open`, which replays the WAL.
 
     Attributes:
         cache: the durable blocks that LogsDB does not have yet, and the state of each log.
@@ -141,7 +141,7 @@ class Shard:
         *,
         promised: int = -1,
         is_older: bool = False,
-    ) -> Shard:
+    ) -> StorageEngine:
         """Replay the WAL's records that LogsDB does not have.
 
         Args:
@@ -156,7 +156,7 @@ class Shard:
             NotOurCluster: WAL and LogsDB are of different times: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
-        shard = cls(wal, logs, states, settings, on_change, staged)
+        engine = cls(wal, logs, states, settings, on_change, staged)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -164,9 +164,9 @@ class Shard:
             )
         async for run in wal.recover_runs():
             for offset, body in run.above(logs.offset):
-                shard._replay(offset, memoryview(body))
-                if shard.amends.unrestored:
-                    await shard.amends.restore()
+                engine._replay(offset, memoryview(body))
+                if engine.amends.unrestored:
+                    await engine.amends.restore()
         found = wal.recovery
         assert found is not None, "the WAL was recovered to its end"
         if logs.offset >= found.resume:
@@ -174,19 +174,19 @@ class Shard:
                 f"this node's LogsDB has what came up to {logs.offset}, its WAL ends at "
                 f"{found.resume}: bring back the WAL that belongs to it"
             )
-        shard.has_lost = logs.note_lost(found.damage)
+        engine.has_lost = logs.note_lost(found.damage)
         if is_older or promised >= found.resume:
             # Records written from here on will cover the offsets of the missing end.
             missing = (found.resume, max(found.resume, promised) + 1)
-            shard.has_lost = logs.note_lost((missing,)) or shard.has_lost
+            engine.has_lost = logs.note_lost((missing,)) or engine.has_lost
             await logs.keep_lost()
         if logs.lost:
-            shard.damage = f"records at WAL offsets {logs.lost} cannot be read any more"
+            engine.damage = f"records at WAL offsets {logs.lost} cannot be read any more"
             logger.error(
                 "%s; this node's silence proves nothing until somebody replaces it, or accepts the "
-                "loss (`cordwood nodes accept-loss`)", shard.damage,
+                "loss (`cordwood nodes accept-loss`)", engine.damage,
             )  # fmt: skip
-        return shard
+        return engine
 
     async def accept_loss(self) -> None:
         """An operator accepts that the lost records are gone: no reader waits for them any more.
@@ -207,7 +207,7 @@ class Shard:
         """Have `on_gathered` called after each record that became durable."""
         self._on_gathered = on_gathered
 
-    def cut(self) -> Batch | None:
+    def cut(self) -> FlushSet | None:
         """The changes since the last cut, for a flush; None if there are none."""
         batch = self.cache.cut(self._sealed_durably)
         if batch is not None:
@@ -215,7 +215,7 @@ class Shard:
             self._recent.begin((log, self.logs.last(log)) for log in batch.logs)
         return batch
 
-    def evict(self, batch: Batch) -> None:
+    def evict(self, batch: FlushSet) -> None:
         """LogsDB has a batch durably: drop it here."""
         self._recent.add(batch.blocks, batch.logs)
         self.cache.evict(batch)
@@ -247,7 +247,7 @@ class Shard:
             return
         taken: list[StoredBlock] = []
         refused: dict[int, StoreRefusal] = {}
-        is_full = len(payload) > self.room_bytes
+        is_full = len(payload) > self.free_bytes
         for block in blocks:
             refusal = refusal_of(self, wave, block, seal_epoch, is_full, len(payload))
             refusal = refusal or damage_of(wave, block)
@@ -270,7 +270,7 @@ class Shard:
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
     ) -> None:
         """A sequencer probes how long a store takes: make an empty store durable like any other."""
-        if self.failed or len(payload) > self.room_bytes:
+        if self.failed or len(payload) > self.free_bytes:
             reason = Refusal.FAILED if self.failed else Refusal.FULL
             settled((StoreRefusal(wave, 0, reason),))
         else:
@@ -283,7 +283,7 @@ class Shard:
 
     @property
     def cache_bytes_max(self) -> int:
-        """The most that the cache ever holds; see `storage.space.room`."""
+        """The most that the cache ever holds; see `storage.space.free_space`."""
         return cache_bytes_max(self._cache_bytes, self._wal.record_bytes_max)
 
     @property
@@ -292,17 +292,17 @@ class Shard:
         return self.cache.bytes + self._bytes_on_way
 
     def cache_takes(self, size: int, *, by_recovery: bool) -> bool:
-        """Whether there is free space for later waves; see `storage.space.room`."""
+        """Whether there is free space for later waves; see `storage.space.free_space`."""
         return cache_takes(self._cache_bytes, self.unflushed_bytes, size, by_recovery=by_recovery)
 
     @property
-    def room_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes free for first waves, in the WAL, the cache and on the disk; 0 for none."""
         if self.read_only or self.low_space:
             return 0
         wal, waits = self._wal, self.unflushed_bytes
-        room = first_wave_room(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, waits)
-        return self.disk.first_wave_room(waits, room)
+        room = first_wave_space(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, waits)
+        return self.disk.first_wave_space(waits, room)
 
     def append_amend(
         self,
@@ -573,7 +573,7 @@ class Shard:
             logger.error("this node stores nothing any more: %s", self.failed)
 
     def _replay(self, offset: int, body: memoryview) -> None:
-        match read_shard_record(body):
+        match read_engine_record(body):
             case StoreRecord(_, blocks):
                 self._note(offset, [block.header.log for block in blocks])
                 for block in blocks:

@@ -8,7 +8,8 @@ here.
 Blocks are indexed by last LSN, so that a read may begin inside a block. Of two copies of one range
 the copy of higher precedence is kept; a later copy of lower precedence is dropped.
 
-How much it holds at most is `Shard.cache_bytes_max`: the shard refuses what would not fit.
+How much it holds at most is `StorageEngine.cache_bytes_max`: the storage engine refuses what would
+not fit.
 
 Source: docs/design.md §2 (precedence), §5; docs/sources/s3stream.md (b) and trap 10 (cache order
 must be WAL order).
@@ -352,7 +353,7 @@ class CachedLog:
 
 
 @dataclass(slots=True)
-class Batch:
+class FlushSet:
     """The changes for one flush: by the WAL's records up to `offset` since the last flush.
 
     Attributes:
@@ -386,7 +387,7 @@ class LogCache:
     def __init__(self, states: Mapping[int, LogState] | None = None) -> None:
         known = states or {}
         self._logs = {log: CachedLog(state) for log, state in known.items()}
-        self._batch: Batch | None = None
+        self._batch: FlushSet | None = None
         self._bytes = 0
 
     def log(self, log: int) -> CachedLog:
@@ -411,7 +412,7 @@ class LogCache:
         return self._bytes
 
     @property
-    def batch(self) -> Batch | None:
+    def batch(self) -> FlushSet | None:
         """The batch for the next flush; None if there are no changes."""
         return self._batch
 
@@ -437,12 +438,12 @@ class LogCache:
         """A WAL record changes these logs; call it in the order of the WAL, before they change."""
         batch = self._batch
         if batch is None:
-            batch = self._batch = Batch(now_s)
+            batch = self._batch = FlushSet(now_s)
         assert offset > batch.offset, "records come in the order of the WAL"
         batch.offset = offset
         batch.logs.update(dict.fromkeys(logs))
 
-    def cut(self, seals: Mapping[int, int]) -> Batch | None:
+    def cut(self, seals: Mapping[int, int]) -> FlushSet | None:
         """Take the batch for a flush; None if there are no changes. Later changes make the next.
 
         Args:
@@ -453,7 +454,7 @@ class LogCache:
             batch.states = {log: self.log(log).state(seals.get(log, 0)) for log in batch.logs}
         return batch
 
-    def evict(self, batch: Batch) -> None:
+    def evict(self, batch: FlushSet) -> None:
         """A batch is durable in LogsDB: drop its blocks."""
         gone: dict[int, set[int]] = {}
         for block in batch.blocks:

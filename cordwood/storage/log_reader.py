@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.log_cache import CachedLog, LogCache
 from cordwood.storage.logs_db.logs_store import LogsStore
-from cordwood.storage.logs_db.partition import Part, Run, Wanted
+from cordwood.storage.logs_db.partition import BlockRun, Part, Wanted
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 
 
@@ -54,12 +54,12 @@ class LogReader:
         *,
         bytes_max: int,
         blocks_max: int,
-    ) -> Run:
+    ) -> BlockRun:
         """What is in memory of [start, bound], where that is all; arguments as in `read`, but
         it may give no block at all where `bytes_max` is 0 or less."""
         held = self._cache.get(log)
         if held is None:
-            return Run([], bound + 1)
+            return BlockRun([], bound + 1)
         gathered = _gathered(
             held.from_lsn(start), start, bound, wanted, bytes_max, blocks_max
         )  # fmt: skip
@@ -98,7 +98,7 @@ class LogReader:
         *,
         bytes_max: int,
         blocks_max: int,
-    ) -> Run:
+    ) -> BlockRun:
         """Blocks that end at or after `start` and begin at or before `bound`.
 
         Args:
@@ -131,7 +131,7 @@ def _head(block: StoredBlock) -> Part:
     return Part.HEAD
 
 
-def _first_of(run: Run, start: int) -> int:
+def _first_of(run: BlockRun, start: int) -> int:
     begins = [block.header.first for block in run.blocks] + [first for first, _ in run.damaged]
     return max(start, min(begins, default=run.next))
 
@@ -143,7 +143,7 @@ def _gathered(
     wanted: Wanted | None,
     bytes_max: int,
     blocks_max: int,
-) -> Run:
+) -> BlockRun:
     """A run of blocks that end at or after `start`, by last LSN."""
     taken: list[StoredBlock] = []
     size = seen = 0
@@ -154,17 +154,17 @@ def _gathered(
         is_full = size >= bytes_max or seen >= blocks_max
         # What overlaps what is sent belongs to it, or the reader would take it for absent.
         if is_full and (not seen or block.header.first >= next_lsn):
-            return Run(taken, next_lsn, seen - len(taken))
+            return BlockRun(taken, next_lsn, seen - len(taken))
         seen += 1
         part = Part.WHOLE if wanted is None else wanted(block)
         if part:
             taken.append(block)
             size += block.wire_bytes if part is Part.WHOLE else len(block.wire)
         next_lsn = max(next_lsn, block.header.last + 1)
-    return Run(taken, max(next_lsn, bound + 1), seen - len(taken))
+    return BlockRun(taken, max(next_lsn, bound + 1), seen - len(taken))
 
 
-def _merged(held: CachedLog, stored: Run, cached: Run, bound: int) -> Run:
+def _merged(held: CachedLog, stored: BlockRun, cached: BlockRun, bound: int) -> BlockRun:
     """Both together, as far as both go; of copies of one place the one that counts more."""
     is_whole = min(stored.next, cached.next) > bound
     next_lsn = (max if is_whole else min)(stored.next, cached.next)
@@ -181,4 +181,4 @@ def _merged(held: CachedLog, stored: Run, cached: Run, bound: int) -> Run:
             best[place] = block
     blocks = [best[place] for place in sorted(best)]
     damaged = [each for each in stored.damaged if is_whole or each[0] < next_lsn]
-    return Run(blocks, next_lsn, stored.passed + cached.passed, damaged)
+    return BlockRun(blocks, next_lsn, stored.passed + cached.passed, damaged)

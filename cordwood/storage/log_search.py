@@ -27,10 +27,10 @@ from cordwood.layout.log_questions import (
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.protocol.log_position import Part, bytes_between
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.logs_db.index_search import last_header, search
-from cordwood.storage.logs_db.partition import Part as Wish
+from cordwood.storage.logs_db.partition import Part as WantedPart
 
 HEADS_AT_ONCE = 64
 """Blocks looked at in one read for the first record: recovery's marks come in small numbers."""
@@ -39,8 +39,8 @@ HEADS_AT_ONCE = 64
 class LogSearch:
     """See the module. Every call may also raise TablesFailed or Corrupt: LogsDB cannot be read."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, engine: StorageEngine) -> None:
+        self._engine = engine
 
     async def find_time(self, ask: AskTime) -> TimeReply:
         """See `AskTime`.
@@ -50,7 +50,7 @@ class LogSearch:
         """
         held = self._known(ask.log, ask.until)
         before, at = _in_cache(held, ask.time_us)
-        for partition, entry in await self._shard.logs.directory(ask.log):
+        for partition, entry in await self._engine.logs.directory(ask.log):
             if entry.last_us < ask.time_us:
                 before = max(before, entry.last)
             elif not ask.is_exact:
@@ -58,7 +58,7 @@ class LogSearch:
             elif entry.first < at:
                 # Where it begins as late as that it may still be by a bridge's time.
                 older, later = await search(
-                    self._shard.logs.tables,
+                    self._engine.logs.tables,
                     partition,
                     ask.log,
                     entry,
@@ -92,10 +92,10 @@ class LogSearch:
 
     async def size(self, ask: AskSize) -> SizeReply:
         """See `AskSize`."""
-        held = self._shard.cache.get(ask.log) or CachedLog()
+        held = self._engine.cache.get(ask.log) or CachedLog()
         parts = [
             Part(entry.bytes, entry.first_us, entry.last_us)
-            for _, entry in await self._shard.logs.directory(ask.log)
+            for _, entry in await self._engine.logs.directory(ask.log)
             if entry.last > held.trim
         ]
         for block in held.blocks:
@@ -109,9 +109,9 @@ class LogSearch:
         So all epochs below that of `until` are recovered, though this node may have slept since,
         or been cut off, and hold what none of those recoveries counted.
         """
-        if self._shard.damage:
-            raise Retryable(f"this node does not know what it holds: {self._shard.damage}")
-        held = self._shard.cache.get(log)
+        if self._engine.damage:
+            raise Retryable(f"this node does not know what it holds: {self._engine.damage}")
+        held = self._engine.cache.get(log)
         if held is None:
             return CachedLog()
         if held.is_behind or held.unclean_epochs(until >> 32):
@@ -122,13 +122,13 @@ class LogSearch:
         """The first block with records of [start, until]."""
         found: list[BlockHeader] = []
 
-        def note(block: StoredBlock) -> Wish:
+        def note(block: StoredBlock) -> WantedPart:
             if block.header.kind == BlockKind.DATA:
                 found.append(block.header)
-            return Wish.NOTHING
+            return WantedPart.NOTHING
 
         while start <= until:
-            run = await self._shard.reader.read(
+            run = await self._engine.reader.read(
                 log, start, until, note, bytes_max=1 << 20, blocks_max=HEADS_AT_ONCE
             )
             if run.damaged and not (found and found[0].last < run.damaged[0][0]):
@@ -143,11 +143,11 @@ class LogSearch:
         for block in reversed(held.blocks):
             if block.header.kind == BlockKind.DATA and block.header.first <= until:
                 return block.header
-        for partition, entry in reversed(await self._shard.logs.directory(log)):
+        for partition, entry in reversed(await self._engine.logs.directory(log)):
             if entry.first > until:
                 continue
             header = await last_header(
-                self._shard.logs.tables, partition, log, entry, held.counts, until
+                self._engine.logs.tables, partition, log, entry, held.counts, until
             )
             if header is not None:
                 return header

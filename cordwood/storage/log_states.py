@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from cordwood.layout.message import LogState
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.partition import StoredLog
 
 
@@ -22,16 +22,16 @@ class Sequencing(Protocol):
         """Its last known good."""
 
 
-def log_states(shard: Shard, active: Mapping[int, Sequencing]) -> list[LogState]:
+def log_states(engine: StorageEngine, active: Mapping[int, Sequencing]) -> list[LogState]:
     """Every log that a node holds something of or sequences, by number.
 
     Args:
         active: the logs that it sequences.
     """
     states: list[LogState] = []
-    for log in sorted(set(shard.cache.logs) | set(active)):
-        held = shard.cache.log(log)
-        stored = shard.logs.logs.get(log) or StoredLog()
+    for log in sorted(set(engine.cache.logs) | set(active)):
+        held = engine.cache.log(log)
+        stored = engine.logs.logs.get(log) or StoredLog()
         appender = active.get(log)
         states.append(
             LogState(
@@ -42,7 +42,7 @@ def log_states(shard: Shard, active: Mapping[int, Sequencing]) -> list[LogState]
                 released=held.released,
                 blocks=len(held) + stored.blocks,
                 bytes=held.bytes + stored.bytes,
-                sealed=shard.sealed(log),
+                sealed=engine.sealed(log),
                 readable=held.readable,
             )
         )

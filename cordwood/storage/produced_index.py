@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from cordwood.block import BlockHeader, Place, Produced
+from cordwood.block import BlockHeader, Produced, ProducedBlock
 from cordwood.protocol.producers import PLACES_MAX, budget_of, is_query
 
-Places = dict[tuple[int, int], Place]
+Places = dict[tuple[int, int], ProducedBlock]
 """Of one producer, by its epoch and first LSN."""
 
 
@@ -59,7 +59,7 @@ class ProducedIndex:
         found: list[Produced] = []
         for kind in self._epochs.get(epoch, ()):
             for producer in sorted(kind):
-                by_epoch: dict[int, list[Place]] = {}
+                by_epoch: dict[int, list[ProducedBlock]] = {}
                 for producer_epoch, first in sorted(kind[producer]):
                     place = kind[producer][producer_epoch, first]
                     by_epoch.setdefault(producer_epoch, []).append(place)

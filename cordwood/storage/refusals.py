@@ -4,8 +4,8 @@ A copyset that names a node whose data is being rebuilt, or has been, is refused
 of it, and not by that node alone: what is stored so late would escape the rebuilding, and
 readers, who do not wait for that node, would miss one of the copies that they count on. This
 holds for what recoveries store too: their copysets are new ones. It is what this node knows
-(`Shard.rebuilding`), as last read from the metadata store. Nobody waits for good: a node that
-is up takes such a word about itself back (`admin.authority_calls`), and until the others have
+(`StorageEngine.rebuilding`), as last read from the metadata store. Nobody waits for good: a node
+that is up takes such a word about itself back (`admin.authority_calls`), and until the others have
 heard of that, those who have no other copyset are refused and come again; the rule of how copies
 are spread is never broken instead.
 
@@ -27,13 +27,13 @@ from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 from cordwood.lsn import ESN_ISSUED_MAX, format_lsn
 
 if TYPE_CHECKING:
-    from cordwood.storage.engine import Shard
+    from cordwood.storage.engine import StorageEngine
 
 logger = logging.getLogger(__name__)
 
 
 def refusal_of(
-    shard: Shard, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool, size: int
+    engine: StorageEngine, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool, size: int
 ) -> StoreRefusal | None:
     """Why a node does not take a block, whatever is in its body; None if it does.
 
@@ -43,28 +43,28 @@ def refusal_of(
         size: bytes that the cache has to take with it.
     """
     header = block.header
-    if shard.failed:
+    if engine.failed:
         return StoreRefusal(wave, header.log, Refusal.FAILED)
     if block.envelope.lng > min(header.last, header.last >> 32 << 32 | ESN_ISSUED_MAX):
         # A block is stored before it is known good; taken, this would release what nobody has.
         logger.warning("log %d: a block says that what is above it is stored", header.log)
         return StoreRefusal(wave, header.log, Refusal.CORRUPT)
     epoch = header.first >> 32
-    if not shard.seals.admits(header.log, epoch, seal_epoch):
-        return StoreRefusal(wave, header.log, Refusal.SEALED, shard.seals.of(header.log))
-    held = shard.cache.get(header.log)
+    if not engine.seals.admits(header.log, epoch, seal_epoch):
+        return StoreRefusal(wave, header.log, Refusal.SEALED, engine.seals.of(header.log))
+    held = engine.cache.get(header.log)
     if not seal_epoch and held is not None and epoch <= held.clean:
         # Recovered while this node was away, so it never sealed it.
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
-    if shard.rebuilding and (rebuilt := shard.rebuilding.intersection(block.envelope.copyset)):
+    if engine.rebuilding and (rebuilt := engine.rebuilding.intersection(block.envelope.copyset)):
         return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
-    if shard.read_only or (
-        not seal_epoch and shard.low_space and not shard.disk.takes(shard.unflushed_bytes + size)
+    if engine.read_only or (
+        not seal_epoch and engine.low_space and not engine.disk.takes(engine.unflushed_bytes + size)
     ):
         return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
     is_first = not seal_epoch and block.envelope.wave == 1
-    if (is_full and is_first) or not shard.cache_takes(size, by_recovery=bool(seal_epoch)):
-        reason = Refusal.NO_SPACE if shard.is_out_of_space or shard.low_space else Refusal.FULL
+    if (is_full and is_first) or not engine.cache_takes(size, by_recovery=bool(seal_epoch)):
+        reason = Refusal.NO_SPACE if engine.is_out_of_space or engine.low_space else Refusal.FULL
         return StoreRefusal(wave, header.log, reason)
     return None
 

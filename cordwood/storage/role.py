@@ -1,6 +1,6 @@
-"""The storage role: frames in, shard and read streams underneath, answers out.
+"""The storage role: frames in, engine and read streams underneath, answers out.
 
-STORED answers are cumulative and leave once a turn for each connection, however
+STORED answers are cumulative and leave once a tick for each connection, however
 many waves became durable in it.
 
 Source: docs/design.md §4, §5.
@@ -51,7 +51,7 @@ from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
 from cordwood.lsn import format_lsn
 from cordwood.storage.claims import Claims, can_be_known_good
 from cordwood.storage.copy_survey import CopySurvey
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import EpochEnd
 from cordwood.storage.log_search import LogSearch
 from cordwood.storage.push.read_gate import ReadGate
@@ -83,7 +83,7 @@ class StorageRole:
 
     def __init__(
         self,
-        shard: Shard,
+        engine: StorageEngine,
         streams: ReadStreams,
         rights: ReadRights | None = None,
         claims: Claims | None = None,
@@ -97,16 +97,16 @@ class StorageRole:
         """
         self._claims = claims
         self._survey = survey
-        self._shard = shard
+        self._engine = engine
         self._rights = rights
         self._gate = ReadGate(streams, rights)
-        self._search = LogSearch(shard)
+        self._search = LogSearch(engine)
         self._sessions: dict[Connection, _Session] = {}
 
     @property
-    def shard(self) -> Shard:
+    def engine(self) -> StorageEngine:
         """The store underneath."""
-        return self._shard
+        return self._engine
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """A STORE, RELEASE, READ, WINDOW or STOP frame.
@@ -118,7 +118,7 @@ class StorageRole:
         if kind == Kind.STORE:
             self._on_store(connection, frame)
         elif kind == Kind.RELEASE:
-            release = self._shard.release if self._claims is None else self._claims.release
+            release = self._engine.release if self._claims is None else self._claims.release
             for log, lsn in read_pairs(frame.payload):
                 release(log, lsn)
         elif kind == Kind.READ:
@@ -130,7 +130,7 @@ class StorageRole:
         else:
             raise Malformed(f"a storage node takes no frame of kind {kind}")
 
-    def tell_room(self) -> None:
+    def tell_space(self) -> None:
         """There is room again: tell every connection that stores here."""
         for connection, session in self._sessions.items():
             self._answer_soon(connection, session)
@@ -159,17 +159,17 @@ class StorageRole:
                 # A log's first epoch is handed out with its first nodeset.
                 if call.epoch > 1:
                     await self._check_epoch(call.log, call.epoch)
-                await self._shard.tell_nodesets(call.log, call.epoch, call.history)
+                await self._engine.tell_nodesets(call.log, call.epoch, call.history)
                 return DoneReply()
 
     async def seal(self, call: Seal) -> SealReply:
-        """See `Shard.seal` and `mark`."""
+        """See `StorageEngine.seal` and `mark`."""
         if self._claims is not None:
             await self._claims.check_seal(call.log, call.epoch)
-        return await self._shard.seal(call.log, call.epoch, call.clean)
+        return await self._engine.seal(call.log, call.epoch, call.clean)
 
     async def clean(self, call: Clean) -> DoneReply:
-        """See `Shard.clean` and `mark`."""
+        """See `StorageEngine.clean` and `mark`."""
         read_produced(call.produced)
         is_past = call.lng >> 32 > call.epoch or not can_be_known_good(call.lng)
         if call.epoch >= call.seal or is_past:
@@ -179,17 +179,17 @@ class StorageRole:
             )
         await self._check_epoch(call.log, call.seal)
         end = EpochEnd(call.seal, call.lng, call.produced, call.attempt)
-        await self._shard.clean(call.log, call.epoch, end)
+        await self._engine.clean(call.log, call.epoch, end)
         return DoneReply()
 
     async def trim(self, call: Trim, *, by_node: bool = False) -> TrimReply:
-        """See `Shard.trim` and `mark`."""
+        """See `StorageEngine.trim` and `mark`."""
         await self._check_epoch(call.log, call.until >> 32)
         if self._claims is not None and not by_node:
             await self._claims.check_released(call.log, call.until)
         if not can_be_known_good(call.until):
             raise Rejected(f"log {call.log}: no sequencer releases {format_lsn(call.until)}")
-        return TrimReply(await self._shard.trim(call.log, call.lsn, call.until))
+        return TrimReply(await self._engine.trim(call.log, call.lsn, call.until))
 
     async def _check_epoch(self, log: int, epoch: int) -> None:
         if self._claims is not None:
@@ -210,7 +210,7 @@ class StorageRole:
             assert self._survey is not None, "a node has one"
             return await self._survey.look(call)
         if isinstance(call, AskKept):  # of a node, which needs no token
-            return KeptReply(await kept_here(self._shard, call.log, call.lsns))
+            return KeptReply(await kept_here(self._engine, call.log, call.lsns))
         if self._rights is not None:
             await self._rights.check(call.log, call.token)
         try:
@@ -238,18 +238,18 @@ class StorageRole:
         Raises:
             Retryable: it does not know, and lost records: it may have been told.
         """
-        held = self._shard.cache.get(call.log)
+        held = self._engine.cache.get(call.log)
         end = held.ends.get(call.epoch) if held is not None else None
-        if end is None and self._shard.damage:
-            raise Retryable(f"it lost records: {self._shard.damage}")
+        if end is None and self._engine.damage:
+            raise Retryable(f"it lost records: {self._engine.damage}")
         return EpochReply(False, 0, 0) if end is None else EpochReply(True, *end)
 
     def _on_read(self, connection: Connection, request: ReadRequest) -> None:
         if request.digest and not is_node(connection):
             # A digest has records that are not released, and may never be.
             raise Malformed("a digest is for nodes, not for clients")
-        status = ReadStatus.DAMAGED if self._shard.damage else ReadStatus.OK
-        if request.digest and self._shard.sealed(request.log) <= request.until >> 32:
+        status = ReadStatus.DAMAGED if self._engine.damage else ReadStatus.OK
+        if request.digest and self._engine.sealed(request.log) <= request.until >> 32:
             status = ReadStatus.NOT_SEALED
         if request.digest and status != ReadStatus.OK:
             answer = pack_reading(request.stream, status, 0, request.version)
@@ -266,7 +266,7 @@ class StorageRole:
         session.last = frame.request
         wave = [False]
         session.open.append(wave)
-        self._shard.store(
+        self._engine.store(
             frame.request, frame.payload, partial(self._on_settled, connection, session, wave)
         )
 
@@ -293,5 +293,5 @@ class StorageRole:
         session.answer_due = False
         ready = [each for each in session.refusals if each.wave <= session.settled]
         session.refusals = [each for each in session.refusals if each.wave > session.settled]
-        room = self._shard.room_bytes
+        room = self._engine.free_bytes
         connection.send(Kind.STORED, 0, (pack_stored(session.settled, ready, room),))

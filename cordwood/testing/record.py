@@ -435,6 +435,6 @@ class RecordedAppending(_Appending):
         future.add_done_callback(ended)
         return future
 
-    async def wait_room(self) -> None:
-        """See `Appending.wait_room`."""
-        await self._appending.wait_room()
+    async def wait_space(self) -> None:
+        """See `Appending.wait_space`."""
+        await self._appending.wait_space()

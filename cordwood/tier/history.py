@@ -25,7 +25,7 @@ from typing import Self
 from cordwood.block import BlockHeader, Buffer, Gap, GapKind
 from cordwood.errors import Malformed, NoObject
 from cordwood.host.seams import Host
-from cordwood.layout.object_file import Footer, Run, piece_blocks, read_group
+from cordwood.layout.object_file import Footer, ObjectRun, piece_blocks, read_group
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
@@ -73,7 +73,7 @@ class _Step:
 
     entry: Entry
     footer: Footer | None
-    run: Run | None
+    run: ObjectRun | None
     group: int
     pieces: list[int]
     low: int

@@ -301,7 +301,7 @@ def _etag_of(content: bytes) -> Etag:
     return Etag(hashlib.blake2b(content, digest_size=16).hexdigest())
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
 
 
@@ -312,7 +312,7 @@ def _ours(error: OSError, what: str, *, writes: bool) -> CordwoodError:
         return AccessDenied(f"{what}: {error.strerror}: let this user read and write the directory")
     if error.errno == errno.ELOOP:
         return BadSetting(f"{what}: {error.strerror}")
-    if error.errno in _NO_ROOM:
+    if error.errno in _NO_SPACE:
         return Overloaded(f"{what} was not stored: the disk is full")
     if error.errno in _MISPLACED:
         if writes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cordwood.block import BlockHeader, Buffer, Gap, GapKind
 from cordwood.errors import Corrupt, Malformed, NoObject
 from cordwood.host.seams import Host
-from cordwood.layout.object_file import Footer, Run, piece_blocks, read_group
+from cordwood.layout.object_file import Footer, ObjectRun, piece_blocks, read_group
 from cordwood.lsn import Lsn
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
@@ -105,7 +105,7 @@ async def entry_items(
         yield gap
 
 
-def _by_group(run: Run, first: int) -> Iterator[tuple[int, list[int]]]:
+def _by_group(run: ObjectRun, first: int) -> Iterator[tuple[int, list[int]]]:
     """The row groups with pieces that reach an LSN, and which pieces these are."""
     groups: dict[int, list[int]] = {}
     for index, piece in enumerate(run.pieces):
@@ -118,7 +118,7 @@ async def _group_blocks(
     store: ObjectStore,
     entry: Entry,
     footer: Footer,
-    run: Run,
+    run: ObjectRun,
     number: int,
     pieces: list[int],
     host: Host,

@@ -1,6 +1,6 @@
 """One connection: hello, frames in, corked frames out, calls with deadlines.
 
-Everything sent in one turn of the loop leaves in one `writelines`, because
+Everything sent in one tick leaves in one `writelines`, because
 uvloop makes a system call of every write; nothing waits on a timer for that. A
 damaged frame closes this connection with a logged reason and nothing else.
 
@@ -225,7 +225,7 @@ class Connection:
     def send(
         self, kind: int, request: int, parts: Sequence[Buffer], payload_crc: int | None = None
     ) -> None:
-        """Cork one frame; it leaves at the end of this turn. Dropped if closed.
+        """Cork one frame; it leaves at the end of this tick. Dropped if closed.
 
         `payload_crc` is `checksum(parts)` where the caller has it already.
         """

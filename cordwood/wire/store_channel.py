@@ -21,12 +21,12 @@ from cordwood.block import Buffer
 from cordwood.errors import Malformed
 from cordwood.layout.frame import Frame, Kind, checksum
 from cordwood.layout.waves import (
-    ROOM_UNIT_BYTES,
+    SPACE_UNIT_BYTES,
     StoreRefusal,
     read_stored,
     store_blocks,
     store_head,
-    stored_room,
+    stored_space,
 )
 from cordwood.nodes import NodeId
 from cordwood.wire.connection import Connection
@@ -36,7 +36,7 @@ Settled = Callable[[NodeId, "Sequence[StoreRefusal] | None"], None]
 """Called once a frame is settled: with its refusals, empty for stored, None for lost."""
 
 
-ROOM_UNTOLD_BYTES = 8 << 20
+SPACE_UNTOLD_BYTES = 8 << 20
 """Sent to a node that has not answered yet, which takes a millisecond: the largest block
 and a run."""
 
@@ -72,7 +72,7 @@ class _Numbered:
     def __init__(self) -> None:
         self.sent = 0
         self.open: deque[tuple[int, int, Settled]] = deque()
-        self.room = ROOM_UNTOLD_BYTES
+        self.room = SPACE_UNTOLD_BYTES
         self.has_told = False
         self.unsettled = 0
 
@@ -81,12 +81,12 @@ class StoreChannel:
     """All STORE traffic of one node towards its peers.
 
     Attributes:
-        on_room: called with a node that tells of room and settles nothing with it.
+        on_space: called with a node that tells of room and settles nothing with it.
         together_bytes: what `together` puts into one frame.
     """
 
     def __init__(self, peers: Peers) -> None:
-        self.on_room: Callable[[NodeId], None] = lambda _: None
+        self.on_space: Callable[[NodeId], None] = lambda _: None
         self.together_bytes = TOGETHER_BYTES
         self._held: dict[NodeId, _Held] | None = None
         self._peers = peers
@@ -111,7 +111,7 @@ class StoreChannel:
             return 0
         numbered = self._numbered.get(connection)
         if numbered is None:
-            return ROOM_UNTOLD_BYTES
+            return SPACE_UNTOLD_BYTES
         return max(0, numbered.room - numbered.unsettled)
 
     def send(
@@ -158,7 +158,7 @@ class StoreChannel:
         node was ten times the work of the blocks in it. Only for payloads of a sequencer,
         which have no seal epoch.
         """
-        assert self._held is None, "one turn at a time"
+        assert self._held is None, "one tick at a time"
         self._held = {}
         try:
             yield
@@ -171,7 +171,7 @@ class StoreChannel:
         held = self._held.pop(node, None) if self._held else None
         connection = self._peers.get(node)
         if held is None or connection is None:
-            return  # down within this turn: `on_down` has settled it
+            return  # down within this tick: `on_down` has settled it
         numbered = self._numbered[connection]
         self._forget(numbered, held.bytes)
         if len(held.parts) == 1:
@@ -192,7 +192,7 @@ class StoreChannel:
         settled: Settled,
     ) -> None:
         # A lone frame takes whole blocks of the WAL.
-        size = -(-length // ROOM_UNIT_BYTES) * ROOM_UNIT_BYTES
+        size = -(-length // SPACE_UNIT_BYTES) * SPACE_UNIT_BYTES
         numbered.sent += 1
         numbered.unsettled += size
         self._unsettled += size
@@ -212,7 +212,7 @@ class StoreChannel:
         by_wave: dict[int, list[StoreRefusal]] = {}
         for refusal in refusals:
             by_wave.setdefault(refusal.wave, []).append(refusal)
-        numbered.room = stored_room(frame.payload)
+        numbered.room = stored_space(frame.payload)
         numbered.has_told = True
         done: list[tuple[int, int, Settled]] = []
         while numbered.open and numbered.open[0][0] <= wave:
@@ -222,7 +222,7 @@ class StoreChannel:
         for number, _, settled in done:
             settled(node, by_wave.get(number, ()))
         if not done:
-            self.on_room(node)
+            self.on_space(node)
 
     def _forget(self, numbered: _Numbered, size: int) -> None:
         numbered.unsettled -= size

@@ -6,7 +6,7 @@ import pytest
 
 from cordwood.bench import append, read
 from cordwood.bench.append import SINGLES, custom_profile
-from cordwood.bench.append_loops import Run, client_settings
+from cordwood.bench.append_loops import AppendRun, client_settings
 from cordwood.bench.place import bench_shape
 from cordwood.errors import BadSetting
 from cordwood.settings import MIB
@@ -18,7 +18,7 @@ class TestAppendProfiles:
         assert (singles.size, singles.in_flight, singles.batch) == (256, 2048, 0)
         assert (blocks.size * blocks.batch, blocks.in_flight) == (65_536, 16)
         assert (records.size * records.batch, records.unit) == (131_072, "records/s")
-        assert records.value(Run(seconds=2.0, records=1000, latencies_s=[])) == 500
+        assert records.value(AppendRun(seconds=2.0, records=1000, latencies_s=[])) == 500
         assert records.per_bytes(2560.0) == 10
 
     def test_options_alone_decide_what_they_name(self):
@@ -39,7 +39,7 @@ class TestAppendProfiles:
             custom_profile(*options, None)
 
     def test_units(self):
-        run = Run(seconds=2.0, records=1000, latencies_s=[])
+        run = AppendRun(seconds=2.0, records=1000, latencies_s=[])
         assert custom_profile(500, 1, None, 1, None).value(run) == 500
         assert custom_profile(500, 1, 2, 1, None).value(run) == 0.25
         assert SINGLES.per_bytes(2560.0) == 10

@@ -230,7 +230,7 @@ def test_nats_is_pulled_from_until_enough_was_asked_for(piece: int) -> None:
 
 
 def test_a_record_that_is_delivered_at_once_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server on the same machine answers within the turn of the loop that offered it."""
+    """A server on the same machine answers within the tick that offered it."""
     monkeypatch.setattr(light_client, "TAIL_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:

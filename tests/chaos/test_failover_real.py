@@ -14,12 +14,12 @@ from cordwood.chaos.failover import (
     run_failover,
 )
 from cordwood.chaos.namespaces import why_not
-from cordwood.chaos.strikes import CUT_STORAGE, KILL, KILL_STORAGE, SLOW_DISK, STOP
+from cordwood.chaos.node_faults import CUT_STORAGE, KILL, KILL_STORAGE, SLOW_DISK, STOP
 from cordwood.chaos.syscalls import why_no_strace
 from cordwood.sim.history import HistoryRecorder
 
 
-def test_the_longest_gap_counts_from_the_strike():
+def test_the_longest_gap_counts_from_the_fault():
     clock = iter((100, 500_000, 600_000, 900_000))
     recorder = HistoryRecorder(lambda: next(clock))
     recorder.append_invoked("a", 1, [b"1"])

@@ -1,4 +1,4 @@
-"""What a strike does to a cluster, on one that is made up."""
+"""What a fault does to a cluster, on one that is made up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cordwood.chaos import rulers
+from cordwood.chaos import current_sequencer
 from cordwood.chaos.faults import TURNS, Faults
 from cordwood.errors import Unreachable
 from cordwood.nodes import NodeId
@@ -49,7 +49,8 @@ def struck(cluster: MadeUpCluster) -> Faults:
 
 
 def test_ping_pong_waits_for_the_next_sequencer() -> None:
-    """Seed 1295880195 of the ordeal: an ack of another log came before this log was sequenced."""
+    """Seed 1295880195 of the chaos run: an ack of another log came before this log was
+    sequenced."""
     cluster = MadeUpCluster(unruled=2)
     asyncio.run(struck(cluster).play("ping-pong", [1, 2, 3], 0.0, random.Random(1)))
     assert cluster.killed == cluster.started == [1, 2, 3]
@@ -57,7 +58,7 @@ def test_ping_pong_waits_for_the_next_sequencer() -> None:
 
 
 def test_ping_pong_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rulers, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(current_sequencer, "TIMEOUT_S", 0.1)
     cluster = MadeUpCluster(unruled=1_000_000)
     with pytest.raises(Unreachable, match="no node says that it sequences"):
         asyncio.run(struck(cluster).play("ping-pong", [1, 2, 3], 0.0, random.Random(1)))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cordwood.chaos import casts, late_readers
-from cordwood.chaos.casts import Cast, Ending
+from cordwood.chaos import chaos_clients, late_readers
+from cordwood.chaos.chaos_clients import ChaosClients, Ending
 from cordwood.chaos.late_readers import LateReader, processor_s, why_late
 from cordwood.client.address import SCHEME
 from cordwood.client.store import connected
@@ -98,7 +98,7 @@ class _Stream:
 
 
 async def _end(monkeypatch: pytest.MonkeyPatch, step: int, takes_s: float) -> tuple[Ending, bool]:
-    """How a cast ends of which one reader comes on by so much, and is done after a time."""
+    """How clients end of which one reader comes on by so much, and is done after a time."""
 
     async def no_tails(name: str, clients: Clients, host: Host) -> None:
         """Nobody is asked."""
@@ -109,19 +109,19 @@ async def _end(monkeypatch: pytest.MonkeyPatch, step: int, takes_s: float) -> tu
     ) -> list[str]:  # fmt: skip
         return [f"why {late[0].name}"]
 
-    monkeypatch.setattr(casts, "final_tails", no_tails)
-    monkeypatch.setattr(casts, "why_late", why)
-    monkeypatch.setattr(casts, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(chaos_clients, "final_tails", no_tails)
+    monkeypatch.setattr(chaos_clients, "why_late", why)
+    monkeypatch.setattr(chaos_clients, "LOOK_EVERY_S", 0.01)
     async with real_host(1) as host, asyncio.TaskGroup() as tasks:
-        cast = Cast(
+        clients = ChaosClients(
             ("127.0.0.1:1",), HistoryRecorder(lambda: 0, copies=3, racks=2, seed=1), 1, host
         )
         reading = tasks.create_task(asyncio.sleep(takes_s), name="reader-1")
-        cast._reading[reading] = "/chaos/a"
-        cast._main.open_reads["reader-1"] = _Stream(step)  # type: ignore[assignment]
-        ending = await cast.finish({})
+        clients._reading[reading] = "/chaos/a"
+        clients._main.open_reads["reader-1"] = _Stream(step)  # type: ignore[assignment]
+        ending = await clients.finish({})
         reading.cancel()
-        return ending, cast._main.giving_up
+        return ending, clients._main.giving_up
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ async def _end(monkeypatch: pytest.MonkeyPatch, step: int, takes_s: float) -> tu
 def test_who_comes_on_slowly_misses_a_bound_and_who_does_not_is_stuck(
     step: int, takes_s: float, problem: str, missed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(casts, "DRAIN_S", 0.1)
-    monkeypatch.setattr(casts, "STILL_S", 0.3)
-    monkeypatch.setattr(casts, "READING_S_MAX", 1.0)
+    monkeypatch.setattr(chaos_clients, "DRAIN_S", 0.1)
+    monkeypatch.setattr(chaos_clients, "STILL_S", 0.3)
+    monkeypatch.setattr(chaos_clients, "READING_S_MAX", 1.0)
     ending, gave_up = asyncio.run(_end(monkeypatch, step, takes_s))
     assert gave_up
     assert len(ending.problems) == bool(problem)

@@ -1,4 +1,4 @@
-"""A plan of strikes is a pure function of its seed, and never asks for more than is promised."""
+"""A plan of faults is a pure function of its seed, and never asks for more than is promised."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordwood.chaos.means import kinds_without, left_out
+from cordwood.chaos.capabilities import kinds_without, left_out
 from cordwood.chaos.plan import KINDS, Aim, Need, plan_of
 
 EVERY = tuple(KINDS)
@@ -26,30 +26,30 @@ def test_the_order_in_which_kinds_are_named_is_nothing_to_the_plan() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_five_minutes_hold_forty_strikes_of_every_kind(seed: int) -> None:
+def test_five_minutes_hold_forty_faults_of_every_kind(seed: int) -> None:
     plan = plan_of(seed, 300, EVERY, nodes=5, away_max=2)
     assert len(plan) >= 60, "a machine that is busy gets through two thirds of them"
-    assert {strike.kind for strike in plan} == {*EVERY}
+    assert {fault.kind for fault in plan} == {*EVERY}
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3), st.sets(st.sampled_from(EVERY), min_size=1))
 def test_no_more_are_away_at_once_than_may_be(seed: int, away_max: int, kinds: set[str]) -> None:
     plan = plan_of(seed, 120, tuple(kinds), nodes=5, away_max=away_max)
-    for strike in plan:
+    for fault in plan:
         beside = [
             each for each in plan
-            if each is not strike and each.at_s <= strike.at_s < each.at_s + each.length_s
+            if each is not fault and each.at_s <= fault.at_s < each.at_s + each.length_s
         ]  # fmt: skip
-        away = strike.away + sum(each.away for each in beside)
+        away = fault.away + sum(each.away for each in beside)
         assert away <= away_max or not beside
-        assert KINDS[strike.kind].aim is not Aim.PAIR or away_max >= 2
-        assert strike.at_s + strike.length_s <= 120
-        assert 0 <= strike.rank < 5
+        assert KINDS[fault.kind].aim is not Aim.PAIR or away_max >= 2
+        assert fault.at_s + fault.length_s <= 120
+        assert 0 <= fault.rank < 5
 
 
 def test_a_kind_comes_again_only_after_all_others_did() -> None:
     plan = plan_of(1, 300, EVERY, nodes=5, away_max=2)
-    assert len({strike.kind for strike in plan[: len(EVERY)]}) == len(EVERY)
+    assert len({fault.kind for fault in plan[: len(EVERY)]}) == len(EVERY)
 
 
 def test_no_time_or_no_kinds_is_no_plan() -> None:

@@ -38,10 +38,10 @@ async def copies(cluster: ClusterAtHand) -> dict[tuple[int, int], tuple[tuple[in
     """Every block that some node holds: its copyset, and the bytes of its body."""
     found = {}
     for node in cluster.running.values():
-        for log in node.shard.cache.logs:
+        for log in node.engine.cache.logs:
             at = 1
             while at <= LSN_MAX:
-                run = await node.shard.reader.read(
+                run = await node.engine.reader.read(
                     log, at, LSN_MAX, lambda _: Part.HEAD, bytes_max=1 << 30, blocks_max=1000
                 )
                 for block in run.blocks:

@@ -114,15 +114,15 @@ def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run, tmp_pa
     assert headless is not None, told
     assert 0 < int(headless[1].replace(",", "")) < HEADLESS_MS_MAX
     # The killed sequencer's epoch, the bridge that readers were given, and who went on.
-    reigns = re.findall(r"^ +(\d+) +node (\d) +(e\d+n\d+)? +(e\d+n\d+)? +([\d,]+)(.*)$", told, re.M)
-    assert len(reigns) >= 2, told
-    assert reigns[0][1] != reigns[-1][1], "another node went on"
-    assert re.fullmatch(r" +bridge e1n\d+ to e2n0 *", reigns[0][5]), told
-    assert sum(int(row[4].replace(",", "")) for row in reigns) == RECORDS
+    epochs = re.findall(r"^ +(\d+) +node (\d) +(e\d+n\d+)? +(e\d+n\d+)? +([\d,]+)(.*)$", told, re.M)
+    assert len(epochs) >= 2, told
+    assert epochs[0][1] != epochs[-1][1], "another node went on"
+    assert re.fullmatch(r" +bridge e1n\d+ to e2n0 *", epochs[0][5]), told
+    assert sum(int(row[4].replace(",", "")) for row in epochs) == RECORDS
     assert re.search(r"no record is lost: every gap is a bridge or a hole", line)
     assert re.search(r"Both nodes were started again, and had caught up after [\d.]+ s", line)
     back = re.findall(r"^ +(\d) +rack\d .*killed, back: .*readable up to (e\d+n\d+) *$", told, re.M)
-    assert {lsn for _, lsn in back} == {reigns[-1][3]}, told
+    assert {lsn for _, lsn in back} == {epochs[-1][3]}, told
     assert len(back) == 2, told
     rebuilt = {path.name.split("-", 1)[1]: path.read_bytes() for path in where.glob("rebuilt/*")}
     assert rebuilt == {**CONTENTS, "-": PIPED}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cordwood.block import Gap, GapKind
 from cordwood.demo.board import Board, Moving, StepState
-from cordwood.demo.reigns import Reign
+from cordwood.demo.epoch_rows import EpochRow
 from cordwood.demo.rejoin import Rejoined
 from cordwood.demo.report import Ingested, Killed, Report, Stored
 from cordwood.demo.screen import picture, screen
@@ -93,9 +93,9 @@ def report(query: str, rows: list[Row], *, kept: bool = False) -> Report:
     first, last = Lsn(OLDEST), Lsn(OLDEST + 252_999)
     bridge = Gap(Lsn(last + 1), make_lsn(2, 0), GapKind.BRIDGE)
     newer = EpochRead(make_lsn(2, 1), make_lsn(2, 83_776), 83_776)
-    done.reigns = [
-        Reign(1, 2, EpochRead(first, last, 253_000), bridge),
-        Reign(2, 1, newer, None),
+    done.epochs = [
+        EpochRow(1, 2, EpochRead(first, last, 253_000), bridge),
+        EpochRow(2, 1, newer, None),
     ]
     done.rejoined = [Rejoined(NodeId(2), 2, newer.last, 200)]
     done.rejoin_s = 1.25

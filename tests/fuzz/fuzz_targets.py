@@ -23,7 +23,7 @@ from crc32c import crc32c
 
 from cordwood.block import Codec
 from cordwood.errors import CordwoodError
-from cordwood.layout import logs_db, message, reading, shard_record, wal_batch, wal_block, waves
+from cordwood.layout import engine_record, logs_db, message, reading, wal_batch, wal_block, waves
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.body import open_body, parse_body
 from cordwood.layout.compression import inflate
@@ -198,7 +198,7 @@ def stored(data: bytes) -> None:
     """A STORED payload."""
     wave, refusals = waves.read_stored(memoryview(data))
     assert waves.read_stored(memoryview(waves.pack_stored(wave, refusals))) == (wave, refusals)
-    assert waves.stored_room(memoryview(data)) >= 0
+    assert waves.stored_space(memoryview(data)) >= 0
 
 
 @target
@@ -306,11 +306,11 @@ def wal_batches(data: bytes) -> None:
 
 
 @target
-def shard_records(data: bytes) -> None:
-    """The body of a WAL record of a shard."""
+def engine_records(data: bytes) -> None:
+    """The body of a WAL record of a storage engine."""
     store_at = 1 + waves.STORE_HEAD_BYTES
     sealed = _sealed_blocks(data, store_at) if data[:1] == b"\x01" else data
-    shard_record.read_shard_record(memoryview(sealed))
+    engine_record.read_engine_record(memoryview(sealed))
 
 
 @target

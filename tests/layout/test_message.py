@@ -38,18 +38,20 @@ from cordwood.layout.log_questions import (
 )
 from cordwood.layout.message import (
     AppendFault,
+    AskConsumers,
     AskDirectory,
     AskEpoch,
     AskEpochs,
-    AskGroups,
     AskNodesets,
     AskReleased,
     AskStatus,
     AskStreams,
     AskTail,
-    BeatGroup,
+    BeatConsumer,
     Call,
     Clean,
+    ConsumerReply,
+    ConsumersReply,
     CreateLog,
     DirectoryReply,
     DoneReply,
@@ -58,10 +60,8 @@ from cordwood.layout.message import (
     EpochsReply,
     Fault,
     FindLog,
-    GroupReply,
-    GroupsReply,
-    JoinGroup,
-    LeaveGroup,
+    JoinConsumer,
+    LeaveConsumer,
     ListLogs,
     LogReply,
     LogsReply,
@@ -102,9 +102,9 @@ from cordwood.layout.message_staging import (
     BlockPlace,
     CommitPublish,
     FinishPublish,
+    LogBlocks,
     PinStaged,
     PublicationReply,
-    Share,
     StageBlock,
     StagedReply,
     Unstage,
@@ -123,12 +123,12 @@ MEMBER = MemberInfo(3, "127.0.0.1:4442", "rack1", 7, 1.0)
 LOG = LogReply(
     9, "/orders/eu", 3, 2, 1_700_000_000_000_000, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]
 )
-GROUP = GroupReply(
+GROUP = ConsumerReply(
     "billing", 3, {"m1": ["/orders"]}, {"/orders": "m1"}, {"/orders": lsn(4, 17)},
     {"/orders": 2}, {"/orders": "m2"},
 )  # fmt: skip
 STAGE = bytes(range(16))
-SHARE = Share(9, "/orders", [BlockPlace(STAGE, [1, 2, 3], 2, 4)])
+SHARE = LogBlocks(9, "/orders", [BlockPlace(STAGE, [1, 2, 3], 2, 4)])
 CALLS: list[Call] = [
     Trim(9, lsn(3, 1), lsn(3, 2)),
     AskTime(9, -1, lsn(3, 2), True),
@@ -138,9 +138,9 @@ CALLS: list[Call] = [
     AskIfLost((3, 2**32 - 1), 9, lsn(4, 17)),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
-    AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskGroups("billing"),
-    JoinGroup("billing", "m1", ["/orders"], 15_000), BeatGroup("billing", "m1", 3, 15_000),
-    LeaveGroup("billing", "m1", 3),
+    AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskConsumers("billing"),
+    JoinConsumer("billing", "m1", ["/orders"], 15_000), BeatConsumer("billing", "m1", 3, 15_000),
+    LeaveConsumer("billing", "m1", 3),
     SaveCursors(
         "billing", "m1", 3, {"/orders": lsn(4, 17)}, {"/orders": lsn(4, 16)}, True, ["/orders"]
     ),
@@ -159,7 +159,7 @@ CALLS: list[Call] = [
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
     SealReply({4: lsn(4, 16), 5: lsn(5, 0)}, 1_700_000_000_000_000), DoneReply(),
-    EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]), GROUP, GroupsReply([GROUP]),
+    EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]), GROUP, ConsumersReply([GROUP]),
     StreamsReply([StreamState(9, "a client", lsn(4, 17), LSN_MAX, lsn(4, 99), 7, True, [2], "")]),
     DirectoryReply("/", LogAttributes(backlog_s=1.5), DEFAULTS),
     StagedReply(9, 2, 1, 30, 5, 6, b"body"),

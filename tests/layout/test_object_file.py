@@ -32,7 +32,7 @@ from cordwood.layout.object_file import (
     TRAILER_BYTES,
     Group,
     ObjectIndex,
-    Run,
+    ObjectRun,
     _check_index,
     check_object,
     footer_bytes,
@@ -419,4 +419,4 @@ def test_the_index_is_json_that_anybody_reads():
     plain = msgspec.json.decode(text)
     assert sorted(plain) == ["groups", "runs", "version"]
     assert msgspec.json.decode(text, type=ObjectIndex) == done.footer.index
-    assert isinstance(done.footer.index.runs[0], Run)
+    assert isinstance(done.footer.index.runs[0], ObjectRun)

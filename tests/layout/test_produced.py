@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordwood.block import Place, Produced
+from cordwood.block import Produced, ProducedBlock
 from cordwood.errors import Malformed
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.lsn import LSN_MAX
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-PLACES = st.builds(Place, U64, st.integers(1, 2**32 - 1), st.integers(0, LSN_MAX), I64)
+PLACES = st.builds(ProducedBlock, U64, st.integers(1, 2**32 - 1), st.integers(0, LSN_MAX), I64)
 PRODUCED = st.lists(
     st.builds(
         Produced,
@@ -46,7 +46,7 @@ def test_every_cut_and_every_addition_is_refused(produced, data):
 
 @pytest.mark.parametrize(("at", "byte"), [(4, 0), (27, 0)])
 def test_a_producer_0_and_a_place_without_records_are_refused(at, byte):
-    packed = bytearray(pack_produced([Produced(1, 0, (Place(0, 1, 5),))]))
+    packed = bytearray(pack_produced([Produced(1, 0, (ProducedBlock(0, 1, 5),))]))
     if at == 4:
         packed[4] = byte
     else:

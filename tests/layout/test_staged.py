@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.errors import Malformed
-from cordwood.layout.shard_record import RecordKind, read_shard_record
+from cordwood.layout.engine_record import RecordKind, read_engine_record
 from cordwood.layout.staged import (
     PinRecord,
     StagedHead,
@@ -30,7 +30,7 @@ IDS = st.lists(st.binary(min_size=16, max_size=16), max_size=5).map(tuple)
 
 
 def record(kind: RecordKind, body: bytes):
-    return read_shard_record(memoryview(bytes([kind]) + body))
+    return read_engine_record(memoryview(bytes([kind]) + body))
 
 
 def test_a_staged_block_has_these_bytes() -> None:

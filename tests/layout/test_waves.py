@@ -34,7 +34,7 @@ from cordwood.layout.waves import (
     read_store,
     read_stored,
     store_head,
-    stored_room,
+    stored_space,
 )
 from cordwood.lsn import EPOCH_MAX, LSN_MAX, make_lsn
 
@@ -338,13 +338,13 @@ class TestStored:
         refusal = StoreRefusal(4, 0x0102030405060708, Refusal.SEALED, 9)
         assert pack_stored(5, [refusal], 4 * 4096 - 1) == GOLDEN_STORED
         assert read_stored(memoryview(GOLDEN_STORED)) == (5, [refusal])
-        assert stored_room(memoryview(GOLDEN_STORED)) == 3 * 4096
+        assert stored_space(memoryview(GOLDEN_STORED)) == 3 * 4096
 
     @pytest.mark.parametrize(
         ("room", "told"), [(0, 0), (4095, 0), (4096, 4096), (1 << 62, (2**32 - 1) * 4096)]
     )
     def test_room_is_told_in_whole_blocks_and_never_as_more(self, room: int, told: int) -> None:
-        assert stored_room(memoryview(pack_stored(1, (), room))) == told
+        assert stored_space(memoryview(pack_stored(1, (), room))) == told
 
     @given(
         st.integers(0, 2**64 - 1),

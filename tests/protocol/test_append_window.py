@@ -32,7 +32,7 @@ def test_a_run_stored_early_waits_for_those_before_it() -> None:
     assert runs.retire() == []
     first.on_stored(1, 1)
     assert first.on_stored(2, 1)
-    assert [run.cargo for run in runs.retire()] == ["a", "b"]
+    assert [run.contents for run in runs.retire()] == ["a", "b"]
     assert runs.lng == make_lsn(7, 2)
 
 
@@ -71,7 +71,7 @@ def test_a_group_of_several_runs_retires_as_one() -> None:
     made[2].on_stored(1, 1)
     assert runs.retire() == []
     made[1].on_stored(1, 1)
-    assert [run.cargo for run in runs.retire()] == ["a", "b", "c"]
+    assert [run.contents for run in runs.retire()] == ["a", "b", "c"]
     assert runs.lng == make_lsn(7, 6)
 
 
@@ -110,8 +110,8 @@ def test_whatever_the_order_of_answers_runs_retire_in_lsn_order(counts, chance) 
     retired: list[int] = []
     for run, node in answers:
         run.on_stored(node, 1)
-        heard[run.cargo].add(node)
-        retired += [done.cargo for done in runs.retire()]
+        heard[run.contents].add(node)
+        retired += [done.contents for done in runs.retire()]
         stored = 0
         while stored < len(made) and len(heard[stored]) == 3:
             stored += 1

@@ -31,7 +31,9 @@ def joined(group: Group, *members: str, logs: str = "abcd", now: int = 0) -> Gro
 
 def all_let_go(group: Group) -> Group:
     for member in group.members:
-        leaving = [log for log, own in group.owners.items() if own.heir and own.member == member]
+        leaving = [
+            log for log, own in group.owners.items() if own.successor and own.member == member
+        ]
         group = let_go(group, member, leaving, group.generation)
     return group
 
@@ -87,10 +89,10 @@ class TestSharing:
 
 
 class TestHandingOver:
-    def test_the_heir_waits_until_the_owner_lets_go(self) -> None:
+    def test_the_successor_waits_until_the_owner_lets_go(self) -> None:
         one = joined(Group(), "m1")
         two = join(one, "m2", "abcd", S, TTL)
-        leaving = [log for log, own in two.owners.items() if own.heir == "m2"]
+        leaving = [log for log, own in two.owners.items() if own.successor == "m2"]
         assert len(leaving) == 2
         assert shares(two) == {"m1": "abcd", "m2": ""}
         saved = save(two, {leaving[0]: 7}, member="m1", generation=one.generation)
@@ -110,16 +112,16 @@ class TestHandingOver:
         assert shares(group)["m2"] == ""
         group = beat(group, "m1", group.generation, 10 * S, TTL)
         assert sorted(map(len, shares(group).values())) == [2, 2]
-        assert not any(own.heir for own in group.owners.values())
+        assert not any(own.successor for own in group.owners.values())
 
-    def test_an_heir_that_goes_gets_nothing(self) -> None:
+    def test_a_successor_that_goes_gets_nothing(self) -> None:
         one = joined(Group(), "m1")
         two = join(one, "m2", "abcd", S, TTL)
         left = leave(two, "m2", two.generation, S)
         assert shares(left) == {"m1": "abcd"}
         assert all(own == one.owners[log] for log, own in left.owners.items()), "as it was"
 
-    def test_an_owner_that_dies_leaves_it_to_its_heir(self) -> None:
+    def test_an_owner_that_dies_leaves_it_to_its_successor(self) -> None:
         two = join(joined(Group(), "m1"), "m2", "abcd", 5 * S, TTL)
         alone = beat(two, "m2", two.generation, 11 * S, TTL)
         assert shares(alone) == {"m2": "abcd"}
@@ -230,11 +232,11 @@ def test_each_log_has_one_owner_who_wants_it_and_shares_are_even(events) -> None
             assert own.since <= group.generation
             if was is None or was.member != own.member:
                 assert own.since == group.generation > before.generation
-            if own.heir:
-                assert own.heir != own.member
-                assert log in group.members[own.heir].logs
+            if own.successor:
+                assert own.successor != own.member
+                assert log in group.members[own.successor].logs
                 assert own.due_us <= now + TTL
         if all(set(value.logs) == wanted for value in group.members.values()) and group.members:
-            ends = [own.heir or own.member for own in group.owners.values() if own.member]
+            ends = [own.successor or own.member for own in group.owners.values() if own.member]
             sizes = [ends.count(each) for each in group.members]
             assert max(sizes) - min(sizes) <= 1

@@ -48,9 +48,9 @@ def test_a_full_node_that_tells_of_room_is_picked_at_once() -> None:
     states = NodeStates()
     for node, on_refused in ((ONE, states.on_full), (TWO, states.on_no_space)):
         on_refused(node, 0.0)
-        states.on_room(node)
+        states.on_space(node)
     states.on_failed(THREE)
-    states.on_room(THREE)
+    states.on_space(THREE)
     assert states.pick_from(UP, 0.0) == {ONE, TWO}
 
 
@@ -165,7 +165,7 @@ def test_a_node_that_does_well_is_always_picked_again(events: list[tuple[str, No
         "slow": lambda n: states.on_slow(n, now),
         "full": lambda n: states.on_full(n, now),
         "no space": lambda n: states.on_no_space(n, now),
-        "room": states.on_room,
+        "room": states.on_space,
         "up": states.on_up,
         "probe ok": lambda n: states.on_probed(n, True, now),
         "probe lost": lambda n: states.on_probed(n, False, now),
@@ -185,7 +185,7 @@ def test_a_node_that_does_well_is_always_picked_again(events: list[tuple[str, No
 def test_a_node_that_a_member_called_rebuilt_is_left_out_as_long_as_log_device_does() -> None:
     states = NodeStates()
     states.on_rebuilding(TWO, 20.0)
-    states.on_room(TWO)
+    states.on_space(TWO)
     assert states.state(TWO, 20.0 + REBUILDING_S - 0.01) is NodeState.REBUILDING
     assert states.pick_from(UP, 20.0) == {ONE, THREE}
     assert states.pick_from(UP, 20.0 + REBUILDING_S) == set(UP)

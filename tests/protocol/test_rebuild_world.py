@@ -13,7 +13,7 @@ from cordwood.rebuilding import IsRebuilt, NeedsRebuild, Undrained, Unrecoverabl
 
 STEPS = 300
 SEEDS = 120
-HUNTED_SEEDS = 300
+SEARCHED_SEEDS = 300
 
 
 def run(seed: int, kind: type[World] = World) -> World:
@@ -123,7 +123,7 @@ class TakesForTheLost(World):
     ],
 )  # fmt: skip
 def test_a_bug_is_caught(bug: type[World]) -> None:
-    for seed in range(HUNTED_SEEDS):
+    for seed in range(SEARCHED_SEEDS):
         try:
             run(seed, bug)
         except AssertionError:

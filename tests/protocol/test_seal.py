@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cordwood.block import Place, Produced
+from cordwood.block import Produced, ProducedBlock
 from cordwood.lsn import make_lsn
 from cordwood.nodes import Member, NodeId, Nodeset
-from cordwood.protocol.producers import ProducerTable, Turn
+from cordwood.protocol.producers import ProducerTable, ProducerVerdict
 from cordwood.protocol.seal import SealTable, SealTally
 
 NODESET = Nodeset(tuple(Member(NodeId(n), f"n{n}:1") for n in (1, 2, 3)))
@@ -60,12 +60,14 @@ def test_what_was_released_since_the_seal_is_remembered_of_its_producer() -> Non
     and a repeat would have been stored a second time."""
     heard = tally()
     heard.on_sealed(NodeId(1), {4: make_lsn(4, 2)}, 10)
-    places = tuple(Place(at - 1, 1, make_lsn(4, at)) for at in (1, 2, 3, 4, 5))
+    places = tuple(ProducedBlock(at - 1, 1, make_lsn(4, at)) for at in (1, 2, 3, 4, 5))
     heard.on_produced(4, [Produced(7, 0, places)])
     producers = ProducerTable()
     heard.note_produced(4, make_lsn(4, 4), producers)
-    assert producers.look(7, 0, 3, 1) == (Turn.REPEAT, make_lsn(4, 4))
-    assert producers.look(7, 0, 4, 1) == (Turn.NEXT, 0), "what is above the LNG may be a hole yet"
+    assert producers.look(7, 0, 3, 1) == (ProducerVerdict.REPEAT, make_lsn(4, 4))
+    assert producers.look(7, 0, 4, 1) == (ProducerVerdict.NEXT, 0), (
+        "what is above the LNG may be a hole yet"
+    )
 
 
 def test_who_lost_records_seals_and_says_nothing_of_what_is_young() -> None:

@@ -12,7 +12,7 @@ from small_scope import NODES, Broken, start, steps
 
 from cordwood.protocol.digest import Digest
 from cordwood.protocol.seal import SealTable, SealTally
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +167,7 @@ def test_a_rule_that_is_wrong_is_found_out(plant, monkeypatch):
     "bug",
     ["lng-too-high", "digest-drops-last", "bridge-too-low", "hole-over-record", "seal-not-obeyed"],
 )
-def test_a_bug_of_the_zoo_is_found_out(bug):
+def test_a_bug_that_is_planted_is_found_out(bug):
     with planted(find_bug(bug)):
         is_found((2, 1))
 

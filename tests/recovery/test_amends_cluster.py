@@ -20,7 +20,7 @@ from cordwood.layout.waves import StoredBlock, store_head
 from cordwood.lsn import make_lsn
 from cordwood.nodes import NodeId
 from cordwood.sim.holdings import held_blocks
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.wire.connection import Connection
 
 LOG = 1
@@ -34,7 +34,11 @@ class Written:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent = 0
         self.kinds: Counter[str] = Counter()
-        send, amend, store = Connection.send, Shard.append_amend, Shard._append_store
+        send, amend, store = (
+            Connection.send,
+            StorageEngine.append_amend,
+            StorageEngine._append_store,
+        )
 
         def counted(me, kind, request, parts, *rest):
             if kind == Kind.STORE:
@@ -50,8 +54,8 @@ class Written:
             return store(me, wave, parts, taken, *rest, **named)
 
         monkeypatch.setattr(Connection, "send", counted)
-        monkeypatch.setattr(Shard, "append_amend", amended)
-        monkeypatch.setattr(Shard, "_append_store", stored)
+        monkeypatch.setattr(StorageEngine, "append_amend", amended)
+        monkeypatch.setattr(StorageEngine, "_append_store", stored)
 
 
 async def plant_tail(cluster: ClusterAtHand, holders: Sequence[int]) -> list[bytes]:
@@ -69,7 +73,7 @@ async def plant_tail(cluster: ClusterAtHand, holders: Sequence[int]) -> list[byt
     payload = memoryview(b"".join(parts))
     settled: list[object] = []
     for number in holders:
-        cluster.running[number].shard.store(1, payload, settled.append)
+        cluster.running[number].engine.store(1, payload, settled.append)
     await until(lambda: len(settled) == len(holders))
     assert settled == [()] * len(holders)
     return [b"first", *values]
@@ -83,8 +87,8 @@ async def taken_over(cluster: ClusterAtHand, store: Store) -> None:
 
 
 async def mended(cluster: ClusterAtHand) -> list[StoredBlock]:
-    shards = [node.shard for node in cluster.running.values()]
-    blocks = [b for shard in shards for b in await held_blocks(shard, LOG)]
+    engines = [node.engine for node in cluster.running.values()]
+    blocks = [b for engine in engines for b in await held_blocks(engine, LOG)]
     return [b for b in blocks if b.header.stored_bytes >= BODY and b.envelope.seal_epoch]
 
 

@@ -23,7 +23,7 @@ from cordwood.lsn import Lsn, make_lsn
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.nodes import NodeId
 from cordwood.recovery import recover_log
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 HOUR_US = 3600 * 1_000_000
@@ -40,7 +40,7 @@ async def stored_by(cluster: ClusterAtHand, number: int, first: int, time_us: in
     envelope = pack_envelope(Envelope((3, 4, 5)))
     block = store_head(1) + pack_header(header) + envelope + body
     settled: list[Sequence[Any]] = []
-    cluster.running[number].shard.store(1, memoryview(block), settled.append)
+    cluster.running[number].engine.store(1, memoryview(block), settled.append)
     await until(lambda: bool(settled))
     assert list(settled[0]) == []
 
@@ -142,7 +142,7 @@ def test_a_bound_that_is_told_late_takes_back_no_end_that_nodes_were_told():
                 asked.append(asyncio.ensure_future(sequenced_by(store, quick)))
                 await told.wait()
                 cluster.kill(quick)
-                ends = [n.shard.cache.log(LOG).ends.get(1) for n in cluster.running.values()]
+                ends = [n.engine.cache.log(LOG).ends.get(1) for n in cluster.running.values()]
                 assert any(end is not None and end.seal == 3 for end in ends)
                 go_on.set()
                 await asyncio.gather(*asked, return_exceptions=True)

@@ -10,8 +10,8 @@ from cluster_at_hand import ClusterAtHand, read_all, simulate
 
 from cordwood.block import Record
 from cordwood.layout.message import SealReply
-from cordwood.sim.zoo import find_bug, planted
-from cordwood.storage.engine import Shard
+from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.engine import StorageEngine
 
 
 @pytest.mark.parametrize("is_planted", [False, True])
@@ -22,7 +22,7 @@ def test_a_record_whose_other_holder_lost_it_is_kept(
     had it. The new epoch was said to begin no later than what these two had; the other holder came,
     and its record, younger than that, was taken for one that nobody can have been told of."""
 
-    right = Shard.seal
+    right = StorageEngine.seal
 
     async def scenario(cluster: ClusterAtHand) -> list[bytes]:
         async with cluster.client(timeout_s=30) as store:
@@ -40,15 +40,15 @@ def test_a_record_whose_other_holder_lost_it_is_kept(
                 cluster.kill(node)
             late = [whole]
 
-            async def seal(shard: Shard, *what: int) -> SealReply:
-                if whole in cluster.running and shard is cluster.running[whole].shard and late:
+            async def seal(engine: StorageEngine, *what: int) -> SealReply:
+                if whole in cluster.running and engine is cluster.running[whole].engine and late:
                     late.pop()
                     await asyncio.sleep(1)
-                return await right(shard, *what)
+                return await right(engine, *what)
 
-            monkeypatch.setattr(Shard, "seal", seal)
+            monkeypatch.setattr(StorageEngine, "seal", seal)
             await cluster.start(rotten, absent, whole)
-            assert "cannot be read" in cluster.running[rotten].shard.damage
+            assert "cannot be read" in cluster.running[rotten].engine.damage
             assert max(cluster.held(rotten, 1))[1] == last - 1
             await store.append("log", b"3")
             assert not late

@@ -16,7 +16,7 @@ from cordwood.metadata.epoch_store import EpochStore
 from cordwood.nodes import NodeId
 from cordwood.sequencer import activation
 from cordwood.sequencer.releases import Releases
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 
 def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> None:
@@ -61,7 +61,7 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
             appender = cluster.running[second]._sequencer.sequencing()[LOG]
 
             def held(number: int) -> Any:
-                return cluster.running[number].shard.cache.log(LOG)
+                return cluster.running[number].engine.cache.log(LOG)
 
             await until(lambda: sum(1 in held(n).ends for n in cluster.running) >= 3)
             # Else the higher one would ask it to finish first.
@@ -73,8 +73,8 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
             await asyncio.sleep(0.5)
             for number in cluster.running:  # as retention does it
                 if held(number).readable >= make_lsn(1, 4):
-                    shard = cluster.running[number].shard
-                    await shard.trim(LOG, make_lsn(1, 4), held(number).readable)
+                    engine = cluster.running[number].engine
+                    await engine.trim(LOG, make_lsn(1, 4), held(number).readable)
             late_read.set()
             await asyncio.sleep(5)
             monkeypatch.undo()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cordwood.block import Place, Produced
+from cordwood.block import Produced, ProducedBlock
 from cordwood.errors import CordwoodError, NoSequencer, Unreachable
 from cordwood.layout.message import AskEpoch, EpochReply
 from cordwood.layout.produced import pack_produced
@@ -41,7 +41,7 @@ class Answers:
 
 
 def end(seal: int, attempt: int, producer: int) -> EpochReply:
-    place = Place(0, 1, make_lsn(1, 4))
+    place = ProducedBlock(0, 1, make_lsn(1, 4))
     packed = pack_produced([Produced(producer, 0, (place,))])
     return EpochReply(True, seal, make_lsn(1, 3), packed, attempt)
 

@@ -20,7 +20,7 @@ from cordwood.lsn import Lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.nodes import NodeId
 from cordwood.sequencer import log_watch
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.role import StorageRole
 
 LOG = 1
@@ -131,7 +131,7 @@ def test_a_node_in_another_rack_takes_a_new_epoch_that_records_where_it_stands(m
             assert record.history[0].locations == tuple(RACKS.values())
             assert record.history[-1].locations == tuple(now.values())
             assert appenders[LOG].nodeset.locations == tuple(now.values())
-            told = cluster.running[sequencer].shard.nodesets(LOG)[1]
+            told = cluster.running[sequencer].engine.nodesets(LOG)[1]
             assert [tuple(each.locations) for each in told] == [
                 tuple(RACKS.values()),
                 tuple(now.values()),

@@ -16,7 +16,7 @@ from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.membership import Membership
 from cordwood.nodes import Authority
 from cordwood.recovery import recover_log
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 FULL, GONE, DOWN = (
@@ -79,7 +79,7 @@ def test_the_log_goes_on_and_readers_are_told_of_a_loss_and_of_no_hole() -> None
             # record nobody knows that.
             await cluster.start(3, 4)
             for node in (3, 4):
-                assert cluster.running[node].shard.sealed(LOG) >= after.epoch
+                assert cluster.running[node].engine.sealed(LOG) >= after.epoch
             await asyncio.sleep(10)
             assert await statuses(cluster) == {FULL}
             first, second = make_lsn(1, 1), make_lsn(1, 2)

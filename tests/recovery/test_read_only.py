@@ -47,7 +47,7 @@ def test_a_read_only_node_takes_no_store_of_anybody_and_tells_recovery_what_it_h
             last = await store.append("log", b"last")
             assert epoch > 1
             assert held(cluster, silent) == before, "neither records nor the end of the epoch"
-            assert cluster.running[silent].shard.sealed(LOG) == epoch
+            assert cluster.running[silent].engine.sealed(LOG) == epoch
             members = {m.node: m for m in await Membership(cluster.metadata).members()}
             nodes = (await store.log("log")).nodes_of(last.epoch)
             assert (silent in nodes, members[NodeId(silent)].weight) == (False, 0.0)
@@ -57,10 +57,10 @@ def test_a_read_only_node_takes_no_store_of_anybody_and_tells_recovery_what_it_h
             # It stays so over a start, until the other is said.
             cluster.kill(silent)
             await cluster.start(silent)
-            assert cluster.running[silent].shard.read_only
+            assert cluster.running[silent].engine.read_only
             await store.set_storage(silent, read_only=False)
             await asyncio.sleep(3)
-            assert not cluster.running[silent].shard.read_only
+            assert not cluster.running[silent].engine.read_only
             with pytest.raises(BadSetting, match="no node 9"):
                 await store.set_storage(9, read_only=True)
 
@@ -77,7 +77,7 @@ def test_a_node_is_read_only_before_it_takes_its_first_store(
 
     async def refresh_members(self: Node) -> None:
         if self.settings.node == 2:
-            seen.append((hasattr(self, "_server"), bool(self.shard.read_only)))
+            seen.append((hasattr(self, "_server"), bool(self.engine.read_only)))
         await right(self)
 
     async def scenario(cluster: ClusterAtHand) -> None:

@@ -23,7 +23,7 @@ from cordwood.nodes import NodeId
 from cordwood.recovery import mend_tail as mending
 from cordwood.recovery import recover_log
 from cordwood.sequencer.releases import Releases
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 
@@ -37,7 +37,7 @@ async def store_one_copy(cluster: ClusterAtHand, number: int, first: int) -> Non
     )  # fmt: skip
     payload = store_head(1) + pack_header(header) + pack_envelope(Envelope((3, 4, 5))) + body
     settled: list[Any] = []
-    cluster.running[number].shard.store(1, memoryview(payload), settled.append)
+    cluster.running[number].engine.store(1, memoryview(payload), settled.append)
     await until(lambda: bool(settled))
     assert settled == [()]
 
@@ -149,7 +149,7 @@ def test_attempts_that_count_alike_are_noticed(bug: str, monkeypatch) -> None:
 
 def known_producers(cluster: ClusterAtHand) -> dict[int, list[int]]:
     """By node, the producers that it knows as of the end of epoch 1."""
-    ends = {n: node.shard.cache.log(LOG).ends.get(1) for n, node in cluster.running.items()}
+    ends = {n: node.engine.cache.log(LOG).ends.get(1) for n, node in cluster.running.items()}
     return {n: [p.producer for p in read_produced(e.produced)] for n, e in ends.items() if e}
 
 

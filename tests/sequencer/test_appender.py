@@ -314,11 +314,11 @@ class TestReplaced:
             async with cluster.client() as store:
                 await store.append("log", b"0")
                 old, new = cluster.sequencer_of(LOG), others(cluster)[0]
-                heir = cluster.running[new]
+                successor = cluster.running[new]
                 cluster.simulation.network.partition([f"node-{old}"], [f"node-{new}"])
-                await until(lambda: heir._peers.get(NodeId(old)) is None)
-                heir._sequencer._reigns.start(LOG)
-                await until(lambda: LOG in heir._sequencer.sequencing())
+                await until(lambda: successor._peers.get(NodeId(old)) is None)
+                successor._sequencer._table.start(LOG)
+                await until(lambda: LOG in successor._sequencer.sequencing())
                 cluster.simulation.network.mend_all()
                 await until(lambda: LOG not in cluster.running[old]._sequencer.sequencing())
                 assert (await store.append("log", b"1")) > at(0, epoch=2)
@@ -385,7 +385,7 @@ class TestOrder:
 
 
 class TestHostileClients:
-    def test_tens_of_thousands_of_tiny_blocks_in_one_turn_are_stored(self) -> None:
+    def test_tens_of_thousands_of_tiny_blocks_in_one_tick_are_stored(self) -> None:
         """Only bodies were counted into a run, so their headers made it larger than any WAL
         record, and the nodes that it was sent to failed."""
 
@@ -398,7 +398,7 @@ class TestHostileClients:
                 await until(lambda: len(client.acked) + len(client.faults) == 20_000)
                 assert client.faults == {}
                 assert sorted(client.acked.values()) == [at(n) for n in range(2, 20_002)]
-                assert all(not node.shard.failed for node in cluster.running.values())
+                assert all(not node.engine.failed for node in cluster.running.values())
 
         simulate(scenario, wal_bytes=8 * MIB)
 

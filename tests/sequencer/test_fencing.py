@@ -10,7 +10,7 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 
 from cordwood.client.append.producer import Producer
 from cordwood.errors import BadSetting, OutcomeUnknown, Retryable, TokenFenced, UnknownLog
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 
 def test_a_higher_token_shuts_out_whoever_has_a_lower_one_or_none() -> None:

@@ -29,7 +29,7 @@ def test_a_call_over_many_blocks_and_runs_gets_lsns_that_follow_one_another() ->
             lsns = await store.append_many("log", wanted, atomic=True)
             await asyncio.gather(*others)
             assert lsns == list(range(lsns[0], lsns[0] + 200))
-            held = cluster.running[1].shard.cache.log(1)
+            held = cluster.running[1].engine.cache.log(1)
             groups = {
                 held.at(at).header.group
                 for at in range(len(held))

@@ -13,7 +13,7 @@ from cordwood.client.publish import publishing
 from cordwood.client.store import Store
 from cordwood.errors import Misplaced, OutOfSequence
 from cordwood.settings import SequencerSettings
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 TEN = [b"%d" % number for number in range(10)]

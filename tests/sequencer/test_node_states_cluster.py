@@ -15,7 +15,7 @@ from cordwood.nodes import NodeId
 from cordwood.protocol.node_states import NodeState
 from cordwood.sequencer import appender
 from cordwood.sim.holdings import held_blocks
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 
 LOG = 1
 
@@ -134,13 +134,13 @@ def test_who_stored_an_earlier_wave_is_sent_the_envelope_alone(
     """One member is cut off. The others confirmed the first wave before it was given up, or after
     it; what they hold they are not sent again."""
     amended: list[int] = []
-    append_amend = Shard.append_amend
+    append_amend = StorageEngine.append_amend
 
     def counted(self, wave, blocks, *rest) -> None:
         amended.append(sum(block.header.stored_bytes for block in blocks))
         append_amend(self, wave, blocks, *rest)
 
-    monkeypatch.setattr(Shard, "append_amend", counted)
+    monkeypatch.setattr(StorageEngine, "append_amend", counted)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=20) as store:
@@ -149,7 +149,7 @@ def test_who_stored_an_earlier_wave_is_sent_the_envelope_alone(
             (copyset,) = {
                 block.envelope.copyset
                 for number in cluster.running
-                for block in await held_blocks(cluster.running[number].shard, LOG)
+                for block in await held_blocks(cluster.running[number].engine, LOG)
             }
             stalled = next(node for node in copyset if node != owner)
             cluster.machine(stalled).disk.stall(10.0)
@@ -164,7 +164,7 @@ def test_who_stored_an_earlier_wave_is_sent_the_envelope_alone(
             blocks = [
                 block
                 for number in cluster.running
-                for block in await held_blocks(cluster.running[number].shard, LOG)
+                for block in await held_blocks(cluster.running[number].engine, LOG)
                 if block.header.stored_bytes > len(body)
             ]
             newest = max(block.envelope.wave for block in blocks)

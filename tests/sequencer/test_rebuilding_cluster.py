@@ -13,7 +13,7 @@ from cordwood.nodes import Authority, NodeId
 from cordwood.protocol.node_states import REBUILDING_S, NodeState
 from cordwood.sequencer.appender import LogAppender
 from cordwood.sim.holdings import held_blocks
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 
@@ -30,14 +30,14 @@ def state_of(cluster: ClusterAtHand, node: int) -> NodeState:
 def told(cluster: ClusterAtHand, node: int, status: Authority, *to: int) -> None:
     """These nodes have heard of a status, the others not (yet)."""
     for number in to:
-        shard = cluster.running[number].shard
+        engine = cluster.running[number].engine
         is_rebuilt = status is not Authority.FULLY_AUTHORITATIVE
-        shard.rebuilding = frozenset({node}) if is_rebuilt else frozenset()
+        engine.rebuilding = frozenset({node}) if is_rebuilt else frozenset()
 
 
 async def copysets(cluster: ClusterAtHand) -> list[tuple[int, ...]]:
-    shards = [node.shard for node in cluster.running.values()]
-    blocks = [block for shard in shards for block in await held_blocks(shard, LOG)]
+    engines = [node.engine for node in cluster.running.values()]
+    blocks = [block for engine in engines for block in await held_blocks(engine, LOG)]
     return [b.envelope.copyset for b in sorted(blocks, key=lambda block: block.header.first)]
 
 
@@ -109,7 +109,7 @@ def test_a_node_that_was_given_up_and_comes_back_takes_no_copy_before_all_have_h
             await asyncio.sleep(5)
             await store.set_authority(gone, Authority.UNDER_REPLICATED)
             await asyncio.sleep(3)
-            known = [node.shard.rebuilding for node in cluster.running.values()]
+            known = [node.engine.rebuilding for node in cluster.running.values()]
             if is_planted:
                 assert known == [frozenset()] * len(known)
                 return
@@ -117,7 +117,7 @@ def test_a_node_that_was_given_up_and_comes_back_takes_no_copy_before_all_have_h
             assert state_of(cluster, gone) is NodeState.REBUILDING
             await store.append("log", b"second")
             await cluster.start(gone)
-            await until(lambda: not any(n.shard.rebuilding for n in cluster.running.values()))
+            await until(lambda: not any(n.engine.rebuilding for n in cluster.running.values()))
             await store.append("log", b"third")
             assert await values(store, "log") == [b"first", b"second", b"third"]
 

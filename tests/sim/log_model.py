@@ -105,7 +105,7 @@ class Model:
                 recorder.fault_eased("crash")
             if epoch == epochs:
                 recorder.faults_healed()
-            open_ops, next_esn = self._reign(epoch, turns)
+            open_ops, next_esn = self._epoch(epoch, turns)
             if epoch < epochs:
                 recorder.fault_struck("crash", [1])
         for op in open_ops:
@@ -118,7 +118,7 @@ class Model:
         self._dump()
         return list(recorder)
 
-    def _reign(self, epoch: int, turns: int) -> tuple[list[Op], int]:
+    def _epoch(self, epoch: int, turns: int) -> tuple[list[Op], int]:
         open_ops: list[Op] = []
         next_esn = 1
         first = True

@@ -9,13 +9,13 @@ import pytest
 
 from cordwood.sim.crash_states.explorer import Effort, Found, PromiseBroken, explore
 from cordwood.sim.crash_states.node_subject import NodeSubject
-from cordwood.sim.crash_states.planted import CRASH_ZOO, CrashBug, hunt
+from cordwood.sim.crash_states.planted import CRASH_BUGS, CrashBug, search
 from cordwood.sim.crash_states.prove import PROBES, Swept, run_seed, sweep
-from cordwood.sim.zoo import planted
+from cordwood.sim.planted import planted
 
 SEEDS = range(4)
 SEEDS_TO_CATCH = 4
-BUGS = [each for each in CRASH_ZOO if each.subject.name == "node"]
+BUGS = [each for each in CRASH_BUGS if each.subject.name == "node"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ class TestNodes:
     @pytest.mark.parametrize("bug", BUGS, ids=[each.bug.name for each in BUGS])
     def test_a_planted_bug_is_caught(self, bug: CrashBug, caplog: pytest.LogCaptureFixture):
         caplog.set_level(logging.CRITICAL)
-        assert "node seed" in hunt(bug, SEEDS_TO_CATCH)
+        assert "node seed" in search(bug, SEEDS_TO_CATCH)
 
 
 class TestSweeps:
@@ -56,7 +56,7 @@ class TestSweeps:
         swept = sweep(60.0, 0, states_max=500)
         assert swept.problem == ""
         assert 500 <= swept.states < 5000
-        assert set(swept.found) <= {"wal", "shard", "node", "staging"}
+        assert set(swept.found) <= {"wal", "engine", "node", "staging"}
         assert f"{swept.states:,} crash states in" in swept.report()
 
     def test_it_ends_in_time(self):
@@ -69,7 +69,7 @@ class TestSweeps:
         self, caplog: pytest.LogCaptureFixture
     ):
         caplog.set_level(logging.CRITICAL)
-        bug = next(each.bug for each in CRASH_ZOO if each.bug.name == "trim-before-durable")
+        bug = next(each.bug for each in CRASH_BUGS if each.bug.name == "trim-before-durable")
         with planted(bug):
             swept = sweep(60.0, 0)
             assert "trimmed, and back" in swept.problem

@@ -10,8 +10,8 @@ from cordwood.errors import CordwoodError
 from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import Replication
 from cordwood.sim.cluster import ClusterOptions
-from cordwood.sim.zoo import planted
-from cordwood.sim.zoo.write_path import NEWEST_NODESET
+from cordwood.sim.planted import planted
+from cordwood.sim.planted.write_path import NEWEST_NODESET
 from cordwood.testing.scenario import BrokenPromise, ScenarioRun
 
 SEED = 2

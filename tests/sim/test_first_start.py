@@ -85,7 +85,7 @@ def sizes_of_starts(
             for each in wal_bytes:
                 settings = replace(SETTINGS, storage=StorageSettings(each))
                 async with running_node(settings, host, metadata, memory_tables) as node:
-                    sizes.append(node.shard.wal.capacity_bytes)
+                    sizes.append(node.engine.wal.capacity_bytes)
                 await between(host.disk)
             return sizes
 

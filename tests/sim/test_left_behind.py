@@ -6,13 +6,13 @@ from cordwood.nodes import NodeId, Replication
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import SEQUENCER, Fault
 from cordwood.sim.options import RunOptions
+from cordwood.sim.planted import planted
+from cordwood.sim.planted.bug import PlantedBug, changed
 from cordwood.sim.recorded_metadata import current_node
 from cordwood.sim.replay import quiet_run
 from cordwood.sim.run import Outcome, run_seed
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.workload import WorkloadOptions
-from cordwood.sim.zoo import planted
-from cordwood.sim.zoo.bug import PlantedBug, changed
 
 LIGHT = WorkloadOptions(producers=1, lanes=3, readers=1, pause_s=0.2)
 

@@ -53,7 +53,7 @@ def test_beside_nodes_that_lost_records_no_other_is_hampered_where_that_is_one_t
     that was under way could not be recovered, the next came to its last esn, and appends
     waited for the stopped one, as they must."""
     running = {
-        n: SimpleNamespace(shard=SimpleNamespace(damage="lost" if n in damaged else ""))
+        n: SimpleNamespace(engine=SimpleNamespace(damage="lost" if n in damaged else ""))
         for n in (1, 2, 3, 4)
     }
     options = SimpleNamespace(replication=Replication(copies))

@@ -6,10 +6,10 @@ from cordwood.nodes import Replication
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import SEQUENCER, Fault
 from cordwood.sim.options import RunOptions
+from cordwood.sim.planted import find_bug, planted
 from cordwood.sim.replay import quiet_run
 from cordwood.sim.run import Outcome, run_seed
 from cordwood.sim.workload import WorkloadOptions
-from cordwood.sim.zoo import find_bug, planted
 
 OVER_REGIONS = ClusterOptions(
     nodes=6, racks=6, regions=2, replication=Replication.across({"node": 2, "region": 2})

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cordwood.spark import watch
+from cordwood.spark import catalog
+from cordwood.spark.catalog import DISCOVER_EVERY_S, Catalog
 from cordwood.spark.options import SERVERS, parse_options
-from cordwood.spark.watch import DISCOVER_EVERY_S, Watch
 
 pytestmark = pytest.mark.spark
 
@@ -35,21 +35,21 @@ class FakeStore:
 def clock(monkeypatch):
     """Seconds that pass when the test says so."""
     now = SimpleNamespace(s=1000.0)
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now.s))
-    monkeypatch.setattr(watch, "DISCOVER_WAIT_S", 0.0)
+    monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr(catalog, "DISCOVER_WAIT_S", 0.0)
     return now
 
 
 @pytest.fixture
 def store(monkeypatch):
     fake = FakeStore()
-    monkeypatch.setattr(watch, "shared_store", lambda *_: fake)
+    monkeypatch.setattr(catalog, "shared_store", lambda *_: fake)
     return fake
 
 
 @pytest.fixture
 def watched(clock, store):
-    found = Watch(parse_options({SERVERS: "h:1", "subscribePattern": "/.*"}))
+    found = Catalog(parse_options({SERVERS: "h:1", "subscribePattern": "/.*"}))
     assert list(found.selected().values()) == ["/a"]
     return found
 
@@ -77,7 +77,7 @@ def test_one_that_takes_long_takes_a_tenth_of_the_time(clock, store, watched):
                 under_way_s += 0.5
                 store.answer("/a")
     assert under_way_s > 0
-    assert len(store.asked) == pytest.approx(500 / (4 * watch.DISCOVER_SHARE), rel=0.3)
+    assert len(store.asked) == pytest.approx(500 / (4 * catalog.DISCOVER_SHARE), rel=0.3)
 
 
 def test_a_trigger_of_a_minute_does_not_make_a_quick_list_a_slow_one(clock, store, watched):

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from cordwood.lsn import make_lsn
 from cordwood.spark.find_time import Seen, find_time
-from cordwood.spark.runs import Run
+from cordwood.spark.runs import LsnRun
 
 
 class Log:
     """Blocks in order, with holes between them, and a count of what was looked at."""
 
-    def __init__(self, blocks: list[Seen], runs: list[Run]) -> None:
+    def __init__(self, blocks: list[Seen], runs: list[LsnRun]) -> None:
         self.blocks = blocks
         self.runs = runs
         self.looks = 0
@@ -34,7 +34,7 @@ class Log:
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
     blocks: list[Seen] = []
-    runs: list[Run] = []
+    runs: list[LsnRun] = []
     time_us = 0
     for epoch in draw(st.lists(st.integers(1, 9), unique=True, max_size=5).map(sorted)):
         at = first = make_lsn(epoch, 1)
@@ -46,7 +46,7 @@ def logs(draw: st.DrawFn) -> Log:
             at += hole + count
         stop = at + draw(st.integers(0, 2))
         if stop > first:
-            runs.append(Run(first, stop))
+            runs.append(LsnRun(first, stop))
     return Log(blocks, runs)
 
 
@@ -56,7 +56,7 @@ def test_finds_what_a_walk_over_every_block_finds(log: Log, time_us: int):
 
 
 def test_looks_at_few_blocks_of_a_long_log():
-    runs = [Run(make_lsn(epoch, 1), make_lsn(epoch, 1_000_001)) for epoch in range(1, 33)]
+    runs = [LsnRun(make_lsn(epoch, 1), make_lsn(epoch, 1_000_001)) for epoch in range(1, 33)]
     blocks = [
         Seen(first, first + 999, epoch * 1000 + at)
         for epoch in range(1, 33)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from cordwood.errors import BadSetting
 from cordwood.lsn import LSN_MAX, Lsn, format_lsn, make_lsn
-from cordwood.spark.given import shown
 from cordwood.spark.options import (
     COLUMNS,
     GAP_COLUMNS,
@@ -27,6 +26,7 @@ from cordwood.spark.options import (
     parse_options,
 )
 from cordwood.spark.places import At, Cursor, Edge, Places, check_strangers, parse_places
+from cordwood.spark.raw_options import shown
 
 LEAST = {SERVERS: "127.0.0.1:4440", "subscribe": "orders"}
 

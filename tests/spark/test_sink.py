@@ -37,7 +37,7 @@ from cordwood.spark.sink_options import (
     check_columns,
     parse_sink_options,
 )
-from cordwood.spark.sink_rows import PORTION_RECORDS, portions
+from cordwood.spark.sink_rows import ROW_BLOCK_RECORDS, row_blocks
 from cordwood.spark.source import CordwoodSource
 
 LEAST = {SERVERS: "h:1", "log": "a"}
@@ -66,7 +66,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 def write_batches(store, batches, log):
     """As a task that appends."""
     options = parse_sink_options({**LEAST, "log": log, "deliveryMode": AT_LEAST_ONCE})
-    return write_portions(store, portions(batches, options.log), options, "q", 0, 0)
+    return write_portions(store, row_blocks(batches, options.log), options, "q", 0, 0)
 
 
 class TestWriting:
@@ -137,16 +137,16 @@ def values(store: BlockingStore, log: str) -> list[int]:
 
 class TestPortions:
     def test_rows_are_gathered_and_keep_their_order(self):
-        found = list(portions(iter(numbered(0, 40_000)), "/a"))
+        found = list(row_blocks(iter(numbered(0, 40_000)), "/a"))
         assert [value for each in found for value in each.values] == [
             b"%d" % n for n in range(40_000)
         ]
         assert len(found) == 3
-        assert all(len(each.values) >= PORTION_RECORDS for each in found[:-1])
+        assert all(len(each.values) >= ROW_BLOCK_RECORDS for each in found[:-1])
 
     def test_a_column_that_comes_late_is_null_before(self):
         rows = [batch(value=pa.array([b"1"])), batch(value=pa.array([b"2"]), key=pa.array([b"k"]))]
-        (found,) = portions(iter(rows), "/a")
+        (found,) = row_blocks(iter(rows), "/a")
         assert (found.values, found.keys) == ([b"1", b"2"], [None, b"k"])
 
     def test_many_logs_do_not_fill_the_memory(self, monkeypatch):
@@ -154,7 +154,7 @@ class TestPortions:
         rows = batch(
             value=pa.array([b"x" * 100] * 50), log=pa.array([f"/l{n % 25}" for n in range(50)])
         )
-        found = list(portions(iter([rows, rows]), ""))
+        found = list(row_blocks(iter([rows, rows]), ""))
         assert sum(len(each.values) for each in found) == 100
         assert len(found) > 25
 
@@ -164,7 +164,7 @@ class TestOnce:
 
     def test_staged_rows_are_there_when_they_are_published_and_once(self, store):
         for attempt in range(2):
-            refs, count, _ = stage_all(store, portions(iter(numbered(0, 20_000)), "/a"), 60.0)
+            refs, count, _ = stage_all(store, row_blocks(iter(numbered(0, 20_000)), "/a"), 60.0)
             assert count == 20_000
             if not attempt:
                 assert "/a" not in {log.name for log in store.logs()} or not values(store, "/a")
@@ -172,36 +172,36 @@ class TestOnce:
         assert values(store, "/a") == list(range(20_000))
 
     def test_an_attempt_of_other_partitions_changes_nothing(self, store):
-        once, _, _ = stage_all(store, portions(iter(numbered(0, 900)), "/a"), 60.0)
+        once, _, _ = stage_all(store, row_blocks(iter(numbered(0, 900)), "/a"), 60.0)
         publish(store, "q", 0, once)
-        again, _, _ = stage_all(store, portions(iter(numbered(100, 900)), "/a"), 60.0)
+        again, _, _ = stage_all(store, row_blocks(iter(numbered(100, 900)), "/a"), 60.0)
         assert publish(store, "q", 0, again).is_repeat
         assert values(store, "/a") == list(range(900))
 
     def test_a_producers_rows_are_there_once_though_the_log_forgot_where(self, store):
-        """A task of more portions than the log remembers, and a first try that died half-way."""
-        rows = numbered(0, 7 * PORTION_RECORDS)
-        cut = list(portions(iter(rows), "/a"))
+        """A task of more row blocks than the log remembers, and a first try that died half-way."""
+        rows = numbered(0, 7 * ROW_BLOCK_RECORDS)
+        cut = list(row_blocks(iter(rows), "/a"))
         assert len(cut) > PLACES_MAX + 1
         OnceAppender(store, "q", 0, 1).append(cut[:-1])
         for _ in range(2):
-            OnceAppender(store, "q", 0, 1).append(portions(iter(rows), "/a"))
-        assert values(store, "/a") == list(range(7 * PORTION_RECORDS))
-        OnceAppender(store, "q", 1, 1).append(portions(iter(numbered(0, 10)), "/a"))
+            OnceAppender(store, "q", 0, 1).append(row_blocks(iter(rows), "/a"))
+        assert values(store, "/a") == list(range(7 * ROW_BLOCK_RECORDS))
+        OnceAppender(store, "q", 1, 1).append(row_blocks(iter(numbered(0, 10)), "/a"))
         assert values(store, "/a")[-10:] == list(range(10))
 
     @pytest.mark.parametrize("done", [1, 2, 3])
     def test_a_try_whose_rows_come_in_other_batches_stores_each_once(self, store, done):
-        """Arrow's batches may be cut in another way, and so are portions."""
+        """Arrow's batches may be cut in another way, and so are row blocks."""
 
         def cut(size: int) -> list[pa.RecordBatch]:
             every = [b"%d" % n for n in range(40_000)]
             return [batch(value=pa.array(every[at : at + size])) for at in range(0, 40_000, size)]
 
-        first = list(portions(iter(cut(10_000)), "/a"))
+        first = list(row_blocks(iter(cut(10_000)), "/a"))
         OnceAppender(store, "q", 0, 1).append(first[:done])
         for size in (8_192, 10_000, 40_000):
-            OnceAppender(store, "q", 0, 1).append(portions(iter(cut(size)), "/a"))
+            OnceAppender(store, "q", 0, 1).append(row_blocks(iter(cut(size)), "/a"))
         assert values(store, "/a") == list(range(40_000))
 
     def test_a_log_spelled_in_two_ways_is_one_sequence(self, store):
@@ -210,17 +210,17 @@ class TestOnce:
             log=pa.array([("four", "/four", None)[n % 3] for n in range(200)]),
         )
         for _ in range(2):
-            OnceAppender(store, "q", 0, 1).append(portions(iter([rows, rows]), "/four"))
+            OnceAppender(store, "q", 0, 1).append(row_blocks(iter([rows, rows]), "/four"))
         assert values(store, "/four") == [*range(200)] * 2
 
     def test_rows_before_which_some_are_missing_are_not_taken_for_stored(self, store):
-        (portion,) = portions(iter(numbered(0, 10)), "/a")
-        OnceAppender(store, "q", 0, 1).append([portion])
+        (block,) = row_blocks(iter(numbered(0, 10)), "/a")
+        OnceAppender(store, "q", 0, 1).append([block])
         ahead = OnceAppender(store, "q", 0, 1)
         ahead._next["/a"] = 50
         ahead._begin_anew()
         with pytest.raises(OutOfSequence):
-            ahead.append([portion])
+            ahead.append([block])
         assert values(store, "/a") == list(range(10))
 
     def test_more_partitions_than_a_log_tells_apart_are_refused(self, store):
@@ -235,7 +235,7 @@ class TestOnce:
     def test_a_write_that_nobody_runs_again_is_published_in_parts(self, store, monkeypatch):
         """It is so where it is more than one group holds; order is kept."""
         refs = [
-            stage_all(store, portions(iter(numbered(at, at + 100)), "/a"), 60.0)[0][0]
+            stage_all(store, row_blocks(iter(numbered(at, at + 100)), "/a"), 60.0)[0][0]
             for at in range(0, 1000, 100)
         ]
         whole = BlockingStore.publish
@@ -315,7 +315,7 @@ class TestOnce:
         def commit(number: int, first: int, stop: int, planned_at: int) -> None:
             plan = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{{"logs":{{"1":{stop}}}}}'
             (offsets / str(number)).write_text(plan)
-            refs, *_ = stage_all(store, portions(iter(numbered(first, stop)), "/a"), 60.0)
+            refs, *_ = stage_all(store, row_blocks(iter(numbered(first, stop)), "/a"), 60.0)
             writer.commit([Written("q", number, 0, tuple(refs), 0, 0)], number)
 
         commit(0, 0, 10, 1)

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from cordwood.errors import UnknownLog
 from cordwood.lsn import ESN_MAX, OLDEST, make_lsn
+from cordwood.spark.catalog import select
 from cordwood.spark.options import Selection
-from cordwood.spark.runs import Run, advance, records_in, runs_of
+from cordwood.spark.runs import LsnRun, advance, records_in, runs_of
 from cordwood.spark.splitting import OPEN_COST_BYTES, PARTITIONS_MAX, Slice, Span, plan
-from cordwood.spark.watch import select
 
 ENDS = {1: make_lsn(1, 101), 2: make_lsn(2, 1), 3: None, 4: make_lsn(4, 51)}
 """Epoch 1 holds 100 records, 2 none, of 3 nobody knows, 4 holds 50; 5 is open."""
 
 
-def runs(start: int, stop: int) -> list[Run]:
+def runs(start: int, stop: int) -> list[LsnRun]:
     return runs_of(start, stop, ENDS.__getitem__)
 
 
@@ -37,9 +37,9 @@ class TestRuns:
     def test_are_one_for_each_epoch_that_has_records(self):
         found = runs(OLDEST, make_lsn(5, 11))
         assert found == [
-            Run(OLDEST, make_lsn(1, 101)),
-            Run(make_lsn(4, 1), make_lsn(4, 51)),
-            Run(make_lsn(5, 1), make_lsn(5, 11)),
+            LsnRun(OLDEST, make_lsn(1, 101)),
+            LsnRun(make_lsn(4, 1), make_lsn(4, 51)),
+            LsnRun(make_lsn(5, 1), make_lsn(5, 11)),
         ]
         assert records_in(found) == 160
 
@@ -48,12 +48,12 @@ class TestRuns:
             raise AssertionError(epoch)
 
         assert runs_of(make_lsn(7, 5), make_lsn(7, 9), refuse) == [
-            Run(make_lsn(7, 5), make_lsn(7, 9))
+            LsnRun(make_lsn(7, 5), make_lsn(7, 9))
         ]
 
     def test_begin_no_lower_than_any_record(self):
-        assert runs(0, make_lsn(1, 3)) == [Run(OLDEST, make_lsn(1, 3))]
-        assert runs(make_lsn(5, 0), make_lsn(5, 3)) == [Run(make_lsn(5, 1), make_lsn(5, 3))]
+        assert runs(0, make_lsn(1, 3)) == [LsnRun(OLDEST, make_lsn(1, 3))]
+        assert runs(make_lsn(5, 0), make_lsn(5, 3)) == [LsnRun(make_lsn(5, 1), make_lsn(5, 3))]
 
     @pytest.mark.parametrize(
         ("start", "stop"),
@@ -68,7 +68,7 @@ class TestRuns:
 
     def test_a_whole_epoch_reaches_its_last_esn(self):
         assert runs_of(OLDEST, make_lsn(2, 1), lambda _: make_lsn(1, ESN_MAX)) == [
-            Run(OLDEST, make_lsn(1, ESN_MAX))
+            LsnRun(OLDEST, make_lsn(1, ESN_MAX))
         ]
 
     @given(st.integers(0, 160))
@@ -103,18 +103,18 @@ class TestPlan:
 
     @given(st.integers(1, 10_000), st.integers(1, 64))
     def test_gives_as_many_partitions_as_were_asked_for(self, records, least):
-        span = Span(whole(records), [Run(OLDEST, OLDEST + records)], 100.0)
+        span = Span(whole(records), [LsnRun(OLDEST, OLDEST + records)], 100.0)
         partitions = plan([span], target_bytes=1 << 30, min_partitions=least)
         assert len(partitions) >= min(least, records)
 
     def test_gives_no_more_partitions_than_a_driver_bears(self):
-        span = Span(whole(10**7), [Run(OLDEST, OLDEST + 10**7)], 100.0)
+        span = Span(whole(10**7), [LsnRun(OLDEST, OLDEST + 10**7)], 100.0)
         for target, least in ((1, 0), (1 << 30, 10**15)):
             partitions = plan([span], target_bytes=target, min_partitions=least)
             assert len(partitions) <= PARTITIONS_MAX + 1
 
     def test_cuts_evenly(self):
-        span = Span(whole(1000), [Run(OLDEST, OLDEST + 1000)], 1000.0)
+        span = Span(whole(1000), [LsnRun(OLDEST, OLDEST + 1000)], 1000.0)
         partitions = plan([span], target_bytes=250_000, min_partitions=0)
         assert [each.stop - each.start for (each,) in partitions] == [250] * 4
 
@@ -128,12 +128,12 @@ class TestPlan:
         ]
 
     def test_a_log_below_the_target_stays_whole(self):
-        span = Span(whole(1000), [Run(OLDEST, OLDEST + 1000)], 1000.0)
+        span = Span(whole(1000), [LsnRun(OLDEST, OLDEST + 1000)], 1000.0)
         assert plan([span], target_bytes=1_000_000, min_partitions=0) == [(span.slice,)]
 
     def test_small_logs_are_packed(self):
         tiny = [
-            Span(Slice(log, f"/{log}", OLDEST, OLDEST + 10), [Run(OLDEST, OLDEST + 10)], 100.0)
+            Span(Slice(log, f"/{log}", OLDEST, OLDEST + 10), [LsnRun(OLDEST, OLDEST + 10)], 100.0)
             for log in range(1, 1001)
         ]
         partitions = plan(tiny, target_bytes=100 * OPEN_COST_BYTES, min_partitions=0)
@@ -141,7 +141,7 @@ class TestPlan:
 
     def test_small_logs_are_still_as_many_partitions_as_asked_for(self):
         tiny = [
-            Span(Slice(log, f"/{log}", OLDEST, OLDEST + 10), [Run(OLDEST, OLDEST + 10)], 100.0)
+            Span(Slice(log, f"/{log}", OLDEST, OLDEST + 10), [LsnRun(OLDEST, OLDEST + 10)], 100.0)
             for log in range(1, 21)
         ]
         assert len(plan(tiny, target_bytes=1 << 30, min_partitions=8)) >= 8

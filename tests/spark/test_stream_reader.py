@@ -511,9 +511,9 @@ class TestDiscovery:
     @pytest.fixture(autouse=True)
     def lists_at_once(self, monkeypatch):
         """However slow the machine is."""
-        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_EVERY_S", 0.0)
-        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_SHARE", 0)
-        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_WAIT_S", 30.0)
+        monkeypatch.setattr("cordwood.spark.catalog.DISCOVER_EVERY_S", 0.0)
+        monkeypatch.setattr("cordwood.spark.catalog.DISCOVER_SHARE", 0)
+        monkeypatch.setattr("cordwood.spark.catalog.DISCOVER_WAIT_S", 30.0)
 
     def test_a_log_that_comes_is_read_whole(self, store, log, new_reader):
         store.append(f"{log}/a", b"old")
@@ -538,7 +538,7 @@ class TestDiscovery:
 
     def test_a_list_that_takes_long_holds_no_batch_up(self, store, log, new_reader, monkeypatch):
         """It comes with a later batch; what is known is read meanwhile."""
-        monkeypatch.setattr("cordwood.spark.watch.DISCOVER_WAIT_S", 0.0)
+        monkeypatch.setattr("cordwood.spark.catalog.DISCOVER_WAIT_S", 0.0)
         store.append(f"{log}/a", b"1")
         reader = new_reader(subscribePattern=f"{log}/.*", startingOffsets="earliest")
         start = stored(reader.initialOffset())

@@ -41,7 +41,7 @@ def amend(made: Made, *heads: bytes, wave: int = 9, seal: int = 0) -> Settled:
     settled = Settled()
     payload = memoryview(store_head(len(heads), seal, amends=True) + b"".join(heads))
     assert is_amend(payload)
-    made.shard.store(wave, payload, settled)
+    made.engine.store(wave, payload, settled)
     return settled
 
 
@@ -52,7 +52,7 @@ def refusals(settled: Settled) -> list[Refusal]:
 
 async def settle(made: Made, settled: Settled) -> None:
     """Let LogsDB be looked into, as a node does beside its other work."""
-    looking = asyncio.create_task(made.shard.amends.run())
+    looking = asyncio.create_task(made.engine.amends.run())
     for _ in range(1000):
         if settled:
             break
@@ -62,7 +62,7 @@ async def settle(made: Made, settled: Settled) -> None:
 
 @asynccontextmanager
 async def flusher(made: Made, settings: StorageSettings = STORAGE) -> AsyncIterator[Flusher]:
-    work = Flusher(made.shard, settings, made_host(made.disk).clock, lambda: None)
+    work = Flusher(made.engine, settings, made_host(made.disk).clock, lambda: None)
     task = asyncio.create_task(work.run())
     yield work
     await work.close()
@@ -76,22 +76,22 @@ async def flush(made: Made) -> None:
 
 async def rows(made: Made, first: bytes) -> list[tuple[str, bytes]]:
     """Table and key of every row of that kind in all partitions."""
-    tables = made.shard.logs.tables
+    tables = made.engine.logs.tables
     return [
         (partition.table, key)
-        for partition in made.shard.logs.partitions
+        for partition in made.engine.logs.partitions
         for key, _ in await scan_all(tables, partition.table, first, first + b"\xff" * 40)
     ]
 
 
 async def held(made: Made) -> list[tuple[tuple[int, ...], bytes]]:
     """Copyset and body of all that is read."""
-    blocks = await held_blocks(made.shard, LOG)
+    blocks = await held_blocks(made.engine, LOG)
     return [(block.envelope.copyset, bytes(block.body)) for block in blocks]
 
 
 async def restart(made: Made) -> None:
-    await made.shard.wal.close()
+    await made.engine.wal.close()
     await made.open()
 
 
@@ -105,11 +105,11 @@ class TestHeld:
             block = packed(at(1), BODY)
             made.store(block)
             await turns()
-            used = made.shard.wal.used_bytes
+            used = made.engine.wal.used_bytes
             settled = amend(made, head(block, wave=2))
             await turns()
             assert settled == [()]
-            assert made.shard.wal.used_bytes - used == 4096, "a block of the ring, and no body"
+            assert made.engine.wal.used_bytes - used == 4096, "a block of the ring, and no body"
             assert await held(made) == [AMENDED]
 
         run(scenario)
@@ -152,7 +152,7 @@ class TestHeld:
             await turns()
             assert settled == [()]
             for log in (LOG, 8):
-                found = await held_blocks(made.shard, log)
+                found = await held_blocks(made.engine, log)
                 assert [b.envelope.copyset for b in found] == [(4, 5, 6)] * 2
 
         run(scenario)
@@ -165,12 +165,12 @@ class TestRefused:
             there, other = packed(at(1), BODY), packed(at(2), BODY)
             made.store(there)
             await turns()
-            used = made.shard.wal.used_bytes
+            used = made.engine.wal.used_bytes
             settled = amend(made, head(there, wave=2), head(other, wave=2))
             await settle(made, settled)
             assert refusals(settled) == [Refusal.NOT_HELD]
             assert await held(made) == [((1, 2, 3), BODY)]
-            assert made.shard.wal.used_bytes == used
+            assert made.engine.wal.used_bytes == used
             await restart(made)
             assert await held(made) == [((1, 2, 3), BODY)]
 
@@ -197,7 +197,7 @@ class TestRefused:
             made = await Made.new()
             block = packed(at(1), BODY)
             made.store(block)
-            await made.shard.seal(LOG, 4, 0)
+            await made.engine.seal(LOG, 4, 0)
             for seal in (0, 3):
                 settled = amend(made, head(block, wave=2, seal=seal), seal=seal)
                 await turns()
@@ -216,7 +216,7 @@ class TestRefused:
             await turns()
             await flush(made)
             settled = amend(made, head(block, wave=2))
-            await made.shard.seal(LOG, 2, 0)
+            await made.engine.seal(LOG, 2, 0)
             await settle(made, settled)
             assert refusals(settled) == [Refusal.SEALED]
 
@@ -228,12 +228,12 @@ class TestRefused:
             block = packed(at(1), BODY)
             made.store(block)
             await turns()
-            await made.shard.trim(LOG, at(1), at(1))
-            used = made.shard.wal.used_bytes
+            await made.engine.trim(LOG, at(1), at(1))
+            used = made.engine.wal.used_bytes
             settled = amend(made, head(block, wave=2))
             await turns()
             assert (settled, await held(made)) == ([()], [])
-            assert made.shard.wal.used_bytes == used
+            assert made.engine.wal.used_bytes == used
 
         run(scenario)
 
@@ -243,11 +243,11 @@ class TestRefused:
             block = packed(at(1), BODY)
             made.store(block)
             await turns()
-            made.shard.low_space = "the disk is nearly full"
+            made.engine.low_space = "the disk is nearly full"
             settled = amend(made, head(block, wave=2))
             await turns()
             assert refusals(settled) == [Refusal.NO_SPACE]
-            await made.shard.seal(LOG, 4, 0)
+            await made.engine.seal(LOG, 4, 0)
             settled = amend(made, head(block, seal=4), seal=4)
             await turns()
             assert settled == [()]
@@ -264,7 +264,7 @@ class TestRefused:
             settled = amend(made, head(block, wave=2))
             await turns()
             assert refusals(settled) == [Refusal.FULL]
-            assert made.shard.cache.bytes <= made.shard.cache_bytes_max
+            assert made.engine.cache.bytes <= made.engine.cache_bytes_max
 
         run(scenario)
 
@@ -290,8 +290,8 @@ class TestRefused:
             made.store(block)
             await turns()
             await flush(made)
-            number = made.shard.logs.partitions[0].number
-            await made.shard.logs.note_damage(DamagedRange(number, LOG, at(1), at(1)), "rot")
+            number = made.engine.logs.partitions[0].number
+            await made.engine.logs.note_damage(DamagedRange(number, LOG, at(1), at(1)), "rot")
             settled = amend(made, head(block, wave=2))
             await settle(made, settled)
             assert refusals(settled) == [Refusal.NOT_HELD]
@@ -358,7 +358,7 @@ class TestOneBody:
             await flush(made)
             settled = amend(made, head(block, wave=2))
             await settle(made, settled)
-            assert made.shard.wal.used_bytes <= 3 * 4096, "its record is trimmed"
+            assert made.engine.wal.used_bytes <= 3 * 4096, "its record is trimmed"
             await restart(made)
             assert await held(made) == [AMENDED]
 
@@ -371,9 +371,9 @@ class TestOneBody:
             made = await Made.new()
             block = packed(at(7), BODY)
             made.store(block)
-            await made.shard.seal(LOG, 4, 0)
+            await made.engine.seal(LOG, 4, 0)
             made.disk.by_hand = made.disk.file.by_hand = True
-            ending = asyncio.create_task(made.shard.clean(LOG, 1, EpochEnd(4, at(3))))
+            ending = asyncio.create_task(made.engine.clean(LOG, 1, EpochEnd(4, at(3))))
             await turns()
             settled = amend(made, head(block, seal=4), seal=4)
             await turns()
@@ -400,8 +400,8 @@ class TestOneBody:
             await _filled(made)
             settled = amend(made, head(block, wave=2))
             await settle(made, settled)
-            old = made.shard.logs.partitions[0]
-            await made.shard.logs.note_damage(DamagedRange(old.number, LOG, at(1), at(1)), "rot")
+            old = made.engine.logs.partitions[0]
+            await made.engine.logs.note_damage(DamagedRange(old.number, LOG, at(1), at(1)), "rot")
             await flush(made)
             mine = logs_db.body_key(LOG, at(1), at(1))
             assert len([key for _, key in await rows(made, b"b") if key == mine]) == 2
@@ -419,10 +419,10 @@ class TestOneBody:
             settled = amend(made, head(block, wave=2))
             await settle(made, settled)
             await flush(made)
-            before = [partition.number for partition in made.shard.logs.partitions]
-            assert not await made.shard.logs.drop_trimmed(made.shard.trim_of)
-            await made.shard.trim(LOG, at(1), at(1))
-            dropped = await made.shard.logs.drop_trimmed(made.shard.trim_of)
+            before = [partition.number for partition in made.engine.logs.partitions]
+            assert not await made.engine.logs.drop_trimmed(made.engine.trim_of)
+            await made.engine.trim(LOG, at(1), at(1))
+            dropped = await made.engine.logs.drop_trimmed(made.engine.trim_of)
             assert [partition.number for partition in dropped] == before[:1]
             assert [body for _, body in await held(made)] == [b"later"] * 4
 
@@ -437,8 +437,8 @@ class TestOneBody:
             await _filled(made)
             settled = amend(made, head(block, wave=2))
             await settle(made, settled)
-            await made.shard.trim(LOG, at(1), at(1))
-            assert await made.shard.logs.drop_trimmed(made.shard.trim_of)
+            await made.engine.trim(LOG, at(1), at(1))
+            assert await made.engine.logs.drop_trimmed(made.engine.trim_of)
             await restart(made)
             assert [body for _, body in await held(made)] == [b"later"] * 4
 
@@ -452,12 +452,12 @@ def test_directory_and_sizes_count_the_envelope_alone() -> None:
         made.store(block)
         await turns()
         await flush(made)
-        size = made.shard.logs.stored_bytes
+        size = made.engine.logs.stored_bytes
         settled = amend(made, head(block, wave=2))
         await settle(made, settled)
         await flush(made)
-        assert made.shard.logs.stored_bytes == size + len(head(block))
-        assert len(made.shard.logs.partitions) == 1, "no partition for an envelope"
+        assert made.engine.logs.stored_bytes == size + len(head(block))
+        assert len(made.engine.logs.partitions) == 1, "no partition for an envelope"
 
     run(scenario)
 
@@ -467,7 +467,7 @@ def test_a_block_is_found_by_all_of_its_header() -> None:
         made = await Made.new()
         made.store(packed(at(1), BODY), packed(at(2), b"two"))
         await turns()
-        cached = made.shard.cache.log(LOG)
+        cached = made.engine.cache.log(LOG)
         headers: list[BlockHeader] = [block.header for block in cached.blocks]
         return [cached.copy_of(header) for header in (*headers, _moved(headers[0]))]
 

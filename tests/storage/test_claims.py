@@ -19,7 +19,7 @@ from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import Clean, Reply, TellNodesets
 from cordwood.layout.waves import Refusal, pack_pairs
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, make_lsn
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage import claims as claims_module
 from cordwood.wire.connection import Connection, dial
 
@@ -46,7 +46,7 @@ def in_cluster(scene: Scene) -> None:
             await store.append("log", b"2")
             assert await values(store, "log") == [b"1", b"2"]
             for node in list(cluster.running):
-                held = cluster.running[node].shard.cache.log(LOG)
+                held = cluster.running[node].engine.cache.log(LOG)
                 await until(lambda held=held: held.readable >> 32 == 1 and not held.is_behind)
 
     simulate(scenario, nodes=3)
@@ -77,7 +77,7 @@ def test_a_release_in_an_epoch_that_was_never_handed_out_is_not_taken(lsn: int) 
             end.send(Kind.RELEASE, 0, (pack_pairs([LOG, lsn]),))
         await asyncio.sleep(2)
         for node in cluster.running.values():
-            held = node.shard.cache.log(LOG)
+            held = node.engine.cache.log(LOG)
             assert held.released >> 32 == 1
             assert not held.is_behind
 
@@ -120,7 +120,7 @@ def test_a_release_that_a_node_could_not_know_of_is_taken_once_it_was_asked_abou
             await store.append("log", b"2")
             await until(
                 lambda: all(
-                    node.shard.cache.log(LOG).readable >> 32 == 2
+                    node.engine.cache.log(LOG).readable >> 32 == 2
                     for node in cluster.running.values()
                 )
             )
@@ -133,13 +133,13 @@ def test_releases_of_logs_that_are_not_there_leave_nothing_behind() -> None:
     async def scene(cluster: ClusterAtHand, store: Store) -> None:
         node = cluster.running[1]
         end = await member(cluster, 1)
-        known = len(node.shard.cache.logs)
+        known = len(node.engine.cache.logs)
         pairs = [each for log in range(100, 40_100) for each in (log, make_lsn(1, 1))]
         end.send(Kind.RELEASE, 0, (pack_pairs(pairs),))
         await asyncio.sleep(0)
         await asyncio.sleep(5)
         assert node._claims.waiting == 0
-        assert len(node.shard.cache.logs) == known
+        assert len(node.engine.cache.logs) == known
 
     in_cluster(scene)
 
@@ -154,7 +154,7 @@ def test_releases_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
             return 1
 
         unused: Any = None
-        claims = claims_module.Claims(made.shard, newest, unused, unused)
+        claims = claims_module.Claims(made.engine, newest, unused, unused)
         for log in range(1, 10):
             claims.release(log, make_lsn(1, 1))
         waited = claims.waiting
@@ -162,7 +162,7 @@ def test_releases_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         await turns()
         work.cancel()
         assert claims.waiting == 0
-        assert made.shard.cache.log(1).released == make_lsn(1, 1)
+        assert made.engine.cache.log(1).released == make_lsn(1, 1)
         return waited
 
     assert run(scenario) == 3
@@ -200,7 +200,7 @@ def test_a_trim_that_comes_before_the_release_asks_the_sequencer() -> None:
                 await store.append("log", value)
             tail = await store.tail("log")
             for number in cluster.numbers:
-                held = cluster.running[number].shard.cache.log(LOG)
+                held = cluster.running[number].engine.cache.log(LOG)
                 held.released = make_lsn(1, 0)  # as if it had heard of nothing yet
                 await told(await client(cluster, number), Trim(LOG, int(make_lsn(1, 1)), int(tail)))
             assert await values(store, "log") == [b"2"]
@@ -238,9 +238,9 @@ def test_a_block_that_releases_what_is_above_it_is_refused() -> None:
         made = await Made.new()
         found: list[Any] = []
         block = packed(at(1), lng=at(2))
-        made.shard.store(1, memoryview(payload(block)), found.extend)
+        made.engine.store(1, memoryview(payload(block)), found.extend)
         await turns()
         assert [each.reason for each in found] == [Refusal.CORRUPT]
-        assert made.shard.cache.log(MADE).released == 0
+        assert made.engine.cache.log(MADE).released == 0
 
     run(scenario)

@@ -75,7 +75,7 @@ class World:
                 for esn in places:
                     assert await store(node, 1, esn) == []
                 await asyncio.sleep(wait_s)
-                return node.shard.damage
+                return node.engine.damage
 
         return str(await self.run(life))
 
@@ -113,7 +113,7 @@ async def store(node: Node, epoch: int, esn: int) -> list[StoreRefusal]:
     """Store a block of one record; what was refused once that is settled."""
     settled: asyncio.Future[list[StoreRefusal]] = asyncio.get_running_loop().create_future()
     payload = memoryview(store_head(1) + wire(epoch, esn))
-    node.shard.store(1, payload, lambda refusals: settled.set_result(list(refusals)))
+    node.engine.store(1, payload, lambda refusals: settled.set_result(list(refusals)))
     return await settled
 
 
@@ -286,7 +286,7 @@ class TestSeals:
 
             async def seal(host: Host) -> None:
                 async with world.node(host) as node:
-                    await node.shard.seal(LOG, 3, 0)
+                    await node.engine.seal(LOG, 3, 0)
 
             for _ in range(2):
                 await epochs.take_epoch(LOG)
@@ -296,12 +296,12 @@ class TestSeals:
 
             async def ask(host: Host) -> None:
                 async with world.node(host) as node:
-                    assert node.shard.sealed(LOG) == 3
+                    assert node.engine.sealed(LOG) == 3
                     for epoch in (1, 2):
                         (refusal,) = await store(node, epoch, 9)
                         assert (refusal.reason, refusal.epoch) == (Refusal.SEALED, 3)
                     with pytest.raises(Fenced):
-                        await node.shard.seal(LOG, 2, 0)
+                        await node.engine.seal(LOG, 2, 0)
                     assert await store(node, 3, 1) == []
 
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""The shard: durable before visible, seals in order, refusals whole, replay exact."""
+"""The storage engine: durable before visible, seals in order, refusals whole, replay exact."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import errno
 import random
 
 import pytest
-from made_blocks import LOG, OWNER, PATH, Made, at, open_shard, packed, payload, run, turns
+from made_blocks import LOG, OWNER, PATH, Made, at, open_engine, packed, payload, run, turns
 from wal_memory_disk import MemoryDisk
 
-from cordwood.block import BlockKind, Place, Produced
+from cordwood.block import BlockKind, Produced, ProducedBlock
 from cordwood.errors import Corrupt, Fenced, Malformed, Overloaded, Rejected, Retryable
 from cordwood.layout.message import SealReply
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import Refusal, StoreRefusal
 from cordwood.settings import StorageSettings
-from cordwood.sim.zoo import find_bug, planted
-from cordwood.storage.engine import SEAL_TIMEOUT_S, Shard
+from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.engine import SEAL_TIMEOUT_S, StorageEngine
 from cordwood.storage.log_cache import EpochEnd
-from cordwood.storage.space.room import LATER_SHARE, RECOVERY_SHARE, RETRY_SHARE
+from cordwood.storage.space.free_space import LATER_SHARE, RECOVERY_SHARE, RETRY_SHARE
 from cordwood.storage.wal.delta_wal import Wal, WalLimits
 
 BIG = bytes(20_000)
@@ -48,7 +48,7 @@ class TestStore:
             await turns()
             assert settled == [()]
             assert made.held() == [packed(at(1), lng=at(0)), packed(at(2), lng=at(0))]
-            assert made.shard.stored_blocks == 2
+            assert made.engine.stored_blocks == 2
             assert made.told == [LOG], "once for both: the release moved to (1, 0)"
 
         run(scenario)
@@ -83,13 +83,13 @@ class TestStore:
     def test_a_frame_that_cannot_be_read_changes_nothing(self) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            used = made.shard.wal.used_bytes
+            used = made.engine.wal.used_bytes
             bad = bytearray(payload(packed(at(1)), packed(at(2))))
             bad[-120] ^= 1  # the second block's header
             with pytest.raises(Corrupt):
-                made.shard.store(1, memoryview(bytes(bad)), lambda _: pytest.fail("settled"))
+                made.engine.store(1, memoryview(bytes(bad)), lambda _: pytest.fail("settled"))
             await turns()
-            assert (made.held(), made.shard.wal.used_bytes) == ([], used)
+            assert (made.held(), made.engine.wal.used_bytes) == ([], used)
 
         run(scenario)
 
@@ -101,7 +101,7 @@ class TestStore:
             await turns()
             assert settled == [(refused(Refusal.CORRUPT, wave=4),)]
             assert (made.held(), made.held(9)) == ([], [packed(at(1), log=9)])
-            await made.shard.wal.close()
+            await made.engine.wal.close()
             await made.open()
             assert (made.held(), made.held(9)) == ([], [packed(at(1), log=9)])
 
@@ -114,7 +114,7 @@ class TestSeal:
             made = await Made.new(by_hand=True)
             ahead = made.store(packed(at(3), BIG, lng=at(2), time_us=77))
             await turns()
-            sealing = asyncio.create_task(made.shard.seal(LOG, 2, 0))
+            sealing = asyncio.create_task(made.engine.seal(LOG, 2, 0))
             await turns()
             store, mark = made.disk.file.pending
             made.disk.file.end(mark)
@@ -131,7 +131,7 @@ class TestSeal:
     def test_stores_behind_it_are_refused_at_once_although_it_is_not_durable_yet(self) -> None:
         async def scenario() -> None:
             made = await Made.new(by_hand=True)
-            sealing = asyncio.create_task(made.shard.seal(LOG, 2, 0))
+            sealing = asyncio.create_task(made.engine.seal(LOG, 2, 0))
             await turns()
             behind = made.store(packed(at(3)))
             assert behind == [(sealed_by(2),)], "settled in the same turn"
@@ -150,7 +150,7 @@ class TestSeal:
     def test_a_frame_of_which_a_part_is_sealed_stores_the_rest_and_nothing_else(self) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            await made.shard.seal(7, 4, 0)
+            await made.engine.seal(7, 4, 0)
             blocks = [packed(at(1), log=7), packed(at(1), log=8), packed(at(2), log=7)]
             settled = made.store(*blocks, wave=3)
             await turns()
@@ -165,7 +165,7 @@ class TestSeal:
     def test_recovery_stores_under_exactly_its_own_seal(self, seal: int) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            await made.shard.seal(LOG, 3, 0)
+            await made.engine.seal(LOG, 3, 0)
             settled = made.store(packed(at(1), seal=seal), seal=seal)
             assert settled == [(sealed_by(3),)]
             settled = made.store(packed(at(1), seal=3), seal=3)
@@ -178,15 +178,15 @@ class TestSeal:
     def test_a_lower_seal_is_fenced_and_the_same_one_is_answered_again(self) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            await made.shard.seal(LOG, 5, 0)
-            used = made.shard.wal.used_bytes
+            await made.engine.seal(LOG, 5, 0)
+            used = made.engine.wal.used_bytes
             with pytest.raises(Fenced, match="sealed by epoch 5, which is above 4") as fenced:
-                await made.shard.seal(LOG, 4, 0)
+                await made.engine.seal(LOG, 4, 0)
             assert fenced.value.epoch == 5
-            assert await made.shard.seal(LOG, 5, 3) == SealReply({}, 0)
-            assert made.shard.wal.used_bytes == used, "nothing is written for either"
-            assert made.shard.sealed(LOG) == 5
-            assert made.shard.sealed(LOG + 1) == 0
+            assert await made.engine.seal(LOG, 5, 3) == SealReply({}, 0)
+            assert made.engine.wal.used_bytes == used, "nothing is written for either"
+            assert made.engine.sealed(LOG) == 5
+            assert made.engine.sealed(LOG + 1) == 0
 
         run(scenario)
 
@@ -196,8 +196,8 @@ class TestSeal:
             made.store(packed(at(9, epoch=2), lng=at(8, epoch=2)))
             made.store(packed(at(1, epoch=4), lng=at(0, epoch=4)))
             await turns()
-            made.shard.release(LOG, at(6, epoch=4))
-            reply = await made.shard.seal(LOG, 6, 1)
+            made.engine.release(LOG, at(6, epoch=4))
+            reply = await made.engine.seal(LOG, 6, 1)
             assert reply.lngs == {2: at(8, epoch=2), 4: at(6, epoch=4)}
 
         run(scenario)
@@ -208,12 +208,12 @@ class TestSeal:
             now = asyncio.get_running_loop().time
             asked_at = now()
             with pytest.raises(Overloaded, match="was not durable after 10 s; retry"):
-                await made.shard.seal(LOG, 2, 0)
+                await made.engine.seal(LOG, 2, 0)
             assert now() - asked_at == pytest.approx(SEAL_TIMEOUT_S)
             assert made.store(packed(at(1))) == [(sealed_by(2),)]
             made.disk.file.end_all()
             await turns()
-            assert made.shard.failed == ""
+            assert made.engine.failed == ""
 
         run(scenario)
 
@@ -224,24 +224,24 @@ class TestSeal:
             made = await Made.new(ring=64 << 10)
             for _ in range(3):
                 for _ in range(100):
-                    await made.shard.seal(LOG, 5, 3)
-                    await made.shard.clean(LOG, 4, EpochEnd(5, at(0, epoch=4)))
-                assert made.shard.wal.used_bytes <= 3 * 4096
+                    await made.engine.seal(LOG, 5, 3)
+                    await made.engine.clean(LOG, 4, EpochEnd(5, at(0, epoch=4)))
+                assert made.engine.wal.used_bytes <= 3 * 4096
                 await made.crash(random.Random(1))
-            await made.shard.seal(LOG, 6, 3)
-            await made.shard.clean(LOG, 4, EpochEnd(6, at(0, epoch=4)))
+            await made.engine.seal(LOG, 6, 3)
+            await made.engine.clean(LOG, 4, EpochEnd(6, at(0, epoch=4)))
             await made.crash(random.Random(1))
-            assert made.shard.sealed(LOG) == 6
-            assert made.shard.cache.log(LOG).ends == {4: EpochEnd(6, at(0, epoch=4))}
+            assert made.engine.sealed(LOG) == 6
+            assert made.engine.cache.log(LOG).ends == {4: EpochEnd(6, at(0, epoch=4))}
 
         run(scenario)
 
     def test_a_seal_that_is_not_durable_yet_is_not_taken_for_one_that_is(self) -> None:
         async def scenario() -> None:
             made = await Made.new(by_hand=True)
-            first = asyncio.create_task(made.shard.seal(LOG, 2, 0))
+            first = asyncio.create_task(made.engine.seal(LOG, 2, 0))
             await turns()
-            second = asyncio.create_task(made.shard.seal(LOG, 2, 0))
+            second = asyncio.create_task(made.engine.seal(LOG, 2, 0))
             await turns()
             assert not first.done()
             assert not second.done()
@@ -257,23 +257,23 @@ class TestClean:
     def test_it_is_kept_and_never_goes_back(self) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            await made.shard.seal(LOG, 5, 0)
-            await made.shard.clean(LOG, 3, EpochEnd(5, at(0, epoch=3)))
-            await made.shard.clean(LOG, 2, EpochEnd(5, at(0, epoch=2)))
-            assert made.shard.cache.log(LOG).clean == 3
+            await made.engine.seal(LOG, 5, 0)
+            await made.engine.clean(LOG, 3, EpochEnd(5, at(0, epoch=3)))
+            await made.engine.clean(LOG, 2, EpochEnd(5, at(0, epoch=2)))
+            assert made.engine.cache.log(LOG).clean == 3
             await made.crash(random.Random(1))
-            assert made.shard.cache.log(LOG).clean == 3
+            assert made.engine.cache.log(LOG).clean == 3
 
         run(scenario)
 
     def test_a_recovery_that_was_overtaken_cleans_nothing(self) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            await made.shard.seal(LOG, 6, 0)
+            await made.engine.seal(LOG, 6, 0)
             with pytest.raises(Fenced) as fenced:
-                await made.shard.clean(LOG, 3, EpochEnd(5, at(0, epoch=3)))
+                await made.engine.clean(LOG, 3, EpochEnd(5, at(0, epoch=3)))
             assert fenced.value.epoch == 6
-            assert made.shard.cache.log(LOG).clean == 0
+            assert made.engine.cache.log(LOG).clean == 0
 
         run(scenario)
 
@@ -285,14 +285,14 @@ class TestClean:
 
         async def scenario() -> None:
             made = await Made.new()
-            lower = Produced(7, 0, (Place(0, 4, 9),))
-            written = Produced(7, 0, (*lower.places, Place(4, 2, at(1, epoch=1))))
-            await made.shard.seal(LOG, 3, 0)
-            await made.shard.clean(LOG, 1, EpochEnd(3, at(2), pack_produced([written])))
-            told = (await made.shard.seal(LOG, 4, 0)).produced
+            lower = Produced(7, 0, (ProducedBlock(0, 4, 9),))
+            written = Produced(7, 0, (*lower.places, ProducedBlock(4, 2, at(1, epoch=1))))
+            await made.engine.seal(LOG, 3, 0)
+            await made.engine.clean(LOG, 1, EpochEnd(3, at(2), pack_produced([written])))
+            told = (await made.engine.seal(LOG, 4, 0)).produced
             assert read_produced(told[1]) == (Produced(7, 0, written.places[1:]),)
             await made.crash(random.Random(1))
-            assert (await made.shard.seal(LOG, 5, 0)).produced == told
+            assert (await made.engine.seal(LOG, 5, 0)).produced == told
 
         run(scenario)
 
@@ -306,19 +306,19 @@ class TestPurge:
             for esn in (1, 2, 3):
                 made.store(packed(at(esn), lng=at(esn - 1)), wave=esn)
             await turns()
-            made.shard.release(LOG, at(0, epoch=4))
-            assert made.shard.unclean_epochs(LOG) == ([1], 3)
+            made.engine.release(LOG, at(0, epoch=4))
+            assert made.engine.unclean_epochs(LOG) == ([1], 3)
             made.told.clear()
-            await made.shard.purge(LOG, 1, 3, at(2))
-            await made.shard.purge(LOG, 3, 0, 0)
+            await made.engine.purge(LOG, 1, 3, at(2))
+            await made.engine.purge(LOG, 3, 0, 0)
             assert made.held() == [packed(at(esn), lng=at(esn - 1)) for esn in (1, 2)]
-            assert made.shard.unclean_epochs(LOG) == ([], 3)
+            assert made.engine.unclean_epochs(LOG) == ([], 3)
             assert made.told == [LOG, LOG], "readers may go on"
-            before = state(made.shard)
+            before = state(made.engine)
             await made.crash(random.Random(1))
             assert made.held() == [packed(at(esn), lng=at(esn - 1)) for esn in (1, 2)]
-            assert made.shard.cache.log(LOG).clean == 3
-            assert made.shard.cache.log(LOG).ends == {1: EpochEnd(3, at(2))}
+            assert made.engine.cache.log(LOG).clean == 3
+            assert made.engine.cache.log(LOG).ends == {1: EpochEnd(3, at(2))}
             assert before != {}
 
         run(scenario)
@@ -328,10 +328,10 @@ class TestPurge:
     ) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            await made.shard.purge(LOG, 3, 0, 0)
+            await made.engine.purge(LOG, 3, 0, 0)
             assert made.store(packed(at(9, epoch=3)), wave=7) == [(sealed_by(4, wave=7),)]
             assert made.store(packed(at(9, epoch=1))) == [(sealed_by(4),)]
-            assert made.shard.sealed(LOG) == 0
+            assert made.engine.sealed(LOG) == 0
             later = made.store(packed(at(1, epoch=4)))
             await turns()
             assert later == [()]
@@ -343,7 +343,7 @@ class TestPurge:
             made = await Made.new(by_hand=True)
             made.store(packed(at(5), BIG))
             await turns()
-            cleaning = asyncio.create_task(made.shard.clean(LOG, 1, EpochEnd(3, at(2))))
+            cleaning = asyncio.create_task(made.engine.clean(LOG, 1, EpochEnd(3, at(2))))
             await turns()
             behind = made.store(packed(at(6), seal=3, kind=BlockKind.BRIDGE), seal=3)
             while made.disk.file.pending:
@@ -360,7 +360,7 @@ class TestPurge:
 
 async def fill(made: Made, *, wave: int, seal: int = 0, size: int = 20_000) -> tuple[int, int]:
     """Store until refused; blocks stored, and the ring's bytes used then."""
-    count = made.shard.stored_blocks
+    count = made.engine.stored_blocks
     while True:
         settled = made.store(
             packed(at(1000 * wave + count, epoch=1 if not seal else 2), bytes(size), wave=wave),
@@ -369,7 +369,7 @@ async def fill(made: Made, *, wave: int, seal: int = 0, size: int = 20_000) -> t
         await turns()
         if settled != [()]:
             assert settled == [(refused(Refusal.FULL),)]
-            return made.shard.stored_blocks, made.shard.wal.used_bytes
+            return made.engine.stored_blocks, made.engine.wal.used_bytes
         count += 1
 
 
@@ -379,34 +379,34 @@ class TestFull:
     ) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            capacity = made.shard.wal.capacity_bytes
+            capacity = made.engine.wal.capacity_bytes
             first, used = await fill(made, wave=1)
             assert used == pytest.approx(capacity * (1 - RETRY_SHARE), abs=50_000)
             second, used = await fill(made, wave=2)
             assert second > first
             assert used > capacity * 0.9
-            await made.shard.seal(LOG, 2, 0)
+            await made.engine.seal(LOG, 2, 0)
             third, _ = await fill(made, wave=3, seal=2, size=1000)
             assert third > second
             before = made.held()
-            made.shard.release(LOG, at(1))
+            made.engine.release(LOG, at(1))
             await made.crash(random.Random(1))
             assert made.held() == before
-            assert made.shard.sealed(LOG) == 2
+            assert made.engine.sealed(LOG) == 2
 
         run(scenario)
 
     def test_no_wave_and_no_recovery_grows_the_cache_past_its_bound(self) -> None:
         async def scenario() -> None:
             made = await Made.new(storage=CRAMPED)
-            shard, size = made.shard, CRAMPED.cache_bytes
+            engine, size = made.engine, CRAMPED.cache_bytes
             for wave, seal, share in ((1, 0, 0.0), (2, 0, LATER_SHARE), (3, 2, RECOVERY_SHARE)):
                 if seal:
-                    await shard.seal(LOG, seal, 0)
+                    await engine.seal(LOG, seal, 0)
                 await fill(made, wave=wave, seal=seal, size=2000)
-                assert size * (1 + share) - 2500 < shard.cache.bytes <= size * (1 + share)
-            assert shard.cache.bytes <= shard.cache_bytes_max
-            assert shard.wal.used_bytes < shard.wal.capacity_bytes / 2, "it is not the WAL"
+                assert size * (1 + share) - 2500 < engine.cache.bytes <= size * (1 + share)
+            assert engine.cache.bytes <= engine.cache_bytes_max
+            assert engine.wal.used_bytes < engine.wal.capacity_bytes / 2, "it is not the WAL"
 
         run(scenario)
 
@@ -414,7 +414,7 @@ class TestFull:
         async def scenario() -> None:
             made = await Made.new(storage=CRAMPED)
             await fill(made, wave=2, size=2000)
-            assert made.shard.cache.bytes > 4 * CRAMPED.cache_bytes
+            assert made.engine.cache.bytes > 4 * CRAMPED.cache_bytes
 
         with planted(find_bug("cache-without-bound")):
             run(scenario)
@@ -429,7 +429,7 @@ class TestFull:
             while made.disk.file.pending:
                 made.disk.file.end_all()
                 await turns()
-            assert made.shard.cache.bytes <= CRAMPED.cache_bytes * (1 + LATER_SHARE)
+            assert made.engine.cache.bytes <= CRAMPED.cache_bytes * (1 + LATER_SHARE)
 
         run(scenario)
 
@@ -439,19 +439,19 @@ class TestFull:
             settled = made.store(packed(at(1), bytes(100_000), wave=2), wave=1)
             await turns()
             assert settled == [()]
-            assert made.shard.cache.bytes <= made.shard.cache_bytes_max
+            assert made.engine.cache.bytes <= made.engine.cache_bytes_max
 
         run(scenario)
 
     def test_a_flush_lets_recovery_go_on(self) -> None:
         async def scenario() -> None:
             made = await Made.new(storage=CRAMPED)
-            await made.shard.seal(LOG, 2, 0)
+            await made.engine.seal(LOG, 2, 0)
             await fill(made, wave=1, seal=2, size=2000)
-            batch = made.shard.cut()
+            batch = made.engine.cut()
             assert batch is not None
-            await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-            made.shard.evict(batch)
+            await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+            made.engine.evict(batch)
             settled = made.store(packed(at(1, epoch=2), BIG), seal=2)
             await turns()
             assert settled == [()]
@@ -464,13 +464,13 @@ class TestFull:
         async def scenario() -> None:
             made = await Made.new()
             await fill(made, wave=2)
-            before, used = made.held(), made.shard.wal.used_bytes
+            before, used = made.held(), made.engine.wal.used_bytes
             frame = [packed(at(5000 + n), BIG, wave=2, log=n % 2 + LOG) for n in range(6)]
             settled = made.store(*frame, wave=9)
             assert settled == [
                 (refused(Refusal.FULL, wave=9), refused(Refusal.FULL, LOG + 1, wave=9))
             ]
-            assert (made.held(), made.shard.wal.used_bytes) == (before, used)
+            assert (made.held(), made.engine.wal.used_bytes) == (before, used)
             await made.crash(random.Random(1))
             assert made.held() == before
 
@@ -482,11 +482,11 @@ class TestFull:
 
             async def seal_until_full() -> None:
                 for epoch in range(2, 100):
-                    await made.shard.seal(LOG, epoch, 0)
+                    await made.engine.seal(LOG, epoch, 0)
 
             with pytest.raises(Overloaded, match="is full"):
                 await seal_until_full()
-            assert made.shard.failed == ""
+            assert made.engine.failed == ""
 
         run(scenario)
 
@@ -498,7 +498,7 @@ class TestFull:
             settled = made.store(packed(at(1), bytes(200 << 10)))
             await turns()
             assert settled == [(refused(Refusal.FULL),)]
-            assert made.shard.failed == ""
+            assert made.engine.failed == ""
             assert made.store(packed(at(1), b"small")) == []
             await turns()
             assert len(made.held()) == 1
@@ -515,7 +515,7 @@ class TestFailed:
             made.disk.file.end_all()
             await turns()
             lost = made.store(packed(at(2)), packed(at(1), log=9), wave=2)
-            sealing = asyncio.create_task(made.shard.seal(LOG + 2, 3, 0))
+            sealing = asyncio.create_task(made.engine.seal(LOG + 2, 3, 0))
             await turns()
             for write in list(made.disk.file.pending):
                 made.disk.file.end(write, OSError(errno.EIO, "the disk is gone"))
@@ -525,12 +525,12 @@ class TestFailed:
             assert lost == [(refused(failed, wave=2), refused(failed, 9, wave=2))]
             with pytest.raises(Retryable, match="WAL failed"):
                 await sealing
-            assert "the disk is gone" in made.shard.failed
+            assert "the disk is gone" in made.engine.failed
             assert made.store(packed(at(3)), wave=3) == [(refused(failed, wave=3),)]
             with pytest.raises(Retryable, match="the disk is gone"):
-                await made.shard.seal(LOG, 3, 0)
+                await made.engine.seal(LOG, 3, 0)
             with pytest.raises(Retryable, match="the disk is gone"):
-                await made.shard.clean(LOG, 1, EpochEnd(3, at(0)))
+                await made.engine.clean(LOG, 1, EpochEnd(3, at(0)))
             assert made.held() == [packed(at(1))], "what was durable can still be read"
 
         run(scenario)
@@ -543,12 +543,12 @@ class TestTrim:
             blocks = [packed(at(1), count=2), packed(at(3), count=2), packed(at(5))]
             made.store(*blocks)
             await turns()
-            await made.shard.trim(LOG, at(3), at(4))
+            await made.engine.trim(LOG, at(3), at(4))
             assert made.held() == blocks[1:], "a block goes when its last LSN is trimmed"
-            await made.shard.trim(LOG, at(1), at(4))
-            assert made.shard.cache.log(LOG).trim == at(3), "it never falls"
+            await made.engine.trim(LOG, at(1), at(4))
+            assert made.engine.cache.log(LOG).trim == at(3), "it never falls"
             await made.open()
-            held = made.shard.cache.log(LOG)
+            held = made.engine.cache.log(LOG)
             assert (held.trim, held.released, held.lngs[1]) == (at(3), at(4), at(4))
             assert made.held() == blocks[1:]
 
@@ -557,10 +557,10 @@ class TestTrim:
     def test_a_store_below_it_succeeds_and_stores_nothing(self) -> None:
         async def scenario() -> None:
             made = await Made.new()
-            await made.shard.trim(LOG, at(2), at(2))
-            used = made.shard.wal.used_bytes
+            await made.engine.trim(LOG, at(2), at(2))
+            used = made.engine.wal.used_bytes
             assert made.store(packed(at(1)), packed(at(2))) == [()]
-            assert (made.held(), made.shard.wal.used_bytes) == ([], used)
+            assert (made.held(), made.engine.wal.used_bytes) == ([], used)
             settled = made.store(packed(at(2)), packed(at(3)), wave=2)
             await turns()
             assert (settled, made.held()) == ([()], [packed(at(3))])
@@ -573,8 +573,8 @@ class TestTrim:
         async def scenario() -> None:
             made = await Made.new()
             with pytest.raises(Rejected, match="released up to e1n4"):
-                await made.shard.trim(LOG, at(5), at(4))
-            assert made.shard.cache.log(LOG).trim == 0
+                await made.engine.trim(LOG, at(5), at(4))
+            assert made.engine.cache.log(LOG).trim == 0
 
         run(scenario)
 
@@ -583,10 +583,10 @@ class TestTrim:
             made = await Made.new()
             made.store(packed(at(1)), packed(at(1, epoch=3)))
             await turns()
-            made.shard.release(LOG, at(9, epoch=5))
-            assert made.shard.unclean_epochs(LOG) == ([1, 3], 4)
-            await made.shard.trim(LOG, at(4, epoch=2), at(9, epoch=5))
-            assert made.shard.unclean_epochs(LOG) == ([3], 4)
+            made.engine.release(LOG, at(9, epoch=5))
+            assert made.engine.unclean_epochs(LOG) == ([1, 3], 4)
+            await made.engine.trim(LOG, at(4, epoch=2), at(9, epoch=5))
+            assert made.engine.unclean_epochs(LOG) == ([3], 4)
 
         run(scenario)
 
@@ -600,17 +600,17 @@ class TestReplay:
             chance = random.Random(seed)
             for wave in range(60):
                 await act(made, chance, wave)
-            before = state(made.shard)
+            before = state(made.engine)
             if graceful:
-                await made.shard.wal.close()
+                await made.engine.wal.close()
                 await made.open()
             else:
                 await made.crash(chance)
-            assert state(made.shard) == before
+            assert state(made.engine) == before
             await act(made, chance, 60)
-            after = state(made.shard)
+            after = state(made.engine)
             await made.crash(chance)
-            assert state(made.shard) == after
+            assert state(made.engine) == after
 
         run(scenario)
 
@@ -649,7 +649,7 @@ class TestReplay:
                 await wal.close()
                 wal = await Wal.open(disk, PATH, owner=OWNER)
                 with pytest.raises(Malformed, match="was it written by a newer one"):
-                    await open_shard(disk, wal)
+                    await open_engine(disk, wal)
 
         run(scenario)
 
@@ -659,27 +659,27 @@ class TestReplay:
             for number in range(1, 6):
                 made.store(packed(at(number), BIG))
                 await turns()
-            await made.shard.wal.close()
+            await made.engine.wal.close()
             offset, _ = made.disk.file.history[2]
             made.disk.file.stable[offset + 9000] ^= 1
             await made.open()
-            assert "cannot be read any more" in made.shard.damage
+            assert "cannot be read any more" in made.engine.damage
             assert len(made.held()) == 4
-            assert made.shard.failed == ""
+            assert made.engine.failed == ""
 
         run(scenario)
         assert "this node's silence proves nothing" in caplog.text
 
 
 async def act(made: Made, chance: random.Random, wave: int) -> None:
-    """One change to the shard, of any kind, done to its end."""
+    """One change to the storage engine, of any kind, done to its end."""
     log, epoch = chance.randint(1, 3), chance.randint(1, 5)
     what = chance.random()
     try:
         if what < 0.15:
-            await made.shard.seal(log, epoch, 0)
+            await made.engine.seal(log, epoch, 0)
         elif what < 0.25:
-            await made.shard.clean(log, epoch, EpochEnd(5, at(chance.randint(0, 40), epoch)))
+            await made.engine.clean(log, epoch, EpochEnd(5, at(chance.randint(0, 40), epoch)))
         else:
             seal = epoch + 1 if what < 0.35 else 0
             kind = chance.choice(list(BlockKind)) if seal else BlockKind.DATA
@@ -697,13 +697,13 @@ async def act(made: Made, chance: random.Random, wave: int) -> None:
     await turns()
 
 
-def state(shard: Shard) -> object:
-    """All that a shard knows, but for the releases that only memory holds."""
+def state(engine: StorageEngine) -> object:
+    """All that a storage engine knows, but for the releases that only memory holds."""
     return {
         log: (
             [(bytes(b.wire), bytes(b.body)) for n in range(len(held)) if (b := held.at(n))],
             held.released, held.clean, held.lngs, held.append_time_us, held.bytes,
-            shard.sealed(log),
+            engine.sealed(log),
         )
-        for log, held in sorted(shard.cache.logs.items())
+        for log, held in sorted(engine.cache.logs.items())
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A shard opened from every state that a crash can leave: stores, seals and ends hold."""
+"""A storage engine opened from every state that a crash can leave: stores, seals and ends hold."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import logging
 
 import pytest
 
-from cordwood.sim.crash_states.explorer import Found, explore
-from cordwood.sim.crash_states.planted import CRASH_ZOO, CrashBug, hunt
-from cordwood.sim.crash_states.shard_promises import (
+from cordwood.sim.crash_states.engine_promises import (
     Copy,
     End,
     EndAnswered,
     EndAsked,
+    EnginePromises,
     Opened,
     Refused,
     SealAnswered,
     SealAsked,
     Sent,
-    ShardPromises,
     Stored,
     new_copy,
 )
-from cordwood.sim.crash_states.shard_subject import ShardSubject
+from cordwood.sim.crash_states.engine_subject import EngineSubject
+from cordwood.sim.crash_states.explorer import Found, explore
+from cordwood.sim.crash_states.planted import CRASH_BUGS, CrashBug, search
 
 SEEDS = range(8)
 SEEDS_TO_CATCH = 8
-BUGS = [each for each in CRASH_ZOO if each.subject.name == "shard"]
+BUGS = [each for each in CRASH_BUGS if each.subject.name == "engine"]
 
 E2 = 2 << 32
 A, B = Copy(1, E2 + 1, 0, b"a"), Copy(1, E2 + 9, 0, b"b")
@@ -37,7 +37,7 @@ def found() -> Found:
     """What was met on the way over all seeds."""
     found = Found()
     for seed in SEEDS:
-        found.add(explore(ShardSubject(), seed))
+        found.add(explore(EngineSubject(), seed))
     return found
 
 
@@ -75,7 +75,7 @@ def test_the_states_were_of_every_kind(found: Found, rarity: str):
 @pytest.mark.parametrize("bug", BUGS, ids=[each.bug.name for each in BUGS])
 def test_a_planted_bug_is_caught(bug: CrashBug, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.CRITICAL)
-    assert "shard seed" in hunt(bug, SEEDS_TO_CATCH)
+    assert "engine seed" in search(bug, SEEDS_TO_CATCH)
 
 
 class TestPromises:
@@ -87,7 +87,7 @@ class TestPromises:
             ((1, seal), (2, 0)),
             frozenset({End(1, 2, 3, E2 + 5)} if ends else ()),
         )
-        return ShardPromises().after(facts).judge(found)
+        return EnginePromises().after(facts).judge(found)
 
     def test_what_was_settled_must_be_visible_and_what_was_sent_may(self):
         facts = [Sent(frozenset({A, B})), Stored(frozenset({A}))]

@@ -24,8 +24,8 @@ def test_an_answer_tells_of_the_epochs_that_are_held_and_no_others() -> None:
 
     async def scenario() -> SealReply:
         made = await Made.new()
-        made.shard.release(LOG, make_lsn(3, 9))
-        return await made.shard.seal(LOG, EPOCH_MAX, 0)
+        made.engine.release(LOG, make_lsn(3, 9))
+        return await made.engine.seal(LOG, EPOCH_MAX, 0)
 
     assert run(scenario) == SealReply({3: make_lsn(3, 9)}, 0)
 
@@ -38,7 +38,7 @@ def test_a_seal_that_was_never_handed_out_is_refused_and_the_log_goes_on() -> No
             role = cluster.running[number]._storage
             with pytest.raises(Rejected, match="has handed out none above 1"):
                 await role.seal(Seal(1, EPOCH_MAX, 0))
-            assert cluster.running[number].shard.sealed(1) <= 1
+            assert cluster.running[number].engine.sealed(1) <= 1
             await store.append("log", b"2")
             assert await values(store, "log") == [b"1", b"2"]
 
@@ -57,7 +57,7 @@ def test_seals_lead_no_further_one_after_the_other() -> None:
             await role.seal(Seal(1, SEAL_AHEAD_MAX, 0))
             with pytest.raises(Rejected, match="has handed out none above"):
                 await role.seal(Seal(1, 2 * SEAL_AHEAD_MAX, 0))
-            assert cluster.running[number].shard.sealed(1) == SEAL_AHEAD_MAX
+            assert cluster.running[number].engine.sealed(1) == SEAL_AHEAD_MAX
             await asyncio.sleep(1)
             await store.append("log", b"2", producer=Producer(7))
             assert (await store.append("log", b"3")).epoch > SEAL_AHEAD_MAX

@@ -201,9 +201,9 @@ def test_a_client_with_many_cold_streams_lets_one_with_few_have_its_turn(monkeyp
     run(scenario)
 
 
-def test_a_turn_of_the_loop_ends_after_so_many_batches(monkeypatch) -> None:
+def test_a_tick_ends_after_so_many_batches(monkeypatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(read_streams, "TURN_BATCHES", 3)
+        monkeypatch.setattr(read_streams, "TICK_BATCHES", 3)
         end = ReaderEnd()
         streams = ReadStreams(cached(block(at(1))))
         for number in range(10):
@@ -216,11 +216,11 @@ def test_a_turn_of_the_loop_ends_after_so_many_batches(monkeypatch) -> None:
     run(scenario)
 
 
-def test_a_turn_of_the_loop_ends_after_so_long_and_one_batch_at_least() -> None:
+def test_a_tick_ends_after_so_long_and_one_batch_at_least() -> None:
     """A batch of blocks that are left out sends nothing, and a busy core makes any slow."""
 
     async def scenario() -> None:
-        loop, took_s = asyncio.get_running_loop(), read_streams.TURN_S / 2
+        loop, took_s = asyncio.get_running_loop(), read_streams.TICK_S / 2
         end = ReaderEnd()
         streams = ReadStreams(cached(block(at(1))))
         send = streams._send_batch
@@ -240,7 +240,7 @@ def test_a_turn_of_the_loop_ends_after_so_long_and_one_batch_at_least() -> None:
             for _ in range(4):
                 streams._pump()
                 sent.append(streams.sent_blocks)
-            took_s = 10 * read_streams.TURN_S
+            took_s = 10 * read_streams.TICK_S
             for _ in range(2):
                 streams._pump()
                 sent.append(streams.sent_blocks)

@@ -11,7 +11,7 @@ from made_blocks import at, block
 
 from cordwood.block import BlockKind
 from cordwood.layout.waves import StoredBlock
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.log_cache import CachedLog, EpochEnd, LogCache
 
 

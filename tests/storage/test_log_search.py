@@ -23,11 +23,11 @@ async def left_over_in_logs_db() -> Made:
     for lsn, time_us in ((at(1), 10), (at(2), 20), (at(3), 90)):
         made.store(packed(lsn, time_us=time_us, lng=at(1)))
     await turns()
-    batch = made.shard.cut()
+    batch = made.engine.cut()
     assert batch is not None
-    await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-    made.shard.evict(batch)
-    await made.shard.purge(LOG, 1, seal=2, lng=at(2))
+    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+    made.engine.evict(batch)
+    await made.engine.purge(LOG, 1, seal=2, lng=at(2))
     made.store(packed(at(5, 2), time_us=95, lng=at(4, 2)))
     await turns()
     return made
@@ -39,7 +39,7 @@ class TestWhatDoesNotCount:
 
         async def scenario() -> None:
             made = await left_over_in_logs_db()
-            reply = await LogSearch(made.shard).find_time(AskTime(LOG, 50, ALL, True))
+            reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
             assert (reply.before, reply.at) == (at(2), at(5, 2))
 
         run(scenario)
@@ -47,7 +47,7 @@ class TestWhatDoesNotCount:
     def test_is_not_the_end_of_the_log(self) -> None:
         async def scenario() -> None:
             made = await left_over_in_logs_db()
-            reply = await LogSearch(made.shard).extent(AskExtent(LOG, at(4, 2)))
+            reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(4, 2)))
             assert (reply.first, reply.last, reply.last_us) == (at(1), at(2), 20)
 
         run(scenario)
@@ -56,15 +56,15 @@ class TestWhatDoesNotCount:
         async def scenario() -> None:
             made = await left_over_in_logs_db()
             # Recovery by the seal kept the third record after all, with its own envelope.
-            await made.shard.seal(LOG, 2, 1)
+            await made.engine.seal(LOG, 2, 1)
             settled = made.store(packed(at(3), time_us=90, seal=2), seal=2)
             await turns()
             assert settled == [()]
-            batch = made.shard.cut()
+            batch = made.engine.cut()
             assert batch is not None
-            await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-            made.shard.evict(batch)
-            reply = await LogSearch(made.shard).find_time(AskTime(LOG, 50, ALL, True))
+            await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+            made.engine.evict(batch)
+            reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
             assert (reply.before, reply.at) == (at(2), at(3))
 
         run(scenario)
@@ -80,7 +80,7 @@ def test_who_slept_through_a_recovery_does_not_answer_for_its_epoch() -> None:
         for lsn, time_us in ((at(1), 10), (at(2), 20), (at(3), 90)):
             made.store(packed(lsn, time_us=time_us, lng=at(1)))
         await turns()
-        search = LogSearch(made.shard)
+        search = LogSearch(made.engine)
         assert (await search.find_time(AskTime(LOG, 50, at(3), True))).at == at(3)
         for ask in (
             search.find_time(AskTime(LOG, 50, at(1, 2), True)),
@@ -88,7 +88,7 @@ def test_who_slept_through_a_recovery_does_not_answer_for_its_epoch() -> None:
         ):
             with pytest.raises(Retryable, match="has still to learn"):
                 await ask
-        await made.shard.purge(LOG, 1, seal=2, lng=at(2))
+        await made.engine.purge(LOG, 1, seal=2, lng=at(2))
         assert (await search.find_time(AskTime(LOG, 50, at(1, 2), True))).at == 0
 
     run(scenario)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from made_blocks import LIMITS, OWNER, PATH, Made, at, open_shard, packed, run, turns
+from made_blocks import LIMITS, OWNER, PATH, Made, at, open_engine, packed, run, turns
 
 from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent
 from cordwood.layout.logs_db import pack_lost, read_lost
-from cordwood.sim.zoo import find_bug, planted
-from cordwood.storage.engine import Shard
+from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_search import LogSearch
 from cordwood.storage.logs_db.tables import TablesFailed
 from cordwood.storage.wal.delta_wal import Wal
@@ -19,13 +19,13 @@ BIG = bytes(5_000)
 
 
 async def with_rot(records: int = 3, rotten: int = 1) -> Made:
-    """A shard that was closed after so many records, one of which has rotted since."""
+    """A storage engine that was closed after so many records, one of which has rotted since."""
     made = await Made.new()
     for number in range(1, records + 1):
         made.store(packed(at(number), BIG))
         await turns()
     offset, _ = made.disk.file.history[2 + rotten]
-    await made.shard.wal.close()
+    await made.engine.wal.close()
     made.disk.files[PATH].stable[offset + 4500] ^= 1
     await made.open()
     return made
@@ -39,16 +39,16 @@ async def store_one(made: Made, number: int) -> None:
 
 async def flush(made: Made, *, with_trim: bool = True) -> None:
     """What the flusher does, up to its trim."""
-    batch = made.shard.cut()
+    batch = made.engine.cut()
     assert batch is not None
-    await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
     if with_trim:
-        made.shard.evict(batch)
-        await made.shard.wal.trim(batch.offset)
+        made.engine.evict(batch)
+        await made.engine.wal.trim(batch.offset)
 
 
 async def restart(made: Made) -> None:
-    await made.shard.wal.close()
+    await made.engine.wal.close()
     await made.open()
 
 
@@ -59,18 +59,21 @@ class TestRestarts:
     def test_the_verdict_outlives_the_wal_that_showed_it(self) -> None:
         async def scenario() -> None:
             made = await with_rot()
-            assert made.shard.logs.lost == LOST
+            assert made.engine.logs.lost == LOST
             await store_one(made, 4)
             await flush(made)
             for life in range(3):
                 await restart(made)
-                recovery = made.shard.wal.recovery
+                recovery = made.engine.wal.recovery
                 assert recovery is not None
                 assert recovery.damage == (), "the WAL knows nothing of it any more"
-                assert (made.shard.logs.lost, "(8192, 16384)" in made.shard.damage) == (LOST, True)
+                assert (made.engine.logs.lost, "(8192, 16384)" in made.engine.damage) == (
+                    LOST,
+                    True,
+                )
                 with pytest.raises(Retryable, match="does not know what it holds"):
-                    await LogSearch(made.shard).extent(AskExtent(5, at(9)))
-                assert not (await made.shard.seal(6, 2 + life, 1)).is_sure
+                    await LogSearch(made.engine).extent(AskExtent(5, at(9)))
+                assert not (await made.engine.seal(6, 2 + life, 1)).is_sure
                 await store_one(made, 5 + life)
                 await flush(made)
 
@@ -82,7 +85,7 @@ class TestRestarts:
             await store_one(made, 4)
             await flush(made)
             await restart(made)
-            assert made.shard.damage == "", "it answers as one that knows"
+            assert made.engine.damage == "", "it answers as one that knows"
 
         with planted(find_bug("damage-forgotten")):
             run(scenario)
@@ -92,7 +95,7 @@ class TestRestarts:
             made = await with_rot()
             for _ in range(2):
                 await restart(made)
-                assert made.shard.logs.lost == LOST
+                assert made.engine.logs.lost == LOST
 
         run(scenario)
 
@@ -103,9 +106,9 @@ class TestRestarts:
             await flush(made, with_trim=False)
             for _ in range(2):
                 await restart(made)
-                recovery = made.shard.wal.recovery
+                recovery = made.engine.wal.recovery
                 assert recovery is not None
-                assert (recovery.damage, made.shard.logs.lost) == (LOST, LOST)
+                assert (recovery.damage, made.engine.logs.lost) == (LOST, LOST)
 
         run(scenario)
 
@@ -113,13 +116,13 @@ class TestRestarts:
         async def scenario() -> None:
             made = await with_rot()
             await store_one(made, 4)
-            batch = made.shard.cut()
+            batch = made.engine.cut()
             assert batch is not None
-            await made.shard.logs.tables.close()
+            await made.engine.logs.tables.close()
             with pytest.raises(TablesFailed):
-                await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0)
+                await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0)
             await restart(made)
-            assert made.shard.logs.lost == LOST
+            assert made.engine.logs.lost == LOST
 
         run(scenario)
 
@@ -131,11 +134,11 @@ class TestRestarts:
             places = len(made.disk.file.history)
             await store_one(made, 5)
             offset, _ = made.disk.file.history[places]
-            await made.shard.wal.close()
+            await made.engine.wal.close()
             made.disk.files[PATH].stable[offset + 4500] ^= 1
             await made.open()
-            assert len(made.shard.logs.lost) == 2
-            assert made.shard.logs.lost[:1] == LOST
+            assert len(made.engine.logs.lost) == 2
+            assert made.engine.logs.lost[:1] == LOST
 
         run(scenario)
 
@@ -151,40 +154,40 @@ class TestAccepted:
                 await store_one(made, 4)
                 await flush(made)
                 await restart(made)
-            await made.shard.accept_loss()
+            await made.engine.accept_loss()
             for _ in range(2):
-                assert (made.shard.logs.lost, made.shard.damage) == ((), "")
-                await LogSearch(made.shard).extent(AskExtent(5, at(9)))
+                assert (made.engine.logs.lost, made.engine.damage) == ((), "")
+                await LogSearch(made.engine).extent(AskExtent(5, at(9)))
                 await restart(made)
             await store_one(made, 5)
             await flush(made)
             await restart(made)
-            assert made.shard.damage == ""
+            assert made.engine.damage == ""
 
         run(scenario)
 
     def test_what_is_lost_after_that_is_unknown_as_before(self) -> None:
         async def scenario() -> None:
             made = await with_rot()
-            await made.shard.accept_loss()
+            await made.engine.accept_loss()
             places = len(made.disk.file.history)
             await store_one(made, 4)
             offset, _ = made.disk.file.history[places]
-            await made.shard.wal.close()
+            await made.engine.wal.close()
             made.disk.files[PATH].stable[offset + 4500] ^= 1
             await made.open()
-            assert len(made.shard.logs.lost) == 1
-            assert made.shard.logs.lost != LOST
+            assert len(made.engine.logs.lost) == 1
+            assert made.engine.logs.lost != LOST
 
         run(scenario)
 
     def test_where_it_cannot_be_written_nothing_changes(self) -> None:
         async def scenario() -> None:
             made = await with_rot()
-            await made.shard.logs.tables.close()
+            await made.engine.logs.tables.close()
             with pytest.raises(TablesFailed):
-                await made.shard.accept_loss()
-            assert (made.shard.logs.lost, made.shard.damage != "") == (LOST, True)
+                await made.engine.accept_loss()
+            assert (made.engine.logs.lost, made.engine.damage != "") == (LOST, True)
 
         run(scenario)
 
@@ -192,12 +195,12 @@ class TestAccepted:
         async def scenario() -> None:
             made = await Made.new()
             await store_one(made, 1)
-            await made.shard.accept_loss()
+            await made.engine.accept_loss()
             offset, _ = made.disk.file.history[-1]
-            await made.shard.wal.close()
+            await made.engine.wal.close()
             made.disk.files[PATH].stable[offset + 4500] ^= 1
             await made.open()
-            assert len(made.shard.logs.lost) == 1, "a word from before says nothing of it"
+            assert len(made.engine.logs.lost) == 1, "a word from before says nothing of it"
 
         run(scenario)
 
@@ -209,13 +212,13 @@ def test_what_a_flush_had_taken_before_it_rotted_is_not_lost() -> None:
             await store_one(made, number)
         offset, _ = made.disk.file.history[3]
         await flush(made, with_trim=False)
-        await made.shard.wal.close()
+        await made.engine.wal.close()
         made.disk.files[PATH].stable[offset + 4500] ^= 1
         await made.open()
-        recovery = made.shard.wal.recovery
+        recovery = made.engine.wal.recovery
         assert recovery is not None
         assert recovery.damage == LOST
-        assert (made.shard.logs.lost, made.shard.damage) == ((), "")
+        assert (made.engine.logs.lost, made.engine.damage) == ((), "")
 
     run(scenario)
 
@@ -236,17 +239,17 @@ class TestPromised:
             made = await Made.new()
             made.store(packed(at(1), BIG))
             await turns()
-            await made.shard.wal.close()
+            await made.engine.wal.close()
             # Writing goes on here, so that this is the offset of the first record that is gone.
             resume = (await reopened(made, -1)).wal.recovery.resume
-            shard = await reopened(made, resume + beyond)
-            assert shard.has_lost is is_lost
-            assert bool(shard.damage) is is_lost
+            engine = await reopened(made, resume + beyond)
+            assert engine.has_lost is is_lost
+            assert bool(engine.damage) is is_lost
 
-        async def reopened(made: Made, promised: int) -> Shard:
+        async def reopened(made: Made, promised: int) -> StorageEngine:
             wal = await Wal.open(made.disk, PATH, owner=OWNER, limits=LIMITS)
-            shard = await open_shard(made.disk, wal, promised=promised)
+            engine = await open_engine(made.disk, wal, promised=promised)
             await wal.close()
-            return shard
+            return engine
 
         run(scenario)

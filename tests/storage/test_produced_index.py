@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cordwood.block import BlockHeader, Place
+from cordwood.block import BlockHeader, ProducedBlock
 from cordwood.lsn import make_lsn
 from cordwood.protocol import producers
 from cordwood.protocol.producers import PLACES_MAX, QUERY_PRODUCERS, Budget
@@ -30,7 +30,7 @@ def test_blocks_of_a_group_are_one_place():
     group = {"group_first": make_lsn(1, 5), "group_last": make_lsn(1, 10)}
     index.note(block(5, 100, 4, **group), 0)
     index.note(block(9, 104, 2, **group), 0)
-    assert index.of(1)[0].places == (Place(100, 6, make_lsn(1, 5)),)
+    assert index.of(1)[0].places == (ProducedBlock(100, 6, make_lsn(1, 5)),)
 
 
 def test_producers_and_their_epochs_are_told_apart_and_dropped_with_the_epoch():

@@ -18,7 +18,7 @@ from cordwood.layout.waves import (
     StoreRefusal,
     pack_pairs,
     read_stored,
-    stored_room,
+    stored_space,
 )
 from cordwood.lsn import ESN_MAX
 from cordwood.storage.push.read_streams import ReadStreams
@@ -29,12 +29,12 @@ DIGEST = replace(READ, digest=True)
 
 
 class Playing:
-    """A role over a made shard, and a sequencer's connection to it."""
+    """A role over a made engine, and a sequencer's connection to it."""
 
     def __init__(self, made: Made) -> None:
         self.made = made
-        self.streams = ReadStreams(made.shard.reader)
-        self.role = StorageRole(made.shard, self.streams)
+        self.streams = ReadStreams(made.engine.reader)
+        self.role = StorageRole(made.engine, self.streams)
         self.end = ReaderEnd(node=2)
 
     def say(self, kind: Kind, request: int, body: bytes | memoryview) -> None:
@@ -132,7 +132,7 @@ class TestReads:
             await pumped()
             assert play.end.firsts() == []
             play.say(Kind.RELEASE, 0, pack_pairs([LOG, at(4), LOG + 1, at(9)]))
-            # The shard's owner tells the streams; see `Node`.
+            # The storage engine's owner tells the streams; see `Node`.
             play.streams.on_change(LOG)
             await pumped()
             assert play.end.firsts() == [at(1), at(2), at(3)]
@@ -167,10 +167,10 @@ class TestReads:
         async def scenario() -> None:
             play = await playing()
             play.store(1, packed(at(1)))
-            play.made.shard.release(LOG, at(1))
+            play.made.engine.release(LOG, at(1))
             await turns()
             await play.role.seal(Seal(LOG, 2, 0))
-            play.made.shard.damage = "records at WAL offsets ((0, 1),) cannot be read any more"
+            play.made.engine.damage = "records at WAL offsets ((0, 1),) cannot be read any more"
             play.say(Kind.READ, 0, pack_read(DIGEST))
             await pumped()
             assert play.end.readings() == [(1, ReadStatus.DAMAGED, 0)]
@@ -212,8 +212,8 @@ def test_an_answer_tells_how_much_room_is_left() -> None:
             play.store(wave, packed(at(wave), bytes(100_000)))
             await turns(30)
             (answer,) = play.end.frames()
-            rooms.append(stored_room(answer.payload))
-            assert 0 <= play.made.shard.room_bytes - rooms[-1] < 4096
+            rooms.append(stored_space(answer.payload))
+            assert 0 <= play.made.engine.free_bytes - rooms[-1] < 4096
         assert rooms == sorted(rooms, reverse=True)
         assert rooms[0] - rooms[2] >= 200_000
 
@@ -234,6 +234,6 @@ def test_clean_is_answered_when_it_is_durable() -> None:
         play.made.disk.file.end_all()
         await turns()
         assert await cleaning == DoneReply()
-        assert play.made.shard.cache.log(LOG).clean == 2
+        assert play.made.engine.cache.log(LOG).clean == 2
 
     run(scenario)

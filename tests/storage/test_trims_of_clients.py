@@ -24,12 +24,12 @@ def test_a_release_that_a_client_makes_up_is_not_taken(until: Lsn) -> None:
         async with cluster.client() as store:
             await store.append_many("log", [b"1", b"2", b"3"])
             await asyncio.sleep(1)
-            known = [node.shard.cache.log(LOG).released for node in cluster.running.values()]
+            known = [node.engine.cache.log(LOG).released for node in cluster.running.values()]
             for node in map(NodeId, cluster.numbers):
                 call = Trim(LOG, int(make_lsn(1, 1)), int(until))
                 with pytest.raises((Unreachable, Rejected), match=r"released|handed out"):
                     await store._cluster.call_node(node, call, timeout_s=5)
-            now = [node.shard.cache.log(LOG).released for node in cluster.running.values()]
+            now = [node.engine.cache.log(LOG).released for node in cluster.running.values()]
             assert now == known
 
     simulate(scenario)

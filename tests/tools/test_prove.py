@@ -130,7 +130,7 @@ def test_a_real_cluster_is_struck_and_not_judged_by_a_busy_machine_s_time(simula
 
 
 def test_all_that_can_be_done_to_a_real_cluster_is_and_nothing_is_left_of_it(simulator):
-    done = prove(simulator, "--parts", "ordeal", "--minutes", "0.5", "--first-seed", "7")
+    done = prove(simulator, "--parts", "chaos", "--minutes", "0.5", "--first-seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     [call] = calls(simulator)
     assert call[:-1] == [

@@ -533,14 +533,14 @@ class TestSending:
         connection.connection_made(transport)  # type: ignore[arg-type]
         return connection, transport
 
-    def test_what_one_turn_sends_leaves_in_one_write_at_its_end(self) -> None:
+    def test_what_one_tick_sends_leaves_in_one_write_at_its_end(self) -> None:
         async def scenario() -> None:
             connection, transport = self.made()
             await asyncio.sleep(0)
             assert len(transport.writes) == 1, "the hello"
             for number in range(100):
                 connection.send(Kind.STORE, number, (b"header", b"body"))
-            assert len(transport.writes) == 1, "nothing leaves before the turn ends"
+            assert len(transport.writes) == 1, "nothing leaves before the tick ends"
             assert connection.backlog_bytes == 1000
             await asyncio.sleep(0)
             assert len(transport.writes) == 2

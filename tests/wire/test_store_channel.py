@@ -22,7 +22,7 @@ from cordwood.layout.waves import (
 from cordwood.nodes import NodeId
 from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
-from cordwood.wire.store_channel import ROOM_UNTOLD_BYTES, StoreChannel
+from cordwood.wire.store_channel import SPACE_UNTOLD_BYTES, StoreChannel
 
 ONE = NodeId(1)
 SEALED = StoreRefusal(2, 5, Refusal.SEALED, 9)
@@ -159,15 +159,15 @@ def test_what_is_sent_together_is_one_frame_and_each_is_told() -> None:
         assert [blocks_of(each) for each in stores] == [
             (2, b"abb"), (1, b"c" * 90), (1, b"d"), (1, b"e" * 200), (1, b"f"),
         ]  # fmt: skip
-        assert sending.channel.room(ONE) == ROOM_UNTOLD_BYTES - 5 * 4096
-        ends[0].say_frame(Kind.STORED, 0, pack_stored(1, [], ROOM_UNTOLD_BYTES))
+        assert sending.channel.room(ONE) == SPACE_UNTOLD_BYTES - 5 * 4096
+        ends[0].say_frame(Kind.STORED, 0, pack_stored(1, [], SPACE_UNTOLD_BYTES))
         await settle()
         assert sending.settled == [("a", []), ("bb", [])]
-        ends[0].say_frame(Kind.STORED, 0, pack_stored(5, [SEALED], ROOM_UNTOLD_BYTES))
+        ends[0].say_frame(Kind.STORED, 0, pack_stored(5, [SEALED], SPACE_UNTOLD_BYTES))
         await settle()
         assert [what for _, what in sending.settled[2:]] == [[SEALED], [], [], []]
         assert not sending.channel.is_busy
-        assert sending.channel.room(ONE) == ROOM_UNTOLD_BYTES
+        assert sending.channel.room(ONE) == SPACE_UNTOLD_BYTES
 
     storing(scenario)
 
@@ -241,10 +241,10 @@ class TestRoom:
     def test_it_is_what_was_told_less_what_was_sent_since(self) -> None:
         async def scenario(sending: Sending, ends: list[RawEnd]) -> None:
             channel = sending.channel
-            assert channel.room(ONE) == ROOM_UNTOLD_BYTES
+            assert channel.room(ONE) == SPACE_UNTOLD_BYTES
             sending.store("a")
             sending.store("b")
-            assert channel.room(ONE) == ROOM_UNTOLD_BYTES - 2 * 4096, "whole blocks"
+            assert channel.room(ONE) == SPACE_UNTOLD_BYTES - 2 * 4096, "whole blocks"
             assert channel.is_busy
             await settle()
             ends[0].say_frame(Kind.STORED, 0, pack_stored(1, [], 10 * 4096))
@@ -284,7 +284,7 @@ class TestRoom:
             await settle()
             assert (sending.channel.room(ONE), sending.channel.is_busy) == (0, False)
             await greet(ends)
-            assert sending.channel.room(ONE) == ROOM_UNTOLD_BYTES
+            assert sending.channel.room(ONE) == SPACE_UNTOLD_BYTES
 
         storing(scenario)
 

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import datetime
 
-from cordwood.client.admin.positions import Extent, KeyPlace, Place, Point, Positions, Size, Trimmed
+from cordwood.client.admin.positions import (
+    Extent,
+    KeyPosition,
+    Point,
+    Positions,
+    Size,
+    TimePosition,
+    Trimmed,
+)
 from cordwood.client.append.record_check import Timestamp, to_us
 from cordwood.client.find.log_info import AnyLog
 from cordwood.errors import BadSetting, Unreachable
@@ -70,7 +78,9 @@ class PositionCalls:
         position = await self._positions.tail(log) if lsn == "tail" else to_lsn(lsn)
         return await self._positions.trim(log, position)
 
-    async def find_time(self, log: AnyLog, time: Timestamp, *, approximate: bool = False) -> Place:
+    async def find_time(
+        self, log: AnyLog, time: Timestamp, *, approximate: bool = False
+    ) -> TimePosition:
         """Where to read from to miss no record appended at `time` or later, and get no other.
 
         Before all there is: the LSN after the trim point; after it: the next to be issued.
@@ -86,7 +96,7 @@ class PositionCalls:
         """
         return await self._positions.find_time(log, _to_us(time), approximate=approximate)
 
-    async def find_key(self, log: AnyLog, key: bytes) -> KeyPlace:
+    async def find_key(self, log: AnyLog, key: bytes) -> KeyPosition:
         """Where a key lies in a log whose records have keys that do not fall.
 
         Where there is no record below the key, or none at it, that is None; LogDevice says

@@ -77,7 +77,7 @@ class Trimmed:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TimePosition:
     """Where a time lies in a log.
 
     Attributes:
@@ -94,7 +94,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyPlace:
+class KeyPosition:
     """Where a key lies in a log whose keys do not fall.
 
     Attributes:
@@ -190,16 +190,16 @@ class Positions:
         done, missing = await self._ask_nodes(info, call, TrimReply)
         return Trimmed(Lsn(lsn), tuple(done), missing)
 
-    async def find_time(self, log: AnyLog, time_us: int, *, approximate: bool) -> Place:
+    async def find_time(self, log: AnyLog, time_us: int, *, approximate: bool) -> TimePosition:
         """See `Store.find_time`."""
         info, tail = await self._opened(log)
         call = AskTime(info.log_id, time_us, int(tail), not approximate, token=self._token(info))
         told, missing = await self._ask_nodes(info, call, TimeReply)
         answers = [TimeAnswer(each.trim, each.before, each.at) for each in told.values()]
         found = find_time(answers, tail, heard_all=self._is_enough(info, tail, told))
-        return Place(Lsn(found.lsn), tail, not found.is_complete, missing)
+        return TimePosition(Lsn(found.lsn), tail, not found.is_complete, missing)
 
-    async def find_key(self, log: AnyLog, key: bytes) -> KeyPlace:
+    async def find_key(self, log: AnyLog, key: bytes) -> KeyPosition:
         """See `Store.find_key`."""
         info, tail = await self._opened(log)
         self._token(info)
@@ -213,7 +213,7 @@ class Positions:
                 f"{timeout_s:g} s"
             ) from None
 
-    async def _search_key(self, info: LogInfo, tail: Lsn, key: bytes) -> KeyPlace:
+    async def _search_key(self, info: LogInfo, tail: Lsn, key: bytes) -> KeyPosition:
         """See `Store.find_key`; what is not sent is waited for."""
         low, high = int(OLDEST), int(tail)
         before: Lsn | None = None
@@ -233,7 +233,7 @@ class Positions:
             else:
                 before = found[1]
                 low = before + 1
-        return KeyPlace(before, at, tail, is_partial)
+        return KeyPosition(before, at, tail, is_partial)
 
     async def extent(self, log: AnyLog) -> Extent:
         """See `Store.tail_attributes`, `Store.head_attributes` and `Store.is_empty`."""

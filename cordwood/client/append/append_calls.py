@@ -77,7 +77,7 @@ class AppendCalls:
         info = await self._find(log)
         lane = self._appends.log(info.log_id, producer)
         async with _in_turn(lane, deadline):
-            is_late = await self._wait_open_room(deadline)
+            is_late = await self._wait_open_space(deadline)
             future = lane.add(value, key, time_us, headers, size, expected_tail)
         return await (self._by(deadline, future) if is_late else future)
 
@@ -110,7 +110,7 @@ class AppendCalls:
                 if times_us is not None and not isinstance(times_us, int):
                     times = times_us[part]
                 try:
-                    is_late = await self._wait_open_room(deadline)
+                    is_late = await self._wait_open_space(deadline)
                     runs += appends.add_many(
                         values[part],
                         keys[part] if keys is not None else None,
@@ -169,7 +169,7 @@ class AppendCalls:
         settings = self._settings
         lane = self._appends.log(info.log_id, producer)
         async with _in_turn(lane, deadline):
-            is_late = await self._wait_open_room(deadline)
+            is_late = await self._wait_open_space(deadline)
             parts = cut_blocks(
                 columns,
                 Codec[settings.codec.upper()],
@@ -208,10 +208,10 @@ class AppendCalls:
         """When a call that begins now must have ended, on the loop's clock."""
         return self._appends.loop.time() + self._settings.timeout_s
 
-    async def _wait_open_room(self, deadline: float) -> bool:
+    async def _wait_open_space(self, deadline: float) -> bool:
         """Wait for room until `deadline`; whether the call is late by then."""
-        if not self._appends.window.has_room:
-            await self._appends.window.wait_room(deadline)
+        if not self._appends.window.has_space:
+            await self._appends.window.wait_space(deadline)
         self._cluster.check_open()
         left_s = deadline - self._appends.loop.time()
         return left_s < self._settings.timeout_s - LATE_S

@@ -100,7 +100,7 @@ class Appends:
         return size
 
     def mark_dirty(self, log: LogAppends) -> None:
-        """`log` has a batch to cut at the end of this turn."""
+        """`log` has a batch to cut at the end of this tick."""
         if not self._dirty:
             self.loop.call_soon(self._flush)
             self._has_work.set()

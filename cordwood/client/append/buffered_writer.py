@@ -1,6 +1,6 @@
 """A writer that gathers records into large blocks, by size and by time.
 
-Appends of one turn share a block anyway; this is for programs that append a record now and
+Appends of one tick share a block anyway; this is for programs that append a record now and
 then, to many logs or through many hands, and would rather wait a moment than send small
 blocks. What it gathers for a log is one block: compressed as a whole, with one header, stored
 and acknowledged as one; each record still has its own LSN, and readers see no difference
@@ -242,7 +242,7 @@ class BufferedWriter:
             Overloaded: there was no room within the client's timeout; it was not appended.
             CordwoodError: as `Store.append`.
         """
-        await self.wait_room()
+        await self.wait_space()
         return await self.append_nowait(log, value, key=key, timestamp=timestamp, headers=headers)
 
     def append_nowait(
@@ -258,7 +258,7 @@ class BufferedWriter:
         """Put a record in; the future tells where it was stored, or why not.
 
         Raises:
-            Overloaded: no room in memory: wait for `wait_room`, and come again.
+            Overloaded: no room in memory: wait for `wait_space`, and come again.
             RecordTooLarge: over the client's block limit.
             BadSetting: it cannot be encoded.
             Closed: the writer was closed.
@@ -280,7 +280,7 @@ class BufferedWriter:
         """Put a record in, for the writer's callbacks; raises as `append_nowait`."""
         self._put(log, value, key, timestamp, headers, context, None)
 
-    async def wait_room(self) -> None:
+    async def wait_space(self) -> None:
         """Wait until memory takes more; what is gathered is sent, so that it comes to an end.
 
         Raises:
@@ -522,7 +522,7 @@ class BufferedWriter:
         info = await self._find(lane.log if lane.number is None else lane.number)
         lane.number = info.log_id
         deadline = self._appends.loop.time() + self._settings.timeout_s
-        await self._appends.window.wait_room(deadline)
+        await self._appends.window.wait_space(deadline)
         return self._appends.log(info.log_id, producer).add_block(
             gathered.values,
             gathered.keys if any(key is not None for key in gathered.keys) else None,

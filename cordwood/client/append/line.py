@@ -1,6 +1,6 @@
 """Calls in a line: they go on in the order in which they came.
 
-Calls that wait are let go together, in one turn of the loop, so that their records still share
+Calls that wait are let go together, in one tick, so that their records still share
 blocks. Letting go one call a turn would hold a fresh client at one record a block for as long as
 calls come faster than that.
 """
@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 
 
-class Place:
+class QueuedCall:
     """A call's place in a line; made by `Line.join`."""
 
     __slots__ = ("future", "has_left", "holds", "is_let_go", "is_ready")
@@ -29,7 +29,7 @@ class Line:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[Place] = deque()
+        self._waiting: deque[QueuedCall] = deque()
         # Calls that were let go and have not left: the next ones would pass them.
         self._going = 0
 
@@ -38,7 +38,7 @@ class Line:
         """Whether a call may go on without a place."""
         return not (self._waiting or self._going)
 
-    def join(self, *, holds: bool = False, is_ready: bool = True) -> Place:
+    def join(self, *, holds: bool = False, is_ready: bool = True) -> QueuedCall:
         """Take the last place.
 
         Args:
@@ -47,21 +47,21 @@ class Line:
             is_ready: False for a call that must wait for something of its own before its turn;
                 `ready` ends that.
         """
-        place = Place(self._loop.create_future(), holds=holds, is_ready=is_ready)
+        place = QueuedCall(self._loop.create_future(), holds=holds, is_ready=is_ready)
         self._waiting.append(place)
         self._let_go()
         return place
 
-    def ready(self, place: Place) -> None:
+    def ready(self, place: QueuedCall) -> None:
         """The call has what it waited for."""
         place.is_ready = True
         self._let_go()
 
-    async def turn(self, place: Place) -> None:
+    async def turn(self, place: QueuedCall) -> None:
         """Wait until no call is ahead; at once where none is."""
         await place.future
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: QueuedCall) -> None:
         """The call went on, or gave up. Safe to call twice."""
         if place.has_left:
             return

@@ -27,9 +27,9 @@ from cordwood.client.append.append_limits import (
     LAST_TRY_SHARE,
     STALL_S,
 )  # fmt: skip
-from cordwood.client.append.batch import Batch, unknown
 from cordwood.client.append.line import Line
 from cordwood.client.append.outbox import Outbox
+from cordwood.client.append.pending_block import PendingBlock, unknown
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers
 from cordwood.client.append.window import Window
@@ -62,7 +62,7 @@ SEEK_ONE_S = 1.0
 
 REDIRECTS_MAX = 3
 """The most redirects in a row. The first leads to the log's node; a second leads from a leaving
-node to its heir. Nodes that redirect a client more often do not agree with each other."""
+node to its successor. Nodes that redirect a client more often do not agree with each other."""
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
@@ -116,9 +116,9 @@ class LogAppends:
         self._settings = settings
         self._owner = owner
         self._codec = Codec[settings.codec.upper()]
-        self._batch: Batch | None = None
-        self._queue: deque[Batch] = deque()
-        self._sent: dict[int, tuple[Batch, Connection]] = {}
+        self._batch: PendingBlock | None = None
+        self._queue: deque[PendingBlock] = deque()
+        self._sent: dict[int, tuple[PendingBlock, Connection]] = {}
         self._target: Connection | None = None
         self._activate_here = False
         self._hint = NodeId(0)
@@ -159,7 +159,7 @@ class LogAppends:
         self._check_whole()
         if expected_tail is not None:
             self._cut()
-        batch = self._room_for(size)
+        batch = self._space_for(size)
         batch.expected_tail = expected_tail
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, batch.count))
@@ -183,10 +183,10 @@ class LogAppends:
         if values and self._takes_all(len(values), size):
             return [self._add_together(values, keys, times_us, headers, size)]
         runs: list[tuple[asyncio.Future[Lsn], int]] = []
-        open_batch: Batch | None = None
+        open_batch: PendingBlock | None = None
         for at, value in enumerate(values):
             key = keys[at] if keys is not None else None
-            batch = self._room_for(sizes[at])
+            batch = self._space_for(sizes[at])
             if batch is not open_batch:
                 open_batch = batch
                 future: asyncio.Future[Lsn] = self._owner.loop.create_future()
@@ -203,7 +203,7 @@ class LogAppends:
         they are stored together or not at all."""
         self._check_whole()
         self._cut()
-        batch = Batch(self._owner.loop.time() + self._settings.timeout_s)
+        batch = PendingBlock(self._owner.loop.time() + self._settings.timeout_s)
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, 0))
         batch.seal_group(self.log, parts, size, self._producer)
@@ -223,7 +223,7 @@ class LogAppends:
             and batch.bytes + size <= settings.block_bytes
         )
 
-    def _is_full(self, batch: Batch) -> bool:
+    def _is_full(self, batch: PendingBlock) -> bool:
         settings = self._settings
         return batch.count >= settings.block_records or batch.bytes >= settings.block_bytes
 
@@ -239,7 +239,7 @@ class LogAppends:
         spends its time here, and one call for each record took five times as long."""
         if self._batch is not None and self._is_full(self._batch):
             self._cut()
-        batch = self._room_for(size)
+        batch = self._space_for(size)
         count, more = batch.count, len(values)
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, count))
@@ -265,7 +265,7 @@ class LogAppends:
         """
         self._check_whole()
         self._cut()
-        batch = self._room_for(size)
+        batch = self._space_for(size)
         batch.codec = codec
         if deadline is not None:
             batch.deadline = deadline
@@ -273,7 +273,7 @@ class LogAppends:
         self._cut()
         return future
 
-    def _room_for(self, size: int) -> Batch:
+    def _space_for(self, size: int) -> PendingBlock:
         """This tick's batch, or a new one if that is full."""
         batch = self._batch
         settings = self._settings
@@ -284,13 +284,13 @@ class LogAppends:
             self._cut()
             batch = None
         if batch is None:
-            batch = self._batch = Batch(self._owner.loop.time() + settings.timeout_s)
+            batch = self._batch = PendingBlock(self._owner.loop.time() + settings.timeout_s)
             self._owner.mark_dirty(self)
         return batch
 
     def _put(
         self,
-        batch: Batch,
+        batch: PendingBlock,
         value: Buffer,
         key: bytes | None,
         time_us: int | None,
@@ -368,7 +368,7 @@ class LogAppends:
                 size += entry.stored_bytes
             self._owner.outbox.put(target, parts, count, size)
 
-    def _flags(self, batch: Batch) -> int:
+    def _flags(self, batch: PendingBlock) -> int:
         """The bits of AppendFlag for a batch."""
         entry = batch.entry
         assert entry is not None, "a queued batch was cut"
@@ -473,7 +473,7 @@ class LogAppends:
             self._fail(found[0], found[0].given_up(self.log, error))
         self._pump_if_settled()
 
-    def _fail(self, batch: Batch, error: CordwoodError) -> None:
+    def _fail(self, batch: PendingBlock, error: CordwoodError) -> None:
         """A block ends with an error; this also ends the producer's sequence."""
         batch.fail(error)
         if self._producer is not None and self._broken is None:
@@ -493,7 +493,9 @@ class LogAppends:
         if self._came_back and not self._sent:
             self._pump()
 
-    def _come_back(self, batch: Batch, token: int, error: CordwoodError, node: NodeId) -> None:
+    def _come_back(
+        self, batch: PendingBlock, token: int, error: CordwoodError, node: NodeId
+    ) -> None:
         """Keep a refused block for another try."""
         batch.refused = error
         self._owner.sent.pop(token, None)  # it gets another token when it is sent again
@@ -505,15 +507,15 @@ class LogAppends:
             self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
         self._came_back = True
 
-    def _requeue(self, batch: Batch, token: int) -> None:
+    def _requeue(self, batch: PendingBlock, token: int) -> None:
         """Put a refused batch back into the queue by its age."""
-        later: list[Batch] = []
+        later: list[PendingBlock] = []
         while self._queue and self._age(self._queue[0]) < token:
             later.append(self._queue.popleft())
         self._queue.appendleft(batch)
         self._queue.extendleft(reversed(later))
 
-    def _age(self, batch: Batch) -> int:
+    def _age(self, batch: PendingBlock) -> int:
         assert batch.entry is not None, "a queued batch was cut"
         return batch.entry.token or self._owner.last_token + 1
 
@@ -593,7 +595,7 @@ class LogAppends:
         self._sent.clear()
         self._queue.clear()
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: PendingBlock) -> None:
         entry = batch.entry
         assert entry is not None, "a finished batch was cut"
         self._owner.sent.pop(entry.token, None)

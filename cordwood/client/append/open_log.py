@@ -32,17 +32,17 @@ class Appending:
         """Append one record; the future is as `Store.append`.
 
         Raises:
-            Overloaded: the client's window is full; wait for `wait_room`.
+            Overloaded: the client's window is full; wait for `wait_space`.
             RecordTooLarge: over the client's block limit.
             BadSetting: it cannot be encoded.
             Closed: the client was closed.
         """
         size = self._appends.check_record(value, key, time_us, headers)
         self._cluster.check_open()
-        self._appends.window.check_room()
+        self._appends.window.check_space()
         return self._log.add(value, key, time_us, headers, size)
 
-    async def wait_room(self) -> None:
+    async def wait_space(self) -> None:
         """Wait until the client's window takes more.
 
         Raises:
@@ -50,4 +50,4 @@ class Appending:
             Closed: the client was closed.
         """
         self._cluster.check_open()
-        await self._appends.window.wait_room()
+        await self._appends.window.wait_space()

@@ -1,7 +1,7 @@
 """Blocks of many logs on their way to their sequencers: one APPEND frame to each a turn.
 
 What a frame costs on both sides is more than what a small block in it costs, and a client
-that appends to a thousand logs has a block for each of them every turn.
+that appends to a thousand logs has a block for each of them every tick.
 
 Source: docs/design.md §4 ("Waves").
 """
@@ -30,7 +30,7 @@ class _Frame:
 
 
 class Outbox:
-    """See the module. What is put in leaves in that order, at the end of the turn."""
+    """See the module. What is put in leaves in that order, at the end of the tick."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

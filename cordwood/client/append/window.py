@@ -35,7 +35,7 @@ class Window:
         self._mean_bytes = 1
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether it takes more, and nobody waits for that."""
         return (
             self.bytes < self._settings.window_bytes
@@ -48,9 +48,9 @@ class Window:
         settings = self._settings
         return self.bytes < settings.window_bytes and self.records < settings.window_records
 
-    def check_room(self) -> None:
+    def check_space(self) -> None:
         """Raise Overloaded when it is full."""
-        if not self.has_room:
+        if not self.has_space:
             raise Overloaded(
                 f"{self.records} records, {self.bytes} bytes are in flight: wait for some"
             )
@@ -67,7 +67,7 @@ class Window:
         if self._waiting:
             self._wake()
 
-    async def wait_room(self, deadline: float | None = None) -> None:
+    async def wait_space(self, deadline: float | None = None) -> None:
         """Wait, first come first served, until it takes more.
 
         Who returns from here takes its room before it awaits anything else.
@@ -79,7 +79,7 @@ class Window:
             Overloaded: there was none in time.
             Closed: the client was closed meanwhile.
         """
-        if self.has_room:
+        if self.has_space:
             return
         self._last_ticket += 1
         began = self._loop.time()

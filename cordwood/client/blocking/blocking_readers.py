@@ -16,7 +16,7 @@ from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
 from cordwood.client.cluster import LogInfo
 from cordwood.client.read.consumer import Consumer
-from cordwood.client.read.hand import Portion
+from cordwood.client.read.hand import ReadResult
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader, ReaderBatches
 from cordwood.client.read.senders import HeldBlock, SenderView
@@ -196,7 +196,7 @@ class BlockingLogsReader:
         self._reader = reader
         self._filling = _Filling()
 
-    def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
+    def read(self, count: int = 1000, timeout_s: float | None = None) -> ReadResult:
         """The next records of one of the logs, or a gap; see `Reader.read`."""
         self._thread.call(self._filled(timeout_s))
         return self._reader.portion(count)
@@ -306,7 +306,7 @@ class BlockingConsumer:
         """Logs that stand still; see `Reader.unhealthy`."""
         return self._consumer.unhealthy
 
-    def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
+    def read(self, count: int = 1000, timeout_s: float | None = None) -> ReadResult:
         """The next records of one of the logs, or a gap; see `Consumer.read`."""
         self._thread.call(self._filled(timeout_s))
         return self._consumer.portion(count)

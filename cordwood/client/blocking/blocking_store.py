@@ -54,7 +54,7 @@ from cordwood.errors import Closed, CordwoodError, Unreachable
 from cordwood.host.at_end import at_end
 from cordwood.host.loop_thread import LoopThread
 from cordwood.layout.message import (
-    GroupReply,
+    ConsumerReply,
 )
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
@@ -273,11 +273,11 @@ class BlockingStore(Facade[Store]):
         )
         return BlockingConsumer(self._thread, made)
 
-    def consumers(self, name: str = "") -> list[GroupReply]:
+    def consumers(self, name: str = "") -> list[ConsumerReply]:
         """What is known of a consumer, or of all; see `cursors.Cursors.list`."""
         return self._call(self._inner.cursors.list(name))
 
-    def consumer_by_number(self, name: str) -> GroupReply:
+    def consumer_by_number(self, name: str) -> ConsumerReply:
         """The same of one consumer, logs by number; see `cursors.Cursors.by_number`."""
         return self._call(self._inner.cursors.by_number(name))
 

@@ -25,7 +25,7 @@ from cordwood.client.append.record_check import (
     record_bytes,
 )
 from cordwood.errors import Closed, CordwoodError, Overloaded
-from cordwood.host.byte_gate import ByteGate, Share
+from cordwood.host.byte_gate import ByteGate, ByteShare
 from cordwood.host.loop_thread import LoopThread
 from cordwood.host.waits import ThreadFuture
 from cordwood.lsn import Lsn
@@ -55,7 +55,7 @@ class _Handed:
         self.key = key
         self.timestamp = timestamp
         self.headers = headers
-        self.share = Share(record_bytes(value, key, None, headers))
+        self.share = ByteShare(record_bytes(value, key, None, headers))
         self.told: Future[Lsn] = ThreadFuture()
         self.is_given_up = False
 

@@ -56,9 +56,9 @@ from cordwood.layout.message_staging import (
     BlockPlace,
     CommitPublish,
     FinishPublish,
+    LogBlocks,
     PinStaged,
     PublicationReply,
-    Share,
     StagedReply,
 )
 from cordwood.lsn import Lsn
@@ -191,7 +191,7 @@ class Publisher:
         assert isinstance(reply, PublicationReply), "publishing calls are answered with the query"
         return reply
 
-    async def _check_there(self, shares: Sequence[Share]) -> None:
+    async def _check_there(self, shares: Sequence[LogBlocks]) -> None:
         """Look for the logs by number, past what the client remembers of their names.
 
         Blocks are staged for a number. A log that was deleted, and perhaps made again under its
@@ -224,7 +224,7 @@ class Publisher:
                     "is there"
                 )
 
-    async def _pin(self, query: str, attempt: int, shares: Sequence[Share]) -> None:
+    async def _pin(self, query: str, attempt: int, shares: Sequence[LogBlocks]) -> None:
         """Keep every copy of every block until the attempt is over.
 
         Raises:
@@ -277,7 +277,7 @@ class Publisher:
             known = await self._call(AskPublication(query))
         return known
 
-    async def _append(self, known: PublicationReply, share: Share) -> tuple[int, int] | None:
+    async def _append(self, known: PublicationReply, share: LogBlocks) -> tuple[int, int] | None:
         """Append one log's share; where it stands, None if the log is gone.
 
         It is one atomic group, or several in order if one does not hold it. Sequences tell what
@@ -317,14 +317,14 @@ class Publisher:
         return span
 
     async def _append_group(
-        self, known: PublicationReply, share: Share, blocks: Sequence[BlockPlace], sequence: int
+        self, known: PublicationReply, share: LogBlocks, blocks: Sequence[BlockPlace], sequence: int
     ) -> int:
         """Append blocks as one group; its first LSN."""
         parts = await self._read(blocks)
         check_group(parts)
         producer = QueryProducer(known.producer, known.commits, {share.log: sequence})
         lane = self._appends.log(share.log, producer)
-        await self._appends.window.wait_room()
+        await self._appends.window.wait_space()
         return int(await lane.add_group(parts, sum(part.raw_bytes for part in parts)))
 
     async def _read(self, blocks: Sequence[BlockPlace]) -> list[GroupPart]:
@@ -401,13 +401,13 @@ def _query(query: str) -> str:
     return query
 
 
-def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[Share]:
+def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
     """What the references bring each log, in their order."""
-    by_log: dict[int, Share] = {}
+    by_log: dict[int, LogBlocks] = {}
     for each in refs:
         ref = each if isinstance(each, StagedRef) else StagedRef.from_json(each)
         if ref.blocks:
-            share = by_log.setdefault(ref.log_id, Share(ref.log_id, ref.log, []))
+            share = by_log.setdefault(ref.log_id, LogBlocks(ref.log_id, ref.log, []))
             share.blocks.extend(
                 BlockPlace(b.stage, list(b.nodes), b.records, b.stored_bytes) for b in ref.blocks
             )
@@ -418,7 +418,7 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[Share]:
     return shares
 
 
-def _check_shares(shares: Sequence[Share], group_bytes_max: int, *, whole: bool) -> None:
+def _check_shares(shares: Sequence[LogBlocks], group_bytes_max: int, *, whole: bool) -> None:
     """Refuse what no sequencer would take, before it is committed.
 
     Raises:
@@ -443,14 +443,14 @@ def _blocks_of(records: Sequence[int], at: int, count: int) -> int:
     return next((end for end, reached in enumerate(ends, at + 1) if reached == count), at)
 
 
-def _group_limit(group_bytes_max: int, share: Share) -> int:
+def _group_limit(group_bytes_max: int, share: LogBlocks) -> int:
     """How large the groups of a share are."""
     if sum(block.stored_bytes for block in share.blocks) <= group_bytes_max:
         return group_bytes_max
     return max(1, group_bytes_max // SPLIT_SHARE)
 
 
-def _blocks(shares: Sequence[Share]) -> list[BlockPlace]:
+def _blocks(shares: Sequence[LogBlocks]) -> list[BlockPlace]:
     return [block for share in shares for block in share.blocks]
 
 

@@ -25,14 +25,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Start
 from cordwood.client.read.consumer_logs import Ask
-from cordwood.client.read.hand import Portion
+from cordwood.client.read.hand import ReadResult
 from cordwood.client.read.reader import Reader
 from cordwood.errors import Closed, CordwoodError, Fenced, Rejected, Retryable, UnknownLog
 from cordwood.layout.message import (
-    BeatGroup,
-    GroupReply,
-    JoinGroup,
-    LeaveGroup,
+    BeatConsumer,
+    ConsumerReply,
+    JoinConsumer,
+    LeaveConsumer,
     SaveCursors,
 )
 from cordwood.lsn import Lsn
@@ -90,7 +90,7 @@ class Consumer:
         self._saved: dict[str, int] = {}
         self._saved_at = self._loop.time()
         self._beating: asyncio.Task[None] | None = None
-        self._group: GroupReply | None = None
+        self._group: ConsumerReply | None = None
         self._error: CordwoodError | None = None
         # By log, the generation since which it is this member's, as it was when it was begun, or
         # found to be deleted.
@@ -131,10 +131,10 @@ class Consumer:
     async def _join(self) -> None:
         ttl_ms = round(MEMBER_TTL_S * 1000)
         if self.member:
-            reply = await self._ask(JoinGroup(self.name, self.member, [*self._logs], ttl_ms))
+            reply = await self._ask(JoinConsumer(self.name, self.member, [*self._logs], ttl_ms))
         else:
             reply = await self._ask(SaveCursors(self.name, "", 0, {}, {}, False))
-        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
         self._group = reply
         if self.member:
             # Weakly: a member whose application let go of it holds no log.
@@ -181,7 +181,7 @@ class Consumer:
         if not self.member or self._group is None:
             return
         try:
-            await self._ask(LeaveGroup(self.name, self.member, self._group.generation))
+            await self._ask(LeaveConsumer(self.name, self.member, self._group.generation))
         except Retryable as error:
             logger.info("%s leaves in %g s: %s", self.member, MEMBER_TTL_S, error)
 
@@ -198,7 +198,7 @@ class Consumer:
         unbegun = {log: str(error) for log, error in self._unbegun.items() if error is not None}
         return {**self._reader.unhealthy, **unbegun}
 
-    async def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
+    async def read(self, count: int = 1000, timeout_s: float | None = None) -> ReadResult:
         """As `Reader.read`; what was given out before counts as dealt with from now on.
 
         Raises:
@@ -236,7 +236,7 @@ class Consumer:
         """See `Reader.item`."""
         return self._reader.item()
 
-    def portion(self, count: int) -> Portion:
+    def portion(self, count: int) -> ReadResult:
         """See `Reader.portion`."""
         return self._reader.portion(count)
 
@@ -304,11 +304,11 @@ class Consumer:
             if type(error) is not Rejected:
                 raise
             raise Fenced(f"another consumer {self.name} is further: {error}") from error
-        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
         self._learn(reply)
         self._saved.update(new)
 
-    def _learn(self, reply: GroupReply) -> None:
+    def _learn(self, reply: ConsumerReply) -> None:
         """What the group is; an answer that was overtaken says nothing new."""
         known = self._group
         if self.member and (known is None or reply.generation >= known.generation):
@@ -363,7 +363,7 @@ class Consumer:
                 # One that went to another member and back is begun anew: where that one saved.
                 if log not in mine or self._begun.get(log) != group.since.get(log, 0):
                     self._stop(log)
-            leaving = sorted(mine & group.heirs.keys())
+            leaving = sorted(mine & group.successors.keys())
             if leaving:
                 await self._let_go(leaving)
             wanted = [
@@ -382,7 +382,7 @@ class Consumer:
                 break
             group = self._group
 
-    async def _begin(self, log: str, group: GroupReply, *, is_start: bool) -> None:
+    async def _begin(self, log: str, group: ConsumerReply, *, is_start: bool) -> None:
         """
         Raises:
             CordwoodError: `is_start`, and it cannot be begun.
@@ -419,7 +419,7 @@ class Consumer:
         except Fenced as error:
             logger.info("%s: %s", self.name, error)
 
-    def _mine(self, group: GroupReply) -> set[str]:
+    def _mine(self, group: ConsumerReply) -> set[str]:
         if not self.member:
             return {*self._logs}
         return {log for log in self._logs if group.owners.get(log) == self.member}
@@ -456,7 +456,7 @@ class Consumer:
     @property
     def _beat_s(self) -> float:
         group = self._group
-        if group is not None and self.member in group.heirs.values():
+        if group is not None and self.member in group.successors.values():
             return HANDOVER_BEAT_S
         return MEMBER_TTL_S / BEATS
 
@@ -482,7 +482,7 @@ async def _beat(
         if ended.is_set():
             return
         try:
-            reply = await ask(BeatGroup(name, member, generation, round(MEMBER_TTL_S * 1000)))
+            reply = await ask(BeatConsumer(name, member, generation, round(MEMBER_TTL_S * 1000)))
         except Retryable as error:
             logger.info("%s: no beat: %s", name, error)
             continue
@@ -490,10 +490,10 @@ async def _beat(
             if (consumer := known()) is not None:
                 consumer._fail(error)
             return
-        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
         if (consumer := known()) is not None:
             consumer._learn(reply)
             del consumer
     logger.info("%s: nothing refers to member %s any more: it leaves", name, member)
     with contextlib.suppress(CordwoodError):  # it counts as gone in MEMBER_TTL_S anyway
-        await ask(LeaveGroup(name, member, generation))
+        await ask(LeaveConsumer(name, member, generation))

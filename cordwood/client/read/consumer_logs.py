@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from cordwood.client.admin.position_calls import Position, Start
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.layout.message import Call, GroupReply, JoinGroup, Reply, SaveCursors
+from cordwood.layout.message import Call, ConsumerReply, JoinConsumer, Reply, SaveCursors
 
 Value = TypeVar("Value")
 
@@ -33,7 +33,7 @@ Read = Callable[[int, Start, Position | None], Awaitable[ReadStream]]
 """Opens a stream of a log by its number."""
 
 
-def named(group: GroupReply, names: Mapping[str, str]) -> GroupReply:
+def named(group: ConsumerReply, names: Mapping[str, str]) -> ConsumerReply:
     """A consumer with names for numbers; a number without one stays.
 
     Args:
@@ -49,7 +49,7 @@ def named(group: GroupReply, names: Mapping[str, str]) -> GroupReply:
         owners=by_name(group.owners),
         positions=by_name(group.positions),
         since=by_name(group.since),
-        heirs=by_name(group.heirs),
+        successors=by_name(group.successors),
     )
 
 
@@ -75,7 +75,7 @@ class ConsumerLogs:
 
     async def ask(self, message: Call, /) -> Reply:
         """Ask about the consumer, in names; see `Cluster.call_any`."""
-        if isinstance(message, JoinGroup):
+        if isinstance(message, JoinConsumer):
             message = replace(message, logs=[self._key(log) for log in message.logs])
         elif isinstance(message, SaveCursors):
             message = replace(
@@ -85,7 +85,7 @@ class ConsumerLogs:
                 let_go=[self._key(log) for log in message.let_go],
             )
         reply = await self._ask(message)
-        return named(reply, self._names) if isinstance(reply, GroupReply) else reply
+        return named(reply, self._names) if isinstance(reply, ConsumerReply) else reply
 
     def _key(self, log: str) -> str:
         return str(self._numbers[log])

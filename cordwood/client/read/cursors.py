@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.consumer_logs import Ask, named
 from cordwood.errors import CordwoodError, Fenced
-from cordwood.layout.message import AskGroups, GroupReply, GroupsReply, SaveCursors
+from cordwood.layout.message import AskConsumers, ConsumerReply, ConsumersReply, SaveCursors
 from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
 
 RESETS_MAX = 16
@@ -72,7 +72,7 @@ class Cursors:
         self._tail = tail
         self._names = names
 
-    async def list(self, consumer: str = "") -> list[GroupReply]:
+    async def list(self, consumer: str = "") -> list[ConsumerReply]:
         """What is known of a consumer, or of all: positions, members, who reads what.
 
         Logs have the names that they have now; one that was deleted is its number, in digits.
@@ -87,7 +87,7 @@ class Cursors:
         names = {str(number): name for number, name in (await self._names()).items()}
         return [named(group, names) for group in groups]
 
-    async def by_number(self, consumer: str) -> GroupReply:
+    async def by_number(self, consumer: str) -> ConsumerReply:
         """What is known of a consumer, each log by its number in digits.
 
         Raises:
@@ -97,9 +97,9 @@ class Cursors:
         (group,) = await self._ask_groups(consumer)
         return group
 
-    async def _ask_groups(self, consumer: str) -> Sequence[GroupReply]:
-        reply = await self._ask(AskGroups(consumer))
-        assert isinstance(reply, GroupsReply), "AskGroups is answered with groups"
+    async def _ask_groups(self, consumer: str) -> Sequence[ConsumerReply]:
+        reply = await self._ask(AskConsumers(consumer))
+        assert isinstance(reply, ConsumersReply), "AskConsumers is answered with groups"
         return reply.groups
 
     async def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
@@ -162,7 +162,7 @@ class Cursors:
         names = {keys[log]: info.name for log, info in infos.items()}
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
 
-    async def _reset(self, consumer: str, new: dict[str, int]) -> GroupReply:
+    async def _reset(self, consumer: str, new: dict[str, int]) -> ConsumerReply:
         """Move positions from where they are now: a node that was stopped may do the call late,
         and must not take back what was saved since."""
         for again in reversed(range(RESETS_MAX)):
@@ -175,7 +175,7 @@ class Cursors:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _save(self, call: SaveCursors) -> GroupReply:
+    async def _save(self, call: SaveCursors) -> ConsumerReply:
         reply = await self._ask(call)
-        assert isinstance(reply, GroupReply), "calls about a consumer are answered with it"
+        assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
         return reply

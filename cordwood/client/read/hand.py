@@ -46,11 +46,11 @@ def is_told(item: Record | Gap) -> bool:
     return isinstance(item, Record) or item.kind in (GapKind.DATA_LOSS, GapKind.ACCESS)
 
 
-Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class ReadResult:
     """The result of one `read`: records of one log, or one gap, or no item (false).
 
     Attributes:
@@ -70,9 +70,9 @@ class Portion:
         return iter(self.records if self.gap is None else (self.gap,))
 
 
-def portion_of(log: str, records: tuple[Record, ...], gap: Gap | None) -> Portion:
+def read_result_of(log: str, records: tuple[Record, ...], gap: Gap | None) -> ReadResult:
     """What `read` gives of one log."""
-    return Portion(log, records, gap) if records or gap else Portion()
+    return ReadResult(log, records, gap) if records or gap else ReadResult()
 
 
 class Hand:
@@ -197,8 +197,8 @@ class Hand:
         return given
 
     def take_portion(
-        self, count: int, make: Callable[[tuple[Record, ...], Gap | None], Given]
-    ) -> Given:
+        self, count: int, make: Callable[[tuple[Record, ...], Gap | None], Made]
+    ) -> Made:
         """Give what `make` makes of a gap, or of up to `count` records before the next one."""
         rest = self.rest()
         first = rest[0] if rest else None

@@ -25,7 +25,7 @@ from cordwood.client.read.read_access import ReadAccess, call_weakly
 from cordwood.client.read.read_grace import Grace
 from cordwood.client.read.read_health import HEALTH_S, ReadHealth
 from cordwood.client.read.senders import HeldBlock, Senders
-from cordwood.client.read.shared_tail import Seat, SharedTails
+from cordwood.client.read.shared_tail import SharedTails, SubscriberQueue
 from cordwood.client.read.stream_items import StreamItems
 from cordwood.errors import AccessDenied, Closed, CordwoodError, Overloaded, UnknownLog
 from cordwood.layout.key_bits import key_bits
@@ -128,9 +128,9 @@ class ReadStream(StreamItems):
         self._begin(start, until)
         is_plain = keys is None and payloads and until == LSN_MAX
         self._tails = tails if is_plain else None
-        self._seat: Seat | None = None
+        self._queue: SubscriberQueue | None = None
         self._on_closed = on_closed
-        self._owes_itself = False  # what a seat had no room for: before it takes another one
+        self._owes_itself = False  # what a queue had no room for: before it takes another one
         self._news = asyncio.Event()
         self._look_due: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -159,8 +159,8 @@ class ReadStream(StreamItems):
 
     @property
     def senders(self) -> Senders:
-        """The nodes that send, and what was asked of them: where it shares a tail, the lead's."""
-        return self._senders if self._seat is None else self._seat.lead.senders
+        """The nodes that send, and what was asked of them: where it shares a tail, the leader's."""
+        return self._senders if self._queue is None else self._queue.leader.senders
 
     @property
     def taken_lsn(self) -> int:
@@ -181,8 +181,8 @@ class ReadStream(StreamItems):
     def is_connected(self) -> bool:
         """Whether so many nodes are connected that what they do not hold nobody does: below
         that, records may have to be waited for (LogDevice's `isConnectionHealthy`)."""
-        if self._seat is not None:
-            return self._seat.lead.is_connected
+        if self._queue is not None:
+            return self._queue.leader.is_connected
         sources = self.senders.sources.keys()
         everybody = sources >= {*self.info.all_nodes}
         return everybody or self._judge(sources) is not QuorumVerdict.NONE
@@ -218,8 +218,8 @@ class ReadStream(StreamItems):
         if self._closed:
             return
         self._closed = True
-        if self._seat is not None:
-            self._seat.leave()
+        if self._queue is not None:
+            self._queue.leave()
         elif self._tails is not None:
             self._tails.forget(self)
         self._stop_asking()
@@ -246,12 +246,12 @@ class ReadStream(StreamItems):
 
     def on_node_up(self, node: NodeId, connection: Connection) -> None:
         """Start to read from a node."""
-        if not (self._closed or self._seat):
+        if not (self._closed or self._queue):
             self._senders.on_node_up(node, connection)
 
     def on_node_down(self, node: NodeId, connection: Connection) -> None:
         """A node is gone; what it sent stays, and others are asked for the rest."""
-        if self._closed or self._seat:
+        if self._closed or self._queue:
             return
         self._senders.on_node_down(node, connection)
         if not self._senders.sources:
@@ -264,7 +264,7 @@ class ReadStream(StreamItems):
             is_moved: that of one lies on others by now. What those have come past before that
                 says nothing of it, so all are asked anew.
         """
-        if is_moved and not self._seat:
+        if is_moved and not self._queue:
             self._choice.on_moved()
             self._senders.rewind_soon()
         self._news.set()
@@ -273,7 +273,7 @@ class ReadStream(StreamItems):
         self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
     ) -> None:
         """A node answers a READ: what it sends from here on is what was asked."""
-        if self._closed or self._seat:
+        if self._closed or self._queue:
             return
         self._senders.on_reading(node, connection, status, version)
         if status == ReadStatus.FULL:
@@ -328,8 +328,8 @@ class ReadStream(StreamItems):
             return given
         if self._closed and (hand.is_cut or not self._buffer.is_done):
             raise Closed("this read stream was closed")
-        if self._seat is not None:
-            return self._take_shared(self._seat)
+        if self._queue is not None:
+            return self._take_shared(self._queue)
         judge = self._judge if self._may_conclude() else None
         taken = self._buffer.take(judge, grace_over=self._is_grace_over())
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
@@ -359,32 +359,32 @@ class ReadStream(StreamItems):
             self._senders.move_window()
         return taken
 
-    def _take_shared(self, seat: Seat) -> Delivery[HeldBlock] | Gap | None:
-        """What the lead of a shared tail gave; once there is no more of it, on alone."""
-        if self.trouble and not seat.is_empty:
+    def _take_shared(self, queue: SubscriberQueue) -> Delivery[HeldBlock] | Gap | None:
+        """What the leader of a shared tail gave; once there is no more of it, on alone."""
+        if self.trouble and not queue.is_empty:
             self._on_health("")
-        taken = seat.take()
+        taken = queue.take()
         if taken is not None:
             self._buffer.next = taken.last + 1
             if self._buffer.is_done:
                 self._end()
-        elif seat.is_over:
-            self._leave_seat(seat)
+        elif queue.is_over:
+            self._leave_queue(queue)
         return taken
 
-    def _leave_seat(self, seat: Seat) -> None:
-        """Go on from here: in another seat if there is one, else alone."""
-        lead, bridge = seat.lead, self.bridge
-        self._seat = None
+    def _leave_queue(self, queue: SubscriberQueue) -> None:
+        """Go on from here: in another queue if there is one, else alone."""
+        leader, bridge = queue.leader, self.bridge
+        self._queue = None
         self._senders.bridge = bridge
-        self._owes_itself = seat.is_dropped
-        if lead.info.epoch > self.info.epoch:
-            self.info = replace(lead.info, name=self.info.name)
+        self._owes_itself = queue.is_dropped
+        if leader.info.epoch > self.info.epoch:
+            self.info = replace(leader.info, name=self.info.name)
         if self._tails is None or self._buffer.is_done:
             return
         if not (self.trouble or self._owes_itself):
-            self._seat = self._tails.join_again(self)
-        if self._seat is None:
+            self._queue = self._tails.join_again(self)
+        if self._queue is None:
             # Nodes may still send by what this one asked before.
             self.number = self._tails.number_anew(self)
             self._begin(self._buffer.next, self._buffer.until)
@@ -393,18 +393,18 @@ class ReadStream(StreamItems):
         self._news.set()
 
     def _joins(self) -> bool:
-        """Take a seat at a shared tail, if this one is there and nothing is the matter."""
+        """Subscribe to a shared tail, if this one is there and nothing is the matter."""
         is_waiting = not (self._buffer.has_blocks or self._is_overdue() or self._owes_itself)
         is_well = self._senders.sources and not self.trouble and self._health.due is None
         if self._tails is None or not (is_waiting and is_well):
             return False
-        self._seat = self._tails.join(self)
-        if self._seat is not None:
+        self._queue = self._tails.join(self)
+        if self._queue is not None:
             self._stop_asking()
-        return self._seat is not None
+        return self._queue is not None
 
     def on_news(self) -> None:
-        """The lead of a shared tail gave something, or ended."""
+        """The leader of a shared tail gave something, or ended."""
         self._news.set()
 
     def _may_conclude(self) -> bool:
@@ -436,7 +436,7 @@ class ReadStream(StreamItems):
             and (self._buffer.is_passed_by(self._senders_now()))
         ):
             self._choice.on_suspicion()
-        if self._settings.reader_slow_shards_detection:
+        if self._settings.reader_slow_nodes_detection:
             self._senders.look_for_slow(self.info.nodes_of(self._buffer.next >> 32))
         if self._overdue_since is None and self._is_overdue():
             self._overdue_since = self._loop.time()
@@ -477,11 +477,11 @@ class ReadStream(StreamItems):
             taken = self.take()
             if taken is not None or self._buffer.is_done:
                 return taken
-            if self._seat is not None:
-                if self._seat.trouble != self.trouble:
-                    self._on_health(self._seat.trouble)
+            if self._queue is not None:
+                if self._queue.trouble != self.trouble:
+                    self._on_health(self._queue.trouble)
                 await self._news.wait()
-                nudge_at = self._loop.time() + patience_s  # it is the lead that asks meanwhile
+                nudge_at = self._loop.time() + patience_s  # it is the leader that asks meanwhile
                 continue
             if self._joins():
                 continue
@@ -593,8 +593,8 @@ class ReadStream(StreamItems):
         if info.log_id != self.info.log_id or info.epoch <= self.info.epoch or self._closed:
             return
         self.info = info
-        if self._seat is None:
+        if self._queue is None:
             self._senders.add_nodes(info.all_nodes)
             self._news.set()
         else:
-            self._seat.lead._learn(info)
+            self._queue.leader._learn(info)

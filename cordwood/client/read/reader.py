@@ -23,7 +23,7 @@ from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.read.feed import Feed, end, is_of, wait_for_more
-from cordwood.client.read.hand import Batches, Hand, Portion, Taken, is_told, portion_of
+from cordwood.client.read.hand import Batches, Hand, ReadResult, Taken, is_told, read_result_of
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable
 from cordwood.lsn import LSN_MAX, Lsn
@@ -189,7 +189,7 @@ class Reader:
 
     # Reading.
 
-    async def read(self, count: int = 1000, timeout_s: float | None = None) -> Portion:
+    async def read(self, count: int = 1000, timeout_s: float | None = None) -> ReadResult:
         """The next records of one of the logs, up to `count` of them, or one gap.
 
         Whatever is there is given at once; records never wait for more of them.
@@ -253,7 +253,7 @@ class Reader:
         self._is_woken = True
         self._news.set()
 
-    def portion(self, count: int) -> Portion:
+    def portion(self, count: int) -> ReadResult:
         """What `read` returns, of what is there; what a loop has in hand is dealt with.
 
         Raises:
@@ -262,8 +262,8 @@ class Reader:
         self._raise_error()
         feed = self._up
         if feed is None:
-            return Portion()
-        portion = feed.hand.take_portion(count, partial(portion_of, feed.log))
+            return ReadResult()
+        portion = feed.hand.take_portion(count, partial(read_result_of, feed.log))
         self._up = None
         return portion
 

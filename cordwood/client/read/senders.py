@@ -37,7 +37,7 @@ from cordwood.protocol.gap_detection import ReadBuffer
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.protocol.read_window import Credit, ReadWindow
 from cordwood.protocol.single_copy import Doubt, SenderChoice, Shuffle
-from cordwood.protocol.slow_shards import SlowShards
+from cordwood.protocol.slow_nodes import SlowNodes
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
 
@@ -158,7 +158,7 @@ class Senders:
         down = [node for node in info.all_nodes if cluster.peers.get(node) is None]
         enabled = settings.scd_enabled and info.attributes.scd_enabled is not False
         self.choice = SenderChoice(info.all_nodes, enabled=enabled, down=down)
-        self.slow = SlowShards(info.replication.copies - 1)
+        self.slow = SlowNodes(info.replication.copies - 1)
         self.sources: dict[NodeId, Source] = {}
         self.bridge: Lsn | None = None
         self.token = read_token(info, settings.read_tokens) or ""

@@ -4,6 +4,6 @@
   that writes that down.
 - `fates`, `enumerate`: what a crash may leave of it.
 - `explorer`: lives of a subject, crashed in every way, and their crashed restarts.
-- `wal_subject`, `shard_subject`, `node_subject`: the code under test, with its promises.
+- `wal_subject`, `engine_subject`, `node_subject`: the code under test, with its promises.
 - `prove`: many of them within a time; `planted`: bugs that they must catch.
 """

@@ -26,9 +26,9 @@ from cordwood.node import running_node
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, NodeSettings, StorageSettings
 from cordwood.sim.crash_states.disk_log import DiskLog
+from cordwood.sim.crash_states.engine_promises import EnginePromises
+from cordwood.sim.crash_states.engine_subject import EngineScript, compare
 from cordwood.sim.crash_states.explorer import Life
-from cordwood.sim.crash_states.shard_promises import ShardPromises
-from cordwood.sim.crash_states.shard_subject import ShardScript, compare
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
 from cordwood.storage.data_directory import INCARNATION, Incarnations
@@ -51,16 +51,16 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class NodePromises:
-    """What the metadata store and the directory's shard hold."""
+    """What the metadata store and the directory's storage engine hold."""
 
     data: MemoryData = field(default_factory=MemoryData)
-    shard: ShardPromises = field(default_factory=ShardPromises)
+    engine: EnginePromises = field(default_factory=EnginePromises)
 
     def after(self, facts: Sequence[object]) -> NodePromises:
         """See `Promised`."""
         agreed = [fact.data for fact in facts if isinstance(fact, Agreed)]
         stored = [fact for fact in facts if not isinstance(fact, Agreed)]
-        return NodePromises(agreed[-1] if agreed else self.data, self.shard.after(stored))
+        return NodePromises(agreed[-1] if agreed else self.data, self.engine.after(stored))
 
 
 class _MarkingMetadata(MemoryMetadata):
@@ -97,8 +97,8 @@ class NodeSubject:
         )
         await self._note_claims(life, metadata)
         async with running_node(SETTINGS, host, metadata, memory_tables) as node:
-            held = await compare(life, node.shard, promised.shard)
-            await ShardScript(life, node.shard, node.flush, held).run(life.steps)
+            held = await compare(life, node.engine, promised.engine)
+            await EngineScript(life, node.engine, node.flush, held).run(life.steps)
 
     async def _note_claims(self, life: Life, metadata: MemoryMetadata) -> None:
         """See where the start before this one was cut short."""

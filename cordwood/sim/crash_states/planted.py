@@ -1,6 +1,6 @@
-"""Bugs that crash states must catch: slips in the WAL, the shard, a node's start, a disk.
+"""Bugs that crash states must catch: slips in the WAL, the storage engine, a node's start, a disk.
 
-Each is planted as the zoo plants its own, and the exploration of its subject must break a
+Each is planted as `sim.planted` plants its own, and the exploration of its subject must break a
 promise within a few seeds. Most are slips that other log stores had.
 
 Source: docs/sources/reliability.md §2 and §6 (mutant list: ack before fsync, skip dir fsync, WAL
@@ -23,18 +23,18 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.nodes import Member
 from cordwood.protocol.seal import SealTable
 from cordwood.protocol.wal_ring import Placement, RingSpace, ScanVerdict, WalScan
+from cordwood.sim.crash_states.engine_subject import EngineSubject
 from cordwood.sim.crash_states.explorer import PromiseBroken, Subject, explore
 from cordwood.sim.crash_states.node_subject import NodeSubject
 from cordwood.sim.crash_states.recorder import RecordingDisk, RecordingFile
-from cordwood.sim.crash_states.shard_subject import ShardSubject
 from cordwood.sim.crash_states.staging_subject import StagingSubject
 from cordwood.sim.crash_states.wal_subject import WalSubject
 from cordwood.sim.memory_logs import MemoryTables
-from cordwood.sim.zoo import PlantedBug, planted
+from cordwood.sim.planted import PlantedBug, planted
 from cordwood.storage.data_directory import DataDirectory
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.identity import Identity
-from cordwood.storage.log_cache import Batch
+from cordwood.storage.log_cache import FlushSet
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.partition import Partition
@@ -86,7 +86,7 @@ def _trim_before_durable() -> Plant:
     original = Wal.trim
 
     async def trim(self: Wal, offset: int) -> None:
-        self._zoo_trim = asyncio.create_task(original(self, offset))  # type: ignore[attr-defined]
+        self._planted_trim = asyncio.create_task(original(self, offset))  # type: ignore[attr-defined]
 
     return [(Wal, "trim", trim)]
 
@@ -203,14 +203,14 @@ def _damage_is_not_told() -> Plant:
     return [(WalScan, "verdict", verdict)]
 
 
-# ---- the shard ----
+# ---- the storage engine ----
 
 
 def _store_settled_at_once() -> Plant:
-    original = Shard._append_store
+    original = StorageEngine._append_store
 
     def append_store(
-        self: Shard,
+        self: StorageEngine,
         wave: int,
         parts: Any,
         taken: list[StoredBlock],
@@ -221,37 +221,37 @@ def _store_settled_at_once() -> Plant:
         settled(refused)
         original(self, wave, parts, taken, refused, lambda _: None, *rest)
 
-    return [(Shard, "_append_store", append_store)]
+    return [(StorageEngine, "_append_store", append_store)]
 
 
 def _seal_answered_at_once() -> Plant:
-    original = Shard._write_mark
+    original = StorageEngine._write_mark
 
-    async def write_mark(self: Shard, *arguments: Any) -> None:
-        self._zoo_mark = asyncio.create_task(original(self, *arguments))  # type: ignore[attr-defined]
+    async def write_mark(self: StorageEngine, *arguments: Any) -> None:
+        self._planted_mark = asyncio.create_task(original(self, *arguments))  # type: ignore[attr-defined]
         await asyncio.sleep(0)
 
-    return [(Shard, "_write_mark", write_mark)]
+    return [(StorageEngine, "_write_mark", write_mark)]
 
 
 def _restart_forgets_seals() -> Plant:
-    original = Shard._replay
+    original = StorageEngine._replay
 
-    def replay(self: Shard, offset: int, body: memoryview) -> None:
+    def replay(self: StorageEngine, offset: int, body: memoryview) -> None:
         original(self, offset, body)
         self.seals = SealTable()
 
-    return [(Shard, "_replay", replay)]
+    return [(StorageEngine, "_replay", replay)]
 
 
 def _ends_are_not_replayed() -> Plant:
-    original = Shard._replay
+    original = StorageEngine._replay
 
-    def replay(self: Shard, offset: int, body: memoryview) -> None:
+    def replay(self: StorageEngine, offset: int, body: memoryview) -> None:
         if body[0] != 3:
             original(self, offset, body)
 
-    return [(Shard, "_replay", replay)]
+    return [(StorageEngine, "_replay", replay)]
 
 
 def _tables_are_not_flushed() -> Plant:
@@ -268,8 +268,8 @@ def _tables_are_not_flushed() -> Plant:
 def _wal_trimmed_before_flush() -> Plant:
     original = Flusher._take
 
-    async def take(self: Flusher, batch: Batch) -> None:
-        await self._shard.wal.trim(batch.offset)
+    async def take(self: Flusher, batch: FlushSet) -> None:
+        await self._engine.wal.trim(batch.offset)
         await original(self, batch)
 
     return [(Flusher, "_take", take)]
@@ -280,14 +280,14 @@ def _metadata_before_blocks() -> Plant:
     original = LogsStore._write
 
     async def write(self: LogsStore, table: str, rows: Any) -> None:
-        await self._tables.write(META_TABLE, [(OFFSET_KEY, pack_offset(self._zoo_offset))])  # type: ignore[attr-defined]
+        await self._tables.write(META_TABLE, [(OFFSET_KEY, pack_offset(self._planted_offset))])  # type: ignore[attr-defined]
         await self._tables.flush(META_TABLE)
         await original(self, table, rows)
 
     flush = LogsStore.flush
 
     async def noting(self: LogsStore, blocks: Any, states: Any, offset: int, *rest: Any) -> None:
-        self._zoo_offset = offset  # type: ignore[attr-defined]
+        self._planted_offset = offset  # type: ignore[attr-defined]
         await flush(self, blocks, states, offset, *rest)
 
     return [(LogsStore, "_write", write), (LogsStore, "flush", noting)]
@@ -327,11 +327,11 @@ def _amends_go_by_time() -> Plant:
 
 
 def _trim_not_written() -> Plant:
-    async def trim(self: Shard, log: int, lsn: int, released: int) -> int:
+    async def trim(self: StorageEngine, log: int, lsn: int, released: int) -> int:
         self.cache.log(log).trim_to(lsn)
         return lsn
 
-    return [(Shard, "trim", trim)]
+    return [(StorageEngine, "trim", trim)]
 
 
 def _table_dropped_before_metadata() -> Plant:
@@ -486,7 +486,7 @@ def _direct_writes_in_cache() -> Plant:
     return [(RecordingFile, "is_durable", False)]
 
 
-WAL, SHARD, NODE = WalSubject(), ShardSubject(), NodeSubject()
+WAL, ENGINE, NODE = WalSubject(), EngineSubject(), NodeSubject()
 STAGING = StagingSubject()
 
 
@@ -494,7 +494,7 @@ def _bug(subject: Subject[Any], name: str, story: str, plant: Callable[[], Plant
     return CrashBug(PlantedBug(name, story, plant), subject)
 
 
-CRASH_ZOO: tuple[CrashBug, ...] = (
+CRASH_BUGS: tuple[CrashBug, ...] = (
     _bug(WAL, "told-before-durable", "a record is told durable when its write starts",
          _ack_before_durable),
     _bug(WAL, "trim-before-durable", "a trim returns before its header is durable",
@@ -525,30 +525,30 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
     _bug(WAL, "writes-in-cache", "direct writes end in the drive's cache", _direct_writes_in_cache),
     _bug(WAL, "damage-not-told", "what fails its checksum is taken for never written",
          _damage_is_not_told),
-    _bug(SHARD, "store-settled-at-once", "a store is settled before the WAL has it",
+    _bug(ENGINE, "store-settled-at-once", "a store is settled before the WAL has it",
          _store_settled_at_once),
-    _bug(SHARD, "seal-answered-at-once", "a seal is answered before the WAL has it",
+    _bug(ENGINE, "seal-answered-at-once", "a seal is answered before the WAL has it",
          _seal_answered_at_once),
-    _bug(SHARD, "restart-forgets-seals", "a restart forgets its seals", _restart_forgets_seals),
-    _bug(SHARD, "ends-not-replayed", "a restart brings back what an epoch's end dropped",
+    _bug(ENGINE, "restart-forgets-seals", "a restart forgets its seals", _restart_forgets_seals),
+    _bug(ENGINE, "ends-not-replayed", "a restart brings back what an epoch's end dropped",
          _ends_are_not_replayed),
-    _bug(SHARD, "tables-not-flushed", "LogsDB's metadata is flushed and its blocks are not",
+    _bug(ENGINE, "tables-not-flushed", "LogsDB's metadata is flushed and its blocks are not",
          _tables_are_not_flushed),
-    _bug(SHARD, "wal-trimmed-early", "the WAL is trimmed before LogsDB has what it held",
+    _bug(ENGINE, "wal-trimmed-early", "the WAL is trimmed before LogsDB has what it held",
          _wal_trimmed_before_flush),
-    _bug(SHARD, "offset-before-blocks", "LogsDB tells of an offset before it has the blocks",
+    _bug(ENGINE, "offset-before-blocks", "LogsDB tells of an offset before it has the blocks",
          _metadata_before_blocks),
-    _bug(SHARD, "flush-forgets-states", "a flush takes blocks and leaves seals and ends behind",
+    _bug(ENGINE, "flush-forgets-states", "a flush takes blocks and leaves seals and ends behind",
          _flush_forgets_states),
-    _bug(SHARD, "flush-takes-largest", "a flush takes the log that has most, not a prefix of all",
+    _bug(ENGINE, "flush-takes-largest", "a flush takes the log that has most, not a prefix of all",
          _flush_takes_the_largest_log),
-    _bug(SHARD, "amends-by-time", "a flush puts an amend where its body need not be",
+    _bug(ENGINE, "amends-by-time", "a flush puts an amend where its body need not be",
          _amends_go_by_time),
-    _bug(SHARD, "trim-not-written", "a trim point lives in memory until the next flush",
+    _bug(ENGINE, "trim-not-written", "a trim point lives in memory until the next flush",
          _trim_not_written),
-    _bug(SHARD, "table-before-metadata", "a partition's table goes before what names it",
+    _bug(ENGINE, "table-before-metadata", "a partition's table goes before what names it",
          _table_dropped_before_metadata),
-    _bug(SHARD, "cut-takes-all", "a partition of which most is trimmed is cut down to nothing",
+    _bug(ENGINE, "cut-takes-all", "a partition of which most is trimmed is cut down to nothing",
          _cut_takes_all),
     _bug(STAGING, "pins-not-flushed", "a flush takes staged blocks without who pinned them",
          _pins_are_not_flushed),
@@ -572,7 +572,7 @@ CRASH_ZOO: tuple[CrashBug, ...] = (
 """Every bug that can be planted here."""
 
 
-def hunt(bug: CrashBug, seeds: int) -> str:
+def search(bug: CrashBug, seeds: int) -> str:
     """Plant a bug and explore so many seeds; the broken promise and its story, "" for none."""
     for seed in range(seeds):
         story = story_of(bug, seed)

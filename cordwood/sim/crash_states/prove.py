@@ -12,14 +12,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from cordwood.sim.crash_states.engine_subject import EngineSubject
 from cordwood.sim.crash_states.explorer import Effort, Found, PromiseBroken, Subject, explore
 from cordwood.sim.crash_states.node_subject import NodeSubject
-from cordwood.sim.crash_states.shard_subject import ShardSubject
 from cordwood.sim.crash_states.staging_subject import StagingSubject
 from cordwood.sim.crash_states.wal_subject import WalSubject
 
 SUBJECTS: tuple[Subject[Any], ...] = (
-    WalSubject(), ShardSubject(), NodeSubject(), StagingSubject(),
+    WalSubject(), EngineSubject(), NodeSubject(), StagingSubject(),
 )  # fmt: skip
 
 WIDE = Effort()

@@ -21,18 +21,18 @@ from cordwood.errors import Overloaded, Retryable
 from cordwood.layout.message_staging import AskStaged, PinStaged, StageBlock, Unstage
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
-from cordwood.sim.crash_states.explorer import Life, PromiseBroken
-from cordwood.sim.crash_states.shard_subject import (
+from cordwood.sim.crash_states.engine_subject import (
     BODY_SIZES,
     DIRECTORY,
     REST_S,
     RING_UNITS,
     STORAGE,
 )
+from cordwood.sim.crash_states.explorer import Life, PromiseBroken
 from cordwood.sim.crash_states.wal_subject import Formatted, Opening, opened
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.process import Process
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.staging.staging import Staging
@@ -130,10 +130,10 @@ class StagingSubject:
         settings: StorageSettings = life.chance.choice(STORAGE)
         tables = memory_tables(DIRECTORY, settings, host)
         logs, states = await LogsStore.open(tables, settings, NodeId(1))
-        shard = await Shard.open(wal, logs, states, settings, lambda log: None)
-        staging = Staging(shard, host.clock.now_us)
+        engine = await StorageEngine.open(wal, logs, states, settings, lambda log: None)
+        staging = Staging(engine, host.clock.now_us)
         await self._compare(life, staging, promised)
-        flusher = Flusher(shard, settings, host.clock, lambda: None)
+        flusher = Flusher(engine, settings, host.clock, lambda: None)
         flushing = asyncio.create_task(flusher.run())
         try:
             await _Script(life, staging, flusher).run(life.steps)

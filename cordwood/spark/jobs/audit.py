@@ -27,12 +27,12 @@ from cordwood.client.read.replica_scan import Copy
 from cordwood.durable import sync_directory, sync_tree, write_whole
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.lsn import OLDEST
+from cordwood.spark.catalog import Catalog
 from cordwood.spark.jobs.replica_rule import Finding, judge_block
 from cordwood.spark.jobs.table import OURS, check_path, only_writer
 from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, plan
-from cordwood.spark.watch import Watch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -178,11 +178,11 @@ def _findings(spark: SparkSession, options: SourceOptions, slices: Sequence[Slic
 
 def audit_slices(options: SourceOptions) -> list[Slice]:
     """The ranges that tasks look at, all of the selected logs."""
-    watch = Watch(options)
-    logs = watch.selected()
-    ends = watch.tails(logs)
-    slices = watch.slices({log: (int(OLDEST), tail + 1) for log, tail in ends.items()})
-    planned = plan(watch.spans(slices), target_bytes=TASK_BYTES, min_partitions=0)
+    catalog = Catalog(options)
+    logs = catalog.selected()
+    ends = catalog.tails(logs)
+    slices = catalog.slices({log: (int(OLDEST), tail + 1) for log, tail in ends.items()})
+    planned = plan(catalog.spans(slices), target_bytes=TASK_BYTES, min_partitions=0)
     return [each for task in planned for each in task if each.start < each.stop]
 
 

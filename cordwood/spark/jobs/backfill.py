@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from cordwood.durable import make_directories, write_whole
 from cordwood.errors import BadSetting
-from cordwood.spark.given import Given
 from cordwood.spark.jobs.notes import damaged, read_note, text_of
 from cordwood.spark.jobs.table import check_path, only_writer
 from cordwood.spark.jobs.table_files import steps, table_files
+from cordwood.spark.raw_options import RawOptions
 from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def replay(
         StreamingQueryException: the query failed; started again, it goes on.
     """
     began = time.monotonic()
-    _note_replay(check_path(checkpoint), Given(sink).text("log") or "")
+    _note_replay(check_path(checkpoint), RawOptions(sink).text("log") or "")
     limits = {"startingOffsets": "earliest", "maxBytesPerTrigger": REPLAY_BYTES}
     options = {**limits, "includeHeaders": "true", **source}
     frame = spark.readStream.format("cordwood").options(**options).load()
@@ -173,7 +173,7 @@ def backfill(
     path, notes = check_path(table), check_path(progress)
     copied = Copied()
     with only_writer(notes):
-        note, log = notes / NOTE, Given(sink).text("log") or ""
+        note, log = notes / NOTE, RawOptions(sink).text("log") or ""
         done = _done_files(note, path, log)
         for step in steps(table_files(path, format_), step_bytes):
             # A table that grew is cut into other steps than before.

@@ -31,6 +31,7 @@ from uuid import uuid4
 from cordwood.durable import remove, sync_directory, sync_tree, write_whole
 from cordwood.errors import BadSetting
 from cordwood.layout.batch_columns import COLUMNS, COLUMNS_ON_REQUEST
+from cordwood.spark.catalog import Catalog
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.jobs.decode import (
     ERROR,
@@ -55,7 +56,6 @@ from cordwood.spark.jobs.table import (
     staged_files,
 )
 from cordwood.spark.options import parse_options
-from cordwood.spark.watch import Watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
@@ -214,7 +214,7 @@ class Lander:
 
         Also of logs that are not selected now: one that was renamed away may come back.
         """
-        there = Watch(parse_options(source)).all_logs()
+        there = Catalog(parse_options(source)).all_logs()
         gone = sorted(log for log in ends if int(log) not in there)
         if gone:
             self._say(f"logs of the table that are not there any more: number {', '.join(gone)}")

@@ -15,6 +15,7 @@ from cordwood.durable import write_whole
 from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, initial_places, stream_stops
+from cordwood.spark.catalog import Catalog
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.jobs.notes import damaged, read_note
 from cordwood.spark.jobs.parquet_table import ParquetTable
@@ -23,7 +24,6 @@ from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path
 from cordwood.spark.offsets import parse_offset
 from cordwood.spark.options import parse_options
 from cordwood.spark.runs import records_in
-from cordwood.spark.watch import Watch
 
 EVENT_DATE = "event_date"
 
@@ -171,12 +171,12 @@ def planned_batch(source: Mapping[str, str]) -> list[Planned]:
     """What a batch would read of each log that has something."""
     options = parse_options(source)
     options.check_batch()
-    watch = Watch(options)
-    logs = watch.selected()
-    tails = watch.tails(logs)
+    catalog = Catalog(options)
+    logs = catalog.selected()
+    tails = catalog.tails(logs)
     return [
-        Planned(logs[log], log, first, stop, records_in(watch.runs(log, first, stop)))
-        for log, (first, stop) in batch_ranges(watch.placed(logs, tails), logs, tails).items()
+        Planned(logs[log], log, first, stop, records_in(catalog.runs(log, first, stop)))
+        for log, (first, stop) in batch_ranges(catalog.placed(logs, tails), logs, tails).items()
     ]
 
 
@@ -184,16 +184,16 @@ def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[
     """What lies between the offset `last`, or the source's start, and its end."""
     options = parse_options({"startingOffsets": "earliest", **source})
     options.check_stream()
-    watch = Watch(options)
-    logs = watch.selected()
-    tails = watch.tails(logs)
+    catalog = Catalog(options)
+    logs = catalog.selected()
+    tails = catalog.tails(logs)
     if last is None:
-        places: Mapping[int, int] = initial_places(watch.placed(logs, tails), logs, tails)
+        places: Mapping[int, int] = initial_places(catalog.placed(logs, tails), logs, tails)
     else:
         places = {**dict.fromkeys(logs, int(OLDEST)), **parse_offset(last).logs}
     stops = stream_stops(options, logs, tails)
     return [
-        Planned(name, log, first, stop, records_in(watch.runs(log, first, stop)))
+        Planned(name, log, first, stop, records_in(catalog.runs(log, first, stop)))
         for log, name in logs.items()
         if (stop := stops[log]) > (first := places[log])
     ]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cordwood.block import GapKind
 from cordwood.lsn import OLDEST
+from cordwood.spark.catalog import Catalog
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.jobs.stats_steps import (
     HOUR_S,
@@ -29,7 +30,6 @@ from cordwood.spark.jobs.table import check_path
 from cordwood.spark.offsets import check_cluster, parse_offset
 from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.runs import records_in
-from cordwood.spark.watch import Watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,18 +132,18 @@ def summarize(frame: DataFrame) -> tuple[list[HourOfLog], list[GapsOfLog]]:
 def lag_of(checkpoint: Checkpoint, source: Mapping[str, str]) -> list[Lag]:
     """How far behind the query of a checkpoint is; records are counted at most."""
     options: SourceOptions = parse_options(source)
-    watch = Watch(options)
-    logs = watch.selected()
+    catalog = Catalog(options)
+    logs = catalog.selected()
     last = checkpoint.last()
     places: Mapping[int, int] = {}
     if last is not None:
         offset = parse_offset(last)
-        check_cluster(offset, watch.cluster)
+        check_cluster(offset, catalog.cluster)
         places = offset.logs
     lags = []
-    for log, tail in watch.tails(logs).items():
+    for log, tail in catalog.tails(logs).items():
         first = places.get(log, int(OLDEST))
-        behind = records_in(watch.runs(log, first, tail + 1)) if first <= tail else 0
+        behind = records_in(catalog.runs(log, first, tail + 1)) if first <= tail else 0
         lags.append(Lag(logs[log], first, tail + 1, behind))
     return lags
 

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from cordwood.durable import write_whole
 from cordwood.errors import BadSetting
 from cordwood.spark.bounds import batch_ranges
+from cordwood.spark.catalog import Catalog
 from cordwood.spark.jobs.notes import damaged, read_note
 from cordwood.spark.options import SELECTIONS, parse_options
 from cordwood.spark.splitting import Slice, plan
-from cordwood.spark.watch import Watch
 
 STEP_BYTES = 4 << 30
 """Of records in one step: some minutes, which is what a stop costs."""
@@ -109,11 +109,13 @@ def planned_steps(source: Mapping[str, str], step_bytes: int) -> list[Step]:
     """
     options = parse_options(source)
     options.check_batch()
-    watch = Watch(options)
-    logs = watch.selected()
-    tails = watch.tails(logs)
-    ranges = batch_ranges(watch.placed(logs, tails), logs, tails)
-    return list(plan(watch.spans(watch.slices(ranges)), target_bytes=step_bytes, min_partitions=0))
+    catalog = Catalog(options)
+    logs = catalog.selected()
+    tails = catalog.tails(logs)
+    ranges = batch_ranges(catalog.placed(logs, tails), logs, tails)
+    return list(
+        plan(catalog.spans(catalog.slices(ranges)), target_bytes=step_bytes, min_partitions=0)
+    )
 
 
 def step_source(source: Mapping[str, str], step: Step) -> dict[str, str]:

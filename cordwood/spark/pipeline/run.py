@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from cordwood.spark.given import Given
 from cordwood.spark.jobs.backfill import REPLAY_BYTES, replay
 from cordwood.spark.jobs.land import describe, land
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.options import READ_TOKENS, SERVERS
 from cordwood.spark.pipeline.spec import Pipeline, Sink
+from cordwood.spark.raw_options import RawOptions
 from cordwood.spark.secrets import tokens_at
 from cordwood.spark.sink_options import WRITE_TOKENS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-REPLAY_BYTES_MAX = Given({"at": REPLAY_BYTES}).size("at", 0)
+REPLAY_BYTES_MAX = RawOptions({"at": REPLAY_BYTES}).size("at", 0)
 
 Say = Callable[[str], None]
 FindServers = Callable[[str], str]
@@ -81,7 +81,7 @@ def _run_sink(
 
 def _publishable(source: Mapping[str, str]) -> dict[str, str]:
     """The source with micro-batches that fit into one publish, however large a table's may be."""
-    named = Given(source).size("maxBytesPerTrigger", REPLAY_BYTES_MAX)
+    named = RawOptions(source).size("maxBytesPerTrigger", REPLAY_BYTES_MAX)
     rest = {name: value for name, value in source.items() if name != "maxBytesPerTrigger"}
     return {**rest, "maxBytesPerTrigger": str(min(named, REPLAY_BYTES_MAX))}
 

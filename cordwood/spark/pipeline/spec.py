@@ -36,10 +36,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordwood.errors import BadSetting
-from cordwood.spark.given import Given
 from cordwood.spark.jobs.landing import EVENT_DATE, Landing
 from cordwood.spark.options import OPTIONS, READ_TOKENS, SERVERS, parse_options
 from cordwood.spark.pipeline.yaml_lines import Mistakes, Reader, read_yaml
+from cordwood.spark.raw_options import RawOptions
 from cordwood.spark.secrets import FILE, check_place
 from cordwood.spark.sink_options import parse_sink_options
 
@@ -124,7 +124,7 @@ def _pipeline(top: Reader, directory: str) -> Pipeline | None:
     trigger = top.text("trigger", ONCE)
     trigger_s = None
     if trigger != ONCE:
-        trigger_s = top.made(lambda: Given({"trigger": trigger}).duration_s("trigger", 0))
+        trigger_s = top.made(lambda: RawOptions({"trigger": trigger}).duration_s("trigger", 0))
     sinks = [
         sink
         for reader in top.readers("sinks")
@@ -171,7 +171,7 @@ def _sink(
         return _log_sink(reader, source, log, decode, directory)
     format_ = reader.text("format", "parquet")
     by = reader.texts("partition_by", (EVENT_DATE,))
-    compact = reader.made(lambda: Given({"compact": reader.text("compact", "false")}))
+    compact = reader.made(lambda: RawOptions({"compact": reader.text("compact", "false")}))
     path = os.path.join(directory, os.path.expanduser(table))
     reader.done()
     return reader.made(

@@ -28,8 +28,8 @@ from cordwood.errors import CordwoodError, Overloaded, Retryable
 from cordwood.host.seams import Clock, DirLock
 from cordwood.layout.waves import StoredBlock
 from cordwood.settings import StorageSettings
-from cordwood.storage.engine import Shard
-from cordwood.storage.log_cache import Batch
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import FlushSet
 from cordwood.storage.said_once import SaidOnce
 
 logger = logging.getLogger(__name__)
@@ -54,24 +54,24 @@ class Flusher:
 
     def __init__(
         self,
-        shard: Shard,
+        engine: StorageEngine,
         settings: StorageSettings,
         clock: Clock,
-        on_room: Callable[[], None],
+        on_space: Callable[[], None],
         lock: DirLock | None = None,
     ) -> None:
         """
         Args:
-            on_room: called when a flush has made room.
+            on_space: called when a flush has made room.
             lock: of the data directory.
         """
         self._lock = lock
         self.flushes = 0
         self.flushed_bytes = 0
-        self._shard = shard
+        self._engine = engine
         self._settings = settings
         self._clock = clock
-        self._on_room = on_room
+        self._on_space = on_space
         self._changed = asyncio.Event()
         self._now = asyncio.get_running_loop().time
         self._last_s = self._now()
@@ -82,7 +82,7 @@ class Flusher:
         self._ended = asyncio.Event()
         self._said = SaidOnce(logger)
         self._asked: list[asyncio.Future[None]] = []
-        shard.watch(self._on_gathered)
+        engine.watch(self._on_gathered)
 
     async def flush(self) -> None:
         """Return once all that is durable in the WAL now is in LogsDB too.
@@ -104,13 +104,13 @@ class Flusher:
             while await self._wait_until_due():
                 asked, self._asked = self._asked, []
                 self._is_asked_for_space = False
-                batch = self._shard.cut()
+                batch = self._engine.cut()
                 if batch is not None:
                     await self._take(batch)
-                stops = "it stops" if self._is_stopping and self._shard.is_out_of_space else ""
-                _settle(asked, self._shard.failed or stops)
+                stops = "it stops" if self._is_stopping and self._engine.is_out_of_space else ""
+                _settle(asked, self._engine.failed or stops)
         finally:
-            _settle(self._asked, self._shard.failed or "it stops")
+            _settle(self._asked, self._engine.failed or "it stops")
             self._ended.set()
 
     async def _trim_behind(self) -> None:
@@ -119,21 +119,21 @@ class Flusher:
         Otherwise a ring that is full of what was flushed stays full: nothing gathers that
         another flush would take, and no store finds room to gather.
         """
-        shard = self._shard
-        if shard.logs.offset <= shard.wal.trim_offset:
+        engine = self._engine
+        if engine.logs.offset <= engine.wal.trim_offset:
             return
         try:
-            if shard.has_lost:
-                await shard.logs.keep_lost()  # the trim may take away what shows the loss
-            await shard.wal.trim(shard.logs.offset)
+            if engine.has_lost:
+                await engine.logs.keep_lost()  # the trim may take away what shows the loss
+            await engine.wal.trim(engine.logs.offset)
         except Overloaded as error:
             logger.warning("the WAL is trimmed with the next flush, not now: %s", error)
         except CordwoodError as error:
-            shard.fail(error)
+            engine.fail(error)
 
     def give_space(self) -> None:
         """The disk is nearly full: flush what gathered, because what is trimmed goes with that."""
-        if self._shard.cache.batch is not None:
+        if self._engine.cache.batch is not None:
             self._is_asked_for_space = True
             self._changed.set()
 
@@ -151,12 +151,12 @@ class Flusher:
             self._changed.set()
 
     def _has_enough(self) -> bool:
-        batch = self._shard.cache.batch
+        batch = self._engine.cache.batch
         return batch is not None and batch.bytes >= self._settings.flush_bytes
 
     def _must(self) -> bool:
         """Whether room becomes scarce, so that a burst that goes on is no excuse."""
-        batch, wal = self._shard.cache.batch, self._shard.wal
+        batch, wal = self._engine.cache.batch, self._engine.wal
         return batch is not None and (
             batch.bytes >= self._settings.cache_bytes * CACHE_SHARE
             or self._is_asked_for_space
@@ -165,7 +165,7 @@ class Flusher:
 
     def _due_s(self) -> float | None:
         """When the next flush begins if nothing more comes; None where nothing has gathered."""
-        batch = self._shard.cache.batch
+        batch = self._engine.cache.batch
         if batch is None:
             return None
         aged_s = batch.since_s + self._settings.flush_age_s
@@ -175,7 +175,7 @@ class Flusher:
 
     async def _wait_until_due(self) -> bool:
         """Wait until there is a reason to flush; False where there will be none."""
-        while not (self._is_stopping or self._shard.failed):
+        while not (self._is_stopping or self._engine.failed):
             due_s = self._due_s()
             if self._asked or self._must() or (due_s is not None and self._now() >= due_s):
                 return True
@@ -187,44 +187,44 @@ class Flusher:
                     await self._changed.wait()
         return False
 
-    async def _take(self, batch: Batch) -> None:
+    async def _take(self, batch: FlushSet) -> None:
         """Take one batch to LogsDB, however long that takes, and let go of it elsewhere."""
-        shard = self._shard
+        engine = self._engine
         try:
             if not await self._flush(batch):
                 return
-            shard.evict(batch)
-            await shard.wal.trim(batch.offset)
-            await shard.logs.drop_trimmed(shard.trim_of, self._clock.now_us())
+            engine.evict(batch)
+            await engine.wal.trim(batch.offset)
+            await engine.logs.drop_trimmed(engine.trim_of, self._clock.now_us())
         except Overloaded as error:  # after the flush: what is trimmed goes a little later
             self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
         except CordwoodError as error:
-            shard.fail(error)
+            engine.fail(error)
             return
         self.flushes += 1
         self.flushed_bytes += batch.bytes
-        self._on_room()
+        self._on_space()
 
-    async def _flush(self, batch: Batch) -> bool:
+    async def _flush(self, batch: FlushSet) -> bool:
         """Try until the machine has room for it; False where the node stops before.
 
         What was trimmed since is left out: the trim is durable, so nobody reads it, and it may
         be all that stands between a full disk and the space that the trim was to give back.
         """
-        shard = self._shard
+        engine = self._engine
         while True:
-            blocks = untrimmed(batch, shard.trim_of)
+            blocks = untrimmed(batch, engine.trim_of)
             size = sum(block.wire_bytes for block in blocks) + batch.staged_bytes
             try:
-                if not shard.disk.flush_fits(size):
+                if not engine.disk.flush_fits(size):
                     raise Overloaded(f"its {size} bytes do not fit on the disk: trim logs")
                 if self._lock is not None:
                     # The WAL is an open file, and LogsDB makes files by path.
                     self._lock.check()
                 now_us = self._clock.now_us()
-                await shard.logs.flush(blocks, batch.states, batch.offset, now_us, batch.staged)
+                await engine.logs.flush(blocks, batch.states, batch.offset, now_us, batch.staged)
             except Overloaded as error:
-                shard.is_out_of_space = True
+                engine.is_out_of_space = True
                 if self._is_stopping:
                     logger.info("what is in the WAL stays there for the next start: %s", error)
                     return False
@@ -233,13 +233,13 @@ class Flusher:
                     async with asyncio.timeout(RETRY_S):
                         await self._stopping.wait()
             else:
-                shard.disk.on_flushed(size)
-                shard.is_out_of_space = False
+                engine.disk.on_flushed(size)
+                engine.is_out_of_space = False
                 self._said.over("flushes go on")
                 return True
 
 
-def untrimmed(batch: Batch, trim_of: Callable[[int], int]) -> list[StoredBlock]:
+def untrimmed(batch: FlushSet, trim_of: Callable[[int], int]) -> list[StoredBlock]:
     """The blocks of a batch that somebody may still read."""
     trims = {log: trim_of(log) for log in batch.logs}
     return [block for block in batch.blocks if block.header.last > trims[block.header.log]]

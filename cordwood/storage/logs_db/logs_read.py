@@ -20,7 +20,7 @@ from cordwood.layout.logs_db import DirectoryEntry, IndexKey
 from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
-from cordwood.storage.logs_db.partition import Part, Partition, Run, Wanted
+from cordwood.storage.logs_db.partition import BlockRun, Part, Partition, Wanted
 from cordwood.storage.logs_db.tables import SCAN_ROWS_MAX, Tables
 from cordwood.storage.scrub.rotten_rows import find_rot
 
@@ -45,7 +45,7 @@ Found = tuple[IndexKey, bytes, Partition]
 """An index entry, and where it stands."""
 
 
-class Wish(NamedTuple):
+class IndexQuery(NamedTuple):
     """What is to be read; see `LogsStore.read`."""
 
     log: int
@@ -58,8 +58,8 @@ class Wish(NamedTuple):
 
 
 async def read_blocks(
-    tables: Tables, directory: Directory, wish: Wish, known: Sequence[DamagedRange] = ()
-) -> Run:
+    tables: Tables, directory: Directory, query: IndexQuery, known: Sequence[DamagedRange] = ()
+) -> BlockRun:
     """Read what is wished for; see `LogsStore.read`.
 
     Args:
@@ -67,28 +67,28 @@ async def read_blocks(
     Raises:
         TablesFailed: the store below does not answer.
     """
-    found, limit, damaged = await _find(tables, directory, wish)
+    found, limit, damaged = await _find(tables, directory, query)
     if known:
-        found, bad = _without_damaged(found, known, wish)
+        found, bad = _without_damaged(found, known, query)
         damaged += bad
     blocks: list[StoredBlock] = []
     chosen: list[tuple[StoredBlock, Partition]] = []
     size = seen = last = 0
-    for key, wire, partition in _winners(found, wish.counts):
-        if key.first > wish.bound:
+    for key, wire, partition in _winners(found, query.counts):
+        if key.first > query.bound:
             break
         # What overlaps what is sent belongs to it, or the reader would take it for absent.
-        if seen and (size >= wish.bytes_max or seen >= wish.blocks_max) and key.first > last:
+        if seen and (size >= query.bytes_max or seen >= query.blocks_max) and key.first > last:
             limit = min(limit, last)
             break
         seen, last = seen + 1, max(last, key.last)
         try:
             block = logs_db.read_head(wire)
         except Corrupt as error:
-            logger.error("log %d: the index at lsn %d: %s", wish.log, key.first, error)
+            logger.error("log %d: the index at lsn %d: %s", query.log, key.first, error)
             damaged.append((key.first, key.last))
             continue
-        part = Part.WHOLE if wish.wanted is None else wish.wanted(block)
+        part = Part.WHOLE if query.wanted is None else query.wanted(block)
         if part:
             blocks.append(block)
             size += len(wire)
@@ -96,13 +96,13 @@ async def read_blocks(
             chosen.append((block, partition))
             size += block.header.stored_bytes
     passed = seen - len(blocks)
-    failed = await _read_bodies(tables, wish.log, chosen)
+    failed = await _read_bodies(tables, query.log, chosen)
     if failed:
         damaged += [(block.header.first, block.header.last) for block in failed]
         blocks = [block for block in blocks if not any(block is each for each in failed)]
     # The last block may end past the bound; all of it is here then.
-    next_lsn = limit + 1 if limit < wish.bound else max(wish.bound, last) + 1
-    return Run(blocks, next_lsn, passed, [each for each in damaged if each[0] < next_lsn])
+    next_lsn = limit + 1 if limit < query.bound else max(query.bound, last) + 1
+    return BlockRun(blocks, next_lsn, passed, [each for each in damaged if each[0] < next_lsn])
 
 
 async def home_of(
@@ -145,7 +145,7 @@ async def home_of(
 
 
 async def _find(
-    tables: Tables, directory: Directory, wish: Wish
+    tables: Tables, directory: Directory, query: IndexQuery
 ) -> tuple[list[Found], int, list[tuple[int, int]]]:
     """Index entries from `start` on, ascending; the LSN up to which that is all; and the
     ranges of which that is not known."""
@@ -154,28 +154,28 @@ async def _find(
     limit = LSN_MAX
     size = 0
     for partition, entry in directory:
-        if entry.last < wish.start:
+        if entry.last < query.start:
             continue
-        if entry.first > min(wish.bound, limit):
+        if entry.first > min(query.bound, limit):
             break
-        rows_max = _rows_wanted(entry, wish.bytes_max, wish.blocks_max)
+        rows_max = _rows_wanted(entry, query.bytes_max, query.blocks_max)
         try:
-            rows, reached = await _index_rows(tables, partition, wish.log, wish.start, rows_max)
+            rows, reached = await _index_rows(tables, partition, query.log, query.start, rows_max)
         except Corrupt as error:
-            logger.error("log %d in partition %d: %s", wish.log, partition.number, error)
-            start = max(wish.start, entry.first)
+            logger.error("log %d in partition %d: %s", query.log, partition.number, error)
+            start = max(query.start, entry.first)
             rot = await find_rot(
-                tables, partition.table, wish.log, start, entry.last, rows_max=rows_max
+                tables, partition.table, query.log, start, entry.last, rows_max=rows_max
             )
             rows = [(logs_db.read_index_key(key), wire) for key, wire in rot.rows]
             # What stands behind it the next read finds.
             reached = rot.last if rot.last < entry.last else LSN_MAX
-            if rot.first <= min(rot.last, wish.bound):
-                damaged.append((max(start, rot.first), min(wish.bound, rot.last)))
+            if rot.first <= min(rot.last, query.bound):
+                damaged.append((max(start, rot.first), min(query.bound, rot.last)))
         limit = min(limit, reached)
         found += [(key, wire, partition) for key, wire in rows]
         size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)
-        if size >= wish.bytes_max or len(found) >= wish.blocks_max:
+        if size >= query.bytes_max or len(found) >= query.blocks_max:
             # Enough; of those that follow, only what overlaps this is still wanted.
             limit = min(limit, max(key.last for key, _, _ in found))
     found.sort(key=lambda each: each[0])
@@ -183,7 +183,7 @@ async def _find(
 
 
 def _without_damaged(
-    found: Sequence[Found], known: Sequence[DamagedRange], wish: Wish
+    found: Sequence[Found], known: Sequence[DamagedRange], query: IndexQuery
 ) -> tuple[list[Found], list[tuple[int, int]]]:
     """What is left without copies known to be damaged, and the ranges that none other fills."""
 
@@ -198,13 +198,13 @@ def _without_damaged(
     whole = {
         (key.first, key.last)
         for key, _, _ in left
-        if wish.counts(key.last, key.seal_epoch, key.wave)
+        if query.counts(key.last, key.seal_epoch, key.wave)
     }
     bad = [
-        (max(each.first, wish.start), each.last)
+        (max(each.first, query.start), each.last)
         for each in known
-        if each.last >= wish.start
-        and each.first <= wish.bound
+        if each.last >= query.start
+        and each.first <= query.bound
         and (each.first, each.last) not in whole  # a repair stored it again, elsewhere
     ]
     return left, bad

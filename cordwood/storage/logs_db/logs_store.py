@@ -46,13 +46,13 @@ from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.nodes import NodeId
 from cordwood.protocol.wal_ring import Range, united
 from cordwood.settings import StorageSettings
-from cordwood.storage.logs_db.logs_read import Counts, Wish, home_of, read_blocks
+from cordwood.storage.logs_db.logs_read import Counts, IndexQuery, home_of, read_blocks
 from cordwood.storage.logs_db.partition import (
     Added,
+    BlockRun,
     Homes,
     Partition,
-    Run,
-    Share,
+    PartitionBlocks,
     StoredLog,
     Wanted,
 )
@@ -323,12 +323,12 @@ class LogsStore:
             )
         )
 
-    def _shares(self, blocks: Sequence[StoredBlock], homes: Homes) -> list[Share]:
+    def _shares(self, blocks: Sequence[StoredBlock], homes: Homes) -> list[PartitionBlocks]:
         if not blocks:
             return []
         newest, *older = reversed(self.partitions[-OPEN_PARTITIONS:])
-        last = Share(newest)
-        before = Share(older[0]) if older else last
+        last = PartitionBlocks(newest)
+        before = PartitionBlocks(older[0]) if older else last
         start_us = newest.start_us
         shares = {share.partition.number: share for share in (before, last)}
         for block in blocks:
@@ -336,7 +336,7 @@ class LogsStore:
             if homes and id(block) in homes:
                 home = homes[id(block)]
                 if home is not None:
-                    share = shares.setdefault(home.number, Share(home))
+                    share = shares.setdefault(home.number, PartitionBlocks(home))
                 share.amend(block)
             else:
                 share.add(block)
@@ -356,7 +356,7 @@ class LogsStore:
             await self._tables.write(table, some)
 
     async def _flush_metadata(
-        self, shares: Sequence[Share], states: Mapping[int, LogState], offset: int
+        self, shares: Sequence[PartitionBlocks], states: Mapping[int, LogState], offset: int
     ) -> None:
         added: list[Added] = [(share.partition.number, share.entries()) for share in shares]
         counted, waiting = self._payload.of_flush(shares, states, self.partitions)
@@ -422,7 +422,7 @@ class LogsStore:
 
     def _take(
         self,
-        shares: Sequence[Share],
+        shares: Sequence[PartitionBlocks],
         entries: Mapping[tuple[int, int], DirectoryEntry],
         logs: Mapping[int, StoredLog],
         offset: int,
@@ -575,7 +575,7 @@ class LogsStore:
         *,
         bytes_max: int,
         blocks_max: int,
-    ) -> Run:
+    ) -> BlockRun:
         """Blocks that end at or after `start` and begin at or before `bound`.
 
         Args:
@@ -589,12 +589,12 @@ class LogsStore:
             Corrupt: the metadata cannot be read. Where a part of the range fails its checksum,
                 the run says so, and goes on behind it.
         """
-        wish = Wish(log, start, bound, counts, wanted, bytes_max, blocks_max)
+        query = IndexQuery(log, start, bound, counts, wanted, bytes_max, blocks_max)
         while True:
             forgotten = self.forgotten
             try:
                 directory = await self.directory(log)
-                run = await read_blocks(self._tables, directory, wish, self.damages.of_log(log))
+                run = await read_blocks(self._tables, directory, query, self.damages.of_log(log))
             except TablesFailed:
                 if forgotten == self.forgotten:
                     raise

@@ -29,7 +29,7 @@ Wanted = Callable[[StoredBlock], Part]
 """How much of a block is to be sent; it is shown without its body, which is not read for it."""
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Blocks of one log in LSN order.
 
     Attributes:
@@ -91,7 +91,7 @@ Added = tuple[int, Mapping[int, DirectoryEntry]]
 """A partition's number, and by log what a flush adds to its directory."""
 
 
-class Share:
+class PartitionBlocks:
     """What a flush brings to one partition.
 
     Attributes:

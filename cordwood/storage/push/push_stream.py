@@ -9,8 +9,8 @@ from cordwood.block import BlockKind
 from cordwood.layout.key_bits import may_hold
 from cordwood.layout.reading import ReadRequest
 from cordwood.layout.waves import StoredBlock
-from cordwood.storage.logs_db.partition import Part, Run, Wanted
-from cordwood.storage.push.read_share import Share
+from cordwood.storage.logs_db.partition import BlockRun, Part, Wanted
+from cordwood.storage.push.own_copies import OwnCopies
 from cordwood.wire.connection import Connection
 
 
@@ -21,7 +21,9 @@ class PushStream:
                  "limit", "log", "next", "number", "ready", "sent", "share", "token", "until",
                  "version", "wanted")  # fmt: skip
 
-    def __init__(self, connection: Connection, request: ReadRequest, share: Share | None) -> None:
+    def __init__(
+        self, connection: Connection, request: ReadRequest, share: OwnCopies | None
+    ) -> None:
         self.connection = connection
         self.number = request.stream
         self.log = request.log
@@ -43,7 +45,7 @@ class PushStream:
         self.ready = False
         self.fetching = False
         # A run from LogsDB that waits for the connection, and the LSN up to which it was read.
-        self.held: tuple[Run, int] | None = None
+        self.held: tuple[BlockRun, int] | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-from cordwood.storage.logs_db.partition import Run
+from cordwood.storage.logs_db.partition import BlockRun
 
 Stream = TypeVar("Stream", bound=Hashable)
 
@@ -34,7 +34,7 @@ class Ahead(NamedTuple):
     """A batch: what a log holds in `[start, run.next)`."""
 
     start: int
-    run: Run
+    run: BlockRun
 
 
 class ReadAhead(Generic[Stream]):
@@ -69,7 +69,7 @@ class ReadAhead(Generic[Stream]):
         """Whether its batch was asked for and is not here yet."""
         return stream in self._kept and self._kept[stream] is None
 
-    def keep(self, stream: Stream, start: int, run: Run) -> None:
+    def keep(self, stream: Stream, start: int, run: BlockRun) -> None:
         """A batch was read; it is dropped if its stream does not want it any more."""
         if stream in self._kept:
             self.drop(stream)
@@ -77,7 +77,7 @@ class ReadAhead(Generic[Stream]):
             loop = asyncio.get_running_loop()
             self._drops[stream] = loop.call_later(KEPT_S, self.drop, stream)
 
-    def take(self, stream: Stream, start: int, bound: int, bytes_max: int) -> Run | None:
+    def take(self, stream: Stream, start: int, bound: int, bytes_max: int) -> BlockRun | None:
         """The part of its batch that a stream may have now; the rest stays here.
 
         Args:
@@ -110,7 +110,7 @@ class ReadAhead(Generic[Stream]):
             timer.cancel()
 
 
-def cut(run: Run, bound: int, bytes_max: int) -> tuple[Run, Run | None]:
+def cut(run: BlockRun, bound: int, bytes_max: int) -> tuple[BlockRun, BlockRun | None]:
     """Cut a run in two: the part that a read with these limits would return, and the rest.
 
     Args:
@@ -142,4 +142,4 @@ def cut(run: Run, bound: int, bytes_max: int) -> tuple[Run, Run | None]:
     now = [each for each in run.damaged if each[0] < next_lsn]
     # A range that reaches further is told now as a whole, as a read with these limits tells it.
     behind = [each for each in run.damaged if each[0] >= next_lsn]
-    return Run(blocks, next_lsn, run.passed, now), Run(later, run.next, 0, behind)
+    return BlockRun(blocks, next_lsn, run.passed, now), BlockRun(later, run.next, 0, behind)

@@ -19,7 +19,7 @@ payloads.
 Streams of one log that stand at one place and want the same are sent it together, see
 `shared_push`.
 
-Clients take turns: one with many streams gets no more than one with few. A turn of the loop
+Clients take turns: one with many streams gets no more than one with few. A tick
 ends after some megabytes, batches or milliseconds, and what is left goes on in the next.
 
 Source: docs/sources/logdevice.md 2.10; docs/design.md §2.
@@ -52,10 +52,10 @@ from cordwood.lsn import LSN_MAX
 from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter
 from cordwood.storage.log_reader import LogReader
-from cordwood.storage.logs_db.partition import Run
+from cordwood.storage.logs_db.partition import BlockRun
+from cordwood.storage.push.own_copies import CHOICES_MAX, NodesIn, OwnCopies
 from cordwood.storage.push.push_stream import PushStream
 from cordwood.storage.push.read_ahead import ReadAhead
-from cordwood.storage.push.read_share import CHOICES_MAX, NodesIn, Share
 from cordwood.storage.push.shared_push import Push, Pushes
 from cordwood.storage.push.turn_queue import TurnQueue
 from cordwood.wire.connection import Connection
@@ -81,13 +81,13 @@ AHEAD_AFTER_BYTES = 1 << 20
 BATCH_BLOCKS = 4096
 """Blocks likewise, sent or left out, so that tiny blocks do not hold the loop for long."""
 
-TURN_BYTES = 8 << 20
-TURN_BATCHES = 256
-"""What one turn of the loop sends over all clients: a few milliseconds, so that a release that
+TICK_BYTES = 8 << 20
+TICK_BATCHES = 256
+"""What one tick sends over all clients: a few milliseconds, so that a release that
 wakes thousands of streams does not hold up appends. LogDevice gives a read a second of a
 thread of its own; here it shares the loop."""
 
-TURN_S = 0.005
+TICK_S = 0.005
 """And how long it takes at most, by one batch: bytes and batches say little of the time of many
 small blocks, of filters, or of a busy core. An append waits behind it, and its own turn and sync
 take about as long."""
@@ -156,7 +156,7 @@ class ReadStreams:
         if len(streams) >= STREAMS_MAX:
             raise Overloaded(f"more than {STREAMS_MAX} read streams on one connection")
         asked = request.one_copy
-        share = None if asked is None else Share(self._me, asked, self._nodes_in, self._kind_of)
+        share = None if asked is None else OwnCopies(self._me, asked, self._nodes_in, self._kind_of)
         stream = PushStream(connection, request, share)
         stream.token = request.token if guarded else None
         streams[request.stream] = stream
@@ -265,16 +265,16 @@ class ReadStreams:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """One batch for each stream that was ready when this turn began, and about one for
+        """One batch for each stream that was ready when this tick began, and about one for
         each connection: the next stream's leaves once this one's was taken by the machine."""
         self._pumping = False
         waiting: dict[Connection, deque[PushStream]] = {}
         batches, sent_before = 0, self.sent_bytes
         now = asyncio.get_running_loop().time
-        deadline = now() + TURN_S
+        deadline = now() + TICK_S
         pushes = Pushes()
         for _ in range(len(self._ready)):
-            if batches >= TURN_BATCHES or self.sent_bytes - sent_before >= TURN_BYTES:
+            if batches >= TICK_BATCHES or self.sent_bytes - sent_before >= TICK_BYTES:
                 break
             if batches and now() >= deadline:
                 break
@@ -371,14 +371,14 @@ class ReadStreams:
         held = self._reader.get(stream.log)
         return min(stream.until, held.readable if held is not None else 0)
 
-    def _past_window(self, stream: PushStream, run: Run, bound: int) -> Run:
+    def _past_window(self, stream: PushStream, run: BlockRun, bound: int) -> BlockRun:
         """What is read from memory, and how far nothing comes behind an empty window."""
         limit = self._empty_up_to(stream, run, bound)
         if not limit:
             return run
         return run._replace(next=self._reader.first_cached(stream.log, bound + 1, limit))
 
-    def _empty_up_to(self, stream: PushStream, run: Run, bound: int) -> int:
+    def _empty_up_to(self, stream: PushStream, run: BlockRun, bound: int) -> int:
         """The last LSN that a reader may be told of behind a window with nothing in it, 0 if none.
 
         Trap: if the end of an epoch is lost, its bridge included, no block comes for four billion
@@ -425,7 +425,7 @@ class ReadStreams:
         kind = Kind.HEADS if stream.heads_only else Kind.BLOCKS
         stream.connection.send(kind, 0, (blocks_head(head), *parts))
 
-    def _ship(self, stream: PushStream, run: Run, bound: int) -> bool:
+    def _ship(self, stream: PushStream, run: BlockRun, bound: int) -> bool:
         """Send a run; True if there is more at once."""
         if run.next == stream.next and not run.blocks:
             return False

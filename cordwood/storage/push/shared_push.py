@@ -24,7 +24,7 @@ from cordwood.layout.reading import (
     shared_head,
     shared_streams,
 )
-from cordwood.storage.logs_db.partition import Run
+from cordwood.storage.logs_db.partition import BlockRun
 from cordwood.wire.connection import Connection
 
 
@@ -45,7 +45,7 @@ class Push:
 
     __slots__ = ("_by_connection", "_parts", "_released", "_trim", "run", "sent_bytes")
 
-    def __init__(self, run: Run, released: int, trim: int) -> None:
+    def __init__(self, run: BlockRun, released: int, trim: int) -> None:
         self.run = run
         self._released = released
         self._trim = trim

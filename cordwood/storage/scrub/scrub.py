@@ -33,7 +33,7 @@ from cordwood.layout.scrub_state import DamagedCopy, ScrubState
 from cordwood.lsn import format_lsn
 from cordwood.protocol.scrub_pace import BUSY_WAIT_MAX_S, LOOK_S, ScrubPace
 from cordwood.settings import StorageSettings
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.partition import Partition
 from cordwood.storage.logs_db.tables import TablesFailed
 from cordwood.storage.scrub.rotten_rows import Rot, find_rot
@@ -71,7 +71,7 @@ class Scrub:
 
     def __init__(
         self,
-        shard: Shard,
+        engine: StorageEngine,
         clock: Clock,
         settings: StorageSettings,
         activity: Callable[[], int] = lambda: 0,
@@ -82,8 +82,8 @@ class Scrub:
         """
         self.progress = Progress()
         self.whole_passes = 0
-        self._shard = shard
-        self._logs = shard.logs
+        self._engine = engine
+        self._logs = engine.logs
         self._clock = clock
         self._bytes_s = settings.scrub_bytes_s
         self._every_us = int(settings.scrub_every_s * 1e6)
@@ -116,7 +116,7 @@ class Scrub:
 
     async def _go_on(self) -> None:
         is_known = False
-        while not self._shard.failed:
+        while not self._engine.failed:
             try:
                 if not is_known:
                     self.progress, is_known = await self._progress_of_before(), True
@@ -188,7 +188,7 @@ class Scrub:
     async def _scrub_partition(self, partition: Partition, first_log: int) -> None:
         parts = await self._logs.parts(partition)
         for log in sorted(parts):
-            if log < first_log or parts[log].last <= self._shard.trim_of(log):
+            if log < first_log or parts[log].last <= self._engine.trim_of(log):
                 continue
             self.progress = self.progress._replace(partition=partition.number, log=log)
             forgotten = self._logs.forgotten
@@ -208,7 +208,7 @@ class Scrub:
 
         What lies behind the directory's word is of a flush that came to no end, and nobody's.
         """
-        start = self._shard.trim_of(log) + 1
+        start = self._engine.trim_of(log) + 1
         stop = logs_db.index_start(log, entry.last + 1)
         # The keys that index and bodies are read from, and the LSN from which the index is; bodies
         # of what is trimmed count too.
@@ -357,7 +357,7 @@ class Scrub:
         if highest < entry.last:
             first = max(highest + 1, entry.first)
             await self._report(partition, log, first, entry.last, "the end of its index is gone")
-        if lowest > entry.first > self._shard.trim_of(log) and highest:
+        if lowest > entry.first > self._engine.trim_of(log) and highest:
             last = lowest - 1
             await self._report(partition, log, entry.first, last, "its index's begin is gone")
 
@@ -365,7 +365,7 @@ class Scrub:
         self, partition: Partition, log: int, first: int, last: int, why: str
     ) -> None:
         """Know a range as damaged, unless what it was of is gone meanwhile."""
-        if last <= self._shard.trim_of(log) or partition not in self._logs.partitions:
+        if last <= self._engine.trim_of(log) or partition not in self._logs.partitions:
             return
         damaged = DamagedRange(partition.number, log, first, last)
         if self._logs.damages.joined(damaged) is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from cordwood.errors import CordwoodError
 from cordwood.layout.log_questions import AskKept, KeptReply
 from cordwood.nodes import NodeId
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -24,18 +24,18 @@ ASK_TIMEOUT_S = 5.0
 """A node reads some directory entries for the answer; one that takes longer is not counted."""
 
 
-async def kept_here(shard: Shard, log: int, lsns: Sequence[int]) -> tuple[int, ...]:
+async def kept_here(engine: StorageEngine, log: int, lsns: Sequence[int]) -> tuple[int, ...]:
     """How many bytes of a log this node answers for above each LSN.
 
     Raises:
         TablesFailed, Corrupt: the directory cannot be read.
     """
-    held = shard.cache.get(log)
+    held = engine.cache.get(log)
     if held is None:
         return (0,) * len(lsns)
     parts = [
         (entry.first, entry.payload)
-        for _, entry in await shard.logs.directory(log)
+        for _, entry in await engine.logs.directory(log)
         if entry.last > held.trim
     ]
     return tuple(sum(payload for first, payload in parts if first > lsn) for lsn in lsns)
@@ -44,8 +44,8 @@ async def kept_here(shard: Shard, log: int, lsns: Sequence[int]) -> tuple[int, .
 class KeptBytes:
     """See the module."""
 
-    def __init__(self, shard: Shard, node: NodeId, peers: Callable[[], Peers]) -> None:
-        self._shard = shard
+    def __init__(self, engine: StorageEngine, node: NodeId, peers: Callable[[], Peers]) -> None:
+        self._engine = engine
         self._node = node
         self._peers = peers
 
@@ -57,7 +57,7 @@ class KeptBytes:
         """
         others = [node for node in self._peers().up if node != self._node]
         answers = await asyncio.gather(*(self._ask(node, log, lsns) for node in others))
-        answers.append(await kept_here(self._shard, log, lsns))
+        answers.append(await kept_here(self._engine, log, lsns))
         return [sum(of_lsn) for of_lsn in zip(*answers, strict=True)]
 
     async def _ask(self, node: NodeId, log: int, lsns: Sequence[int]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from cordwood.block import BlockKind
 from cordwood.layout.logs_db import DirectoryEntry, LogState
 from cordwood.layout.waves import AmendedBlock, StoredBlock
-from cordwood.storage.logs_db.partition import Added, Partition, Share
+from cordwood.storage.logs_db.partition import Added, Partition, PartitionBlocks
 
 UNSURE_MAX = 4096
 """Blocks of one log that wait for an LNG: more than a sequencer has in flight."""
@@ -72,7 +72,7 @@ class PayloadCount:
 
     def of_flush(
         self,
-        shares: Sequence[Share],
+        shares: Sequence[PartitionBlocks],
         states: Mapping[int, LogState],
         partitions: Sequence[Partition],
     ) -> tuple[list[Added], Waiting]:

@@ -37,7 +37,7 @@ from cordwood.protocol.retention import (
     trim_candidates,
 )
 from cordwood.settings import StorageSettings
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.index_search import last_counted
 from cordwood.storage.logs_db.partition import Partition
 
@@ -61,7 +61,7 @@ class Retention:
 
     def __init__(
         self,
-        shard: Shard,
+        engine: StorageEngine,
         tree: LogTree,
         clock: Clock,
         settings: StorageSettings,
@@ -74,7 +74,7 @@ class Retention:
             kept: the bytes of a whole log above some LSNs.
         """
         self._kept = kept
-        self._shard = shard
+        self._engine = engine
         self._tree = tree
         self._clock = clock
         self._settings = settings
@@ -88,7 +88,7 @@ class Retention:
         """Make a pass at intervals, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.retention_every_s)
-            if self._shard.failed:
+            if self._engine.failed:
                 return
             try:
                 await self.look()
@@ -102,22 +102,22 @@ class Retention:
             Retryable: the metadata store or the WAL does not answer.
             TablesFailed, Corrupt: LogsDB cannot be read.
         """
-        shard = self._shard
+        engine = self._engine
         await self._learn_attributes()
-        for partition in list(shard.logs.partitions):
+        for partition in list(engine.logs.partitions):
             await self._trim_expired(partition)
         for log, attributes in sorted(self._attributes.items()):
             if attributes.backlog_bytes:
                 await self._trim_to_fit(log, attributes)
         await self._trim_deleted()
-        await shard.logs.drop_trimmed(shard.trim_of, self._clock.now_us())
-        await shard.logs.cut_trimmed(shard.trim_of)
+        await engine.logs.drop_trimmed(engine.trim_of, self._clock.now_us())
+        await engine.logs.cut_trimmed(engine.trim_of)
 
     # Attributes of logs.
 
     async def _learn_attributes(self) -> None:
         """Learn the attributes of every log that is held here, or that the log is gone."""
-        held = set(self._shard.cache.logs)
+        held = set(self._engine.cache.logs)
         changes = await self._tree.changes()
         if changes == self._changes and held <= self._attributes.keys() | self._missing.keys():
             return
@@ -135,7 +135,7 @@ class Retention:
         self._missing = {log: self._missing.get(log, now) for log in missing}
         self._attributes = {log: each for log, each in found.items() if log in held}
         self._changes = changes
-        for partition in self._shard.logs.partitions:
+        for partition in self._engine.logs.partitions:
             partition.expires_us = 0
 
     # By time.
@@ -145,18 +145,18 @@ class Retention:
         now_us = self._clock.now_us()
         if now_us < partition.expires_us:
             return
-        parts = await self._shard.logs.parts(partition)
+        parts = await self._engine.logs.parts(partition)
         due: list[tuple[int, DirectoryEntry]] = []
         next_us = NEVER_US
         for log, entry in parts.items():
             backlog_s = self._backlog_s(log)
             expires_us = expiry_us(Part(entry.last, entry.bytes, entry.last_us), backlog_s)
-            if expires_us is None or entry.last <= self._shard.trim_of(log):
+            if expires_us is None or entry.last <= self._engine.trim_of(log):
                 continue
             if expires_us <= now_us:
                 due.append((log, entry))
             next_us = min(next_us, expires_us)
-        takers = self._shard.logs.partitions[-self._shard.logs.open_partitions :]
+        takers = self._engine.logs.partitions[-self._engine.logs.open_partitions :]
         # Race: a partition that still takes blocks may get older ones at any time.
         partition.expires_us = 0 if partition in takers else next_us
         for at in range(0, len(due), TRIMS_AT_ONCE):
@@ -168,10 +168,10 @@ class Retention:
 
     async def _last_counted(self, log: int, partition: Partition, entry: DirectoryEntry) -> int:
         """The LSN up to which a part is older, or lower, than all later records of the log."""
-        shard = self._shard
+        engine = self._engine
         try:
             return await last_counted(
-                shard.logs.tables, partition, log, entry, shard.cache.log(log).counts
+                engine.logs.tables, partition, log, entry, engine.cache.log(log).counts
             )
         except Corrupt as error:
             logger.warning(
@@ -195,15 +195,15 @@ class Retention:
         """
         nodes = min(attributes.nodeset_size or self._nodes(), self._nodes())
         bytes_max = attributes.backlog_bytes or 0
-        held = self._shard.logs.logs.get(log)
+        held = self._engine.logs.logs.get(log)
         if held is None or held.bytes <= even_share(
             bytes_max, attributes.replication.copies, nodes
         ):
             return
-        trim = self._shard.trim_of(log)
+        trim = self._engine.trim_of(log)
         held_here = [
             (partition, entry)
-            for partition, entry in await self._shard.logs.directory(log)
+            for partition, entry in await self._engine.logs.directory(log)
             if entry.last > trim
         ]
         lsns = trim_candidates([entry.last for _, entry in held_here])
@@ -226,15 +226,15 @@ class Retention:
                 continue
             logger.info("log %d was deleted: its records go", log)
             last = self._last(log)
-            await self._shard.trim(log, last, max(last, self._shard.cache.log(log).released))
+            await self._engine.trim(log, last, max(last, self._engine.cache.log(log).released))
 
     def _last(self, log: int) -> int:
         """The highest LSN that is held of a log, or was taken to LogsDB; 0 for none."""
-        return max(self._shard.logs.last(log), self._shard.cache.log(log).last)
+        return max(self._engine.logs.last(log), self._engine.cache.log(log).last)
 
     def _holds(self, log: int) -> bool:
         """Whether anything of a log is not trimmed."""
-        return self._last(log) > self._shard.trim_of(log)
+        return self._last(log) > self._engine.trim_of(log)
 
     async def _trim(self, log: int, lsn: int, why: str) -> None:
         """Trim a log up to `lsn`, but no further than readers may see.
@@ -242,8 +242,8 @@ class Retention:
         Args:
             why: `time` or `space`.
         """
-        readable = self._shard.cache.log(log).readable
+        readable = self._engine.cache.log(log).readable
         lsn = min(lsn, readable)
-        if lsn > self._shard.trim_of(log):
+        if lsn > self._engine.trim_of(log):
             logger.debug("log %d is trimmed up to %d for want of %s", log, lsn, why)
-            await self._shard.trim(log, lsn, readable)
+            await self._engine.trim(log, lsn, readable)

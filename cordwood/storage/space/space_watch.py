@@ -13,7 +13,7 @@ from cordwood.errors import CordwoodError
 from cordwood.host.seams import Disk
 from cordwood.protocol.disk_space import DiskSpace, to_write
 from cordwood.settings import StorageSettings
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.said_once import SaidOnce
 
 logger = logging.getLogger(__name__)
@@ -27,25 +27,25 @@ class SpaceWatch:
 
     def __init__(
         self,
-        shard: Shard,
+        engine: StorageEngine,
         disk: Disk,
         path: str,
         settings: StorageSettings,
-        on_room: Callable[[], None],
+        on_space: Callable[[], None],
         on_low: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             path: a directory on the disk.
-            on_room: called when the node takes new records again.
+            on_space: called when the node takes new records again.
             on_low: called at each measurement while it takes none: drop trimmed records at once.
         """
-        self._shard = shard
+        self._engine = engine
         self._disk = disk
         self._path = path
         self._every_s = settings.disk_look_s
         self._space = DiskSpace(settings.disk_low_bytes, settings.disk_back_bytes)
-        self._on_room = on_room
+        self._on_space = on_space
         self._on_low = on_low
         self._said = SaidOnce(logger)
 
@@ -63,11 +63,11 @@ class SpaceWatch:
             # A disk that is gone is noticed by the next write to it.
             self._said.warning(f"the space on the disk is not known: {error}")
             return
-        if not self._space.is_low or self._shard.failed:
+        if not self._space.is_low or self._engine.failed:
             return
         self._on_low()
         try:
-            dropped = await self._shard.logs.drop_trimmed(self._shard.trim_of, NEVER_US)
+            dropped = await self._engine.logs.drop_trimmed(self._engine.trim_of, NEVER_US)
         except CordwoodError as error:
             self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
             return
@@ -76,24 +76,24 @@ class SpaceWatch:
 
     def _on_free(self, free_bytes: int, total_bytes: int) -> None:
         low, back = self._space.marks(total_bytes)
-        shard = self._shard
-        room = shard.room_bytes
-        shard.disk.on_free(free_bytes, low * 3 // 4)
-        if shard.room_bytes > room:
-            self._on_room()
+        engine = self._engine
+        room = engine.free_bytes
+        engine.disk.on_free(free_bytes, low * 3 // 4)
+        if engine.free_bytes > room:
+            self._on_space()
         # First waves may use less than the space down to the mark. So unflushed bytes count here:
         # the mark is reached, and the node reports it.
-        free_bytes = max(0, free_bytes - to_write(shard.unflushed_bytes))
+        free_bytes = max(0, free_bytes - to_write(engine.unflushed_bytes))
         if not self._space.on_free(free_bytes, total_bytes):
             return
         if self._space.is_low:
-            shard.low_space = (
+            engine.low_space = (
                 f"{free_bytes >> 20} MiB are free on the disk of {self._path}, beside what is "
                 f"still to be flushed: this node takes no new records until there are "
                 f"{back >> 20}. Trim logs, or give it more space"
             )
-            logger.warning("%s", shard.low_space)
+            logger.warning("%s", engine.low_space)
         else:
-            shard.low_space = ""
+            engine.low_space = ""
             logger.info("the disk of %s has room again", self._path)
-            self._on_room()
+            self._on_space()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from cordwood.block import Buffer
-from cordwood.layout.shard_record import StagingRecord
+from cordwood.layout.engine_record import StagingRecord
 from cordwood.layout.staged import (
     PinRecord,
     StagedHead,

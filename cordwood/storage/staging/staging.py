@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 from cordwood.block import Buffer
 from cordwood.errors import ChecksumMismatch, Overloaded, StageExpired
+from cordwood.layout.engine_record import RecordKind, StagingRecord
 from cordwood.layout.message import DoneReply
 from cordwood.layout.message_staging import (
     AskStaged,
@@ -30,7 +31,6 @@ from cordwood.layout.message_staging import (
     StagingCall,
     Unstage,
 )
-from cordwood.layout.shard_record import RecordKind, StagingRecord
 from cordwood.layout.staged import (
     PinRecord,
     StagedHead,
@@ -42,7 +42,7 @@ from cordwood.layout.staged import (
     pack_unstage,
     packed_ids,
 )
-from cordwood.storage.engine import Shard
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.staging.staged_index import Pin, StagedIndex
 
 STAGED_BYTES_MAX = 8 << 30
@@ -60,12 +60,12 @@ class Pinned(NamedTuple):
 class Staging:
     """See the module."""
 
-    def __init__(self, shard: Shard, now_us: Callable[[], int]) -> None:
+    def __init__(self, engine: StorageEngine, now_us: Callable[[], int]) -> None:
         """
         Args:
             now_us: µs since 1970 UTC.
         """
-        self._shard = shard
+        self._engine = engine
         self._now_us = now_us
         # In the WAL and not durable yet. What is being pinned must not go, and what goes must
         # not be pinned: a pin that was answered holds, whatever was written behind it.
@@ -75,7 +75,7 @@ class Staging:
     @property
     def index(self) -> StagedIndex:
         """What is staged here."""
-        return self._shard.staged
+        return self._engine.staged
 
     async def answer(self, call: StagingCall) -> StagedReply | DoneReply:
         """Do what a client asks.
@@ -116,7 +116,7 @@ class Staging:
             return
         if self.index.bytes + len(call.body) > STAGED_BYTES_MAX:
             raise Overloaded(f"{self.index.bytes} bytes are staged on this node: publish some")
-        if len(call.body) > self._shard.room_bytes:
+        if len(call.body) > self._engine.free_bytes:
             raise Overloaded("this node has no room to stage more until it has flushed")
         await self._write(
             RecordKind.STAGE, (pack_stage_head(head), call.body), StageRecord(head, call.body)
@@ -181,7 +181,7 @@ class Staging:
         held = self.index.get(call.stage)
         body: Buffer | None = held.body if held is not None else None
         if held is not None and body is None:
-            body = await self._shard.logs.staged.body(call.stage)
+            body = await self._engine.logs.staged.body(call.stage)
         if held is None or body is None:
             raise StageExpired("this staged block is gone from this node")
         head = held.head
@@ -215,7 +215,7 @@ class Staging:
         self, kind: RecordKind, parts: Sequence[Buffer], record: StagingRecord
     ) -> None:
         reserve_ok = kind != RecordKind.STAGE
-        await self._shard.write_staging((bytes([kind]), *parts), record, reserve_ok=reserve_ok)
+        await self._engine.write_staging((bytes([kind]), *parts), record, reserve_ok=reserve_ok)
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 ::
 
     append ─► current block ─► pending ─► writing (4 in flight) ─► durable, in order ─► done
-                   └ at the end of the loop's turn, or when 256 KiB are in it
+                   └ at the end of the tick, or when 256 KiB are in it
 
-An idle WAL writes at once what one turn of the loop brought; a busy one fills
+An idle WAL writes at once what one tick brought; a busy one fills
 blocks meanwhile, so load makes the batches and no timer does. A record is
 acknowledged once it and *all before it* are on stable storage.
 
@@ -380,7 +380,7 @@ class Wal:
         self._current.add(kind, parts, length, checksum)
         if not self._pump_scheduled and self._blocks_in_flight < self._most_in_flight():
             self._pump_scheduled = True
-            self._loop.call_soon(self._on_turn_end)
+            self._loop.call_soon(self._on_tick_end)
         return offset
 
     def _place(self, size: int, reserve_ok: bool) -> int:
@@ -417,7 +417,7 @@ class Wal:
 
     # ---- writing ----
 
-    def _on_turn_end(self) -> None:
+    def _on_tick_end(self) -> None:
         self._pump_scheduled = False
         self._pump()
 
@@ -490,10 +490,10 @@ class Wal:
             self._pump()  # first the disk, which has the least to do
         for on_durable in waiters:
             on_durable(None)
-        # What they append in turn goes with what is there already, when this turn ends.
+        # What they append in turn goes with what is there already, when this tick ends.
         if not self._pump_scheduled:
             self._pump_scheduled = True
-            self._loop.call_soon(self._on_turn_end)
+            self._loop.call_soon(self._on_tick_end)
 
     def _slide(self) -> list[OnDurable]:
         """Move the window past the blocks that are durable together with all before them."""

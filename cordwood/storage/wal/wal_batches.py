@@ -20,7 +20,7 @@ from cordwood.layout.wal_run import Numbers
 from cordwood.protocol.wal_ring import Range
 
 
-class Batch(NamedTuple):
+class PackedRecords(NamedTuple):
     """Records under one header; `size` is of its body."""
 
     bodies: Sequence[Buffer]
@@ -32,11 +32,11 @@ class Batch(NamedTuple):
         return pack_batch(self.bodies, self.lengths)
 
 
-def plan_batches(bodies: Sequence[Buffer], bytes_max: int) -> list[Batch]:
+def plan_batches(bodies: Sequence[Buffer], bytes_max: int) -> list[PackedRecords]:
     """Cut records into batches whose bodies have at most `bytes_max` bytes, or one record."""
     lengths = np.fromiter(map(len, bodies), np.int64, len(bodies))
     return [
-        Batch(bodies[a:b], lengths[a:b], batch_bytes(b - a, int(lengths[a:b].sum())))
+        PackedRecords(bodies[a:b], lengths[a:b], batch_bytes(b - a, int(lengths[a:b].sum())))
         for a, b in cut_batches(lengths, bytes_max)
     ]
 
@@ -50,7 +50,7 @@ class BatchPlaces:
     def __init__(self, places: Iterable[Range] = ()) -> None:
         self._places = deque(places)
 
-    def add(self, start: int, batch: Batch) -> Numbers:
+    def add(self, start: int, batch: PackedRecords) -> Numbers:
         """A batch was put behind all others; the offsets of its records."""
         stop = start + len(batch.lengths)
         self._places.append((start, stop))

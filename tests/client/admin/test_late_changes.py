@@ -10,7 +10,7 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, UnknownLog
-from cordwood.layout.message import AskGroups, Call, Reply
+from cordwood.layout.message import AskConsumers, Call, Reply
 from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.log_attributes import LogAttributes
 
@@ -96,7 +96,7 @@ class TestLate:
 
                 async def ask_and_save(message: Call) -> Reply:
                     reply = await ask(message)
-                    if isinstance(message, AskGroups) and (lsn := next(saved, 0)):
+                    if isinstance(message, AskConsumers) and (lsn := next(saved, 0)):
                         await other.cursors.save("group", {"/a": lsn})
                     return reply
 

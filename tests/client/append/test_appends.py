@@ -58,11 +58,11 @@ def nobody_waits(store: Store) -> bool:
     """Whether the client has forgotten everything that it sent."""
     appends = store._appends
     window = appends.window
-    return not appends.sent and window.records == window.bytes == 0 and window.has_room
+    return not appends.sent and window.records == window.bytes == 0 and window.has_space
 
 
 class TestTurns:
-    def test_what_one_turn_brings_is_one_block(self) -> None:
+    def test_what_one_tick_brings_is_one_block(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
                 await store.append("log", b"alone")
@@ -486,8 +486,8 @@ class TestRetries:
 
         def moody(self: SequencerRole, *asked: Any) -> Any:
             if chance.random() < 0.05:
-                heir = NodeId(self._node % 3 + 1)
-                return NoSequencer(f"node {heir} takes over"), heir
+                successor = NodeId(self._node % 3 + 1)
+                return NoSequencer(f"node {successor} takes over"), successor
             return admit(self, *asked)
 
         monkeypatch.setattr(SequencerRole, "_admit", moody)
@@ -590,7 +590,7 @@ class TestWindow:
                 futures = [log.append_nowait(b"v") for _ in range(3)]
                 with pytest.raises(Overloaded, match="3 records, 3 bytes are in flight"):
                     log.append_nowait(b"v")
-                await log.wait_room()
+                await log.wait_space()
                 futures.append(log.append_nowait(b"v"))
                 assert await asyncio.gather(*futures) == [at(n) for n in (1, 2, 3, 4)]
 
@@ -649,7 +649,7 @@ class TestClose:
                     store.append_many("log", [b"v"]),
                     store.open_log("log"),
                     store.tail("log"),
-                    log.wait_room(),
+                    log.wait_space(),
                 ):
                     with pytest.raises(Closed):
                         await call

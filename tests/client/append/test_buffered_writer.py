@@ -29,7 +29,7 @@ LOG = 1
 
 def blocks(cluster: ClusterAtHand) -> list[tuple[int, Codec]]:
     """Records and codec of each block of the log, from a node that has all of them."""
-    cached = cluster.running[1].shard.cache.log(LOG)
+    cached = cluster.running[1].engine.cache.log(LOG)
     found = [cached.at(index) for index in range(len(cached))]
     return [(each.header.count, Codec(each.header.codec)) for each in found if each is not None]
 
@@ -113,7 +113,7 @@ class TestMemory:
                     assert writer.bytes <= 5000 + 90
                     highest = 0
                     for _ in range(200):
-                        await writer.wait_room()
+                        await writer.wait_space()
                         writer.put("log", bytes(90))
                         highest = max(highest, writer.bytes)
                     assert highest <= 5000 + 90
@@ -131,7 +131,7 @@ class TestMemory:
                 )
                 async with store.buffered_writer(options) as writer:
                     for at in range(100):
-                        await writer.wait_room()
+                        await writer.wait_space()
                         writer.put(f"log{at % 10}", bytes(100))
 
         simulate(scenario)
@@ -266,7 +266,7 @@ async def _write(store: Store, acked: list[tuple[int, int]]) -> None:
     )
     async with store.buffered_writer(options) as writer:
         for at in range(400):
-            await writer.wait_room()
+            await writer.wait_space()
             future = writer.append_nowait("log", b"%06d" % at)
             future.add_done_callback(lambda done, at=at: acked.append((at, done.result())))
             await asyncio.sleep(0.02)

@@ -125,16 +125,16 @@ class TestBuffers:
         simulate(scenario)
 
     def test_records_that_cannot_be_encoded_end_alone(self, monkeypatch):
-        from cordwood.client.append import batch
+        from cordwood.client.append import pending_block
 
-        encode = batch.encode_body
+        encode = pending_block.encode_body
 
         def encode_body(values, **columns):
             if b"bad" in values:
                 raise ValueError("no body")
             return encode(values, **columns)
 
-        monkeypatch.setattr(batch, "encode_body", encode_body)
+        monkeypatch.setattr(pending_block, "encode_body", encode_body)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -11,7 +11,7 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 from cordwood.client.store import Store
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.nodes import NodeId
-from cordwood.sequencer.mandate import HEIR_S, Mandate
+from cordwood.sequencer.eligibility import SUCCESSOR_S, Eligibility
 from cordwood.sequencer.role import SequencerRole
 
 LOG = 1
@@ -36,10 +36,10 @@ def test_nodes_that_send_a_client_in_circles_are_told_to_sequence(
 ) -> None:
     """Each takes the next one for the log's owner, as two views of the members may."""
 
-    def next_one(self: Mandate, log: int, activate_here: bool) -> NodeId:
+    def next_one(self: Eligibility, log: int, activate_here: bool) -> NodeId:
         return NodeId(0 if activate_here else self._node % 3 + 1)
 
-    monkeypatch.setattr(Mandate, "elsewhere", next_one)
+    monkeypatch.setattr(Eligibility, "elsewhere", next_one)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=10) as store:
@@ -137,10 +137,10 @@ def test_who_gave_a_log_up_takes_it_again_after_a_while(apart) -> None:
         async with cluster.client() as one, cluster.client() as two:
             owner = await apart(cluster, one, two)
             await two.append("log", b"1")
-            heir = cluster.sequencer_of(LOG)
+            successor = cluster.sequencer_of(LOG)
             await one.append("log", b"2")
-            assert cluster.sequencer_of(LOG) == heir
-            await asyncio.sleep(HEIR_S)
+            assert cluster.sequencer_of(LOG) == successor
+            await asyncio.sleep(SUCCESSOR_S)
             async with cluster.client() as three:
                 await three.append("log", b"3")
             assert cluster.sequencer_of(LOG) == owner
@@ -149,17 +149,17 @@ def test_who_gave_a_log_up_takes_it_again_after_a_while(apart) -> None:
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_an_heir_that_is_gone_or_knows_nothing_of_it_is_not_waited_for(
+def test_a_successor_that_is_gone_or_knows_nothing_of_it_is_not_waited_for(
     apart, returns: bool
 ) -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as one, cluster.client() as two:
             await apart(cluster, one, two)
             await two.append("log", b"1")
-            heir = cluster.sequencer_of(LOG)
-            cluster.kill(heir)
+            successor = cluster.sequencer_of(LOG)
+            cluster.kill(successor)
             if returns:
-                await cluster.start(heir)
+                await cluster.start(successor)
             began = asyncio.get_running_loop().time()
             await one.append("log", b"2")
             assert asyncio.get_running_loop().time() - began < 2

@@ -36,8 +36,8 @@ class Callers:
             self.tasks.append(asyncio.create_task(self._call(len(self.tasks), size)))
 
     async def _call(self, number: int, size: int) -> None:
-        if not self.window.has_room:
-            await self.window.wait_room()
+        if not self.window.has_space:
+            await self.window.wait_space()
         self.window.take(1, size)
         self.went.append(number)
 
@@ -71,7 +71,7 @@ def test_nobody_passes_those_who_wait() -> None:
         callers.come(4)
         await turns()
         callers.window.give_back(2, 2)
-        assert not callers.window.has_room
+        assert not callers.window.has_space
         callers.come(2)
         await turns()
         callers.window.give_back(2, 2)
@@ -127,11 +127,11 @@ def test_one_who_takes_nothing_lets_the_next_one_in() -> None:
     async def scenario() -> None:
         window = Window(ClientSettings(window_records=1))
         window.take(1, 1)
-        waiting = [asyncio.create_task(window.wait_room()) for _ in range(5)]
+        waiting = [asyncio.create_task(window.wait_space()) for _ in range(5)]
         await turns()
         window.give_back(1, 1)
         await asyncio.wait_for(asyncio.gather(*waiting), 1)
-        assert window.has_room
+        assert window.has_space
 
     run(scenario)
 
@@ -140,7 +140,7 @@ def test_waiting_has_a_deadline() -> None:
     async def scenario() -> None:
         window = Window(ClientSettings(window_records=1, timeout_s=3))
         window.take(1, 1)
-        first, second = (asyncio.create_task(window.wait_room()) for _ in range(2))
+        first, second = (asyncio.create_task(window.wait_space()) for _ in range(2))
         with pytest.raises(Overloaded, match="full for 3 s"):
             await first
         assert asyncio.get_running_loop().time() == pytest.approx(3)
@@ -148,7 +148,7 @@ def test_waiting_has_a_deadline() -> None:
             await second
         window.give_back(1, 1)
         await turns()
-        assert window.has_room
+        assert window.has_space
 
     run(scenario)
 
@@ -157,7 +157,7 @@ def test_closing_fails_everyone_who_waits() -> None:
     async def scenario() -> None:
         window = Window(ClientSettings(window_records=1))
         window.take(1, 1)
-        waiting = [asyncio.create_task(window.wait_room()) for _ in range(3)]
+        waiting = [asyncio.create_task(window.wait_space()) for _ in range(3)]
         await turns()
         waiting[1].cancel()
         window.close(Closed("closed"))

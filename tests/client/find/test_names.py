@@ -16,7 +16,7 @@ from cordwood.client.find.log_finding import CHECK_NAME_S
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.store import Store
 from cordwood.errors import Rejected, UnknownLog
-from cordwood.layout.message import JoinGroup, SaveCursors
+from cordwood.layout.message import JoinConsumer, SaveCursors
 from cordwood.metadata.log_tree import LogTree
 
 BOUND_S = REFRESH_S + 1
@@ -384,7 +384,7 @@ class TestConsumers:
                 with pytest.raises(Rejected, match="install the cluster's version"):
                     await store._ask(SaveCursors("c", "", 0, {"/a": 5}, {}, False))
                 with pytest.raises(Rejected, match="install the cluster's version"):
-                    await store._ask(JoinGroup("c", "m", ["/a"], 1000))
+                    await store._ask(JoinConsumer("c", "m", ["/a"], 1000))
 
         simulate(scenario)
 

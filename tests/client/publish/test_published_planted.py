@@ -28,8 +28,8 @@ from cordwood.sim.checkers import check_all
 from cordwood.sim.history import Batch, EndReason, HistoryRecorder
 from cordwood.sim.knobs import KNOBS, turned
 from cordwood.sim.payload import make_payload
+from cordwood.sim.planted import find_bug, planted
 from cordwood.sim.streams import stream
-from cordwood.sim.zoo import find_bug, planted
 
 LOGS = ("/a", "/b")
 

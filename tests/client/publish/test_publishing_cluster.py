@@ -36,7 +36,7 @@ def records(batch: int, count: int = 20) -> list[bytes]:
 
 def staged_blocks(cluster: ClusterAtHand) -> dict[int, int]:
     """By node that runs: staged blocks."""
-    return {n: len(node.shard.staged.blocks) for n, node in sorted(cluster.running.items())}
+    return {n: len(node.engine.staged.blocks) for n, node in sorted(cluster.running.items())}
 
 
 def test_nothing_is_published_into_a_log_that_was_deleted_and_made_again() -> None:
@@ -522,7 +522,7 @@ def test_a_pin_that_was_answered_holds_whatever_the_sweep_was_doing(seed: int) -
                 expires_us = max(
                     held.head.expires_us
                     for node in cluster.running.values()
-                    for held in node.shard.staged.blocks.values()
+                    for held in node.engine.staged.blocks.values()
                 )
                 now_us = next(iter(cluster.running.values())).host.clock.now_us()
                 await asyncio.sleep((expires_us - now_us) / 1e6 - 0.003 + 0.0003 * (batch % 10))

@@ -145,13 +145,13 @@ class TestReaders:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
                 await three_on(cluster, store, 3, 4)
-                there = cluster.running[3].shard.cache.log(LOG)
+                there = cluster.running[3].engine.cache.log(LOG)
                 for node in (3, 4):
                     cluster.kill(node)
                 stream = await store.read("log", until=make_lsn(1, 3))
                 assert await next_of(stream, 20) is None, "3 and 4 may have it"
                 for node in (1, 2):
-                    held = cluster.running[node].shard.cache.log(LOG)
+                    held = cluster.running[node].engine.cache.log(LOG)
                     held._blocks[:], held._lasts[:] = there._blocks, there._lasts
                 for node in (3, 4):
                     await say_of_dead(store, node, EMPTY)

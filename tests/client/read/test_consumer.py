@@ -16,7 +16,7 @@ from cordwood.client.read.consumer import BEGIN_AGAIN_S, MEMBER_TTL_S, Consumer
 from cordwood.client.read.cursors import Lag
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Closed, Fenced, Rejected, UnknownLog, Unreachable
-from cordwood.layout.message import Call, JoinGroup, LeaveGroup, Reply
+from cordwood.layout.message import Call, JoinConsumer, LeaveConsumer, Reply
 from cordwood.lsn import make_lsn
 
 
@@ -221,9 +221,9 @@ class TestMembers:
                 async with await two.consumer("group", "log", member="m2") as second:
                     for _ in range(5):
                         await second.read()
-                reply = await one._ask(JoinGroup("group", "m3", ["1"], 1000))
-                await one._ask(LeaveGroup("group", "m3", reply.generation))
-                again = await first._ask(JoinGroup("group", "m1", ["/log"], 15000))
+                reply = await one._ask(JoinConsumer("group", "m3", ["1"], 1000))
+                await one._ask(LeaveConsumer("group", "m3", reply.generation))
+                again = await first._ask(JoinConsumer("group", "m1", ["/log"], 15000))
                 first._learn(again)
                 assert await drained(first) == {"/log": [6, 7, 8, 9]}
                 assert await first.save() == {"/log": make_lsn(1, 10)}
@@ -237,7 +237,7 @@ class TestMembers:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
                 await fill(store, "log", 3)
-                await store._ask(JoinGroup("group", "killed", ["1"], round(MEMBER_TTL_S * 1000)))
+                await store._ask(JoinConsumer("group", "killed", ["1"], round(MEMBER_TTL_S * 1000)))
                 async with store.consumer("group", "log", save_every_s=None) as early:
                     assert await drained(early) == {"/log": [1, 2, 3]}
                     with pytest.raises(Fenced, match="is read by killed"):
@@ -534,12 +534,12 @@ class TestEnds:
                 await first.start()
                 for ended in ("consumer", "store"):
                     one = await store.consumer("alone", "log", start="tail")
-                    heir = await store.consumer("group", "log", member=f"m-{ended}")
+                    successor = await store.consumer("group", "log", member=f"m-{ended}")
                     none = await store.consumer("none")
-                    consumers = [one, heir, none]
+                    consumers = [one, successor, none]
                     for consumer in consumers:
                         await consumer.start()
-                    assert heir.logs == ()
+                    assert successor.logs == ()
                     reads = [asyncio.create_task(each.read()) for each in consumers]
                     await asyncio.sleep(0.5)
                     if ended == "store":
@@ -550,7 +550,7 @@ class TestEnds:
                     done, _ = await asyncio.wait(reads, timeout=0.5)
                     assert [type(each.exception()) for each in done] == [Closed] * 3
                     with pytest.raises(Closed):
-                        await heir.read()
+                        await successor.read()
 
         simulate(scenario)
 

@@ -12,7 +12,7 @@ from cluster_at_hand import ClusterAtHand, simulate, until
 from cordwood.block import Gap, Record
 from cordwood.lsn import make_lsn
 from cordwood.sim.damage import damage_wal
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 RECORDS = 30
@@ -34,11 +34,11 @@ async def rot_of_one_copy(cluster: ClusterAtHand, *, is_flushed: bool = False) -
         await cluster.start(first)
         if is_flushed:
             # What it has read back is flushed by its age, and the WAL trimmed behind that.
-            wal = cluster.running[first].shard.wal
+            wal = cluster.running[first].engine.wal
             await until(lambda: wal.trim_offset >= 0 and not wal.used_bytes, timeout_s=300)
             cluster.kill(first)
             await cluster.start(first)
-            found = cluster.running[first].shard.wal.recovery
+            found = cluster.running[first].engine.wal.recovery
             assert found is not None
             assert not found.damage
         stream = await store.read("log", until=make_lsn(1, RECORDS))

@@ -192,7 +192,7 @@ class TestBrokenOff:
             try:
                 await asyncio.sleep(60)
             finally:
-                await asyncio.sleep(0.05)  # some turns of the loop
+                await asyncio.sleep(0.05)  # some ticks
                 ended.set()
 
         with pytest.raises(error), alarm_after(0.05, error):

@@ -51,7 +51,7 @@ def test_it_is_passed_in_a_few_steps(flushed: bool) -> None:
                 await append_until(store, lambda: epochs_held(cluster, other))
                 tail = await store.append("log", b"last")
                 await asyncio.sleep(20)
-                readable = cluster.running[other].shard.cache.log(LOG)
+                readable = cluster.running[other].engine.cache.log(LOG)
                 await until(lambda: readable.readable >= tail)
             cluster.kill(lost)
             async with cluster.client() as store:

@@ -18,9 +18,9 @@ from cordwood.lsn import make_lsn
 from cordwood.nodes import Authority
 from cordwood.protocol.single_copy import CopyFilter, Shuffle, shuffled
 from cordwood.sim.links import LinkSettings
-from cordwood.sim.zoo import PlantedBug, planted
-from cordwood.sim.zoo.read_manners import FIRST_KEY_ONLY
-from cordwood.sim.zoo.read_path import (
+from cordwood.sim.planted import PlantedBug, planted
+from cordwood.sim.planted.read_manners import FIRST_KEY_ONLY
+from cordwood.sim.planted.read_path import (
     BAD_COPY_IS_ABSENT,
     EMPTY_IS_FULL,
     EPOCH_GUESSED,
@@ -66,7 +66,7 @@ async def drained_nodes(cluster: ClusterAtHand) -> None:
             cluster.kill(node)
         await fill(store, 0, 1, 2)
         for node in (1, 2):
-            held = cluster.running[node].shard.cache.log(LOG)
+            held = cluster.running[node].engine.cache.log(LOG)
             del held._blocks[1]
             del held._lasts[1]
         for node in (3, 4):
@@ -82,7 +82,7 @@ async def damaged_everywhere(cluster: ClusterAtHand) -> None:
     async with cluster.client() as store:
         await fill(store, 0, 1, 2)
         for node in cluster.running.values():
-            held = node.shard.cache.log(LOG)
+            held = node.engine.cache.log(LOG)
             block = held._blocks[1]
             bad = bytes([block.body[0] ^ 1]) + bytes(block.body[1:])
             held._blocks[1] = StoredBlock(block.header, block.envelope, block.wire, bad)
@@ -173,7 +173,7 @@ async def sender_that_lost_one(cluster: ClusterAtHand) -> None:
             )
             for index in range(5, 55, 7):
                 node = cluster.running[order_of(cluster, index)]
-                held = node.shard.cache.log(LOG)
+                held = node.engine.cache.log(LOG)
                 del held._blocks[index]
                 del held._lasts[index]
             async with asyncio.timeout(60):
@@ -185,7 +185,7 @@ async def sender_that_lost_one(cluster: ClusterAtHand) -> None:
 def order_of(cluster: ClusterAtHand, index: int) -> int:
     """The node that sends a block, of three that hold it. Later indices move with each that is
     taken out, so they are counted in a node that keeps all."""
-    held = cluster.running[1].shard.cache.log(LOG)
+    held = cluster.running[1].engine.cache.log(LOG)
     copyset = held._blocks[index].envelope.copyset
     return shuffled(copyset, CopyFilter(Shuffle.FIXED))[0]
 

@@ -24,7 +24,7 @@ async def told_of_nothing(cluster: ClusterAtHand, store: Store) -> ReadStream:
     for value in (b"1", b"2", b"3"):
         await store.append("log", value)
     for node in cluster.running.values():
-        held = node.shard.cache.log(LOG)
+        held = node.engine.cache.log(LOG)
         held._keep([block for block in held.blocks if block.header.first != LOST.first])
     stream = await store.read("log", until=make_lsn(1, 3))
     assert [each.value for each in await stream.next_items() if isinstance(each, Record)] == [b"1"]
@@ -59,7 +59,7 @@ def test_what_comes_by_an_older_order_does_not_count() -> None:
         async with cluster.client(scd_enabled=False) as store:
             stream = await told_of_nothing(cluster, store)
             stream.on_statuses(is_moved=True)
-            await asyncio.sleep(0)  # they are asked at the end of this turn
+            await asyncio.sleep(0)  # they are asked at the end of this tick
             sources = stream.senders.sources
             assert all(each.version != each.asked for each in sources.values())
             head = BlocksHead(0, 0, make_lsn(1, 4), make_lsn(1, 3))

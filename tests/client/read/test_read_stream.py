@@ -347,13 +347,13 @@ class TestCopies:
 
 def order_of(cluster: ClusterAtHand, index: int) -> list[int]:
     """The nodes of a block's copyset, in the order in which they send it."""
-    block = cluster.running[1].shard.cache.log(LOG)._blocks[index]
+    block = cluster.running[1].engine.cache.log(LOG)._blocks[index]
     return shuffled(block.envelope.copyset, CopyFilter(Shuffle.FIXED))
 
 
 def damage(cluster: ClusterAtHand, number: int, index: int) -> None:
     """Flip a bit in the body of a block that a node holds in memory."""
-    held = cluster.running[number].shard.cache.log(LOG)
+    held = cluster.running[number].engine.cache.log(LOG)
     block = held._blocks[index]
     body = bytearray(block.body)
     body[-1] ^= 1
@@ -362,7 +362,7 @@ def damage(cluster: ClusterAtHand, number: int, index: int) -> None:
 
 def forget(cluster: ClusterAtHand, number: int, index: int) -> None:
     """Let a node lose a block that it holds in memory."""
-    held = cluster.running[number].shard.cache.log(LOG)
+    held = cluster.running[number].engine.cache.log(LOG)
     del held._blocks[index]
     del held._lasts[index]
 

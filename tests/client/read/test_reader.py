@@ -328,7 +328,7 @@ class TestLeftOut:
                     (r.lsn, r.append_time_us) for r in whole
                 ]
                 assert {(r.value, r.key) for r in bare} == {(b"", None)}
-                held = cluster.running[1].shard.cache.log(1)
+                held = cluster.running[1].engine.cache.log(1)
                 assert sent == sum(len(held.at(n).wire) for n in range(2)), "heads of two blocks"
                 stream = await store.read("log", at(2), payloads=False)
                 (batch,) = [each async for each in stream.arrow(["lsn", "value", "timestamp"])]
@@ -538,7 +538,7 @@ class TestHealth:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
                 await fill(store, "log", 1, 1)
-                held = {n: node.shard.cache.log(1) for n, node in cluster.running.items()}
+                held = {n: node.engine.cache.log(1) for n, node in cluster.running.items()}
                 for number in (1, 2, 3):
                     body = bytearray(held[number]._blocks[1].body)
                     body[-1] ^= 1

@@ -44,7 +44,7 @@ def sent(cluster: ClusterAtHand) -> int:
 def sender_of(cluster: ClusterAtHand, esn: int) -> int:
     """The node that sends a block to every reader."""
     for node in cluster.running.values():
-        held = node.shard.cache.log(LOG)
+        held = node.engine.cache.log(LOG)
         block = held.at(held.index_from(at(esn)))
         if block is not None and block.header.first <= at(esn):
             return shuffled(block.envelope.copyset, CopyFilter(Shuffle.FIXED))[0]
@@ -72,7 +72,7 @@ def test_each_byte_is_sent_once_and_three_times_without(monkeypatch, settings, l
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as writer, cluster.client(**settings) as reader:
             await fill(writer, 300)
-            held = sum(n.shard.cache.log(LOG).bytes for n in cluster.running.values()) / 3
+            held = sum(n.engine.cache.log(LOG).bytes for n in cluster.running.values()) / 3
             await read_all(writer, "log")  # from here on all nodes know who may read it
             before = sent(cluster)
             assert numbers(await read_all(reader, "log")) == [*range(300)]
@@ -96,7 +96,7 @@ def test_a_reader_in_a_region_is_sent_all_that_the_region_has(
             await read_all(store, "log")
             near = cluster.running[2]
             assert near._streams.filtered_blocks == 0
-            assert near._streams.sent_blocks == len(near.shard.cache.log(LOG)) > 30
+            assert near._streams.sent_blocks == len(near.engine.cache.log(LOG)) > 30
 
     simulate(scenario, **FIVE)
 
@@ -160,7 +160,7 @@ def test_a_node_that_comes_back_sends_its_share_again(monkeypatch) -> None:
 
 def forget(cluster: ClusterAtHand, number: int, esn: int) -> None:
     """Let a node lose a block that it holds in memory."""
-    held = cluster.running[number].shard.cache.log(LOG)
+    held = cluster.running[number].engine.cache.log(LOG)
     index = held.index_from(at(esn))
     if held._blocks[index].header.first == at(esn):
         del held._blocks[index]
@@ -223,7 +223,7 @@ def test_where_nodes_are_gone_for_good_the_others_are_enough(monkeypatch) -> Non
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
             await fill(store, 40)
-            held = cluster.running[1].shard.cache.log(LOG)
+            held = cluster.running[1].engine.cache.log(LOG)
             copyset = held._blocks[3].envelope.copyset
             await asyncio.sleep(1)
             for number in copyset:

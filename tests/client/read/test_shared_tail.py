@@ -17,7 +17,7 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read import shared_tail
 from cordwood.client.read.read_health import HEALTH_S
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.client.read.shared_tail import Leftovers, Seat, SharedTail, SharedTails
+from cordwood.client.read.shared_tail import Leftovers, SharedTail, SharedTails, SubscriberQueue
 from cordwood.client.store import Store
 from cordwood.errors import Closed
 from cordwood.lsn import LSN_MAX, Lsn
@@ -46,12 +46,12 @@ class Taker:
         return [item.value for item in self.items if isinstance(item, Record)]
 
     @property
-    def is_seated(self) -> bool:
-        return self.stream._seat is not None
+    def is_subscribed(self) -> bool:
+        return self.stream._queue is not None
 
     @property
     def is_fed(self) -> bool:
-        return self.stream._seat is not None and not self.stream._seat.is_over
+        return self.stream._queue is not None and not self.stream._queue.is_over
 
 
 def asked(cluster: ClusterAtHand) -> int:
@@ -103,7 +103,7 @@ async def append(store: Store, count: int, size: int = 10) -> None:
 
 def test_readers_at_the_tail_share_one_stream_and_each_gets_everything() -> None:
     async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
-        assert all(each.is_seated for each in takers)
+        assert all(each.is_subscribed for each in takers)
         assert asked(cluster) == 1, "where it was one for each of them"
         await append(store, 20)
         await until(lambda: all(len(each.values) == 23 for each in takers))
@@ -116,30 +116,30 @@ def test_readers_at_the_tail_share_one_stream_and_each_gets_everything() -> None
 
 def test_a_few_read_alone() -> None:
     async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
-        assert not any(each.is_seated for each in takers)
+        assert not any(each.is_subscribed for each in takers)
         assert asked(cluster) == MEMBERS - 1
 
     simulate_readers(scenario, MEMBERS - 1)
 
 
 def test_one_that_is_slow_leaves_and_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_tail, "SEAT_BYTES_MAX", 2000)
+    monkeypatch.setattr(shared_tail, "QUEUE_BYTES_MAX", 2000)
 
     async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
         slow, *others = takers
         slow.is_slow = True
         await append(store, 40, 500)
         await until(lambda: all(len(each.values) == 43 for each in others))
-        seat = slow.stream._seat
-        assert seat is not None
-        assert seat.is_over
-        assert len(seat._waiting) < 10, "it holds its share, and nothing more is held for it"
+        queue = slow.stream._queue
+        assert queue is not None
+        assert queue.is_over
+        assert len(queue._waiting) < 10, "it holds its share, and nothing more is held for it"
         slow.is_slow = False
         await until(lambda: len(slow.values) == 43)
         assert slow.values == others[0].values
-        # At the tail again, it takes a seat again.
+        # At the tail again, it subscribes again.
         await append(store, 3)
-        await until(lambda: slow.is_seated and len(slow.values) == 46)
+        await until(lambda: slow.is_subscribed and len(slow.values) == 46)
         assert asked(cluster) == 1
 
     simulate_readers(scenario)
@@ -183,7 +183,7 @@ def test_all_go_on_through_another_sequencer_and_a_dead_node() -> None:
             takers = [Taker(await store.read("log", "tail", None)) for _ in range(MEMBERS)]
             running = [tasks.create_task(each.run()) for each in takers]
             await append(store, 3)
-            await until(lambda: all(each.is_seated for each in takers))
+            await until(lambda: all(each.is_subscribed for each in takers))
             cluster.kill(cluster.sequencer_of(1))
             await asyncio.sleep(5)
             await append(store, 3)
@@ -248,7 +248,7 @@ def test_one_whose_health_callback_fails_is_the_only_one_that_does() -> None:
             streams = [await store.read("log", "tail", None) for _ in range(MEMBERS)]
             running = [asyncio.ensure_future(read(each)) for each in streams]
             await append(store, 3)
-            await until(lambda: all(each._seat is not None for each in streams))
+            await until(lambda: all(each._queue is not None for each in streams))
             streams[0].on_health = fail
             for each in streams[1:]:
                 each.on_health = lambda stream, trouble: told.append(trouble)
@@ -290,12 +290,12 @@ def test_one_that_is_cut_off_is_told_in_time_whoever_comes_meanwhile() -> None:
 
 def test_one_from_far_back_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(cluster: ClusterAtHand) -> None:
-        leads: list[int] = []
+        leaders: list[int] = []
         real = SharedTail.__init__
 
-        def told(self: SharedTail, lead: ReadStream, *rest: Any) -> None:
-            leads.append(lead.taken_lsn)
-            real(self, lead, *rest)
+        def told(self: SharedTail, leader: ReadStream, *rest: Any) -> None:
+            leaders.append(leader.taken_lsn)
+            real(self, leader, *rest)
 
         monkeypatch.setattr(SharedTail, "__init__", told)
         async with at_the_tail(cluster, 0) as (store, takers, join):
@@ -306,15 +306,15 @@ def test_one_from_far_back_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None
             takers.append(await join("oldest"))
             await until(lambda: len(takers[-1].values) == 51)
             await append(store, 5)
-            await until(lambda: all(each.is_seated for each in takers))
-            assert len(leads) == 1
-            assert leads[0] > tail
+            await until(lambda: all(each.is_subscribed for each in takers))
+            assert len(leaders) == 1
+            assert leaders[0] > tail
 
     simulate(main)
 
 
-def test_a_lead_that_ended_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_tail, "SEAT_BYTES_MAX", 2000)
+def test_a_leader_that_ended_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_tail, "QUEUE_BYTES_MAX", 2000)
 
     async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
         appended = 3
@@ -351,7 +351,7 @@ def test_a_lead_that_ended_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_slow_ones_have_waiting_is_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers that stop at different places would each hold other blocks."""
-    monkeypatch.setattr(shared_tail, "SEAT_BYTES_MAX", 400_000)
+    monkeypatch.setattr(shared_tail, "QUEUE_BYTES_MAX", 400_000)
     monkeypatch.setattr(shared_tail, "RECENT_BYTES_MAX", 100_000)
     limit, size = 1_500_000, 50_000
 
@@ -359,15 +359,15 @@ def test_what_slow_ones_have_waiting_is_in_the_budget(monkeypatch: pytest.Monkey
         settings = {"read_memory_bytes": limit, "read_bytes": 100_000}
         async with at_the_tail(cluster, 2 * MEMBERS, **settings) as (store, takers, _):
             await append(store, 3)
-            await until(lambda: all(each.is_seated for each in takers))
+            await until(lambda: all(each.is_subscribed for each in takers))
             for each in takers[:-1]:
                 each.is_slow = True
                 await append(store, 10, size)
             blocks = {
                 item.block
                 for each in takers
-                if each.stream._seat is not None
-                for item in each.stream._seat._waiting
+                if each.stream._queue is not None
+                for item in each.stream._queue._waiting
                 if isinstance(item, Delivery)
             }
             assert 0 < sum(block.size for block in blocks) <= limit
@@ -381,8 +381,8 @@ def test_what_slow_ones_have_waiting_is_in_the_budget(monkeypatch: pytest.Monkey
 
 
 def test_where_there_is_no_room_at_all_everybody_comes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 12000014: each give was too much for a seat, was let go of, and was given anew."""
-    monkeypatch.setattr(shared_tail, "SEAT_ITEMS_MAX", 2)
+    """Seed 12000014: each give was too much for a queue, was let go of, and was given anew."""
+    monkeypatch.setattr(shared_tail, "QUEUE_ITEMS_MAX", 2)
 
     async def main(cluster: ClusterAtHand) -> None:
         settings = {"read_memory_bytes": 4096, "block_records": 1}
@@ -394,7 +394,7 @@ def test_where_there_is_no_room_at_all_everybody_comes_on(monkeypatch: pytest.Mo
     simulate(main)
 
 
-def test_a_seat_shows_what_a_lone_reader_does() -> None:
+def test_a_subscriber_queue_shows_what_a_lone_reader_does() -> None:
     """Its log by the name that it was opened by, the last bridge, and whether it is connected."""
 
     async def main(cluster: ClusterAtHand) -> None:
@@ -413,7 +413,7 @@ def test_a_seat_shows_what_a_lone_reader_does() -> None:
             takers = [Taker(await store.read("log", "tail", None)) for _ in range(MEMBERS - 1)]
             running += [tasks.create_task(each.run()) for each in takers]
             await append(store, 1)
-            await until(lambda: early.is_seated and all(each.is_seated for each in takers))
+            await until(lambda: early.is_subscribed and all(each.is_subscribed for each in takers))
             assert early.stream.bridge == bridge
             assert all(each.stream.is_connected for each in takers)
             assert {each.stream.info.name for each in takers} == {"/log"}
@@ -423,7 +423,7 @@ def test_a_seat_shows_what_a_lone_reader_does() -> None:
             await until(lambda: len(early.values) == 3)
             await until(lambda: all(each.stream.is_connected for each in takers))
             for tail in store._tails._by_log.values():
-                tail.lead.close()
+                tail.leader.close()
             await append(store, 1)
             await until(lambda: len(early.values) == 4)
             assert {each.stream.info.name for each in takers} == {"/log"}
@@ -468,10 +468,10 @@ def test_reads_under_way_end_with_the_client() -> None:
     simulate(main)
 
 
-# A lead that is left behind.
+# A leader that is left behind.
 
 
-class Lead:
+class Leader:
     """A stream that gives what it is told to."""
 
     def __init__(self, next_lsn: int) -> None:
@@ -507,68 +507,68 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_those_who_wait_further_on_take_a_lead_of_their_own(
+def test_those_who_wait_further_on_take_a_leader_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_tail, "BEHIND_S", 0.05)
 
     async def main() -> None:
         budget = ReadBudget(1 << 30)
-        leads: list[Lead] = []
+        leaders: list[Leader] = []
 
-        def open_lead(info: Any, start: int) -> Any:
-            leads.append(Lead(start))
-            return leads[-1]
+        def open_leader(info: Any, start: int) -> Any:
+            leaders.append(Leader(start))
+            return leaders[-1]
 
         async with asyncio.TaskGroup() as tasks:
-            tails = SharedTails(open_lead, lambda stream: 0, tasks, budget)
+            tails = SharedTails(open_leader, lambda stream: 0, tasks, budget)
 
             def join(member: Member) -> None:
-                member.seat = tails.join(cast(Any, member))
+                member.queue = tails.join(cast(Any, member))
 
             back = [Member(10) for _ in range(MEMBERS)]
             for member in back:
                 join(member)
             for member in back[:-1]:
-                assert member.told == 1, "the last one made the lead, and they are to join it"
+                assert member.told == 1, "the last one made the leader, and they are to join it"
                 join(member)
             further = [Member(1000) for _ in range(MEMBERS)]
             for member in further:
                 join(member)
-            assert len(leads) == 1, "it is a turn behind for all they know"
-            leads[0].give([hole(10, 19)])
+            assert len(leaders) == 1, "it is a turn behind for all they know"
+            leaders[0].give([hole(10, 19)])
             await settled()
             assert [member.told for member in further] == [0] * MEMBERS, "it is not there yet"
             await asyncio.sleep(0.06)
-            # One that is further on than the lead, and not so far as the others, leads nobody.
+            # One that is further on than the leader, and not so far as the others, draws nobody.
             short = Member(500)
             join(short)
-            assert len(leads) == 1
+            assert len(leaders) == 1
             join(further[0])
-            assert [lead.taken_lsn for lead in leads] == [20, 1000]
+            assert [leader.taken_lsn for leader in leaders] == [20, 1000]
             for member in further[1:]:
                 assert member.told == 1
                 join(member)
-            assert all(member.seat and member.seat.lead is leads[1] for member in further)
-            leads[1].give([hole(1000, 1009)])
-            leads[0].give([hole(20, 999)])
+            assert all(member.queue and member.queue.leader is leaders[1] for member in further)
+            leaders[1].give([hole(1000, 1009)])
+            leaders[0].give([hole(20, 999)])
             await settled()
-            assert not leads[0].is_closed, "the other one is further on"
-            leads[0].give([hole(1000, 1009)])
+            assert not leaders[0].is_closed, "the other one is further on"
+            leaders[0].give([hole(1000, 1009)])
             await settled()
-            assert leads[0].is_closed
+            assert leaders[0].is_closed
             for member in back:
-                while member.seat is not None:
+                while member.queue is not None:
                     member.take()
                 assert member.taken_lsn == 1010
                 join(member)
-                assert member.seat is not None
-                assert member.seat.lead is leads[1]
-            share = shared_tail.SEAT_BYTES_MAX // 4, shared_tail.SEAT_ITEMS_MAX // 4
-            assert {most for lead in leads for most in lead.asked} == {share}
+                assert member.queue is not None
+                assert member.queue.leader is leaders[1]
+            share = shared_tail.QUEUE_BYTES_MAX // 4, shared_tail.QUEUE_ITEMS_MAX // 4
+            assert {most for leader in leaders for most in leader.asked} == {share}
             for member in (*back, *further):
-                assert member.seat is not None
-                member.seat.leave()
+                assert member.queue is not None
+                member.queue.leave()
         assert budget.free == budget.limit
         assert tails._by_log == {}
 
@@ -579,12 +579,12 @@ def test_those_who_wait_further_on_take_a_lead_of_their_own(
 
 
 class Member:
-    """As much of a read stream as a seat needs, and what it took."""
+    """As much of a read stream as a queue needs, and what it took."""
 
     def __init__(self, next_lsn: int) -> None:
         self.taken_lsn = next_lsn
         self.info = SimpleNamespace(log_id=1)
-        self.seat: Seat | None = None
+        self.queue: SubscriberQueue | None = None
         self.told = 0
         self.is_closed = False
 
@@ -592,13 +592,13 @@ class Member:
         self.told += 1
 
     def take(self) -> None:
-        assert self.seat is not None
-        taken = self.seat.take()
+        assert self.queue is not None
+        taken = self.queue.take()
         if taken is not None:
             assert taken.first == self.taken_lsn, "what it is given tiles"
             self.taken_lsn = taken.last + 1
-        elif self.seat.is_over:
-            self.seat = None
+        elif self.queue.is_over:
+            self.queue = None
 
 
 STEPS = st.lists(
@@ -621,66 +621,66 @@ class Block:
 
 @given(STEPS, st.integers(0, 4), st.integers(1, 6), st.integers(1, 30))
 def test_what_members_take_tiles_and_is_bounded(
-    steps: list[tuple[str, int]], recent: int, seats: int, limit: int
+    steps: list[tuple[str, int]], recent: int, queues: int, limit: int
 ) -> None:
-    """Every member stands at a place that was given, a seat holds no more than its share, and
+    """Every member stands at a place that was given, a queue holds no more than its share, and
     what all of them hold is in the budget, each block once."""
 
     async def main() -> None:
-        lead: Any = SimpleNamespace(taken_lsn=1, on_health=None, batch=None, is_closed=False)
-        lead.close = lambda: setattr(lead, "is_closed", True)
+        leader: Any = SimpleNamespace(taken_lsn=1, on_health=None, batch=None, is_closed=False)
+        leader.close = lambda: setattr(leader, "is_closed", True)
 
         async def next_many(bytes_max: int, items_max: int) -> list[Any]:
-            given, lead.batch = lead.batch, None
+            given, leader.batch = leader.batch, None
             return given or []
 
-        lead.next_many = next_many
+        leader.next_many = next_many
         budget = ReadBudget(limit)
         leftovers = Leftovers(budget)
-        tail = SharedTail(lead, budget, leftovers)
+        tail = SharedTail(leader, budget, leftovers)
         members: list[Member] = []
 
         def left_over() -> int:
-            over = [each.seat for each in members if each.seat is not None and each.seat.is_over]
-            held = {cast(Any, item).block for seat in over for item in seat._waiting}
+            over = [each.queue for each in members if each.queue is not None and each.queue.is_over]
+            held = {cast(Any, item).block for queue in over for item in queue._waiting}
             return sum(cast(int, block.size) for block in held)
 
         for what, n in steps:
             if what == "give":
-                lead.batch = [Delivery(Block(1), tail.next + k, tail.next + k) for k in range(n)]
-                seated = [each for each in members if each.seat and not each.seat.is_over]
-                told = [each.told for each in seated]
+                leader.batch = [Delivery(Block(1), tail.next + k, tail.next + k) for k in range(n)]
+                subscribed = [each for each in members if each.queue and not each.queue.is_over]
+                told = [each.told for each in subscribed]
                 await tail.run()
-                assert [each.told for each in seated] == [before + 1 for before in told]
+                assert [each.told for each in subscribed] == [before + 1 for before in told]
             elif what == "join":
                 member = Member(max(1, tail.next - n))
-                member.seat = tail.seat(cast(Any, member))
-                if member.seat is not None:
+                member.queue = tail.subscribe(cast(Any, member))
+                if member.queue is not None:
                     members.append(member)
                 else:
                     # Of what the budget has, a fifth is for the recent ones: 1 at the least.
                     assert n > min(recent, 2 if limit >= 20 else 1), "it came too late"
             elif members:
                 member = members[n % len(members)]
-                if member.seat is None:
+                if member.queue is None:
                     members.remove(member)
                 elif what == "take":
                     member.take()
                 else:
-                    member.seat.leave()
+                    member.queue.leave()
                     members.remove(member)
             assert limit - budget.free == tail._reserved + left_over()
         tail.end()
         assert limit - budget.free == left_over()
         for member in members:
-            while member.seat is not None:
+            while member.queue is not None:
                 member.take()
         assert budget.free == limit
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_tail, "RECENT_ITEMS_MAX", recent)
-        patch.setattr(shared_tail, "SEAT_ITEMS_MAX", seats)
+        patch.setattr(shared_tail, "QUEUE_ITEMS_MAX", queues)
         patch.setattr(shared_tail, "FLOOR_BYTES", 5)
-        patch.setattr(shared_tail, "SEAT_BYTES_MAX", 8)
+        patch.setattr(shared_tail, "QUEUE_BYTES_MAX", 8)
         patch.setattr(shared_tail, "RECENT_BYTES_MAX", 2)
         asyncio.run(main())

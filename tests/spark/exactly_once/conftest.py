@@ -24,9 +24,9 @@ def store(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def in_this_process(store, monkeypatch):
     """Source and sink use this store; there is no other process to connect from."""
-    for room in ("source", "watch", "sink"):
+    for room in ("source", "catalog", "sink"):
         monkeypatch.setattr(f"cordwood.spark.{room}.shared_store", lambda *_: store)
     monkeypatch.setattr("cordwood.spark.sink.TaskContext", Context)
     monkeypatch.setattr("cordwood.spark.delivery.PUBLISH_PAUSE_S", 0.0)
-    # Tasks are tiny here, and have several portions all the same.
-    monkeypatch.setattr("cordwood.spark.sink_rows.PORTION_RECORDS", 5)
+    # Tasks are tiny here, and have several row blocks all the same.
+    monkeypatch.setattr("cordwood.spark.sink_rows.ROW_BLOCK_RECORDS", 5)

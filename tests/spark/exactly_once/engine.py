@@ -38,7 +38,7 @@ POINTS = ("planned", "in a task", "before publish", "after publish", "committed"
 """Where a driver may die, in the order that a batch comes by."""
 
 ROWS_A_BATCH_OF_ARROW = 7
-"""Few, so that a task has several batches of Arrow and portions are gathered."""
+"""Few, so that a task has several batches of Arrow and row blocks are gathered."""
 
 
 class Died(Exception):

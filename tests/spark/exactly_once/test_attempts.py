@@ -14,22 +14,22 @@ from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import ProducerFenced
 from cordwood.spark.delivery import publish, stage_all
 from cordwood.spark.idempotent import OnceAppender
-from cordwood.spark.sink_rows import Portion, portions
+from cordwood.spark.sink_rows import RowBlock, row_blocks
 
 pytestmark = pytest.mark.real
 
 ROWS = 200
 
 
-def cut(seed: int, log: str, batch: int = 0) -> list[Portion]:
-    """A batch's rows in portions of this attempt's own."""
+def cut(seed: int, log: str, batch: int = 0) -> list[RowBlock]:
+    """A batch's rows in row blocks of this attempt's own."""
     chance, at, batches = random.Random(seed), 0, []
     while at < ROWS:
         stop = min(ROWS, at + chance.randint(1, 9))
         values = [b"%d %d" % (batch, number) for number in range(at, stop)]
         batches.append(pa.RecordBatch.from_arrays([pa.array(values)], names=["value"]))
         at = stop
-    return list(portions(iter(batches), log))
+    return list(row_blocks(iter(batches), log))
 
 
 def values(store: BlockingStore, log: str) -> list[bytes]:

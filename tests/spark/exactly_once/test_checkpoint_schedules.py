@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from cordwood import durable
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import Rejected
-from cordwood.sim.zoo.bug import planted
-from cordwood.sim.zoo.spark_sink import CHECKPOINT_BUGS
+from cordwood.sim.planted.bug import planted
+from cordwood.sim.planted.spark_sink import CHECKPOINT_BUGS
 from cordwood.spark.options import SERVERS
 from cordwood.spark.sink_options import EXACTLY_ONCE, IDEMPOTENT
 

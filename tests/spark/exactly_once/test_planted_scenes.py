@@ -12,14 +12,14 @@ import pytest
 from cordwood.block import Record
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, OutOfSequence, Rejected
-from cordwood.sim.zoo.bug import planted
-from cordwood.sim.zoo.spark_sink import SCENE_BUGS
+from cordwood.sim.planted.bug import planted
+from cordwood.sim.planted.spark_sink import SCENE_BUGS
 from cordwood.spark.delivery import stage_all
 from cordwood.spark.idempotent import OnceAppender
 from cordwood.spark.options import SERVERS
 from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written
 from cordwood.spark.sink_options import parse_sink_options
-from cordwood.spark.sink_rows import portions
+from cordwood.spark.sink_rows import row_blocks
 
 pytestmark = pytest.mark.real
 
@@ -46,7 +46,7 @@ def planned_again(store: BlockingStore, log: str, tmp_path) -> bool:
     for planned_at in (1, 2):
         plan = json.dumps({"logs": {"1": "e1n10"}})
         (offsets / "0").write_text(f'v1\n{{"batchTimestampMs":{planned_at}}}\n{plan}')
-        refs, *_ = stage_all(store, portions(iter([rows(0, 10)]), log), 60.0)
+        refs, *_ = stage_all(store, row_blocks(iter([rows(0, 10)]), log), 60.0)
         try:
             writer.commit([Written(log, 0, 0, tuple(refs), 0, 0)], 0)
         except Rejected:
@@ -63,7 +63,7 @@ def two_queries_of_one_name(store: BlockingStore, log: str, tmp_path) -> bool:
         (checkpoint / "offsets" / "0").write_text('v1\n{}\n{"logs":{"1":"e1n10"}}')
         options = {SERVERS: "h:1", "log": name, "checkpointLocation": str(checkpoint)}
         writer = CordwoodStreamWriter(parse_sink_options({**options, "txnAppId": log}))
-        refs, *_ = stage_all(store, portions(iter([rows(0, 10)]), name), 60.0)
+        refs, *_ = stage_all(store, row_blocks(iter([rows(0, 10)]), name), 60.0)
         try:
             writer.commit([Written(log, 0, 0, tuple(refs), 0, 0)], 0)
         except Rejected as error:
@@ -78,19 +78,19 @@ def cut_anew(store: BlockingStore, log: str, _) -> bool:
         for size in sizes:
             batches.append(rows(at, at + size))
             at += size
-        OnceAppender(store, log, 0, 0).append(portions(iter(batches), log))
+        OnceAppender(store, log, 0, 0).append(row_blocks(iter(batches), log))
     return values(store, log) == list(range(70))
 
 
 def ahead_of_the_log(store: BlockingStore, log: str, _) -> bool:
-    """Rows before a portion are missing: it is no repeat."""
-    (portion,) = portions(iter([rows(0, 4)]), log)
-    OnceAppender(store, log, 0, 0).append([portion])
+    """Rows before a block are missing: it is no repeat."""
+    (block,) = row_blocks(iter([rows(0, 4)]), log)
+    OnceAppender(store, log, 0, 0).append([block])
     ahead = OnceAppender(store, log, 0, 0)
     ahead._next[log] = 50
     ahead._begin_anew()
     try:
-        ahead.append([portion])
+        ahead.append([block])
     except OutOfSequence:
         return True
     return False
@@ -101,7 +101,7 @@ def spelled_in_two_ways(store: BlockingStore, log: str, _) -> bool:
     with contextlib.suppress(OutOfSequence):
         for _ in range(2):
             batches = iter([rows(0, 30, log=spellings)])
-            OnceAppender(store, log, 0, 0).append(portions(batches, log))
+            OnceAppender(store, log, 0, 0).append(row_blocks(batches, log))
     return values(store, log) == list(range(30))
 
 

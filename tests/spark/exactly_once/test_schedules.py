@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import OutcomeUnknown
 from cordwood.sim.checkers.spark_sink import BatchTry, Violation, check_sink
-from cordwood.sim.zoo.bug import planted
-from cordwood.sim.zoo.spark_sink import BUGS
+from cordwood.sim.planted.bug import planted
+from cordwood.sim.planted.spark_sink import BUGS
 from cordwood.spark.options import SERVERS
 
 pytestmark = pytest.mark.real

@@ -24,7 +24,7 @@ PAUSE_S = 0.01
 @asynccontextmanager
 async def flushing(made: Made) -> AsyncIterator[Flusher]:
     clock = made_host(made.disk).clock
-    flusher = Flusher(made.shard, LIMITS, clock, lambda: None)
+    flusher = Flusher(made.engine, LIMITS, clock, lambda: None)
     work = asyncio.create_task(flusher.run())
     try:
         yield flusher
@@ -47,7 +47,7 @@ def test_a_burst_is_flushed_when_it_is_over() -> None:
             assert flusher.flushes == 0  # 40,000 bytes, under half of the cache
             await asyncio.sleep(0.2)
             assert flusher.flushes == 1
-            assert made.shard.cache.bytes == 0
+            assert made.engine.cache.bytes == 0
 
     run(scenario)
 
@@ -58,7 +58,7 @@ def test_a_burst_is_flushed_all_the_same_when_the_cache_is_half_full() -> None:
         async with flushing(made) as flusher:
             await burst(made, 1, 60)
             assert flusher.flushes == 1
-            assert made.shard.cache.bytes < LIMITS.cache_bytes / 2
+            assert made.engine.cache.bytes < LIMITS.cache_bytes / 2
 
     run(scenario)
 
@@ -112,18 +112,18 @@ def test_a_start_with_a_full_wal_that_logs_db_has_takes_stores_again() -> None:
             esn += 1
             settled = made.store(packed(at(esn), BODY * 3))
             await turns()
-        batch = made.shard.cut()
+        batch = made.engine.cut()
         assert batch is not None
-        await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+        await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
         made.disk = made.disk.crash(random.Random(1))  # before the trim
         await made.open()
         async with flushing(made):
             await turns()
-            assert made.shard.wal.trim_offset == batch.offset
+            assert made.engine.wal.trim_offset == batch.offset
             settled = made.store(packed(at(esn + 1), BODY * 3))
             await turns()
             assert settled == [()]
-        await made.shard.wal.close()
+        await made.engine.wal.close()
         await made.open()
         assert len(made.held()) == 1, "what came behind the trim is there"
 

@@ -78,20 +78,20 @@ def test_a_reader_gets_from_memory_what_it_gets_from_logs_db() -> None:
 
     async def scenario() -> None:
         made = await Made.new()
-        made.shard._recent._bytes_max = 1 << 20
+        made.engine._recent._bytes_max = 1 << 20
         chance = random.Random(7)
         for _ in range(3):
             for _ in range(30):
                 esn, wave = chance.randint(1, 60), chance.randint(1, 3)
                 made.store(packed(at(esn), b"record %d" % esn, wave=wave))
             await turns(60)
-            batch = made.shard.cut()
+            batch = made.engine.cut()
             assert batch is not None
             now_us = 1
-            await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, now_us, ())
-            made.shard.evict(batch)
-        made.shard.cache.log(LOG).trim_to(at(9))
-        reader = made.shard.reader
+            await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, now_us, ())
+            made.engine.evict(batch)
+        made.engine.cache.log(LOG).trim_to(at(9))
+        reader = made.engine.reader
         assert reader.is_at_hand(LOG, at(10))
         for start in (10, 11, 25, 59):
             limits = {"bytes_max": 1 << 20, "blocks_max": 1000}

@@ -15,7 +15,7 @@ from cordwood.layout.logs_db import LogState
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import ESN_MAX
 from cordwood.settings import StorageSettings
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.logs_db.index_search import last_counted
 from cordwood.storage.space.retention import Retention
 
@@ -46,15 +46,15 @@ async def trimmed(seal: int) -> int:
     made = await Made.new()
     bridge = block(at(1, 2), kind=BlockKind.BRIDGE, seal=seal)
     state = LogState(released=at(3, 4))
-    await made.shard.logs.flush([bridge], {LOG: state}, 1, 1)
+    await made.engine.logs.flush([bridge], {LOG: state}, 1, 1)
     for epoch in (1, 2, 3):
-        await made.shard.purge(LOG, epoch, 4, at(57 if epoch == 2 else 0, epoch))
-    made.shard.release(LOG, at(3, 4))
+        await made.engine.purge(LOG, epoch, 4, at(57 if epoch == 2 else 0, epoch))
+    made.engine.release(LOG, at(3, 4))
     await turns()
     clock = made_host(made.disk).clock
     tree = cast(Any, Tree(backlog_s=15.0))
-    await Retention(made.shard, tree, clock, StorageSettings(), lambda: 3, Plenty()).look()
-    return made.shard.trim_of(LOG)
+    await Retention(made.engine, tree, clock, StorageSettings(), lambda: 3, Plenty()).look()
+    return made.engine.trim_of(LOG)
 
 
 def test_a_bridge_that_does_not_count_trims_no_younger_record() -> None:
@@ -74,18 +74,18 @@ def test_nor_where_a_log_has_too_many_bytes() -> None:
 
     async def scenario(seal: int) -> int:
         made = await Made.new(storage=StorageSettings(partition_age_s=1.0))
-        logs = made.shard.logs
+        logs = made.engine.logs
         state = {LOG: LogState(released=at(2, 4))}
         await logs.flush([block(at(1, 2), kind=BlockKind.BRIDGE, seal=seal)], state, 1, 1)
         await logs.flush(newer, state, 2, 60_000_000)
         assert len(logs.partitions) == 2
         for epoch in (1, 2, 3):
-            await made.shard.purge(LOG, epoch, 4, at(57 if epoch == 2 else 0, epoch))
-        made.shard.release(LOG, at(2, 4))
+            await made.engine.purge(LOG, epoch, 4, at(57 if epoch == 2 else 0, epoch))
+        made.engine.release(LOG, at(2, 4))
         clock = made_host(made.disk).clock
         tree = cast(Any, by_size)
-        await Retention(made.shard, tree, clock, StorageSettings(), lambda: 3, Plenty()).look()
-        return made.shard.trim_of(LOG)
+        await Retention(made.engine, tree, clock, StorageSettings(), lambda: 3, Plenty()).look()
+        return made.engine.trim_of(LOG)
 
     assert run(lambda: scenario(3)) == 0
     assert run(lambda: scenario(4)) == at(ESN_MAX, 2)
@@ -105,10 +105,10 @@ def test_the_last_that_counts_is_found_behind_any_that_do_not(
     async def scenario() -> int:
         made = await Made.new()
         blocks = [block(at(esn), b"body", seal=seal) for esn, seal in copies]
-        await made.shard.logs.flush(blocks, {LOG: LogState()}, 1, 1)
-        ((partition, entry),) = await made.shard.logs.directory(LOG)
+        await made.engine.logs.flush(blocks, {LOG: LogState()}, 1, 1)
+        ((partition, entry),) = await made.engine.logs.directory(LOG)
         return await last_counted(
-            made.shard.logs.tables, partition, LOG, entry, lambda _, seal, wave: seal in counting
+            made.engine.logs.tables, partition, LOG, entry, lambda _, seal, wave: seal in counting
         )
 
     wanted = max((at(esn) for esn, seal in copies if seal in counting), default=0)

@@ -14,7 +14,7 @@ from cordwood.lsn import ESN_MAX
 from cordwood.settings import StorageSettings
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.storage.logs_db.logs_store import LogsStore
-from cordwood.storage.logs_db.partition import Part, Run
+from cordwood.storage.logs_db.partition import BlockRun, Part
 from cordwood.storage.push.read_ahead import KEPT_S, STREAMS_MAX, ReadAhead, cut
 
 END = 60
@@ -25,7 +25,7 @@ layouts = st.lists(
 """Blocks one behind the other: LSNs left out before it, its records, its bytes."""
 
 
-def told(part: Run) -> list[tuple[int, int]]:
+def told(part: BlockRun) -> list[tuple[int, int]]:
     return [(each.header.first, each.header.last) for each in part.blocks]
 
 
@@ -47,7 +47,7 @@ def test_a_batch_in_portions_is_what_reads_with_their_limits_bring(
             esn += count
         await store.flush(blocks, {LOG: LogState()}, 1, 1)
 
-        async def read(first: int, bound: int, most: int) -> Run:
+        async def read(first: int, bound: int, most: int) -> BlockRun:
             return await store.read(
                 LOG, first, bound, lambda last, seal, wave: True,
                 (lambda b: Part.NOTHING if b.header.first % 3 == 0 else Part.WHOLE)
@@ -55,7 +55,7 @@ def test_a_batch_in_portions_is_what_reads_with_their_limits_bring(
                 bytes_max=most, blocks_max=99,
             )  # fmt: skip
 
-        rest: Run | None = await read(at(start), at(END), 1 << 20)
+        rest: BlockRun | None = await read(at(start), at(END), 1 << 20)
         here, window = at(start), at(start)
         while rest is not None:
             now, rest = cut(rest, min(window, at(END)), bytes_max)
@@ -75,17 +75,17 @@ def test_a_batch_in_portions_is_what_reads_with_their_limits_bring(
     run(scenario)
 
 
-def damaged(*ranges: tuple[int, int], blocks: tuple[int, ...] = (), end: int = 100) -> Run:
+def damaged(*ranges: tuple[int, int], blocks: tuple[int, ...] = (), end: int = 100) -> BlockRun:
     """By sequence numbers of one epoch."""
     places = [(at(first), at(last)) for first, last in ranges]
-    return Run([block(at(each)) for each in blocks], at(end), 0, places)
+    return BlockRun([block(at(each)) for each in blocks], at(end), 0, places)
 
 
-def portion(run: Run, bound: int) -> tuple[Run, Run | None]:
+def portion(run: BlockRun, bound: int) -> tuple[BlockRun, BlockRun | None]:
     return cut(run, at(bound), 1 << 20)
 
 
-def shown(run: Run | None) -> tuple[list[int], int, list[tuple[int, int]]]:
+def shown(run: BlockRun | None) -> tuple[list[int], int, list[tuple[int, int]]]:
     """First of each block, where to go on, what is damaged."""
     assert run is not None
     firsts = [each.header.first & ESN_MAX for each in run.blocks]
@@ -108,7 +108,7 @@ def test_nothing_is_told_up_to_what_comes_next() -> None:
 
 
 def test_of_what_is_left_out_nothing_is_told_behind_the_window() -> None:
-    now, _ = portion(Run([], at(100), 3, []), 10)
+    now, _ = portion(BlockRun([], at(100), 3, []), 10)
     assert shown(now) == ([], 11, [])
 
 

@@ -109,7 +109,7 @@ KINDS = (
 
 
 async def filled() -> Made:
-    """A shard whose LogsDB has blocks of two logs in one partition."""
+    """A storage engine whose LogsDB has blocks of two logs in one partition."""
     made = await Made.new()
     made.store(packed(at(1), log=LOG + 2))  # a record whose offset LogsDB may say that it has
     await turns(20)
@@ -120,14 +120,14 @@ async def filled() -> Made:
     ]
     states = {log: LogState(released=at(BLOCKS)) for log in (LOG, LOG + 1)}
     for log, state in states.items():
-        made.shard.cache.log(log).release(state.released)
-    await made.shard.logs.flush(blocks, states, 0, 1)
+        made.engine.cache.log(log).release(state.released)
+    await made.engine.logs.flush(blocks, states, 0, 1)
     return made
 
 
 async def scrub_for(made: Made, seconds: float, **more: Callable[[], int]) -> Scrub:
     """Scrub for some (virtual) seconds."""
-    scrub = Scrub(made.shard, made_host(made.disk).clock, SETTINGS, **more)
+    scrub = Scrub(made.engine, made_host(made.disk).clock, SETTINGS, **more)
     task = asyncio.create_task(scrub.run())
     await asyncio.sleep(seconds)
     await scrub.close()
@@ -140,7 +140,7 @@ PASS_S = 1.1 * 2 * BLOCKS * (BODY_BYTES + BLOCK_COST_BYTES) / BUDGET + 1
 
 
 def damages(made: Made) -> list[DamagedRange]:
-    return [each for each, _ in made.shard.logs.damages.all()]
+    return [each for each, _ in made.engine.logs.damages.all()]
 
 
 @pytest.mark.parametrize("rot", KINDS, ids=[rot.__name__ for rot in KINDS])
@@ -149,8 +149,8 @@ def test_all_that_rots_is_found_in_one_pass_and_answered_as_not_known(
 ) -> None:
     async def scenario() -> None:
         made = await filled()
-        partition = made.shard.logs.partitions[0]
-        tables = made.shard.logs.tables
+        partition = made.engine.logs.partitions[0]
+        tables = made.engine.logs.tables
         assert isinstance(tables, MemoryTables)
         bad = rot(tables, partition.table)
         with caplog.at_level(logging.ERROR):
@@ -171,8 +171,8 @@ def test_of_many_entries_that_rot_each_is_told_and_what_stands_between_is_served
 
     async def scenario() -> None:
         made = await filled()
-        (partition,) = made.shard.logs.partitions
-        tables = made.shard.logs.tables
+        (partition,) = made.engine.logs.partitions
+        tables = made.engine.logs.tables
         assert isinstance(tables, MemoryTables)
         for number in (5, 20, 21, BLOCKS):
             tables._tables[partition.table].rotten.add(
@@ -194,7 +194,7 @@ def test_who_cannot_read_how_far_it_came_scrubs_all_the_same(
 ) -> None:
     async def scenario() -> None:
         made = await filled()
-        tables = made.shard.logs.tables
+        tables = made.engine.logs.tables
         assert isinstance(tables, MemoryTables)
         await tables.write(logs_db.META_TABLE, [(PROGRESS_KEY, b"short")])
         get, failures = tables.get, [TablesFailed("a read failed")]
@@ -216,7 +216,7 @@ def test_who_cannot_read_how_far_it_came_scrubs_all_the_same(
 def test_who_is_closed_before_it_ran_does_not_run() -> None:
     async def scenario() -> None:
         made = await filled()
-        scrub = Scrub(made.shard, made_host(made.disk).clock, SETTINGS)
+        scrub = Scrub(made.engine, made_host(made.disk).clock, SETTINGS)
         async with asyncio.timeout(1):
             await scrub.close()
             await scrub.run()
@@ -231,7 +231,7 @@ async def read_all_of(made: Made) -> tuple[set[int], set[tuple[int, int]]]:
     damaged: list[tuple[int, int]] = []
     start = 0
     while start <= at(BLOCKS):
-        got = await made.shard.reader.read(
+        got = await made.engine.reader.read(
             LOG, start, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000
         )
         covered |= {each.header.first for each in got.blocks}
@@ -247,16 +247,18 @@ async def check_read(made: Made, bad: DamagedRange) -> None:
     assert not [first for first in covered if bad.first <= first <= bad.last]
     told = {lsn for first, last in damaged for lsn in range(first, last + 1)}
     assert covered | told >= {at(n) for n in range(1, BLOCKS + 1)}
-    other = await made.shard.reader.read(LOG + 1, 0, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000)
+    other = await made.engine.reader.read(
+        LOG + 1, 0, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000
+    )
     assert (len(other.blocks), other.damaged) == (BLOCKS, [])
 
 
 def test_good_blocks_are_never_reported_while_flushes_trims_and_drops_go_on() -> None:
     async def scenario() -> None:
         made = await filled()
-        logs = made.shard.logs
+        logs = made.engine.logs
         scrub = Scrub(
-            made.shard, made_host(made.disk).clock,
+            made.engine, made_host(made.disk).clock,
             StorageSettings(scrub_bytes_s=500_000, scrub_every_s=0.01),
         )  # fmt: skip
         task = asyncio.create_task(scrub.run())
@@ -268,9 +270,9 @@ def test_good_blocks_are_never_reported_while_flushes_trims_and_drops_go_on() ->
             await asyncio.sleep(0.01)
             if turn % 20 == 0:
                 for log in (LOG, LOG + 1):
-                    made.shard.cache.log(log).release(at(n))
-                    await made.shard.trim(log, at(n - 5), at(n))
-                await logs.drop_trimmed(made.shard.trim_of)
+                    made.engine.cache.log(log).release(at(n))
+                    await made.engine.trim(log, at(n - 5), at(n))
+                await logs.drop_trimmed(made.engine.trim_of)
         await scrub.close()
         await task
         assert scrub.whole_passes > 2
@@ -285,8 +287,8 @@ def test_what_rots_of_a_flush_that_came_to_no_end_is_no_damage() -> None:
 
     async def scenario() -> None:
         made = await filled()
-        (partition,) = made.shard.logs.partitions
-        tables = made.shard.logs.tables
+        (partition,) = made.engine.logs.partitions
+        tables = made.engine.logs.tables
         assert isinstance(tables, MemoryTables)
         unnamed = block(at(BLOCKS + 1), b"unnamed")
         for key, value in (
@@ -305,19 +307,19 @@ def test_what_rots_of_a_flush_that_came_to_no_end_is_no_damage() -> None:
 def test_what_was_found_and_how_far_it_came_outlives_a_restart() -> None:
     async def scenario() -> None:
         made = await filled()
-        tables = made.shard.logs.tables
+        tables = made.engine.logs.tables
         assert isinstance(tables, MemoryTables)
-        bad = wrong_body(tables, made.shard.logs.partitions[0].table)
+        bad = wrong_body(tables, made.engine.logs.partitions[0].table)
         await scrub_for(made, PASS_S)
         await made.open()
         assert damages(made) == [bad]
         await check_read(made, bad)
-        progress = await made.shard.logs.progress()
+        progress = await made.engine.logs.progress()
         assert (progress.passes, progress.partition, progress.log) == (1, 0, 0)
         assert progress.bytes >= 2 * BLOCKS * BODY_BYTES
         again = await scrub_for(made, PASS_S)
         assert again.progress.passes == 1, "the next pass begins an hour after the first"
-        await made.shard.logs.note_progress(Progress(1, progress.began_us, 1, LOG + 1, 0))
+        await made.engine.logs.note_progress(Progress(1, progress.began_us, 1, LOG + 1, 0))
         resumed = await scrub_for(made, PASS_S)
         assert resumed.progress.passes == 2
         assert resumed.whole_passes == 0
@@ -346,7 +348,7 @@ def test_the_budget_is_kept_and_a_busy_node_goes_first() -> None:
 def test_nothing_is_read_where_the_budget_is_nothing() -> None:
     async def scenario() -> None:
         made = await filled()
-        off = Scrub(made.shard, made_host(made.disk).clock, StorageSettings(scrub_bytes_s=0))
+        off = Scrub(made.engine, made_host(made.disk).clock, StorageSettings(scrub_bytes_s=0))
         await asyncio.wait_for(off.run(), 1)
         assert off.state().bytes_s == off.progress.bytes == 0
 
@@ -356,7 +358,7 @@ def test_nothing_is_read_where_the_budget_is_nothing() -> None:
 def test_what_is_damaged_is_not_cut_and_is_forgotten_with_its_partition() -> None:
     async def scenario() -> None:
         made = await filled()
-        logs = made.shard.logs
+        logs = made.engine.logs
         tables = logs.tables
         assert isinstance(tables, MemoryTables)
         bad = lost_body(tables, logs.partitions[0].table)
@@ -382,7 +384,7 @@ def test_what_is_damaged_is_not_cut_and_is_forgotten_with_its_partition() -> Non
 def test_a_copy_that_was_stored_again_is_served_though_the_old_one_is_damaged() -> None:
     async def scenario() -> None:
         made = await filled()
-        logs = made.shard.logs
+        logs = made.engine.logs
         tables = logs.tables
         assert isinstance(tables, MemoryTables)
         wrong_body(tables, logs.partitions[0].table)
@@ -390,7 +392,7 @@ def test_a_copy_that_was_stored_again_is_served_though_the_old_one_is_damaged() 
         logs.partitions[-1].bytes = 1 << 50
         mended = block(at(9), bytes([9]) * BODY_BYTES, wave=2, time_us=1)
         await logs.flush([mended], {LOG: LogState(released=at(BLOCKS))}, 1, 1)
-        got = await made.shard.reader.read(LOG, 0, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000)
+        got = await made.engine.reader.read(LOG, 0, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000)
         assert got.damaged == []
         assert len(got.blocks) == BLOCKS
         assert bytes(got.blocks[8].body) == bytes([9]) * BODY_BYTES
@@ -401,12 +403,12 @@ def test_a_copy_that_was_stored_again_is_served_though_the_old_one_is_damaged() 
 def test_a_disk_that_is_rotten_all_over_does_not_fill_the_book() -> None:
     async def scenario() -> None:
         made = await filled()
-        book = made.shard.logs.damages
+        book = made.engine.logs.damages
         for n in range(1, 500, 2):
-            await made.shard.logs.note_damage(place(n), "why")
+            await made.engine.logs.note_damage(place(n), "why")
         assert len(book) == RANGES_MAX + 1 or len(book) < RANGES_MAX
-        assert not await made.shard.logs.note_damage(place(251), "why")
-        again = DamageBook(made.shard.logs.tables)
+        assert not await made.engine.logs.note_damage(place(251), "why")
+        again = DamageBook(made.engine.logs.tables)
         await again.open()
         assert again.all() == book.all()
 

@@ -16,7 +16,7 @@ import pytest
 from made_blocks import LOG, STORAGE, Made, at, made_host, packed, run, turns
 
 from cordwood.protocol.disk_space import LOW_BYTES_MIN, DiskRoom, to_write
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.tables import Row, TablesNoSpace
 from cordwood.storage.said_once import SaidOnce
@@ -29,25 +29,25 @@ BODY = bytes(1000)
 class TestRoom:
     def test_what_is_not_flushed_counts_as_written(self) -> None:
         room = DiskRoom()
-        assert room.first_wave_room(5 * MIB, 7) == 7, "nobody has looked yet"
+        assert room.first_wave_space(5 * MIB, 7) == 7, "nobody has looked yet"
         room.on_free(100 * MIB, 10 * MIB)
-        most = room.first_wave_room(0, 1 << 40)
+        most = room.first_wave_space(0, 1 << 40)
         assert to_write(most) <= 90 * MIB < to_write(most + 2)
-        assert room.first_wave_room(most, 1 << 40) == 0
+        assert room.first_wave_space(most, 1 << 40) == 0
         assert room.takes(most), "the reserve is for what was numbered already"
         assert not room.takes(most + 5 * MIB)
 
     def test_a_flush_is_taken_off_until_the_disk_is_looked_at(self) -> None:
         room = DiskRoom()
         room.on_free(100 * MIB, 10 * MIB)
-        before = room.first_wave_room(20 * MIB, 1 << 40)
+        before = room.first_wave_space(20 * MIB, 1 << 40)
         room.on_flushed(20 * MIB)
-        assert abs(room.first_wave_room(0, 1 << 40) - before) <= 2
+        assert abs(room.first_wave_space(0, 1 << 40) - before) <= 2
 
     def test_no_mark_no_bound(self) -> None:
         room = DiskRoom()
         room.on_free(0, 0)
-        assert room.first_wave_room(5 * MIB, 7) == 7
+        assert room.first_wave_space(5 * MIB, 7) == 7
 
     def test_a_flush_that_does_not_fit_is_not_begun_but_a_small_one_is(self) -> None:
         room = DiskRoom()
@@ -77,13 +77,13 @@ class FullTables:
 
 
 async def filled(made: Made) -> tuple[Flusher, asyncio.Task[None], FullTables]:
-    """A shard whose flush finds no room, with five blocks of LOG."""
-    tables = FullTables(made.shard.logs.tables)
-    made.shard.logs._tables = cast(Any, tables)
+    """A storage engine whose flush finds no room, with five blocks of LOG."""
+    tables = FullTables(made.engine.logs.tables)
+    made.engine.logs._tables = cast(Any, tables)
     for esn in range(1, 6):
         made.store(packed(at(esn), BODY, lng=at(esn - 1)))
         await turns()
-    flusher = Flusher(made.shard, STORAGE, made_host(made.disk).clock, lambda: None)
+    flusher = Flusher(made.engine, STORAGE, made_host(made.disk).clock, lambda: None)
     work = asyncio.create_task(flusher.run())
     await turns()
     return flusher, work, tables
@@ -95,13 +95,13 @@ async def trim_makes_it_writable() -> bool:
     asked = asyncio.ensure_future(flusher.flush())
     await asyncio.sleep(3)
     assert tables.flushes > 1
-    assert made.shard.is_out_of_space
-    await made.shard.trim(LOG, at(5), at(5))
+    assert made.engine.is_out_of_space
+    await made.engine.trim(LOG, at(5), at(5))
     await asyncio.sleep(3)
-    is_free = asked.done() and not made.shard.is_out_of_space
+    is_free = asked.done() and not made.engine.is_out_of_space
     if is_free:
-        assert made.shard.wal.trim_offset >= 0
-        assert made.shard.unflushed_bytes == 0
+        assert made.engine.wal.trim_offset >= 0
+        assert made.engine.unflushed_bytes == 0
     await flusher.close()
     await work
     asked.cancel()
@@ -123,9 +123,9 @@ def test_a_node_that_stops_with_a_flush_that_waits_raises_nothing() -> None:
         await flusher.close()
         await work
         assert isinstance(asked.exception(), Exception), "it is not in LogsDB"
-        assert not made.shard.failed
+        assert not made.engine.failed
         tables.is_full = False
-        await made.shard.wal.close()
+        await made.engine.wal.close()
         await made.open()
         assert len(made.held()) == 5, "the WAL has all of it"
 
@@ -136,22 +136,22 @@ async def low_disk_drops_the_newest() -> bool:
     made = await Made.new()
     made.store(packed(at(1), BODY, lng=at(0)))
     await turns()
-    batch = made.shard.cut()
+    batch = made.engine.cut()
     assert batch is not None
-    await made.shard.logs.flush(batch.blocks, batch.states, batch.offset, 1, batch.staged)
-    made.shard.evict(batch)
-    await made.shard.trim(LOG, at(1), at(1))
-    assert len(made.shard.logs.partitions) == 1, "it is the newest, and young"
+    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 1, batch.staged)
+    made.engine.evict(batch)
+    await made.engine.trim(LOG, at(1), at(1))
+    assert len(made.engine.logs.partitions) == 1, "it is the newest, and young"
 
     class Disk:
         async def space(self, path: str) -> tuple[int, int]:
             return 0, 1000 * MIB
 
-    watch = SpaceWatch(made.shard, cast(Any, Disk()), "there", STORAGE, lambda: None)
+    watch = SpaceWatch(made.engine, cast(Any, Disk()), "there", STORAGE, lambda: None)
     await watch.look()
-    assert made.shard.low_space
-    assert made.shard.room_bytes == 0
-    return not made.shard.logs.partitions
+    assert made.engine.low_space
+    assert made.engine.free_bytes == 0
+    return not made.engine.logs.partitions
 
 
 def test_while_the_disk_is_low_the_newest_partition_goes_too() -> None:

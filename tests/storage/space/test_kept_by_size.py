@@ -11,7 +11,7 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.client.store import Store
 from cordwood.log_attributes import LogAttributes
 from cordwood.settings import StorageSettings
-from cordwood.sim.zoo import find_bug, planted
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 BOUND = 60_000
@@ -43,8 +43,8 @@ def test_after_each_trim_the_bound_is_left_and_the_log_never_grows_past_it() -> 
                 await write(store, 54)
                 left, gaps = await left_of(store)
                 assert 60 <= left <= 130, turn
-                trims |= {node.shard.trim_of(LOG) for node in cluster.running.values()}
-                assert max(n.shard.logs.stored_bytes for n in cluster.running.values()) < 170_000
+                trims |= {node.engine.trim_of(LOG) for node in cluster.running.values()}
+                assert max(n.engine.logs.stored_bytes for n in cluster.running.values()) < 170_000
                 cluster.kill(turn % 5 + 1)
                 await cluster.start(turn % 5 + 1)
             assert gaps[0] is GapKind.TRIM

@@ -17,7 +17,7 @@ BODY = b"staged"
 
 
 async def staged(made: Made) -> Staging:
-    staging = Staging(made.shard, lambda: 0)
+    staging = Staging(made.engine, lambda: 0)
     crc = crc32c(BODY)
     call = StageBlock(
         stage=STAGE, log=LOG, ttl_ms=60_000, records=1, raw_bytes=len(BODY), stored_crc=crc,

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from cordwood.sim.crash_states.explorer import Found, explore
-from cordwood.sim.crash_states.planted import CRASH_ZOO, CrashBug, hunt
+from cordwood.sim.crash_states.planted import CRASH_BUGS, CrashBug, search
 from cordwood.sim.crash_states.staging_subject import (
     Answered,
     Asked,
@@ -18,7 +18,7 @@ from cordwood.sim.crash_states.staging_subject import (
 
 SEEDS = range(4)
 SEEDS_TO_CATCH = 8
-BUGS = [each for each in CRASH_ZOO if each.subject.name == "staging"]
+BUGS = [each for each in CRASH_BUGS if each.subject.name == "staging"]
 
 A, B = b"a" * 16, b"b" * 16
 STAGED, PINNED = (b"body", 0), (b"body", 1)
@@ -54,7 +54,7 @@ def test_the_states_were_of_every_kind(found: Found, rarity: str):
 @pytest.mark.parametrize("bug", BUGS, ids=[each.bug.name for each in BUGS])
 def test_a_planted_bug_is_caught(bug: CrashBug, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.CRITICAL)
-    assert "staging seed" in hunt(bug, SEEDS_TO_CATCH)
+    assert "staging seed" in search(bug, SEEDS_TO_CATCH)
 
 
 def test_what_was_asked_and_not_answered_may_be_done_or_not():

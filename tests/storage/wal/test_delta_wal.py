@@ -87,7 +87,7 @@ def test_what_was_appended_comes_back_in_order() -> None:
     run(scenario)
 
 
-def test_one_turn_is_one_write() -> None:
+def test_one_tick_is_one_write() -> None:
     async def scenario() -> None:
         disk, wal = await make()
         disk.file.history.clear()

@@ -17,7 +17,7 @@ async def appended(cluster: ClusterAtHand) -> tuple[float, int]:
     """Seconds that appends take that each wait for the one before, and the WAL's writes."""
     async with cluster.client() as store:
         await store.append("log", b"the first finds its sequencer")
-        wal = cluster.running[1].shard.wal
+        wal = cluster.running[1].engine.wal
         writes, began = wal.device_counts[0], asyncio.get_running_loop().time()
         for _ in range(APPENDS):
             await store.append("log", b"value")

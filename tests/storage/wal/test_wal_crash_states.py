@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from cordwood.sim.crash_states.explorer import Effort, Found, explore
-from cordwood.sim.crash_states.planted import CRASH_ZOO, CrashBug, hunt
+from cordwood.sim.crash_states.planted import CRASH_BUGS, CrashBug, search
 from cordwood.sim.crash_states.wal_subject import (
     Acknowledged,
     Appended,
@@ -26,7 +26,7 @@ SEEDS = range(12)
 SEEDS_TO_CATCH = 12
 """A seed is 300 states: a bug that hides for longer is not under test."""
 
-BUGS = [each for each in CRASH_ZOO if each.subject.name == "wal"]
+BUGS = [each for each in CRASH_BUGS if each.subject.name == "wal"]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_one_seed_is_one_exploration():
 @pytest.mark.parametrize("bug", BUGS, ids=[each.bug.name for each in BUGS])
 def test_a_planted_bug_is_caught(bug: CrashBug, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.CRITICAL)
-    assert "wal seed" in hunt(bug, SEEDS_TO_CATCH)
+    assert "wal seed" in search(bug, SEEDS_TO_CATCH)
 
 
 class TestPromises:

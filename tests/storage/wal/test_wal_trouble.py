@@ -348,10 +348,10 @@ def test_a_close_writes_what_waits_for_the_budget() -> None:
     play(act)
 
 
-# ---- what the shard makes of it ----
+# ---- what the storage engine makes of it ----
 
 
-def test_a_shard_on_a_stalled_disk_refuses_and_comes_back() -> None:
+def test_an_engine_on_a_stalled_disk_refuses_and_comes_back() -> None:
     async def scenario() -> None:
         made = await Made.new(by_hand=True)
         slow = made.store(packed(at(1)))
@@ -361,8 +361,8 @@ def test_a_shard_on_a_stalled_disk_refuses_and_comes_back() -> None:
             tuple(StoreRefusal(4, log, Refusal.FULL) for log in (LOG, LOG + 1)),
         ]
         with pytest.raises(WalStalled):
-            await made.shard.seal(LOG, 2, 0)
-        assert (slow, made.shard.failed, made.held()) == ([], "", [])
+            await made.engine.seal(LOG, 2, 0)
+        assert (slow, made.engine.failed, made.held()) == ([], "", [])
         made.disk.file.end_all()
         await asyncio.sleep(0.01)
         assert slow == [()]
@@ -374,13 +374,13 @@ def test_a_shard_on_a_stalled_disk_refuses_and_comes_back() -> None:
     run(scenario)
 
 
-def test_a_shard_on_a_disk_that_never_ends_a_write_has_failed() -> None:
+def test_an_engine_on_a_disk_that_never_ends_a_write_has_failed() -> None:
     async def scenario() -> None:
         made = await Made.new(by_hand=True)
         settled = made.store(packed(at(1)))
         await asyncio.sleep(32.0)
         assert settled == [(StoreRefusal(1, LOG, Refusal.FAILED),)]
-        assert "did not end within 30 s" in made.shard.failed
+        assert "did not end within 30 s" in made.engine.failed
         made.disk.file.end_all()
         await asyncio.sleep(1.0)
         assert made.held() == []

@@ -1,0 +1,59 @@
+"""The epochs of the log: who numbered what, and the bridge in which each one ended.
+
+A rule: what the tail read, and who was seen to sequence, joined into rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cordwood.block import Gap, GapKind
+from cordwood.demo.tail_check import EpochRead, TailCheck
+
+NOTHING_LOST = {GapKind.BRIDGE, GapKind.HOLE}
+"""Where an epoch ended, and where nothing was ever acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """One epoch.
+
+    Attributes:
+        sequencer: the node that numbered it, None if nobody saw it do so.
+        read: what was read of it, None if it has no records.
+        bridge: the gap in which it ended, None of the newest.
+    """
+
+    epoch: int
+    sequencer: int | None
+    read: EpochRead | None
+    bridge: Gap | None
+
+
+def epoch_rows(check: TailCheck, sequencers: Mapping[int, int], last_epoch: int) -> list[EpochRow]:
+    """The epochs up to the newest, oldest first.
+
+    Args:
+        sequencers: nodes by the epoch that they numbered in.
+        last_epoch: the newest that the epoch store gave out.
+    """
+    bridges = {gap.first >> 32: gap for gap in check.bridges}
+    return [
+        EpochRow(epoch, sequencers.get(epoch), check.epochs.get(epoch), bridges.get(epoch))
+        for epoch in range(1, last_epoch + 1)
+    ]
+
+
+def each_was_bridged(epochs: list[EpochRow]) -> bool:
+    """Whether every epoch with records before the newest ended in a bridge behind its last."""
+    return all(
+        each.bridge is not None and each.bridge.first > each.read.last
+        for each in epochs[:-1]
+        if each.read is not None
+    )
+
+
+def only_harmless(gaps: Mapping[GapKind, int]) -> bool:
+    """Whether no gap that was read hides anything."""
+    return set(gaps) <= NOTHING_LOST

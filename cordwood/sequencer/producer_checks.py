@@ -1,0 +1,143 @@
+"""Which blocks may be numbered next: blocks of producers, and blocks on condition of the tail.
+
+Checked in the very order in which blocks are numbered, so that the answer holds.
+
+Source: docs/design.md §3 ("Producers", `expected_tail`).
+"""
+
+from __future__ import annotations
+
+from cordwood.block import ProducedBlock
+from cordwood.errors import (
+    Misplaced,
+    OutOfSequence,
+    Overloaded,
+    ProducerFenced,
+    Rejected,
+    TailMoved,
+    UnknownProducer,
+)
+from cordwood.layout.waves import AppendEntry, AppendFlag
+from cordwood.lsn import format_lsn
+from cordwood.protocol.producers import ProducerVerdict, budget_of, is_query
+from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.run_contents import Waiting
+from cordwood.wire.connection import Connection
+
+Ack = tuple[Connection, int, int]
+"""Connection, token, first LSN."""
+
+
+class ProducerChecks:
+    """What one epoch's sequencer knows of producers and of the tail below it.
+
+    Attributes:
+        repeats: repeated blocks whose original is still in flight: its last LSN, and the ack.
+        misplaced: blocks out of their sequence, with their error. It says what was given out, and
+            who is told takes that for stored. So it waits until the log is stored up to this LSN.
+    """
+
+    def __init__(self, epoch: int, below: Recovered) -> None:
+        self._epoch = epoch
+        self._producers = below.producers
+        self._tail = below.tail
+        self.repeats: list[tuple[int, Ack]] = []
+        self.misplaced: list[tuple[int, Waiting, OutOfSequence]] = []
+
+    def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
+        """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
+
+        Args:
+            last: the last LSN given out, `(epoch, 0)` for none.
+            now_us: the append time that it would get.
+        Raises:
+            Overloaded: the log remembers as many producers as it may.
+            UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be.
+        """
+        if entry.producer:
+            verdict, first = self._producers.look(
+                entry.producer, entry.producer_epoch, entry.producer_sequence, entry.count, now_us
+            )
+            if verdict is ProducerVerdict.REPEAT:
+                return first
+            if verdict is ProducerVerdict.FULL:
+                raise _full(entry, self._producers.idle_us(entry.producer, now_us))
+            if verdict is not ProducerVerdict.NEXT:
+                expected = self._producers.expected(entry.producer, entry.producer_epoch)
+                raise _refusal(verdict, entry, expected)
+        if entry.flags & AppendFlag.CONDITIONAL:
+            self._check_tail(entry, last)
+        return None
+
+    def _check_tail(self, entry: AppendEntry, last: int) -> None:
+        """Where nothing was numbered yet, all from the last record below to (epoch, 0) is right.
+
+        Who asked while an epoch below had no record was told that epoch's (E, 0).
+        """
+        is_empty = last == self._epoch << 32
+        first = self._tail if is_empty else last
+        if first <= entry.expected_tail <= last:
+            return
+        raise TailMoved(
+            f"log {entry.log} ends at {format_lsn(last)}, and {format_lsn(entry.expected_tail)} "
+            "was expected; nothing was stored"
+        )
+
+    def note(self, entry: AppendEntry, first: int, time_us: int) -> None:
+        """A producer's block was numbered."""
+        place = ProducedBlock(entry.producer_sequence, entry.count, first, time_us)
+        self._producers.note(entry.producer, entry.producer_epoch, place)
+
+    def misplace(self, waiting: Waiting, error: OutOfSequence) -> None:
+        """A block is out of its sequence; `take_misplaced` says when its client is told."""
+        entry = waiting.entry
+        end = entry.producer_sequence + entry.count
+        last = self._producers.last_below(entry.producer, entry.producer_epoch, end)
+        self.misplaced.append((last, waiting, error))
+
+    def take_misplaced(self, lng: int) -> list[tuple[int, Waiting, OutOfSequence]]:
+        """The misplaced blocks whose error is true by now."""
+        done = [each for each in self.misplaced if each[0] <= lng]
+        self.misplaced = [each for each in self.misplaced if each[0] > lng]
+        return done
+
+    def take_repeats(self, lng: int) -> list[Ack]:
+        """The repeats whose original is stored by now."""
+        done = [ack for last, ack in self.repeats if last <= lng]
+        self.repeats = [(last, ack) for last, ack in self.repeats if last > lng]
+        return done
+
+
+def _full(entry: AppendEntry, idle_us: int) -> Overloaded:
+    most, kind = (
+        budget_of(entry.producer).most,
+        "queries" if is_query(entry.producer) else "producers",
+    )
+    return Overloaded(
+        f"log {entry.log} remembers {most} {kind}, and the one idle longest wrote "
+        f"{max(0, idle_us) // 1_000_000} s ago: a new one would have it forgotten, and its retries "
+        f"stored twice. Write with fewer {kind}, under names that stay, or into more logs; or try "
+        "again later; nothing was stored"
+    )
+
+
+def _refusal(verdict: ProducerVerdict, entry: AppendEntry, expected: int) -> Rejected:
+    who = f"producer {entry.producer} (epoch {entry.producer_epoch}) of log {entry.log}"
+    what = f"records from sequence {entry.producer_sequence} on"
+    if verdict is ProducerVerdict.FENCED:
+        return ProducerFenced(f"{who}: a higher epoch of it has begun; nothing was stored")
+    if verdict is ProducerVerdict.UNKNOWN:
+        return UnknownProducer(
+            f"{who} is not remembered, and {what} are not its first: begin a higher epoch"
+        )
+    if verdict is ProducerVerdict.GAP:
+        return OutOfSequence(
+            f"{who}: records before {what} are missing, sequence {expected} comes next; nothing "
+            "was stored",
+            Misplaced.GAP, expected,
+        )  # fmt: skip
+    return OutOfSequence(
+        f"{who}: {what} were given out before, up to {expected - 1}, too long ago to say where: "
+        "read the log to know",
+        Misplaced.STORED, expected,
+    )  # fmt: skip

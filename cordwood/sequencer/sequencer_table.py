@@ -1,0 +1,236 @@
+"""The sequencer table of a node: each log that it sequences, from activation to the epoch's end.
+
+Entries that come before the log is active wait in its row. Entries that need every lower epoch
+recovered also wait for the recovery.
+
+Source: docs/design.md §4; docs/sources/logdevice.md 2.2, 2.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from cordwood.errors import CordwoodError, Fenced, NoSequencer, UnknownLog
+from cordwood.nodes import NodeId
+from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.activation import Activation
+from cordwood.sequencer.appender import LogAppender, Role
+from cordwood.sequencer.releases import Releases
+from cordwood.sequencer.run_contents import Waiting
+
+logger = logging.getLogger(__name__)
+
+ACTIVATE_AGAIN_S = 0.5
+"""Pause after a failed activation: each try seals nodes, and clients ask all the time."""
+
+
+class TableRow:
+    """One log on this node: active, or being activated with entries waiting.
+
+    Attributes:
+        successor: the node that takes over while this node finishes; None while this node goes on.
+        recovered: done when every lower epoch is recovered.
+        waiting: entries that wait for the activation; some also wait for the recovery after it.
+    """
+
+    __slots__ = (
+        "appender",
+        "ready",
+        "recovered",
+        "recovery",
+        "successor",
+        "waiting",
+        "waiting_bytes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.recovered: asyncio.Future[None] = loop.create_future()
+        self.recovery: asyncio.Task[None] | None = None
+        self.successor: NodeId | None = None
+        self.appender: LogAppender | None = None
+        self.ready: asyncio.Future[LogAppender] = loop.create_future()
+        self.waiting: list[Waiting] = []
+        self.waiting_bytes = 0
+
+
+class TableRole(Role, Protocol):
+    """The part of the sequencer role that the sequencer table uses."""
+
+    def number(self, log: int) -> None:
+        """Entries of `log` were queued outside a tick: number and send them."""
+
+    def remind(self, row: TableRow) -> None:
+        """A log begins, or is recovered: send its release again."""
+
+
+class SequencerTable:
+    """See the module.
+
+    Attributes:
+        rows: logs that are active here or are being activated.
+        failures: why a log could not be activated here, and when it may be tried again.
+    """
+
+    def __init__(
+        self,
+        activation: Activation,
+        role: TableRole,
+        releases: Releases,
+        now: Callable[[], float],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.rows: dict[int, TableRow] = {}
+        self.failures: dict[int, tuple[NoSequencer, float]] = {}
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._activation = activation
+        self._role = role
+        self._releases = releases
+        self._now = now
+        self._tasks = tasks
+
+    def in_flight(self) -> int:
+        """Runs that are not stored yet, over all logs."""
+        return sum(s.appender.in_flight for s in self.rows.values() if s.appender is not None)
+
+    def end_all(self) -> None:
+        """Stop sequencing all logs, and give up activations under way."""
+        for task in list(self._under_way.values()):
+            task.cancel()
+        for log, row in list(self.rows.items()):
+            self.end(log, row, 0)
+
+    def end_unstarted(self, why: str) -> None:
+        """Give up every activation that is under way, with `why LOG` as the reason."""
+        for log, row in list(self.rows.items()):
+            if row.appender is None:
+                self._under_way[log].cancel()
+                self.abandon(log, row, NoSequencer(f"{why} {log}"))
+
+    def restart(self, log: int, epoch: int) -> None:
+        """`epoch` has no LSNs left or must change: take the next epoch, unless that was done."""
+        old = self.rows.get(log)
+        if old is None or old.appender is None or old.appender.epoch != epoch:
+            return
+        del self.rows[log]
+        if old.successor is not None:
+            old.appender.end(0)  # another node has the next epoch already
+            return
+        row = self.start(log)
+        row.waiting = old.appender.take_pending() + old.waiting
+        row.waiting_bytes = sum(each.entry.stored_bytes for each in row.waiting)
+
+    def start_if_due(self, log: int) -> TableRow | None:
+        """Begin to activate a log, unless an activation failed a moment ago."""
+        failure = self.failures.get(log)
+        if failure is not None and self._now() < failure[1]:
+            return None
+        return self.start(log)
+
+    def start(self, log: int) -> TableRow:
+        """Begin to activate a log."""
+        row = self.rows[log] = TableRow()
+        self._under_way[log] = self._tasks.create_task(self._activate(log, row))
+        return row
+
+    async def _activate(self, log: int, row: TableRow) -> None:
+        try:
+            appender = await self._activation.activate(log, self._role)
+        except CordwoodError as error:
+            logger.info("log %d: not sequenced here: %s", log, error)
+            self.abandon(log, row, error)
+            return
+        finally:
+            self._under_way.pop(log, None)
+        row.appender = appender
+        self.failures.pop(log, None)
+        self._take_waiting(log, row)
+        row.ready.set_result(appender)
+        if appender.is_recovered:
+            self._on_recovered(log, row, None)
+        else:
+            row.recovery = self._tasks.create_task(self._recover(log, row))
+
+    def _take_waiting(self, log: int, row: TableRow) -> None:
+        """Hand over the waiting entries that no longer have to wait."""
+        appender = row.appender
+        assert appender is not None, "nothing is taken before the activation"
+        waiting, row.waiting, row.waiting_bytes = row.waiting, [], 0
+        for each in waiting:
+            if appender.is_recovered or not each.entry.needs_recovery:
+                appender.enqueue(each)
+            else:
+                row.waiting.append(each)
+                row.waiting_bytes += each.entry.stored_bytes
+        self._role.number(log)
+
+    async def _recover(self, log: int, row: TableRow) -> None:
+        """Recover every lower epoch while appends go on; try until it is done or the epoch ends."""
+        appender = row.appender
+        assert appender is not None, "recovery follows the activation"
+        while self.rows.get(log) is row:
+            try:
+                recovered = await self._activation.recover(log, appender.epoch)
+            except Fenced as fenced:
+                if self.rows.get(log) is row:
+                    self._role.on_fenced(log, fenced.epoch)
+            except CordwoodError as error:
+                logger.info("log %d: not recovered yet: %s", log, error)
+                self._tell_not_recovered(row, NoSequencer(str(error)))
+                await asyncio.sleep(ACTIVATE_AGAIN_S)
+            else:
+                if self.rows.get(log) is row:
+                    self._on_recovered(log, row, recovered)
+                    await self._activation.trim_nodesets(log, appender.epoch)
+                return
+
+    def _tell_not_recovered(self, row: TableRow, error: NoSequencer) -> None:
+        """Tell the waiting clients why the recovery failed; later clients wait again."""
+        if not row.recovered.done():
+            row.recovered.set_exception(error)
+            row.recovered.exception()
+        row.recovered = asyncio.get_running_loop().create_future()
+        waiting, row.waiting, row.waiting_bytes = row.waiting, [], 0
+        for each in waiting:
+            self._role.refuse(each.connection, each.entry, error)
+
+    def _on_recovered(self, log: int, row: TableRow, recovered: Recovered | None) -> None:
+        appender = row.appender
+        assert appender is not None, "recovery follows the activation"
+        row.recovered.set_result(None)
+        if recovered is not None:
+            appender.on_recovered(recovered)
+        if self.rows.get(log) is row:  # Race: its epoch may have run out of LSNs meanwhile
+            self._role.remind(row)
+            self._take_waiting(log, row)
+
+    def end(self, log: int, row: TableRow, epoch: int) -> None:
+        """Stop sequencing `log` because of `epoch` (0: unknown, or no other epoch)."""
+        if self.rows.get(log) is not row:
+            return
+        del self.rows[log]
+        self._releases.forget(log)
+        if row.recovery is not None and row.recovery is not asyncio.current_task():
+            row.recovery.cancel()
+        over = NoSequencer(f"log {log} is not sequenced here any more")
+        if not row.recovered.done():
+            self._tell_not_recovered(row, over)
+        if row.appender is not None:
+            row.appender.end(epoch)
+
+    def abandon(self, log: int, row: TableRow, error: CordwoodError) -> None:
+        """Give up the activation of `log`, and tell the waiting clients why."""
+        if self.rows.get(log) is row:
+            del self.rows[log]
+        told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))
+        if isinstance(told, NoSequencer):
+            self.failures[log] = told, self._now() + ACTIVATE_AGAIN_S
+        for waiting in row.waiting:
+            self._role.refuse(waiting.connection, waiting.entry, told)
+        row.waiting.clear()
+        if not row.ready.done():
+            row.ready.set_exception(told)
+            row.ready.exception()

@@ -1,0 +1,57 @@
+"""Planted bugs: each changes one rule of the code under test, and must be caught.
+
+A checker that has never caught anything proves nothing. Every bug here is one that
+some real log store had, or that a small slip in our own code would make. To add one,
+write what makes the wrong function from the right one, and give it a row in its
+module's `BUGS`; `cordwood sim bugs` then demands that a seed catches it.
+
+Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6 (mutant list).
+"""
+
+from __future__ import annotations
+
+from cordwood.errors import BadSetting
+from cordwood.sim.planted import (
+    client,
+    epochs,
+    names,
+    operators,
+    publishing,
+    read_manners,
+    read_path,
+    recovery,
+    storage_node,
+    wal,
+    write_path,
+)
+from cordwood.sim.planted.bug import PlantedBug, find_place, planted
+
+__all__ = ["PLANTED_BUGS", "PlantedBug", "find_bug", "find_place", "planted"]
+
+PLANTED_BUGS: tuple[PlantedBug, ...] = (
+    *write_path.BUGS,
+    *storage_node.BUGS,
+    *wal.BUGS,
+    *recovery.BUGS,
+    *read_path.BUGS,
+    *read_manners.BUGS,
+    *client.BUGS,
+    *operators.BUGS,
+    *publishing.BUGS,
+    *epochs.BUGS,
+    *names.BUGS,
+)
+"""Every bug that can be planted."""
+
+
+def find_bug(name: str) -> PlantedBug:
+    """The bug of this name.
+
+    Raises:
+        BadSetting: there is none; the text lists them.
+    """
+    for bug in PLANTED_BUGS:
+        if bug.name == name:
+            return bug
+    names = ", ".join(bug.name for bug in PLANTED_BUGS)
+    raise BadSetting(f"no bug is called {name!r}; there are {names}")

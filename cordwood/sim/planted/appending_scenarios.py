@@ -1,0 +1,39 @@
+"""Where bugs of a client's appends are looked for; see `scenarios`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cordwood.log_attributes import LogAttributes
+from cordwood.settings import SequencerSettings, StorageSettings
+from cordwood.sim.fault_plan import SEQUENCER, Fault
+from cordwood.sim.links import LinkSettings
+from cordwood.sim.options import RunOptions
+from cordwood.sim.planted.scenarios import both, cluster_of, planned, scenario
+
+
+def _far_with_space(options: RunOptions) -> RunOptions:
+    """Much is on its way at any time, and no disk is full."""
+    cluster = replace(
+        options.cluster,
+        storage=StorageSettings(disk_look_s=0.5, scrub_bytes_s=0),
+        sequencer=SequencerSettings(),
+        attributes=LogAttributes(),
+    )
+    link = LinkSettings(delay_min_s=0.01, delay_jitter_s=0.02)
+    return replace(options, cluster=cluster, link=link, fills=False)
+
+
+REFUSED_LATER = scenario(
+    "crash",
+    shape=both(
+        cluster_of(5, 3),
+        _far_with_space,
+        planned(*(Fault("crash", (SEQUENCER,), 3.0 + 4.0 * at, 1.5) for at in range(4))),
+    ),
+    append_timeout_s=1.0,
+    idempotent=1.0, lanes=4, burst=3, lull_s=0.0, pause_s=0.05, grouped=0.0, buffered=0.0,
+    length_s=18.0, readers=2,
+)  # fmt: skip
+"""Sequencers die with producers' blocks in flight, and the next ones refuse them, as they start,
+until their deadline."""

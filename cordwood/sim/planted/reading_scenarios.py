@@ -1,0 +1,50 @@
+"""Where planted bugs of readers are looked for; see `sim.planted.scenarios`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cordwood.sim.options import RunOptions
+from cordwood.sim.planted.scenarios import cluster_of, kept_by_time, scenario
+
+SPREAD = scenario(
+    "crash", "link_cut", shape=cluster_of(5, 2), restart_s=2.0, readers=3,
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+)  # fmt: skip
+"""Each block has a copyset of its own, and readers who start over."""
+
+COLD = scenario(
+    "pause", "slow_disk", every_s=3.0, shape=kept_by_time, readers=4, restart_s=1.0,
+    turns=(
+        ("storage.push.read_streams.AHEAD_AFTER_BYTES", 0), ("protocol.read_window.LSNS_MAX", 0),
+        ("protocol.read_window.LSNS_MIN", 0),
+    ),
+)  # fmt: skip
+"""Readers who start over, far behind, with windows so small that they wait for each."""
+
+CROWDED = scenario(
+    "crash", "client_pause", every_s=3.0, crowds=1,
+    turns=(
+        ("client.read.shared_tail.MEMBERS_MIN", 1), ("client.read.shared_tail.QUEUE_ITEMS_MAX", 1),
+        ("client.read.shared_tail.RECENT_ITEMS_MAX", 1),
+    ),
+)  # fmt: skip
+"""Several readers of one client, who share a tail that few blocks make one too slow for."""
+
+QUEUED = scenario(
+    "crash", every_s=3.0, readers=3, restart_s=40.0,
+    turns=(("client.read.shared_tail.MEMBERS_MIN", 0), ("client.read.shared_tail.QUEUE_ITEMS_MAX", 0)),
+)  # fmt: skip
+"""Every reader at the tail shares one, alone, and two blocks are too many for it."""
+
+
+def _little_memory(options: RunOptions) -> RunOptions:
+    client = replace(options.workload.client, read_memory_bytes=64 << 10)
+    return replace(options, workload=replace(options.workload, client=client))
+
+
+CRAMPED = scenario(
+    "crash", "client_pause", every_s=3.0, shape=_little_memory, crowds=1,
+    turns=(("client.read.shared_tail.MEMBERS_MIN", 1), ("client.read.shared_tail.QUEUE_ITEMS_MAX", 0)),
+)  # fmt: skip
+"""The same, and no room to keep what slow ones have not taken."""

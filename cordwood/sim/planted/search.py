@@ -1,0 +1,125 @@
+"""The search for planted bugs: which seed comes next, when a bug counts as caught, and how that is
+told.
+
+Source: docs/sources/reliability.md §6: a checker that has never caught anything proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from cordwood.sim.planted.bug import PlantedBug
+from cordwood.sim.run import CODE
+from cordwood.sim.sweep import SeedReport, SeedTask
+
+
+class BugSearch:
+    """One bug, and how far its seeds have come.
+
+    Args:
+        seeds: within which it must be caught, from 1.
+        by_scene: it is left to the test that plants it, and no seed is run.
+    """
+
+    def __init__(self, bug: PlantedBug, seeds: int, *, by_scene: bool = False) -> None:
+        self.bug = bug
+        self.caught: SeedReport | None = None
+        self.tried = 0
+        self.is_running = False
+        self._seeds = seeds
+        self._by_scene = by_scene
+
+    def next_task(self) -> SeedTask | None:
+        """Its next seed: one at a time, so that the first to catch it is told."""
+        if self.is_running or self.is_over:
+            return None
+        self.is_running = True
+        return SeedTask(self.tried + 1, bug=self.bug.name)
+
+    @property
+    def is_caught(self) -> bool:
+        """Whether a seed caught it, or a scene does."""
+        return self._by_scene or self.caught is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was caught, or has had all its seeds."""
+        return self.is_caught or self.tried >= self._seeds
+
+    @property
+    def words(self) -> str:
+        """Its end, in a line."""
+        if self.caught is None:
+            return f"{self.bug.name}: NOT CAUGHT in {self.tried} seeds"
+        return f"{self.bug.name}: seed {self.tried}, by {', '.join(self.caught.invariants)}"
+
+    def on_report(self, report: SeedReport | None) -> None:
+        """A seed ended; None if its run was lost, as on a busy machine: that proves nothing.
+
+        Nor does a run that only failed as no code may: a bug that no longer fits the function
+        it is planted in would be "caught" by the first call.
+        """
+        self.is_running = False
+        self.tried += 1
+        if report is not None and set(report.invariants) - {CODE}:
+            self.caught = report
+
+    def plain(self) -> dict[str, Any]:
+        """What became of it, for programs."""
+        caught = self.caught
+        return {
+            "bug": self.bug.name,
+            "story": self.bug.story,
+            "caught": self.is_caught,
+            "scene": self.bug.scene if self._by_scene else "",
+            "seed": caught.task.seed if caught else None,
+            "invariants": list(caught.invariants) if caught else [],
+            "tried": self.tried,
+        }
+
+
+def next_search(searches: Iterable[BugSearch]) -> SeedTask | None:
+    """The next seed of the first bug that waits for one."""
+    for search in searches:
+        task = search.next_task()
+        if task is not None:
+            return task
+    return None
+
+
+def bugs_table(searches: Iterable[BugSearch]) -> Table:
+    """How far all searches have come, for people."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column, justify in (("bug", "left"), ("seed", "right"), ("caught by", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table.add_column("what it does")
+    for search in searches:
+        if search.caught is not None:
+            seed, by = str(search.caught.task.seed), ", ".join(search.caught.invariants)
+        elif search.is_caught:
+            seed, by = "scene", search.bug.scene
+        elif search.is_running or not search.tried:
+            seed, by = f"{search.tried}…", ""
+        else:
+            seed, by = "-", f"NOT CAUGHT in {search.tried} seeds"
+        table.add_row(search.bug.name, seed, Text(by), search.bug.story)
+    return table
+
+
+def bugs_markdown(told: Iterable[Mapping[str, Any]]) -> str:
+    """The table of docs/simulator.md, from what `BugSearch.plain` tells of each bug."""
+    lines = ["| bug | seed | by |", "|---|---|---|"]
+    for each in told:
+        if each["scene"]:
+            seed, by = "scene", f"`{each['scene']}`"
+        elif each["caught"]:
+            seed, by = str(each["seed"]), ", ".join(each["invariants"])
+        else:
+            seed, by = "-", f"not caught in {each['tried']} seeds"
+        lines.append(f"| `{each['bug']}` | {seed} | {by} |")
+    return "\n".join(lines)

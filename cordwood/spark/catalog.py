@@ -1,0 +1,432 @@
+"""What the driver asks of the cluster: which logs, where they end, what lies between.
+
+Ends are released LSNs only. What is beyond them may still be given another outcome when
+an epoch is recovered, and a range that was planned must hold the same records for ever.
+
+Source: docs/sources/spark.md §8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from functools import lru_cache
+
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.errors import BadSetting, CordwoodError, UnknownLog
+from cordwood.layout.limits import RECORD_BYTES_DEFAULT
+from cordwood.lsn import OLDEST, Lsn
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.spark.find_time import Seen, find_time
+from cordwood.spark.group import cursors_of
+from cordwood.spark.offsets import data_loss
+from cordwood.spark.options import Selection, SourceOptions
+from cordwood.spark.places import (
+    At,
+    Cursor,
+    Edge,
+    Place,
+    Places,
+    check_strangers,
+    is_number,
+    listed,
+)
+from cordwood.spark.runs import LsnRun, records_in, runs_of
+from cordwood.spark.shared_store import shared_store
+from cordwood.spark.splitting import Slice, Span
+
+logger = logging.getLogger(__name__)
+
+DISCOVER_EVERY_S = 1.0
+"""How often a pattern looks for new logs: one question a second, and they are found soon."""
+
+DISCOVER_SHARE = 10
+"""Of so many logs that listing them takes long, it is done less often: a tenth of the time."""
+
+DISCOVER_WAIT_S = 0.05
+"""How long a micro-batch waits for the list; one that comes later is for the next. Of a thousand
+logs it takes 30 ms, of ten thousand 300."""
+
+EPOCH_ENDS_KEPT = 65_536
+"""A closed epoch's end never changes, so it is asked once; a few MiB at most."""
+
+SAMPLES_MAX = 16
+"""Logs of a batch of which a block is read to learn how large records are."""
+
+RECORD_BYTES_GUESS = 1024
+"""Where no block was read; it matters only for how small logs share tasks."""
+
+
+class Catalog:
+    """The driver's view of the selected logs; lives as long as the query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._selected: dict[int, str] | None = None
+        self._listed_at = 0.0
+        self._list_took_s = 0.0
+        self._listing: Future[dict[int, str]] | None = None
+        self._first_tails: dict[int, int] = {}
+        self._epoch_end = lru_cache(maxsize=EPOCH_ENDS_KEPT)(self._ask_epoch_end)
+
+    @property
+    def store(self) -> BlockingStore:
+        """The client."""
+        options = self._options
+        return shared_store(options.servers, options.request_timeout_s, options.client_settings())
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's identity."""
+        return self.store.cluster_id
+
+    def all_logs(self) -> dict[int, str]:
+        """Every log's name, by number."""
+        return {info.log_id: info.name for info in self.store.logs()}
+
+    def selected(self) -> dict[int, str]:
+        """The selected logs' names, by number; a pattern finds new ones.
+
+        Raises:
+            UnknownLog: one that was named is not there.
+        """
+        if self._selected is None:
+            self._listed_at = time.monotonic()
+            self._selected = select(self._options.selection, self.all_logs())
+        elif self._options.selection.option == "subscribePattern":
+            self._selected = self._discovered(self._selected)
+        return self._selected
+
+    def select_again(self, places: Mapping[int, int]) -> dict[int, str]:
+        """The logs that are selected now, after one was not found by its number.
+
+        Args:
+            places: the next LSN to read, by log.
+        Raises:
+            DataLoss: a log that was read is gone, and `failOnDataLoss` is true.
+        """
+        there, known = self.all_logs(), self._selected or {}
+        self.check_there(there, {**dict.fromkeys(known, int(OLDEST)), **places})
+        gone = {log: name for log, name in known.items() if log not in there}
+        logger.warning("logs that were read are gone: %s", ", ".join(sorted(gone.values())))
+        self._selected = select(self._options.selection, there, may_miss=True)
+        return self._selected
+
+    def _discovered(self, known: dict[int, str]) -> dict[int, str]:
+        """The logs of the newest list that is there; asks for another one when it is time to."""
+        if self._listing is None:
+            pause_s = max(DISCOVER_EVERY_S, DISCOVER_SHARE * self._list_took_s)
+            if time.monotonic() < self._listed_at + pause_s:
+                return known
+            self._listed_at = time.monotonic()
+            self._listing = self.store.log_names_soon()
+            # When it came, not when it was looked at: that may be a trigger's interval later.
+            self._listing.add_done_callback(self._note_listing)
+        wait({self._listing}, timeout=DISCOVER_WAIT_S)
+        if not self._listing.done():
+            return known
+        listing, self._listing = self._listing, None
+        try:
+            return select(self._options.selection, listing.result())
+        except (CordwoodError, CancelledError) as error:
+            # What is known is still read; whether it can be is not for a list to say.
+            logger.warning("new logs were not looked for, and will be again: %s", error)
+            return known
+
+    def _note_listing(self, _: Future[dict[int, str]]) -> None:
+        self._list_took_s = time.monotonic() - self._listed_at
+
+    def tails(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """The last released LSN of each log, by number."""
+        tails = dict(zip(logs, self.store.tails(list(logs)), strict=True))
+        self._note_tails(tails)
+        return tails
+
+    def released(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """As `tails`, cheaper: a call to a node for all logs that it sequences.
+
+        A sequencer that another one has replaced and that has not heard of it may tell less
+        than there is, never more. So this is for polling, and `tails` for a last word.
+        """
+        tails = self.store.released_by_number(logs)
+        self._note_tails(tails)
+        return tails
+
+    def _note_tails(self, tails: Mapping[int, int]) -> None:
+        self._first_tails = {**tails, **self._first_tails}
+
+    def not_new(self, slices: Sequence[Slice]) -> list[Slice]:
+        """Those that begin before where their log ended when this query first looked.
+
+        What was released since then is read within seconds: nobody trims or loses it before.
+        """
+        return [
+            each for each in slices if each.start <= self._first_tails.get(each.log_id, each.start)
+        ]
+
+    def nodes_asked(self, logs: Mapping[int, str]) -> int:
+        """Calls that `released` makes at most."""
+        return max(1, min(len(logs), len(self.store.members)))
+
+    def carried(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
+        """Places in `startingOffsets`, by number, of logs that are there and not selected now.
+
+        A stream carries them, as its checkpoint would: a log that was renamed away and comes back
+        is read on, and not from its beginning.
+        """
+        starts = self._options.starts
+        if starts is None:
+            return {}
+        places = {
+            int(log): place
+            for log, place in starts.by_log.items()
+            if is_number(log) and isinstance(place, int) and int(log) not in logs
+        }
+        there = self.all_logs() if places else {}
+        return {log: place for log, place in places.items() if log in there}
+
+    def placed(
+        self, logs: Mapping[int, str], tails: Mapping[int, int], carried: Collection[int] = ()
+    ) -> SourceOptions:
+        """The options, with LSNs in the place of times and cursors, and without `carried` logs.
+
+        Raises:
+            BadSetting: a log has no record so late, and the options make that an error.
+        """
+        options = self._options
+        starts = options.starts
+        if starts is not None and carried:
+            kept = {
+                log: place
+                for log, place in starts.by_log.items()
+                if not (is_number(log) and int(log) in carried)
+            }
+            starts = Places(starts.default, kept)
+        check_strangers("endingTimestamp", options.ends, logs)
+        if starts is not None:
+            check_strangers("startingTimestamp", starts, logs)
+            starts = self._without_cursors(starts, logs, tails)
+            none = Edge.LATEST if options.no_later == "latest" else None
+            starts = self._without_times("startingTimestamp", starts, none, logs, tails)
+        ends = self._without_times("endingTimestamp", options.ends, Edge.LATEST, logs, tails)
+        return dataclasses.replace(options, starts=starts, ends=ends)
+
+    def _without_cursors(
+        self, places: Places, logs: Mapping[int, str], tails: Mapping[int, int]
+    ) -> Places:
+        """`places` with LSNs for cursors; the log's beginning where there is none."""
+        if Cursor.CURSOR not in places.all:
+            return places
+        cursors = cursors_of(self.store, self._options.group)
+        by_log: dict[str, Place] = {}
+        for log, name in logs.items():
+            place = places.of(log, name)
+            if place is Cursor.CURSOR:
+                at = cursors.get(log)
+                # A cursor may stand behind a bridge that this client has not seen released yet.
+                place = Edge.EARLIEST if at is None else min(at, Lsn(tails[log] + 1))
+            by_log[str(log)] = place
+        return Places(Edge.EARLIEST, by_log)
+
+    def _without_times(
+        self,
+        option: str,
+        places: Places,
+        none: Edge | None,
+        logs: Mapping[int, str],
+        tails: Mapping[int, int],
+    ) -> Places:
+        """`places` with LSNs for times; `none` where no record is so late, None for an error."""
+        if not any(isinstance(place, At) for place in places.all):
+            return places
+        by_log: dict[str, Place] = {}
+        for log, name in logs.items():
+            place = places.of(log, name)
+            if isinstance(place, At):
+                found = self.find_time(log, place.time_us, tails[log] + 1)
+                if found is not None:
+                    by_log[str(log)] = Lsn(found)
+                    continue
+                if none is None:
+                    raise BadSetting(
+                        f"{option}: {name} has no record from {_utc(place.time_us)} on. With "
+                        "startingOffsetsByTimestampStrategy=latest it is read from its end"
+                    )
+                place = none
+            by_log[str(log)] = place
+        # A log that is discovered later is read whole, as without times.
+        return Places(Edge.LATEST if option.startswith("ending") else Edge.EARLIEST, by_log)
+
+    def find_time(self, log: int, time_us: int, stop: int) -> int | None:
+        """Where records of a log below `stop` begin that were appended at `time_us` or later.
+
+        The store's own answer if enough nodes gave one; else blocks are looked at, which any
+        copy of them can answer.
+        """
+        place = self.store.find_time(log, time_us)
+        if not place.is_partial:
+            return place.lsn if place.lsn < stop else None
+        runs = self.runs(log, OLDEST, stop)
+        return find_time(time_us, runs, lambda lsn, end: self._look(log, lsn, end))
+
+    def _look(self, log: int, lsn: int, stop: int) -> Seen | None:
+        """The first block with records in `[lsn, stop)`.
+
+        One LSN is asked for first: a wider question has every node send what it holds.
+        """
+        for until in (lsn, stop - 1):
+            if lsn >= stop:
+                return None
+            with self.store.read(log, lsn, until) as reader:
+                for run in reader.block_runs(
+                    bytes_max=1, timeout_s=self._options.request_timeout_s
+                ):
+                    for taken in run:
+                        if isinstance(taken, Delivery):
+                            header = taken.block.header
+                            return Seen(header.first, header.last, header.append_time_us)
+                        lsn = taken.last + 1
+        return None
+
+    def runs(self, log: int, start: int, stop: int) -> list[LsnRun]:
+        """Where `[start, stop)` of a log may have records."""
+        return runs_of(start, stop, lambda epoch: self._epoch_end(log, epoch))
+
+    def slices(self, ranges: Mapping[int, tuple[int, int]]) -> list[Slice]:
+        """Slices of the ranges of logs by number; a log that is gone is left out.
+
+        Raises:
+            DataLoss: a log is gone, and `failOnDataLoss` is true.
+        """
+        names = self._selected or {}
+        if not names.keys() >= ranges.keys():
+            names = self.all_logs()
+        self.check_there(names, {log: first for log, (first, _) in ranges.items()})
+        return [
+            Slice(log, names[log], first, stop)
+            for log, (first, stop) in ranges.items()
+            if log in names
+        ]
+
+    def check_there(self, names: Mapping[int, str], places: Mapping[int, int]) -> None:
+        """Check that the logs that are to be read are there.
+
+        Raises:
+            DataLoss: one is gone, and `failOnDataLoss` is true.
+        """
+        for log, first in places.items():
+            if log not in names and self._options.fail_on_data_loss:
+                raise data_loss(log, f"log {log}", first, None, "LOG_GONE")
+
+    def spans(self, slices: Sequence[Slice]) -> list[Span]:
+        """What is known of the slices, for `splitting.plan`."""
+        runs = [self.runs(each.log_id, each.start, each.stop) for each in slices]
+        sizes = self._record_sizes(slices, runs)
+        return list(map(Span, slices, runs, sizes))
+
+    def _record_sizes(
+        self, slices: Sequence[Slice], runs: Sequence[Sequence[LsnRun]]
+    ) -> list[float]:
+        """Mean bytes of each slice's records; read from a block where a cut may depend on it.
+
+        The blocks that are read depend on the slices alone, so that a batch that is
+        run again is cut the same.
+        """
+        counts = list(map(records_in, runs))
+        large = [
+            index
+            for index, count in enumerate(counts)
+            if count * RECORD_BYTES_DEFAULT > self._options.target_partition_bytes
+        ]
+        large.sort(key=lambda index: (-counts[index], slices[index].log_id))
+        sampled: dict[int, float] = {}
+        for index in large[:SAMPLES_MAX]:
+            size = self._sample(slices[index], runs[index][0].first)
+            if size is not None:
+                sampled[index] = size
+        mean = sum(sampled.values()) / len(sampled) if sampled else RECORD_BYTES_GUESS
+        return [sampled.get(index, mean) for index in range(len(slices))]
+
+    def _sample(self, read: Slice, lsn: int) -> float | None:
+        """Mean bytes of the records in the block at `lsn`; None if there is none."""
+        try:
+            with self.store.read(read.log_id, lsn, lsn) as reader:
+                for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
+                    if isinstance(taken, Delivery):
+                        header = taken.block.header
+                        return header.raw_bytes / header.count
+        except UnknownLog:
+            pass  # it was deleted since: whoever reads it has the words for it
+        return None
+
+    def sizes(
+        self, logs: Mapping[int, str], places: Mapping[int, int], counts: Mapping[int, int]
+    ) -> dict[int, float]:
+        """Mean bytes of the records that are next in each log, by the block there.
+
+        Args:
+            places: the next LSN with a record, by log.
+            counts: records that wait; of many logs, those with the most are looked at, and
+                their mean stands for the others.
+        """
+        most = sorted(places, key=lambda log: (-counts[log], log))[:SAMPLES_MAX]
+        sampled: dict[int, float] = {}
+        for log in most:
+            lsn = places[log]
+            size = self._sample(Slice(log, logs[log], lsn, lsn + 1), lsn)
+            if size is not None:
+                sampled[log] = max(1.0, size)
+        mean = sum(sampled.values()) / len(sampled) if sampled else RECORD_BYTES_GUESS
+        return {log: sampled.get(log, mean) for log in places}
+
+    def _ask_epoch_end(self, log: int, epoch: int) -> Lsn | None:
+        """
+        Raises:
+            DataLoss: the log was deleted since its end was asked, and `failOnDataLoss` is true.
+        """
+        try:
+            return self.store.epoch_end(log, epoch)
+        except UnknownLog as error:
+            if self._options.fail_on_data_loss:
+                first = epoch << 32 | 1
+                raise data_loss(log, f"log {log}", first, None, "LOG_GONE") from error
+            return None
+
+
+def _utc(time_us: int) -> str:
+    """A time for an error."""
+    try:
+        when = datetime.datetime.fromtimestamp(time_us / 1e6, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{time_us // 1000} ms after 1970"
+    return when.isoformat(timespec="milliseconds")
+
+
+def select(
+    selection: Selection, logs: Mapping[int, str], *, may_miss: bool = False
+) -> dict[int, str]:
+    """The selected ones of all `logs` (names by number), in the order of their numbers.
+
+    Args:
+        may_miss: one that is not there is left out.
+    Raises:
+        UnknownLog: one that was named is not there.
+    """
+    ordered = dict(sorted(logs.items()))
+    if selection.option == "subscribePattern":
+        pattern = re.compile(selection.pattern)
+        return {log: name for log, name in ordered.items() if pattern.fullmatch(name)}
+    wanted = set(selection.logs)
+    found = {log: name for log, name in ordered.items() if name in wanted or str(log) in wanted}
+    missing = wanted - {*found.values(), *map(str, found)}
+    if missing and not may_miss:
+        raise UnknownLog(
+            f"{selection.option}: there is no log {', '.join(sorted(missing))}; "
+            f"{listed(ordered.values())}"
+        )
+    return found
