@@ -1,15 +1,15 @@
-"""Every error that Cordwood raises on purpose, by what the caller does next.
+"""All errors that Cordwood raises on purpose, sorted by the caller's next step.
 
 ::
 
     CordwoodError
       Retryable        nothing was stored; the same call may be made again
-        NoSequencer      no node can take appends for this log just now
+        NoSequencer      no node can take appends for this log at the moment
         TooFewNodes      too few nodes are up to keep the replication promise
         Overloaded       a buffer, window or WAL is full; slow down
         Unreachable      a node or the cluster did not answer
       Fenced           another epoch rules: find the new sequencer
-      OutcomeUnknown   it may or may not be stored (an append in flight)
+      OutcomeUnknown   the append was in flight, and may or may not be stored
       Rejected         the request is wrong, and will be wrong again
         TailMoved        the log's tail is not where the caller expected it
         UnknownProducer  the log remembers no such producer, and this is not its first block
@@ -19,7 +19,7 @@
         StageExpired     a staged block is gone, so it cannot be published
         RecordTooLarge   over the record or block limit
         UnknownLog       no log of this name
-        LogExists        a log of this name is there already
+        LogExists        a log of this name exists already
         NoObject         the object store has no object of this name
         ObjectChanged    an object is not the one that the caller expected to replace
         AccessDenied     this client may not do that
@@ -28,11 +28,11 @@
         StoreInUse       another process owns this data directory
         Closed           the client, reader or node was closed
       Corrupt          bytes failed a check
-        Malformed        a frame, message or layout that no sender of ours makes
-        ChecksumMismatch stored or sent bytes are not what was written
+        Malformed        a frame, message or layout that no Cordwood sender makes
+        ChecksumMismatch stored or sent bytes differ from the bytes written
         TornBlock        a write that a crash cut short
 
-Data loss is not an exception: a reader is given a `Gap`, in order.
+Data loss is not an exception: a reader gets a `Gap`, in order.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ import enum
 
 
 class CordwoodError(Exception):
-    """The root: whatever Cordwood raises on purpose is one of these."""
+    """The root of all errors that Cordwood raises on purpose."""
 
     @property
     def is_outcome_unknown(self) -> bool:
-        """Whether an append that ended so may be stored; where not, it is not, nor will be."""
+        """Whether an append that ended with this error may be stored. If False, it is not stored,
+        and will not be."""
         return not isinstance(self, (Retryable, Rejected, ChecksumMismatch))
 
 
@@ -54,10 +55,10 @@ class Retryable(CordwoodError):
 
 
 class NoSequencer(Retryable):
-    """No node can take appends for this log just now.
+    """No node can take appends for this log at the moment.
 
     Attributes:
-        node: who should be asked instead, 0 for nobody in particular.
+        node: the node to ask instead, 0 for no particular one.
     """
 
     def __init__(self, message: str, node: int = 0) -> None:
@@ -81,7 +82,7 @@ class Fenced(CordwoodError):
     """Another epoch rules: find the new sequencer.
 
     Attributes:
-        epoch: the epoch that won, 0 where it is not known.
+        epoch: the epoch that won, 0 if it is not known.
     """
 
     def __init__(self, message: str, epoch: int = 0) -> None:
@@ -90,7 +91,7 @@ class Fenced(CordwoodError):
 
 
 class OutcomeUnknown(CordwoodError):
-    """It may or may not be stored; read the log to find out."""
+    """The append may or may not be stored; read the log to find out."""
 
 
 class Rejected(CordwoodError):
@@ -106,31 +107,32 @@ class UnknownProducer(Rejected):
 
 
 class ProducerFenced(Rejected):
-    """A higher epoch of this producer has begun; this one must stop."""
+    """A higher epoch of this producer has begun; the lower epoch must stop."""
 
 
 class TokenFenced(Rejected):
-    """A higher fencing token of this log has been given out; the text says to whom."""
+    """A higher fencing token of this log has been given out; the text names its holder."""
 
 
 class Misplaced(enum.StrEnum):
     """Why a producer's block is out of sequence. The values go over the wire."""
 
     GAP = "gap"
-    """It lies ahead of what the log expects: records before it are missing. Not stored."""
+    """The block is ahead of the sequence that the log expects: earlier records are missing. It is
+    not stored."""
     STORED = "stored"
-    """The log has given these sequences out, too long ago to say where they stand."""
+    """The log stored these sequences, too long ago to know their LSNs."""
     BEHIND = "behind"
-    """The client did not send it, because an earlier block of the producer ended with an error."""
+    """The client did not send the block, because an earlier block of the producer failed."""
 
 
 class OutOfSequence(Rejected):
-    """A producer's block is not the one that comes next, and no repeat that is remembered.
+    """A producer's block does not have the next sequence, and is no repeat that the log remembers.
 
     Attributes:
-        kind: which of the reasons in `Misplaced`; None from a node of an older version.
-        expected: the sequence that the log expects next from this producer in this epoch;
-            every sequence below it is stored. None where the log was not asked.
+        kind: the reason, from `Misplaced`; None from a node of an older version.
+        expected: the sequence that the log expects next from this producer in this epoch; every
+            sequence below it is stored. None if the log was not asked.
     """
 
     def __init__(
@@ -142,19 +144,19 @@ class OutOfSequence(Rejected):
 
 
 class StageExpired(Rejected):
-    """A staged block is gone or too old to be published; nothing was."""
+    """A staged block is gone or too old; no block was published."""
 
 
 class RecordTooLarge(Rejected):
-    """Over the record or block limit."""
+    """A record or a block is over its limit."""
 
 
 class UnknownLog(Rejected):
-    """No log of this name."""
+    """No log has this name."""
 
 
 class LogExists(Rejected):
-    """A log of this name is there already."""
+    """A log of this name exists already."""
 
 
 class NoObject(Rejected):
@@ -162,7 +164,7 @@ class NoObject(Rejected):
 
 
 class ObjectChanged(Rejected):
-    """An object is not the one that the caller expected to replace; nothing was stored."""
+    """The object is not the one that the caller expected to replace; nothing was stored."""
 
 
 class AccessDenied(Rejected):
@@ -190,11 +192,11 @@ class Corrupt(CordwoodError):
 
 
 class Malformed(Corrupt):
-    """A frame, a message or a layout that no sender of ours makes."""
+    """A frame, a message or a layout that no Cordwood sender makes."""
 
 
 class ChecksumMismatch(Corrupt):
-    """Stored or sent bytes are not what was written."""
+    """Stored or sent bytes differ from the bytes that were written."""
 
 
 class TornBlock(Corrupt):

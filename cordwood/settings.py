@@ -1,6 +1,6 @@
-"""Every setting, a branch a room, units in the names, the reason beside the default.
+"""All settings: a class for each part, units in the names, and the reason beside each default.
 
-Read once, in `node.py`; a room is handed its branch and nothing else.
+`node.py` reads them once. Each part of the code gets only its own settings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cordwood.write_budget import parse_budget
 MIB = 1 << 20
 
 REORDERINGS = ("none", "hash-shuffle", "hash-shuffle-client-seed")
-"""Who of a copyset sends a block to a reader, with LogDevice's names."""
+"""The rules that choose the sender from a copyset, with LogDevice's names."""
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
@@ -32,17 +32,18 @@ class SequencerSettings:
         window_bytes: bodies in flight over all logs of a node. 64 MiB is 30 ms of the
             fastest disk measured, and no client has more in flight by default.
         run_bytes: bytes stored as one run: LogDevice's and Kafka's megabyte. A small WAL
-            lowers it, and the next, see `fitted_to`.
-        block_bytes_max: the largest body taken: the 4 MiB of records that a client may put
-            into one, and up to 21 bytes of offsets and times beside each of 65,536.
-        group_bytes_max: the bodies of one atomic group. As large as the window: it is taken
-            whole or not at all, so a node holds up to twice as much for a moment.
-        store_timeout_s: first wait for a wave. LogDevice starts at 10 ms on its own
-            disks; shared disks stall for tens of ms, and a needless wave costs three
-            stores. Doubles each wave.
-        store_timeout_max_s: where doubling stops: how long after a partition heals an
-            append that was stuck in it may go on waiting.
-        esns: esns a sequencer issues in one epoch; lowered only by tests.
+            lowers this setting and the next one, see `fitted_to`.
+        block_bytes_max: the largest body that a node takes: the 4 MiB of records that a client
+            may put into one block, and up to 21 bytes of offsets and times for each of 65,536
+            records.
+        group_bytes_max: the bodies of one atomic group, at most as large as the window. A group
+            is taken whole or not at all, so a node holds up to twice as much for a moment.
+        store_timeout_s: first wait for a wave; it doubles with each wave. LogDevice starts at
+            10 ms on its own disks. Shared disks stall for tens of ms, and a needless wave costs
+            three stores.
+        store_timeout_max_s: the longest wait for a wave. After a network partition heals, an
+            append that was stuck may still wait this long.
+        esns: esns that a sequencer issues in one epoch; only tests lower it.
     """
 
     window_bytes: int = 64 * MIB
@@ -65,12 +66,12 @@ class SequencerSettings:
             raise BadSetting("sequencer.store_timeout_max_s is below store_timeout_s")
 
     def fitted_to(self, record_bytes_max: int) -> SequencerSettings:
-        """These, with runs, blocks and groups that a WAL record of so many bytes can hold.
+        """These settings, with runs, blocks and groups that fit into WAL records of this size.
 
-        A run has up to `run_bytes`, or is one block; recovery stores a run and one block.
-        A record has up to half of the ring, so that a run has a sixteenth, half of what
-        nodes keep for later waves. A group takes many records; with one this large the
-        nodes have room for it as soon as they have flushed.
+        A run has up to `run_bytes`, or is one block; recovery stores a run and one more block. A
+        record has up to half of the ring, so a run has up to a sixteenth, half of the space that
+        nodes reserve for later waves. A group takes many records; nodes have free space for a
+        group of this size as soon as they have flushed.
         """
         return replace(
             self,
@@ -85,49 +86,49 @@ class StorageSettings:
     """The storage node.
 
     Attributes:
-        wal_bytes: the ring. 2 GiB in a server, as the Delta WAL has; `cordwood up` and
-            the embedded store take 128 MiB, so that they start in a second. It counts when
-            a node's directory is made; a later start that names another is told so.
-        wal_budget: what the WAL may ask of its disk: `gp3` for such a cloud volume (3,000 writes
-            and 125 MiB a second), or `IOPS,MIB_PER_S`; "" for no limit, as a local disk has
-            none. Over the budget a volume queues writes where nothing can gather them; the
-            WAL gathers what waits into fewer, larger ones. LogsDB's writes are not counted:
-            leave them a share where they go to the same volume.
-        cache_bytes: blocks that are in the WAL and not yet in LogsDB; at this, appends
-            wait. Stores of what was numbered already are taken up to an eighth more, those of
-            recoveries up to a quarter more, and nothing beyond. Half of it is a burst that
-            no flush disturbs: a second of the fastest disk measured. Memory is taken only for
-            what is there.
-        flush_bytes: a flush begins when so much has gathered and appends pause, or when half
-            of the cache or of the WAL is full. Large files are read with few seeks; 32 MiB
-            are written in a fifth of a second.
-        flush_quiet_s: so long without an append is a pause. Between the waves of a burst it
-            is milliseconds.
-        flush_age_s: or when the oldest of it is so old, which bounds how much a quiet
-            node replays at its start. S3Stream uploads after the same minute.
-        partition_age_s, partition_bytes, partition_files: a partition that has reached
-            one of these is left alone and the next begins. LogDevice's 15 minutes, 6 GB
-            (here 4 GiB), and the 20 files of its documents: a cold read looks into each.
-        retention_every_s: how often what logs do not keep any longer is trimmed, and space
-            given back: LogDevice's 30 s, a thirtieth of what a partition lasts.
-        deleted_keep_s: how long the records of a log that is gone from the log tree stay on
-            the disk: a day in which somebody may notice. LogDevice keeps them for 2 to 4.
-        disk_low_bytes, disk_back_bytes: with less than the first free on its disk a node takes
-            no new records, and again with more than the second; on a small disk 5 and 10 %
-            of it. 1 GiB is ten caches full: a flush always finds its place. 0 for none.
-        disk_look_s: how often that is looked at: a disk writes 1 GiB in no less.
-        reached_every_s: how often a node that stores says in the metadata store how far its WAL
-            has come: an older copy of its directory is noticed where it is older than that. A
-            tenth of a write a second for each node is nothing to any metadata store.
-        recent_bytes: blocks that a flush has taken and that stay in memory for readers, 1 KiB
-            counted for each beside its bytes; 0 for none. Four flushes: most readers are
-            seconds behind. Memory is taken only for what is there.
-        block_cache_bytes: what RocksDB keeps of index entries and blocks it has read.
-        scrub_bytes_s: what is read of LogsDB in the background to find what has rotted; 0 for
-            no scrubbing. 1 MiB/s, as HDFS's scanner: a per cent of a disk and of a core, and a
-            terabyte in 12 days.
-        scrub_every_s: a pass over all of it begins no sooner than so long after the last one
-            did. A day: what rotted is found before a second copy is likely to.
+        wal_bytes: the size of the ring. 2 GiB on a server, as in the Delta WAL; `cordwood up` and
+            the embedded store take 128 MiB, so that they start in a second. The value counts when
+            a node's directory is made; a later start with another value warns.
+        wal_budget: the WAL's share of its disk: `gp3` for such a cloud volume (3,000 writes and
+            125 MiB a second), or `IOPS,MIB_PER_S`; "" for no limit, for a local disk. Over its
+            budget a volume queues writes and cannot join them; the WAL joins waiting records
+            into fewer, larger writes. LogsDB's writes are not counted: leave a share for them if
+            they go to the same volume.
+        cache_bytes: blocks that are in the WAL and not yet in LogsDB; when it is full, appends
+            wait. Stores of numbered blocks may exceed it by an eighth, stores of recoveries by a
+            quarter, and no store by more. Half of it is a burst that no flush disturbs: a second
+            of the fastest disk measured. Memory is taken only for blocks that are there.
+        flush_bytes: a flush begins when this much is unflushed and appends pause, or when half of
+            the cache or of the WAL is full. Large files are read with few seeks; 32 MiB are
+            written in a fifth of a second.
+        flush_quiet_s: this time without an append is a pause. Between the waves of a burst it is
+            milliseconds.
+        flush_age_s: a flush also begins when the oldest unflushed block is this old. It bounds the
+            replay at the start of a quiet node. S3Stream uploads after the same minute.
+        partition_age_s, partition_bytes, partition_files: a partition that has reached one of
+            these is closed and the next begins. LogDevice's 15 minutes, 6 GB (here 4 GiB), and
+            the 20 files of its documents: a cold read looks into each file.
+        retention_every_s: the time between two passes that trim records past their retention and
+            free disk space: LogDevice's 30 s, a thirtieth of a partition's time.
+        deleted_keep_s: how long the records of a deleted log stay on the disk: a day in which a
+            person may notice a mistake. LogDevice keeps them for 2 to 4.
+        disk_low_bytes, disk_back_bytes: with less free disk space than the first, a node takes no
+            new records; with more than the second, it takes them again. On a small disk they are
+            5 and 10 % of it. 1 GiB is four full caches, so a flush always fits. 0 for no limit.
+        disk_look_s: the time between two measurements of the disk: a disk does not write 1 GiB
+            in less.
+        reached_every_s: how often a storing node records in the metadata store how far its WAL has
+            come. A start from an older copy of its directory is noticed if the copy is older than
+            this. A tenth of a write a second for each node is nothing to any metadata store.
+        recent_bytes: blocks that stay in memory for readers after their flush, with 1 KiB more
+            counted for each block; 0 for none. Four flushes: most readers are seconds behind.
+            Memory is taken only for blocks that are there.
+        block_cache_bytes: RocksDB's cache of index entries and blocks that it has read.
+        scrub_bytes_s: the rate at which a scrub reads LogsDB in the background to find rotten data;
+            0 for no scrubbing. 1 MiB/s, as HDFS's scanner: a per cent of a disk and of a core, and
+            a terabyte in 12 days.
+        scrub_every_s: the least time between the begins of two passes over LogsDB. A day: rotten
+            data is found before a second copy is likely to rot.
     """
 
     wal_bytes: int = 2048 * MIB
@@ -190,12 +191,13 @@ class NodeSettings:
         listen: `host:port`; loopback by default, port 0 takes a free one.
         location: its failure domains, see `nodes.Member`.
         weight: its share of new records.
-        default_replication: for logs made without saying.
-        create_logs: whether to append to a log that is not there, or to follow it, makes it.
-        refresh_s: how often the member list is read again; a new node is used after
-            that long. One small read of a local file.
-        gossip_s: a tick of the failure detector; a node is dead after 30 of them. LogDevice's
-            100 ms: a silent node is known in three seconds for ten small frames a second.
+        default_replication: for logs that are made without a replication of their own.
+        create_logs: whether an append to a log that does not exist, or a follow, makes the log.
+        refresh_s: the time between two reads of the member list; a new node is used after this
+            time. One small read of a local file.
+        gossip_s: a tick of the failure detector; a node is dead after 30 ticks. LogDevice's
+            100 ms: a silent node is found in three seconds, at the cost of ten small frames a
+            second.
     """
 
     node: NodeId
@@ -223,43 +225,44 @@ class ClientSettings:
     """A client.
 
     Attributes:
-        timeout_s: how long an append or a call may take, retries included. Kafka waits
-            120 s and LogDevice 10; 30 covers a restart of a node and is still felt.
+        timeout_s: how long an append or a call may take, retries included. Kafka waits 120 s and
+            LogDevice 10 s; 30 s covers a restart of a node, and a person still notices it.
         window_bytes: bodies in flight from one client.
         window_records: records in flight from one client.
         block_bytes: a block is cut when its records reach this.
-        block_records: likewise in records.
-        codec: `none`, `lz4` or `zstd`: how bodies are compressed.
-        read_bytes: what each node may send ahead of the reader, for each stream, as far as
-            `read_memory_bytes` allows.
-        read_memory_bytes: what nodes may send ahead of all readers of the client together,
-            64 KiB for each node and stream apart. Six streams of five nodes get all they
-            want of 256 MiB; a process with a hundred gives each less. What waits for those that
-            share a stream is in it.
-        location: where the client stands, as `NodeSettings.location`; "" for nowhere.
-        scd_enabled: each block is sent by one of the nodes that hold it. Off, all of them
-            send it: R times the traffic, and no wait when a node fails.
-        local_scd_enabled: a node in the client's region sends it, if one holds it: less
+        block_records: a block is also cut when it has this many records.
+        codec: `none`, `lz4` or `zstd`: the compression of bodies.
+        read_bytes: the bytes that each node may send ahead of the reader, for each stream, as far
+            as `read_memory_bytes` allows.
+        read_memory_bytes: the bytes that nodes may send ahead of all readers of the client
+            together, plus 64 KiB for each node and stream. With 256 MiB, six streams of five
+            nodes get all that they want; with a hundred streams each gets less. It includes the
+            items that wait for readers of a shared tail.
+        location: the client's location, as in `NodeSettings.location`; "" for none.
+        scd_enabled: one of the nodes that hold a block sends it. If off, all of them send it: R
+            times the traffic, and no wait when a node fails.
+        local_scd_enabled: a node in the client's region sends a block if it holds it: less
             traffic between regions, more load on the nodes of a region with many readers.
-        scd_copyset_reordering_max: who of a copyset sends. `none`: its first member;
-            `hash-shuffle`, LogDevice's default: the same one for every reader, whose caches
-            serve all who read nearby; `hash-shuffle-client-seed`: another one for each
+        scd_copyset_reordering_max: the member of a copyset that sends. `none`: the first one.
+            `hash-shuffle`, LogDevice's default: the same one for every reader, whose caches serve
+            all readers of that part of the log. `hash-shuffle-client-seed`: another one for each
             client, which spreads many readers over all copies.
-        client_read_flow_control_threshold: a reader's window moves once this part of it
-            was used up. Higher sends fewer messages; nodes wait when it comes too late.
-        reader_slow_nodes_detection: a node that is far slower than its peers is not
-            counted on for a while. LogDevice has it off; here a reader waits for its
-            slowest node, and the price of an error is some blocks sent twice.
-        read_stream_guaranteed_delivery_efficiency: never ask for all copies before a loss
-            is told. It saves sending a window again, and may call lost what one node alone
-            has lost: for readers that would rather skip than wait.
-        rare_collections: while the client is connected, the garbage collector of the whole
-            process leaves alone what was there before, and looks for cycles each 50,000 objects
-            and not each 700: a third off the client's time with thousands of records in flight.
-            Cycles that the program leaves stay in memory longer. The command line, benchmarks
-            and Spark's workers have it on.
-        write_tokens: for logs that ask for one; shown to nobody.
-        read_tokens: likewise, to read. Of these a node is sent the one that its log asks for.
+        client_read_flow_control_threshold: a reader's window moves when this part of it is used
+            up. A higher value sends fewer messages, but nodes wait if the move comes too late.
+        reader_slow_nodes_detection: a reader stops counting on a node that is far slower than its
+            peers for a while. LogDevice has it off; here a reader waits for its slowest node, and
+            a wrong verdict costs only some blocks sent twice.
+        read_stream_guaranteed_delivery_efficiency: never ask for all copies before a loss is
+            reported. It saves a second send of a window. But records that only one node has lost
+            may be reported as lost: for readers that prefer to skip rather than wait.
+        rare_collections: while the client is connected, the garbage collector of the whole process
+            ignores the objects that existed before, and looks for cycles each 50,000 objects
+            instead of each 700: a third less time for a client with thousands of records in
+            flight. Cycles of the program stay in memory longer. The command line, benchmarks and
+            Spark's workers turn it on.
+        write_tokens: for logs that ask for a token to append; never shown.
+        read_tokens: for logs that ask for a token to read; never shown. A node gets only the
+            token that its log asks for.
     """
 
     timeout_s: float = 30.0

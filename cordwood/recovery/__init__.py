@@ -1,1 +1,1 @@
-"""The procedures that mend an epoch after its sequencer is gone."""
+"""The procedures that recover an epoch after its sequencer is gone."""

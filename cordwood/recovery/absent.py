@@ -12,7 +12,7 @@ def refuse_fenced(failures: Mapping[NodeId, CordwoodError]) -> None:
     """Raise if a higher epoch rules.
 
     Raises:
-        Fenced: one of the nodes obeys a higher epoch.
+        Fenced: one of the nodes is sealed by a higher epoch.
     """
     for error in failures.values():
         if isinstance(error, Fenced):
@@ -20,11 +20,11 @@ def refuse_fenced(failures: Mapping[NodeId, CordwoodError]) -> None:
 
 
 def refuse_absent(log: int, step: str, failures: Mapping[NodeId, CordwoodError]) -> None:
-    """Say who is missing.
+    """Raise an error that names the absent members.
 
     Raises:
-        Fenced: one of them obeys a higher epoch.
-        NoSequencer: members are absent; the text names them and why.
+        Fenced: one of the nodes is sealed by a higher epoch.
+        NoSequencer: members are absent; the text names them and the reasons.
     """
     refuse_fenced(failures)
     named = "; ".join(f"node {node}: {failures[node]}" for node in sorted(failures))

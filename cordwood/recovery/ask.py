@@ -1,7 +1,7 @@
-"""Asking the members of a nodeset the same thing, until enough have answered.
+"""Asks the members of a nodeset the same question, until enough have answered.
 
-Source: CONTRIBUTING.md, "The idea"; docs/sources/logdevice.md 2.7 (4: a grace period for those on
-their way).
+Source: CONTRIBUTING.md, "The idea"; docs/sources/logdevice.md 2.7 (4: a grace period for late
+answers).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cordwood.nodes import NodeId
 Answer = TypeVar("Answer")
 
 GRACE_S = 0.1
-"""How long answers that are still on their way are waited for once enough are there:
-each one more makes recovery know more (LogDevice waits as long)."""
+"""How long to wait for further answers after enough have come: each further answer gives recovery
+more copies (LogDevice waits as long)."""
 
 
 async def ask_all(
@@ -34,15 +34,16 @@ async def ask_until(
     grace_s: float | None = None,
     silent: Collection[NodeId] = (),
 ) -> dict[NodeId, Answer | CordwoodError]:
-    """Ask all nodes at once; return when all have answered, or enough have and GRACE_S passed.
+    """Ask all nodes at once; return when all have answered, or GRACE_S after enough have.
 
     Args:
-        ask: keeps its own deadline; one of our errors counts as its answer, any other
+        ask: keeps its own deadline; a CordwoodError counts as the node's answer, any other
             exception ends the whole question.
-        enough: told what is there so far.
+        enough: decides from the answers so far.
         grace_s: in place of GRACE_S.
-        silent: nodes that most likely do not answer: once enough are there nobody waits for
-            these, so that appends do not stand still at each epoch beside a stopped node.
+        silent: nodes that most likely do not answer. When enough answers are there, the grace
+            period does not wait for them, so that one stopped node does not delay appends at
+            each new epoch.
     Returns:
         An answer or an error for each node, in node order.
     """

@@ -1,7 +1,6 @@
-"""Read what the members hold of an epoch above its LNG, released or not.
+"""Reads the members' copies of an epoch above its LNG, released or not.
 
-Frames come over the node's own peer connections; `DigestReads` hands them to the
-read that asked.
+Frames come over the node's own peer connections; `DigestReads` hands each frame to its read.
 
 Source: docs/sources/logdevice.md 2.7 (3, 4).
 """
@@ -44,13 +43,13 @@ from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
 
 DIGEST_TIMEOUT_S = 10.0
-"""The tail above an LNG is one append window; reading it takes far less."""
+"""The tail above an LNG is one append window; reading it takes far less time."""
 
 DIGEST_BYTES_MAX = 1 << 30
-"""What recovery will hold from one member: many times an append window."""
+"""The most bytes that recovery holds from one member: many times an append window."""
 
 CREDIT_BYTES = 16 << 20
-"""What a member may send before we say that it arrived."""
+"""The bytes that a member may send ahead of our acknowledgement."""
 
 
 class _Reading:
@@ -78,7 +77,7 @@ class DigestReads:
         """A READING or BLOCKS frame from `node`.
 
         Raises:
-            Malformed, ChecksumMismatch: it is damaged.
+            Malformed, ChecksumMismatch: the frame is damaged.
         """
         if frame.kind == Kind.READING:
             self._on_reading(node, connection, frame)
@@ -120,17 +119,17 @@ class DigestReads:
         reading.done.set_exception(error)
 
     def on_down(self, node: NodeId, connection: Connection) -> None:
-        """The connection is gone, and with it its digest reads."""
+        """The connection is gone; its digest reads fail."""
         for (each, _), reading in self._open.items():
             if each is connection and not reading.done.done():
                 reading.done.set_exception(Unreachable(f"node {node} went away"))
 
     async def read(self, node: NodeId, log: int, start: int, until: int) -> HeldTail:
-        """All that `node` holds of `[start, until]`.
+        """All copies that `node` holds in `[start, until]`.
 
         Raises:
-            Unreachable: it is not there, or did not finish within DIGEST_TIMEOUT_S.
-            ChecksumMismatch: it holds a damaged copy, so what it holds is not known.
+            Unreachable: the node is down, or did not finish within DIGEST_TIMEOUT_S.
+            ChecksumMismatch: the node has a damaged copy, so it does not know all that it holds.
         """
         connection = await self._peers.wait_for(node, timeout_s=DIGEST_TIMEOUT_S)
         stream = self._next_stream
@@ -153,7 +152,7 @@ class DigestReads:
 
 @dataclass(frozen=True, slots=True)
 class HeldTail:
-    """What one member holds of an epoch's end, what it knows to be released, and its trim point."""
+    """One member's copies of an epoch's end, the release that it knows, and its trim point."""
 
     blocks: list[StoredBlock]
     released: int
@@ -165,11 +164,11 @@ class Collected:
     """A digest, and the nodes whose copies are in it, in node order.
 
     Attributes:
-        lng: all of the epoch up to it is stored in full.
-        holders: by block, the nodes that hold a copy of exactly this one.
-        is_authoritative: what none of these nodes holds was never acknowledged.
-        over_by: the highest epoch of which one of them knows a release; above the epoch that
-            was read, another recovery has ended that one.
+        lng: all records of the epoch up to it are stored in full.
+        holders: by block, the nodes that hold a copy of exactly this block.
+        is_authoritative: whether records that none of these nodes holds were never acknowledged.
+        over_by: the highest epoch of which one of the nodes knows a release. If it is above the
+            epoch that was read, another recovery has ended that epoch.
     """
 
     digest: Digest[StoredBlock]
@@ -191,24 +190,23 @@ async def collect_digest(
     latest_us: int | None,
     statuses: Statuses,
 ) -> Collected:
-    """What an f-majority holds of `epoch` above `lng`; enough of it to store a tail again.
+    """Read the copies of `epoch` above `lng` from an f-majority that can also store the tail again.
 
-    A member may have trimmed above `lng` since it sealed, and then holds nothing there. It
-    knows what was released by then, and so do we: what is released is no hole, and nothing at or
-    below a trim point is one.
+    A member may have trimmed above `lng` since it sealed, and then holds no copies there. Its
+    answer carries its release and its trim point. LSNs at or below either are never plugged.
 
     A record that is younger than `latest_us` was never acknowledged: it would be on a full
-    copyset, and the epoch above began no earlier than the latest that an f-majority held. It
-    is left out, for append time must not fall along a log.
+    copyset, and the epoch above began at or after the latest append time of an f-majority. Such a
+    record is left out, because append time must not fall along a log.
 
     Args:
-        latest_us: the append time below which none of the epochs above has records; None if that
-            was decided without members that may have come back, so that it says nothing.
-        sealed: the members that obey this recovery's seal; only those are read.
-        statuses: what is said of members' data. Those that sealed are there, so it is not
-            asked what is said of them.
+        latest_us: the append time below which no higher epoch has records. None if it was decided
+            without members that may have come back, so that it means nothing.
+        sealed: the members that took this recovery's seal; only these are read.
+        statuses: the reported status of members' data. The status of a member that sealed does
+            not count, because it is up.
     Raises:
-        NoSequencer: too few members answered, or know what they hold.
+        NoSequencer: too few members answered, or too few know all that they hold.
     """
     until = (epoch << 32) | ESN_MAX
     away = {node: status for node, status in statuses.items() if node not in sealed}
@@ -225,7 +223,7 @@ async def collect_digest(
         refuse_absent(log, f"reading the tail of epoch {epoch}", failures)
     heard = {node: tail for node, tail in answers.items() if not isinstance(tail, CordwoodError)}
     released = [tail.released for tail in heard.values()]
-    # A trim point in a higher epoch leaves nothing of this one to mend but its bridge.
+    # If a trim point lies in a higher epoch, only this epoch's bridge is left to mend.
     trims = [min(tail.trim, make_lsn(epoch, ESN_MAX - 1)) for tail in heard.values()]
     lng = max([lng, *trims, *(each for each in released if each >> 32 == epoch)])
     digest: Digest[StoredBlock] = Digest(epoch, lng)

@@ -1,13 +1,13 @@
-"""When recovery has heard enough: with what is said of the nodes that did not answer.
+"""Decides when recovery has heard enough nodes, by the reported status of the silent nodes.
 
-As a reader does (`quorum.authority`), recovery weighs silence by what became of each node's
-data: nodes whose data lies elsewhere are as good as not there, those whose data is gone are
-not waited for once all others were heard, and those that are down and have data are. A node
-that answers is there, whatever is said of it.
+Recovery weighs silence by the status of each node's data, as a reader does (`quorum.authority`). A
+node whose data lies on other nodes counts as absent. Recovery does not wait for a node whose data
+is gone after all other nodes have answered. It waits for a node that is down and has data. A node
+that answers is up, whatever its status says.
 
-Where all that have data were heard and do not meet every copyset, more nodes lost their data
-than the copies survive, and recovery is *non-authoritative*: what nobody holds may have been
-acknowledged. It goes on, so that the log does, and plugs nothing.
+If all nodes with data answered and they do not meet every copyset, more nodes lost their data than
+the copies survive. Recovery is then *non-authoritative*: a record that no node holds may have been
+acknowledged. Recovery goes on, so that the log can go on, and plugs no new hole.
 
 Source: docs/sources/logdevice.md 2.6, 2.7 (3, 4, 6).
 """
@@ -25,7 +25,7 @@ Statuses = Mapping[NodeId, Authority]
 
 
 def statuses_of(members: Iterable[Member]) -> Statuses:
-    """Of each of `members` that is not fully authoritative, what is said of its data."""
+    """The reported status of each of `members` that is not fully authoritative."""
     fully = Authority.FULLY_AUTHORITATIVE
     return {each.node: each.authority for each in members if each.authority is not fully}
 
@@ -33,7 +33,7 @@ def statuses_of(members: Iterable[Member]) -> Statuses:
 def weigh(
     heard: Set[NodeId], nodeset: Nodeset, replication: Replication, statuses: Statuses
 ) -> QuorumVerdict:
-    """What the members that answered amount to."""
+    """The verdict on the members that answered."""
     away = {node: status for node, status in statuses.items() if node not in heard}
     return weigh_replies(heard, nodeset, replication, away)
 
@@ -41,12 +41,10 @@ def weigh(
 def is_enough(
     heard: Set[NodeId], nodeset: Nodeset, replication: Replication, statuses: Statuses
 ) -> bool:
-    """Whether recovery goes on with these: they are to hold the tail as well.
-
-    While others may still answer, those heard must be able to hold a copyset; read-only ones
-    tell what they have and hold nothing new. Once nobody else can, they do what they can.
-    """
+    """Whether recovery can go on with the nodes in `heard`, which also have to store the tail."""
     verdict = weigh(heard, nodeset, replication, statuses)
+    # While other nodes may still answer, these must be able to hold a copyset without read-only
+    # nodes, which store nothing new. When no other node can answer, proceed with these.
     if verdict is QuorumVerdict.INCOMPLETE:
         takers = {m.node for m in nodeset.members if m.node in heard and not m.read_only}
         return can_replicate(takers, nodeset, replication)
@@ -54,7 +52,7 @@ def is_enough(
 
 
 def attainable(nodes: Set[NodeId], nodeset: Nodeset, replication: Replication) -> Replication:
-    """The most of a replication property that `nodes` can keep; at least one node is asked for."""
+    """The highest replication up to `replication` that `nodes` can keep; at least one copy."""
     members = [member for member in nodeset.members if member.node in nodes]
     most = {
         scope: min(count, len({member.domain(scope) for member in members}))

@@ -1,17 +1,17 @@
-"""Store what recovery decided: records kept, holes plugged, the bridge, all R times.
+"""Stores recovery's decision: the blocks to keep, the holes and the bridge, each R times.
 
-Every store carries the recovery's own epoch as its seal, so a higher recovery
-stops it at each node; and the number of the attempt, in place of a wave.
+Every store carries the recovery's own epoch as its seal, so a higher recovery stops it at each
+node. In place of a wave it carries the number of the attempt.
 
-A block that is kept goes, as far as racks and the like allow, to the nodes that hold it: these
-get its new envelope alone, an *amend*, and the others the whole of it. So a recovery writes some
-hundred bytes for a block of any size, where its copies are. A node that turns out not to hold
-what the digest said, or not intact, says so and is sent the body too.
+A block to keep goes to the nodes that hold it, as far as racks and other scopes allow. These nodes
+get only its new envelope, an *amend*; other nodes get the whole block. So a recovery usually writes
+about a hundred bytes for a block of any size. A node that does not hold the block intact says so,
+and gets the body too.
 
-No copyset names a node of which it is said that its data is being rebuilt, as long as there are
-others; storage nodes refuse such stores, a recovery's as well (`storage.refusals`). Where there
-are no others the recovery is tried and refused, and comes again: a member that has sealed and was
-read is up, so what is said of it is about to be taken back, and the storage nodes hear of that.
+No copyset names a node whose data is reported as being rebuilt, as long as other nodes can take its
+place: storage nodes refuse such stores, those of recoveries included (`storage.refusals`). If there
+are no other nodes, the store is refused and the recovery is retried. A member that sealed and was
+read is up, so it is about to clear its status, and the storage nodes will hear of that.
 
 Source: docs/sources/logdevice.md 2.7 (6); docs/design.md §2.
 """
@@ -45,15 +45,16 @@ MEND_TIMEOUT_S = 10.0
 """One durable wave per node; LogDevice's mutation takes half a second a try."""
 
 FULL_PAUSE_S = 0.2
-"""Between tries of a node that has no room just now: a flush takes as long."""
+"""The pause between tries of a node without free space: a flush takes as long."""
 
 FULL_TRIES = 10
-"""Then recovery begins anew, with other nodes maybe: one that cannot flush holds nobody up."""
+"""After these tries recovery begins again, perhaps with other nodes, so that a node that cannot
+flush does not block the log."""
 
 
 SPARED_WEIGHT = 1e-6
-"""Of a node that takes no new records beside those that do; of one that does not hold a block
-beside those that do, likewise."""
+"""The weight of a node that takes no new records, beside nodes that do; and of a node that does not
+hold a block, beside nodes that do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,12 @@ class MendJob:
 
     Attributes:
         seal: the recovery's own epoch.
-        attempt: which try under that seal this is. A try that was given up may have left copies
-            of another outcome on nodes that nobody hears now: this one's count above them.
-        nodes: members that sealed and were read; the tail is stored on some of these.
-        append_time_us: given to plugs where nothing before them was kept.
-        run_bytes: headers, envelopes and bodies stored at once; a block may go over it.
-        holders: by block, the nodes of which the digest says that they hold exactly this one.
+        attempt: the number of this try under that seal. An earlier try may have left copies of
+            another outcome on nodes that do not answer now; copies of this try win over them.
+        nodes: members that sealed and were read; some of them store the tail.
+        append_time_us: of plugs that have no kept block before them.
+        run_bytes: headers, envelopes and bodies stored at once; a single block may be larger.
+        holders: by block, the nodes that hold exactly this block, by the digest.
     """
 
     log: int
@@ -91,12 +92,12 @@ async def mend_tail(
         Fenced: a higher epoch sealed.
         NoSequencer, TooFewNodes: a node went away or refused; try again.
     """
-    # By who holds them: what one copyset is best for goes out together. Nothing is recovered
-    # before all of it is stored, so the order is nobody's concern.
+    # Blocks with the same holders go out together, to one copyset. Their order does not matter: the
+    # epoch is recovered only after all of them are stored.
     waves: dict[frozenset[NodeId], list[tuple[BlockHeader, Buffer]]] = {}
     sizes: dict[frozenset[NodeId], int] = {}
     for header, body in _outcomes(job, mend):
-        # A plug is no larger than the envelope that would amend it.
+        # Number: a plug has no body, so a whole plug is no larger than an amend.
         holders = job.holders.get(header, frozenset()) if body else frozenset()
         waves.setdefault(holders, []).append((header, body))
         sizes[holders] = sizes.get(holders, 0) + BLOCK_HEAD_BYTES_MAX + len(body)
@@ -143,7 +144,7 @@ class _Payload:
 
     @classmethod
     def of(cls, parts: Sequence[Buffer]) -> _Payload:
-        """Sum it up."""
+        """The payload with its checksum."""
         return cls(parts, checksum(parts))
 
 
@@ -176,7 +177,7 @@ async def _store(
                 lacking = [node for node in missing if refused[node] is Refusal.NOT_HELD]
                 missing = {node: missing[node] for node in full} | dict.fromkeys(lacking, whole)
                 if full:
-                    # To begin anew would store all of it again, into nodes that are full.
+                    # Trap: a new attempt would store all blocks again, on nodes that are full.
                     pauses += 1
                     if pauses == FULL_TRIES:
                         text = f"log {job.log} cannot be mended: nodes {full} have no room"
@@ -189,13 +190,13 @@ async def _store(
 
 
 def _choose(job: MendJob, holders: frozenset[NodeId], host: Host) -> tuple[NodeId, ...]:
-    """A copyset: of nodes that are not rebuilt and of `holders`, as far as there are any.
+    """A copyset of `holders` and of nodes that are not being rebuilt, as far as possible.
 
-    Of nodes that take no new records if there is no other: the end of an epoch can lie on its
-    own nodes only, and without it nothing that comes after is ever released.
+    It has nodes that take no new records only if there are no others. Then it must use them: only
+    an epoch's own nodes can hold its end, and without the end no later record is ever released.
 
     Raises:
-        TooFewNodes: the nodes cannot give what is asked for.
+        TooFewNodes: the nodes cannot keep the replication.
     """
     everybody = frozenset(job.nodes)
     there = everybody - rebuilt_nodes(job.nodeset.members)
@@ -218,7 +219,7 @@ def _choose(job: MendJob, holders: frozenset[NodeId], host: Host) -> tuple[NodeI
 
 
 def _all_taking(nodeset: Nodeset) -> Nodeset:
-    """The same nodes, those of weight 0 with next to none; nothing for those that store nothing."""
+    """The same nodes, with a tiny weight instead of 0; read-only nodes keep weight 0."""
     return Nodeset(
         tuple(
             m if m.read_only else replace(m, weight=m.weight or SPARED_WEIGHT)
@@ -228,7 +229,7 @@ def _all_taking(nodeset: Nodeset) -> Nodeset:
 
 
 def _sparing(nodeset: Nodeset, holders: frozenset[NodeId]) -> Nodeset:
-    """The same nodes, those that do not hold what is stored with next to no weight."""
+    """The same nodes, with a tiny weight for those outside `holders`."""
     if not holders:
         return nodeset
     return Nodeset(
@@ -257,11 +258,11 @@ def _answer(
 
 
 def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> Refusal | None:
-    """What a node said: None for stored, or a refusal after which it is asked again.
+    """A node's answer: None for stored, or a refusal after which the store is retried.
 
     Raises:
         Fenced: a higher epoch sealed.
-        NoSequencer: it went away, or refused for good.
+        NoSequencer: the node went away, or refused for good.
     """
     if refusals is None:
         raise NoSequencer(f"log {log} cannot be mended: node {node} went away")

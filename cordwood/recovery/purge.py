@@ -1,10 +1,10 @@
-"""Purging: a node that missed a recovery drops what the recovery did not count.
+"""Purging: a node that missed a recovery drops the blocks that the recovery did not keep.
 
-While a node was away, an epoch that it holds blocks of may have been recovered
-without it. Above that epoch's LNG it may then hold blocks that became holes, and
-none of them may be read. A peer that took part knows the LNG and the seal; one that
-knows is enough, because nodes are told that an epoch is clean only after its outcome
-is on full copysets, which every later recovery meets and keeps.
+While a node was away, other nodes may have recovered an epoch of which it holds blocks. Above that
+epoch's LNG it may then hold blocks that became holes, and no reader may get these. A peer that took
+part knows the LNG and the seal. The answer of one such peer is enough: nodes learn that an epoch is
+clean only after its outcome is on full copysets, and every later recovery meets these copysets and
+keeps the outcome.
 
 Source: docs/sources/logdevice.md 2.7 ("Purging").
 """
@@ -24,27 +24,27 @@ from cordwood.wire.peers import Peers
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 3.0
-"""A look into memory; a peer that takes longer is away."""
+"""The answer comes from memory; a peer that takes longer counts as away."""
 
 
 class Store(Protocol):
-    """What purging needs of a storage node."""
+    """The part of a storage node that purging uses."""
 
     def unclean_epochs(self, log: int) -> tuple[Sequence[int], int]:
-        """Epochs held here that are over and not known to be clean, and the last one over."""
+        """The epochs held here that are over and not known to be clean; and the last one over."""
 
     async def purge(
         self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"", attempt: int = 1
     ) -> None:
-        """Drop what does not count of `epoch`; seal 0 where nothing of it is held."""
+        """Drop the blocks of `epoch` that do not count; the seal is 0 if none of it is held."""
 
 
 async def purge_log(log: int, store: Store, others: Sequence[NodeId], peers: Peers) -> None:
-    """Bring this node's copy of `log` up to what the recoveries decided without it.
+    """Bring this node's copy of `log` in line with the recoveries that it missed.
 
     Raises:
-        Unreachable: no peer that took part answers; nothing was dropped that counts.
-        CordwoodError: the WAL takes no more.
+        Unreachable: no peer that took part answers; no block that counts was dropped.
+        CordwoodError: the WAL takes no more records.
     """
     epochs, last_over = store.unclean_epochs(log)
     for epoch in epochs:

@@ -1,19 +1,19 @@
 """Log recovery: make every epoch below a new one clean, in order.
 
-Seal, digest, mend, tell the nodes, record it: with an f-majority of the members,
-so that any R-1 of them may be away. A member that was away purges what it holds
-above the epoch's LNG before it serves any of it (`recovery.purge`).
+The steps are: seal, digest, mend, tell the nodes, and record the result. They take an f-majority of
+the members, so any R-1 of them may be away. A member that was away purges its blocks above the
+epoch's LNG before it serves them (`recovery.purge`).
 
-With more nodes gone for good than the copies survive (`recovery.heard`) an epoch is ended
-non-authoritatively: what is left of it is stored again as well as can be, nothing is plugged,
-and it is clean, so that the log goes on. Readers are told of a loss where nothing is left. A
-node that comes back later with data of it purges like any that was away, but for what it knows to
-have been acknowledged: up to its own LNG it keeps what it has, and later readers get that. What a
-producer had there may be stored again.
+If more nodes are gone for good than the copies survive (`recovery.heard`), recovery ends an epoch
+non-authoritatively. It stores the records that are left again as well as possible, plugs no new
+hole, and marks the epoch as clean, so that the log goes on. Readers get a loss where no record is
+left. A node that comes back later with data of the epoch purges like any other node, with one
+exception: up to its own LNG it keeps its records, because they were acknowledged, and later readers
+get them. A producer's block there may be stored again.
 
-The new epoch takes appends as soon as all below it is sealed (`seal_log`): from then on
-no older sequencer can acknowledge anything, so what is acknowledged in the new epoch stands
-after all that was acknowledged before. None of it is released before recovery has ended.
+The new epoch takes appends as soon as all lower epochs are sealed (`seal_log`). From then on no
+older sequencer can acknowledge an append, so records of the new epoch follow all records that were
+acknowledged before. None of them is released before recovery has ended.
 
 Source: docs/sources/logdevice.md 2.7; docs/design.md §3.
 """
@@ -56,14 +56,14 @@ CLEAN_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTools:
-    """What recovery works with; one set for each node.
+    """The tools of recovery; one set for each node.
 
     Attributes:
         run_bytes: bytes stored at once while mending; with one more block they fit a
             WAL record.
-        silent: the nodes that are dead now, or suspected to be.
-        statuses: what this node knows of nodes' data.
-        read_statuses: the same, asked of the metadata store.
+        silent: the nodes that are dead or suspect now.
+        statuses: the reported status of nodes' data, as this node knows it.
+        read_statuses: the same, read from the metadata store.
     """
 
     host: Host
@@ -79,11 +79,11 @@ class RecoveryTools:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a sequencer must know of the epochs below its own.
+    """The facts that a sequencer needs about the epochs below its own.
 
     Attributes:
-        producers: what is remembered of producers.
-        tail: LSN of the last record, whatever epochs without one are above it; 0 for none.
+        producers: the producers that the log remembers.
+        tail: LSN of the log's last record, 0 for none; empty epochs above it do not count.
     """
 
     producers: ProducerTable
@@ -91,13 +91,13 @@ class Recovered:
 
 
 class Begins(NamedTuple):
-    """What is known of append times when an epoch begins, once all below it is sealed.
+    """The known append times at the begin of an epoch, after all lower epochs are sealed.
 
     Attributes:
         time_us: the epoch has no older record.
-        is_latest: no record that was acknowledged below is younger. Not known where nodes whose
-            data is said to be gone did not seal, for these may come back, nor where some that
-            sealed have lost records.
+        is_latest: whether no record that was acknowledged in a lower epoch is younger. False if
+            that is not known: nodes whose data is reported as gone did not seal and may come back,
+            or a node that sealed has lost records.
     """
 
     time_us: int
@@ -113,11 +113,11 @@ async def seal_log(
 ) -> Begins:
     """Seal all epochs of `log` in (clean epoch, `epoch`).
 
-    Epochs that have one nodeset and replication are sealed by one question.
+    Consecutive epochs with the same nodeset and replication are sealed by one question.
 
     Raises:
         Fenced: a higher epoch rules.
-        NoSequencer: too many members are absent; all named.
+        NoSequencer: too many members are absent; the text names all of them.
     """
     time_us, is_latest = record.clean_time_us, True
     unclean = map(record.entry, range(record.clean_epoch + 1, epoch))
@@ -148,13 +148,13 @@ async def recover_log(
         epoch: the new sequencer's own epoch.
         record: the epoch store's record as it was when `epoch` was taken.
         members: where nodes are; a node without an entry cannot be asked.
-        begins: as `seal_log` told it. What ends the epochs below must not be younger than
-            what `epoch` begins with, and nodes may have blocks of `epoch` by now.
+        begins: the result of `seal_log`. The ends of lower epochs must not be younger than the
+            begin of `epoch`, and nodes may have blocks of `epoch` by now.
         attempt: above that of every earlier attempt of `epoch`'s recovery.
     Raises:
         Fenced: a higher epoch rules.
-        NoSequencer: too many members are absent; all named.
-        Retryable: another recovery has ended one of them meanwhile; begin anew.
+        NoSequencer: too many members are absent; the text names all of them.
+        Retryable: another recovery has ended one of the epochs meanwhile; begin again.
     """
     time_us, tail = record.clean_time_us, record.clean_tail
     produced, known = await _last_known(log, record, members, tools)
@@ -189,17 +189,17 @@ async def recover_log(
         )
         if stored.clean_epoch >= epoch:
             raise Fenced(f"log {log}: epoch {epoch} is recovered", stored.clean_epoch + 1)
-        # Who recovered it before this one found records that may be trimmed by now.
+        # An earlier recovery may have found records that are trimmed by now.
         tail = max(tail, stored.clean_tail)
     return Recovered(producers, tail)
 
 
 def _latest_us(record: EpochRecord, unclean: int, begins: Begins) -> int | None:
-    """No acknowledged record of epoch `unclean` is younger; None if that is not known.
+    """The time after which epoch `unclean` has no acknowledged record; None if it is not known.
 
-    Each epoch above it that was begun says so, and the lowest time counts: epochs begin where
-    their seal found the newest record, and one that could not ask a node with a clock ahead
-    began below what a later one found there.
+    Each higher epoch that began has recorded such a time, and the lowest one counts. An epoch
+    begins at the newest record that its seal found. If a seal could not ask a node with a clock
+    ahead, its epoch began below the time that a later seal found on that node.
     """
     known = [] if (lowest := record.latest_us(unclean)) is None else [lowest]
     return min([*known, begins.time_us] if begins.is_latest else known, default=None)
@@ -210,13 +210,13 @@ async def _last_known(
 ) -> tuple[tuple[Produced, ...], int]:
     """The producers as of the end of the last clean epoch, and that epoch.
 
-    The members that took part in its recovery know; there are more of them than may be away.
-    One that only an earlier recovery or attempt told of the end may know less, and is not
-    believed while any of the others may answer.
-    Where all that have data are there and none knows, all of them lost it, and a person accepted
-    that, or said that the others are gone. Then the epoch is recovered once more, of what is left,
-    as are those below it of which nobody knows either, and that are not trimmed; or no node
-    could ever be purged.
+    The members that took part in its recovery know them; there are more of these members than may
+    be away. A member that heard of the end only from an earlier recovery or attempt may know less.
+    Its answer does not count while a member that took part may still answer.
+    If all members with data answer and none knows, all of them lost this knowledge, and an operator
+    accepted that, or reported the other members as gone. Then the epoch is recovered once more from
+    the records that are left. So are lower epochs that no member knows and that are not trimmed.
+    Otherwise no node could ever be purged.
 
     Raises:
         NoSequencer: some of them did not answer, and the others do not know.
@@ -240,7 +240,7 @@ async def _last_known(
             }
             refuse_absent(log, f"learning the producers of epoch {clean}", failures)
         if best is not None:
-            return read_produced(best.produced), clean  # all that anybody knows
+            return read_produced(best.produced), clean  # no member knows more
         least = 0, 0
         logger.warning(
             "log %d: nodes %s have all forgotten how epoch %d ended: it is recovered once more",
@@ -267,18 +267,19 @@ async def _ask_end(
 
 
 def _place(end: EpochReply) -> tuple[int, int]:
-    """Where the recovery that told of an end stands in the order of recoveries."""
+    """The place of the recovery that reported an end, in the order of recoveries."""
     return end.seal, end.attempt
 
 
 async def _refuse_ended(log: int, unclean: int, over_by: int, tools: RecoveryTools) -> None:
     """A member knows a release of epoch `over_by`, so another recovery has ended `unclean`.
 
-    What that one kept may be trimmed by now. Taken for holes, the rest would go with it. The
-    record told of the end before that release was sent: who reads it again begins above.
+    Records that the other recovery kept may be trimmed by now. This recovery would take them for
+    holes, and would then drop the rest with them. The epoch store had the end of `unclean` before
+    that release was sent, so a recovery that reads it again begins above `unclean`.
 
     Raises:
-        Retryable: it does tell of it.
+        Retryable: the epoch store has the end.
         Unreachable: the metadata store does not answer.
     """
     now = await tools.epochs.read(log)
@@ -302,10 +303,10 @@ async def _seal_and_read(
     tools: RecoveryTools,
     latest_us: int | None,
 ) -> tuple[SealTally, Collected]:
-    """Seal, and read the tail from those that sealed.
+    """Seal, and read the tail from the members that sealed.
 
-    Among the first that seal may be some that cannot tell what they hold. Only if nobody
-    else is left to seal is that a reason to give up: the same ones may be first each time.
+    Some of the first members that seal may not know all that they hold. The same ones may be first
+    each time, so recovery gives up only if no other member is left to seal.
     """
     everyone = False
     while True:
@@ -333,7 +334,7 @@ async def _finish_epoch(
     Args:
         tail: LSN of the last record up to the end of `unclean`.
     Returns:
-        What is recorded: of another recovery, if that was before this one.
+        The record in the epoch store; another recovery's, if that one was first.
     """
     if mend.is_authoritative:
         logger.info(
@@ -363,14 +364,15 @@ async def _finish_epoch(
 
 
 async def _check_absent(unclean: int, job: MendJob, tools: RecoveryTools) -> None:
-    """Whoever was not heard because its data is gone, or lies elsewhere, must still be away.
+    """Check that the members without data, which recovery did not ask, are still away.
 
-    A node that comes back says so before it takes or sends anything, and seals itself up to
-    the newest epoch then. So it is seen here, or obeys this recovery's epoch.
+    Race: a member may come back meanwhile. It reports that before it takes or sends a block, and
+    it then seals itself up to the newest epoch. So either this check sees it, or it has the seal of
+    this recovery's epoch.
 
     Raises:
-        NoSequencer: one of them came back, and what it holds counts.
-        Unreachable: the metadata store does not say.
+        NoSequencer: a member came back, and the records that it holds count.
+        Unreachable: the metadata store does not answer.
     """
     statuses = tools.statuses()
     absent = [

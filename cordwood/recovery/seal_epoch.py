@@ -1,4 +1,4 @@
-"""Stop every older sequencer: seal an f-majority, and learn how far they know it was.
+"""Stops every older sequencer: seals an f-majority, and learns the LNGs that its nodes know.
 
 Source: docs/sources/logdevice.md 2.7 (2).
 """
@@ -18,7 +18,7 @@ from cordwood.recovery.heard import Statuses, is_enough
 from cordwood.wire.peers import Peers
 
 SEAL_TIMEOUT_S = 3.0
-"""A seal is one durable write; a member that takes longer is as good as absent."""
+"""A seal is one durable write; a member that takes longer counts as absent."""
 
 
 async def seal_epoch(
@@ -33,25 +33,25 @@ async def seal_epoch(
     silent: Collection[NodeId] = (),
     everyone: bool = False,
 ) -> SealTally:
-    """Seal all epochs of `log` below `epoch`; return once no older store can be acknowledged.
+    """Seal all epochs of `log` below `epoch`; return when no older store can be acknowledged.
 
-    Enough members have sealed when they are an f-majority and can hold a copyset: only
-    those that sealed are read, and only those that were read get the mended tail. With
-    racks an f-majority can be too few for that, and then a quick pair that answered
-    ahead of the rest, again and again, kept a log from ever being recovered.
+    Enough members have sealed when they are an f-majority and can also hold a copyset, because only
+    members that sealed are read, and only members that were read get the mended tail. With racks,
+    an f-majority may be too small for a copyset. Then two quick nodes that always answered first
+    prevented a log from ever being recovered.
 
-    Nodes whose data is said to be gone are not waited for, so fewer may have sealed than
-    meet every copyset. Should one of the others come back after all, it seals itself before
-    it takes a store (`node.Node`).
+    The seal does not wait for nodes whose data is reported as gone, so the members that sealed may
+    not meet every copyset. If a node without a seal comes back, it seals itself before it takes a
+    store (`node.Node`).
 
     Args:
-        clean: last clean epoch; the tally knows the LNGs of those between.
-        statuses: what is said of members' data; see `recovery.heard`.
-        silent: members that nobody waits for once enough have sealed.
+        clean: last clean epoch; the tally knows the LNGs of the epochs between.
+        statuses: the reported status of members' data; see `recovery.heard`.
+        silent: members that are not waited for after enough members have sealed.
         everyone: wait for every member's answer, or SEAL_TIMEOUT_S.
     Raises:
         Fenced: a higher epoch sealed.
-        NoSequencer: too few members answered; those absent are named.
+        NoSequencer: too few members answered; the text names the absent ones.
     """
 
     def enough(answers: Mapping[NodeId, Reply | CordwoodError]) -> bool:

@@ -1,13 +1,13 @@
-"""Have storage nodes keep which nodes may hold which epoch: the log's metadata log.
+"""Stores the nodeset of each epoch on storage nodes: the log's metadata log.
 
-Readers learn from it where a new epoch's records are without the metadata store. So nothing
-of an epoch is released before R of its nodes, over as many racks as it asks for, keep its
-nodeset durably: whoever can read a record of it finds somebody who knows where to read. What
-a node was told is complete up to the epoch that told it, and so one answer is enough, if it
-is of the epoch that is asked for or of a later one.
+Readers learn from it, without the metadata store, where a new epoch's records are. So no record of
+an epoch is released before R of its nodes, over as many racks as the log asks for, keep its nodeset
+durably: a reader that can read a record of the epoch also finds a node that knows the nodeset. A
+node's history is complete up to the epoch that sent it, so one answer is enough, if it is of the
+wanted epoch or of a later one.
 
-LogDevice keeps the same history as a log on nodes of its own; here it is part of what each
-node keeps of the log, which no partition of data has to live on for.
+LogDevice keeps the same history as a log on nodes of its own. Here it is part of each node's state
+of the log, so no data partition has to be kept for it.
 
 Source: docs/sources/logdevice.md 2.7 (1), 2.8; docs/design.md §6.
 """
@@ -32,12 +32,12 @@ TELL_TIMEOUT_S = 3.0
 async def tell_nodesets(
     log: int, epoch: int, record: EpochRecord, members: Mapping[NodeId, Member], peers: Peers
 ) -> None:
-    """Tell all nodes that the log ever had; return once enough of the epoch's own keep it.
+    """Tell all nodes that the log ever had; return when enough nodes of the epoch keep it.
 
     Args:
         record: the epoch store's record as it was when `epoch` was taken.
     Raises:
-        NoSequencer: too few nodes answered; those absent are named.
+        NoSequencer: too few nodes answered; the text names the absent ones.
     """
     entry = record.entry(epoch)
     nodeset, replication = entry.nodeset(members), entry.replication

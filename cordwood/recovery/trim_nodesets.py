@@ -1,15 +1,15 @@
-"""Let go of the configurations of epochs of which nothing can be read any more.
+"""Drops the configurations of epochs that have no readable record any more.
 
-A log's history of nodesets grows with its epochs and is read, told and kept whole, so it is
-trimmed with the data. An entry may go once
-- the last clean epoch is above all that it covers: recovery asks the nodes of that epoch how it
-  ended, and of those above what they hold, and of none below;
-- every node that may have held a record of it answers that it has none: a node that is away
-  and comes back would have records that nobody looks for;
-- somebody was asked to trim that far, and all nodes that stay know it, so that a reader that
-  begins below is told TRIM.
+A log's history of nodesets grows with its epochs. It is read, sent and kept as a whole, so it is
+trimmed with the data. An entry may go when all of these hold:
+- The last clean epoch is above all epochs of the entry. Recovery asks the nodes of the last clean
+  epoch how it ended, and the nodes of higher epochs what they hold. It asks no node of lower ones.
+- Every node that may have held a record of these epochs answers that it has none. A node that is
+  away might come back with records for which no reader looks.
+- The log was trimmed that far, and all nodes that stay know it, so that a reader that begins below
+  gets TRIM.
 
-It is looked at when a log was recovered, since histories grow with epochs alone.
+The check runs after each recovery of a log, because histories grow only with epochs.
 
 Source: docs/sources/logdevice.md 2.8 (trimmed once the data trim point passed an entry's range).
 """
@@ -32,18 +32,18 @@ from cordwood.wire.peers import Peers
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 3.0
-"""A look into an index, and a durable write."""
+"""The answer takes a search in an index and a durable write."""
 
 
 def trimmed_since(
     record: EpochRecord, extents: Mapping[NodeId, ExtentReply], statuses: Statuses
 ) -> int:
-    """The epoch since when the first entry holds that has to stay.
+    """The first epoch of the first entry that has to stay.
 
     Args:
-        extents: what nodes hold up to the last clean epoch; nodes that did not answer are left
-            out.
-        statuses: of nodes whose data is gone, or elsewhere, nothing is asked.
+        extents: the records that nodes hold up to the last clean epoch; nodes that did not answer
+            are left out.
+        statuses: by these, nodes whose data is gone or lies elsewhere need not answer.
     """
     trim = max((each.trim for each in extents.values()), default=0)
     since = record.history[0].since
@@ -61,12 +61,12 @@ def trimmed_since(
 async def trim_nodesets(
     log: int, epoch: int, epochs: EpochStore, peers: Peers, statuses: Statuses
 ) -> EpochRecord | None:
-    """Trim what may go; the log's record after that, None if there is none.
+    """Trim the entries that may go; return the log's record after that, None if there is none.
 
     Args:
-        epoch: the sequencer's own; all below it is recovered.
+        epoch: the sequencer's own epoch; all lower epochs are recovered.
     Raises:
-        CordwoodError: the metadata store or a node did not answer; nothing was lost.
+        CordwoodError: the metadata store or a node did not answer; no entry was lost.
     """
     record = await epochs.read(log)
     if record is None or len(record.history) < 2 or record.history[1].since > record.clean_epoch:

@@ -1,11 +1,11 @@
 """Starting a sequencer: take an epoch, let the old one finish, seal, begin; then recover.
 
-Where the node that took the epoch before still lives, it is asked to finish first: what
-it has in flight is then stored and acknowledged, and its clients are sent on. A seal
-would make the outcome of all that unknown.
+If the node of the epoch before is alive, it is asked to finish first. It then stores and
+acknowledges the appends in flight, and redirects its clients. A seal without this question would
+make the outcome of those appends unknown.
 
-An epoch that was taken and could not be recovered yet (members absent) is kept
-for the next try, so that retries do not burn epochs; being fenced throws it away.
+A taken epoch that could not be recovered yet (members absent) is kept for the next try, so that
+retries do not burn epochs. An epoch that is fenced is thrown away.
 
 Source: docs/sources/logdevice.md 2.1, 2.2.
 """
@@ -33,7 +33,7 @@ from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 logger = logging.getLogger(__name__)
 
 TRIES_MAX = 3
-"""Lost races for one log in a row; somebody else is then busy sequencing it."""
+"""The most lost races for one log in a row; after these another node is busy sequencing it."""
 
 
 YIELD_TIMEOUT_S = 1.2
@@ -41,11 +41,11 @@ YIELD_TIMEOUT_S = 1.2
 
 
 class View(Protocol):
-    """What the failure detector knows; see `wire.gossip.Gossip`."""
+    """The failure detector's view; see `wire.gossip.Gossip`."""
 
     @property
     def silent(self) -> frozenset[NodeId]:
-        """Nodes that are dead or suspected to be."""
+        """Nodes that are dead or suspect."""
 
 
 class Activation:
@@ -70,10 +70,10 @@ class Activation:
         self._members = members
         self._refresh_members = refresh_members
         self._taken: dict[int, tuple[int, EpochRecord]] = {}
-        # By log: an epoch, and what is known of append times where it begins.
+        # By log: an epoch, and the known append times at its begin.
         self._begins: dict[int, tuple[int, Begins]] = {}
-        # By log: attempts to recover what is below its epoch. An epoch that this process rules no
-        # other ever will, so no attempt has the number of another one under the same seal.
+        # By log: attempts to recover the epochs below its own. No other process ever rules this
+        # epoch, so each attempt under its seal has a number of its own.
         self._attempts: dict[int, int] = {}
 
     async def activate(self, log: int, role: Role) -> LogAppender:
@@ -98,7 +98,7 @@ class Activation:
         raise NoSequencer(f"log {log}: other nodes took every epoch that this one tried")
 
     async def _take(self, log: int, above: int = 0) -> tuple[int, EpochRecord]:
-        """Take the next epoch above `above`; the one before is finished first, if it can be."""
+        """Take the next epoch above `above`; the epoch before finishes first, if it can."""
         epoch, record = await self._recovery.epochs.take_epoch(
             log, owner=self._node, above=above, configure=lambda: self._configure(log)
         )
@@ -112,21 +112,21 @@ class Activation:
         return epoch, record
 
     async def _configure(self, log: int) -> Wanted:
-        """What the log's attributes and the members of now make of its next epoch."""
+        """The next epoch's configuration, from the log's attributes and the present members."""
         info = await self._logs.described(LogId(log))
 
         def wanted(record: EpochRecord) -> Configuration | None:
             known = self._members().keys()
             if not record.has_room:
-                # It goes on with the nodes that it has: refused, it would take nothing any more.
+                # The log goes on with its present nodes: a refusal would stop all its appends.
                 logger.warning(
                     "log %d has had %d nodesets since its oldest record: the last stays until it "
                     "is trimmed", log, len(record.history),
                 )  # fmt: skip
                 return None
             if info is None or not known >= set(record.history[-1].nodes):
-                # A node that just started may not know all members yet, and must not take
-                # those that it does not know out of the nodeset.
+                # Race: a node that just started may not know all members yet. It must not remove
+                # unknown members from the nodeset.
                 return None
             return self.wanted(log, info.attributes)
 
@@ -135,8 +135,8 @@ class Activation:
         return wanted
 
     def wanted(self, log: int, attributes: LogAttributes) -> Configuration | None:
-        """What a new epoch should have; None if the members there are cannot keep it: then a
-        new epoch has what the last one had."""
+        """The configuration that a new epoch should have. None if the present members cannot keep
+        it: then the new epoch has the configuration of the last one."""
         members, replication = self._members(), attributes.replication
         size = attributes.nodeset_size or 0
         nodes = choose_nodeset(log, members.values(), replication, size)
@@ -145,7 +145,7 @@ class Activation:
         return Configuration.of(Nodeset(tuple(members[node] for node in nodes)), replication)
 
     def has_moved(self, nodeset: Nodeset) -> bool:
-        """Whether a node of an epoch's nodeset stands elsewhere than that epoch recorded."""
+        """Whether a node of an epoch's nodeset has another location than that epoch recorded."""
         members = self._members()
         return any(
             member.node in members and members[member.node].location != member.location
@@ -153,10 +153,10 @@ class Activation:
         )
 
     async def is_newest(self, log: int, epoch: int) -> bool:
-        """Whether nobody has taken an epoch above `epoch`.
+        """Whether no node has taken an epoch above `epoch`.
 
         Raises:
-            Retryable: the metadata store does not say.
+            Retryable: the metadata store does not answer.
         """
         record = await self._recovery.epochs.read(log)
         return record is not None and record.next_epoch == epoch + 1
@@ -165,7 +165,7 @@ class Activation:
         members = await self._located(log, record)
         begins = await seal_log(log, epoch, record, members, self._recovery)
         if record.clean_epoch + 1 < epoch:
-            # Should it end before it has recovered those below, whoever does must know.
+            # This epoch may end before it has recovered the epochs below; its successor must know.
             time_us = begins.time_us if begins.is_latest else None
             await self._recovery.epochs.note_begun(log, epoch, time_us)
         entry = record.entry(epoch)
@@ -186,12 +186,12 @@ class Activation:
         return appender
 
     async def recover(self, log: int, epoch: int) -> Recovered:
-        """Make all below `epoch` clean.
+        """Make all epochs below `epoch` clean.
 
-        What is recorded as recovered, by another sequencer until `epoch` sealed or by an attempt
-        that came no further, is not recovered again: its records may be trimmed by now, and of
-        those above the LNG nobody would know the producers any more, nor the tail. Before it is
-        recorded nothing above the LNG is released, so nothing of it is trimmed either.
+        An epoch that is recorded as recovered is not recovered again. Another sequencer may have
+        recovered it before `epoch` sealed, or an earlier attempt. Its records may be trimmed by
+        now, and then no node knows the producers above its LNG, nor its tail. Before an epoch is
+        recorded, no record above its LNG is released, so none is trimmed.
 
         Raises:
             Fenced: a higher epoch rules.
@@ -212,7 +212,7 @@ class Activation:
         )
 
     async def trim_nodesets(self, log: int, epoch: int) -> None:
-        """Trim the log's history of nodesets with its data, once all below `epoch` is recovered."""
+        """Trim the log's history of nodesets with its data; all lower epochs are recovered."""
         tools = self._recovery
         try:
             await trim_nodesets(log, epoch, tools.epochs, tools.peers, tools.statuses())
@@ -223,18 +223,18 @@ class Activation:
         """Whether the log's next epoch may have another nodeset.
 
         Raises:
-            CordwoodError: the metadata store does not say.
+            CordwoodError: the metadata store does not answer.
         """
         record = await self._recovery.epochs.read(log)
         return record is not None and record.has_room
 
     async def _located(self, log: int, record: EpochRecord) -> dict[NodeId, Member]:
-        """Where all nodes of a log are reached. Their failure domains are the epochs' own.
+        """The members, with addresses, for all nodes of a log. Failure domains are the epochs' own.
 
-        The member list is read every so often; a young node may not be in it yet.
+        The list of members is read at intervals, so a young node may be missing in it.
 
         Raises:
-            NoSequencer: some are not known even to the metadata store.
+            NoSequencer: even the metadata store does not know some of the nodes.
             Unreachable: the metadata store does not answer.
         """
         nodes = {NodeId(node) for each in record.history for node in each.nodes}

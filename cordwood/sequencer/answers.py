@@ -1,8 +1,8 @@
-"""Answers to clients: acknowledgements and refusals, a frame of each once a tick.
+"""Answers to clients: acknowledgements and refusals, one frame of each in a tick.
 
-A block that goes back takes those of its log behind it along: a large call comes as several
-blocks, and none may pass another. The client says where it begins afresh. Each producer,
-and what has none, is a line of its own.
+If a block goes back to the client, the later blocks of its log go back too: a large call consists
+of several blocks, and no block may pass another. The client marks the block with which it begins
+again. Each producer of a log is an order of its own, and so are the blocks without a producer.
 
 Source: docs/design.md §4.
 """
@@ -29,14 +29,14 @@ class Answers:
     def __init__(self) -> None:
         self._acks: dict[Connection, list[int]] = {}
         self._faults: dict[Connection, list[AppendFault]] = {}
-        # By connection, log and producer: why the last one that may come again went back.
+        # By connection, log and producer: why the last block that may be retried went back.
         self._sent_back: dict[Connection, dict[tuple[int, int], tuple[CordwoodError, NodeId]]] = {}
         self._send_due = False
 
     def behind(
         self, connection: Connection, entry: AppendEntry
     ) -> tuple[CordwoodError, NodeId] | None:
-        """Why an entry goes back like one before it; None if none before it did."""
+        """The reason why an entry goes back with an earlier one; None if no earlier one did."""
         sent_back = self._sent_back.get(connection)
         if sent_back is None:
             return None
@@ -61,10 +61,10 @@ class Answers:
     def send_back(
         self, connection: Connection, entry: AppendEntry, error: CordwoodError, node: NodeId
     ) -> None:
-        """An entry was not numbered; where it may come again, those behind it go back too.
+        """An entry was not numbered. If the client may retry it, later entries go back too.
 
         Args:
-            node: where to send it instead, 0 for nowhere in particular.
+            node: the node to which the client should send it, 0 for none.
         """
         if isinstance(error, Retryable) and connection.is_open:
             by_lane = self._sent_back.setdefault(connection, {})

@@ -1,11 +1,11 @@
 """One log's sequencer: numbers blocks, sends them in waves, acknowledges in order.
 
-Until every lower epoch is recovered nothing is released: what is stored is acknowledged,
-and neither stores nor releases tell an LNG, by which nodes would show it to readers.
+Until every lower epoch is recovered, no record is released. Stored records are acknowledged, but
+neither stores nor releases carry an LNG, because nodes would show records up to it to readers.
 
-Everything that arrived for the log in one tick becomes one run (or a few, when it
-is large): one pass of numbering, one STORE frame to each member of the copyset. An atomic
-group is numbered as a whole, in runs of its own; the window passes it over as one.
+All entries that arrive for the log in one tick become one run, or a few if they are large: one pass
+of numbering, and one STORE frame to each member of the copyset. An atomic group is numbered as a
+whole, in runs of its own; the window retires these together.
 
 Source: docs/design.md §3, §4; docs/sources/logdevice.md 2.3, 2.4.
 """
@@ -56,32 +56,32 @@ from cordwood.wire.store_channel import SPACE_UNTOLD_BYTES
 logger = logging.getLogger(__name__)
 
 STICKY_BYTES = 32 << 20
-"""A copyset is kept for this many bytes, as LogDevice does, so that the nodes of one
-log's recent records stay few; a wave that fails changes it at once, and so does a member
-that nothing more should be sent to."""
+"""A copyset is kept for this many bytes, as in LogDevice, so that few nodes hold a log's recent
+records. It changes at once if a wave fails, or if a member should get no more blocks."""
 
 STICKY_S = 600.0
-"""And for so long, likewise: a log with little traffic is not on the same nodes for ever."""
+"""A copyset is kept for at most this time, as in LogDevice: a log with little traffic must not stay
+on the same nodes for ever."""
 
 UNRELEASED_BYTES_MAX = 64 << 20
-"""Bodies taken while lower epochs are not recovered, which takes a fraction of a second as a
-rule. The next recovery would have to read all of it at once."""
+"""Bodies taken while lower epochs are not recovered; recovery usually takes a fraction of a second.
+If this epoch fails, the next recovery has to read all of them at once."""
 
 SPACE_WAIT_S = 2.0
-"""How long entries wait for nodes that flush: 32 MiB take a fraction of a second, and a
-client that is refused comes again by itself."""
+"""How long entries wait for nodes that flush: 32 MiB take a fraction of a second, and a refused
+client retries by itself."""
 
 GROUP_SENT_BYTES = 8 << 20
-"""Bodies of a large group on their way at once: more would outlast the patience of its waves,
-and each of them would be sent again to other nodes."""
+"""Bodies of a large group in flight at once. With more, its waves would time out, and each would be
+sent again to other nodes."""
 
 QUICK_WAVES = 4
-"""A refused wave is followed at once by the next, this many times; then the tick's
-growing patience sets the pace, so that full nodes are not flooded with retries."""
+"""This many times, the next wave follows a refused wave at once. After that the growing timeouts
+set the pace, so that retries do not flood full nodes."""
 
 
 class Role(Protocol):
-    """What an appender needs of the sequencer role around it."""
+    """The part of the sequencer role that an appender uses."""
 
     def acknowledge(
         self, acks: Sequence[tuple[Connection, int, int]], freed: int, records: int
@@ -93,22 +93,22 @@ class Role(Protocol):
         """Tell a client that an entry was never numbered; its bytes leave the window."""
 
     def unknown(self, connection: Connection, token: int, error: CordwoodError) -> None:
-        """Tell a client that nobody knows whether an entry will be stored."""
+        """Tell a client that it is unknown whether an entry will be stored."""
 
     def release(self, log: int, audience: Sequence[NodeId], lsn: int) -> None:
         """Tell these nodes that readers may see up to `lsn`."""
 
     def on_fenced(self, log: int, epoch: int) -> None:
-        """A higher epoch rules this log; 0 if it is not known which."""
+        """A higher epoch rules this log; 0 if its number is not known."""
 
     def on_drained(self, log: int, epoch: int) -> None:
-        """`epoch` has no esns left and nothing in flight: take the next one, if it still rules."""
+        """`epoch` has no esns left and no run in flight: take the next one, if it still rules."""
 
     def hold(self, log: int) -> None:
-        """Entries of `log` wait for room: flush it again once something was settled."""
+        """Entries of `log` wait for free space: flush it again after a store was answered."""
 
     def on_settled(self) -> None:
-        """A store was answered: there may be room for those on hold."""
+        """A store was answered: there may be free space for the logs on hold."""
 
 
 class LogAppender:
@@ -118,9 +118,9 @@ class LogAppender:
         epoch: the epoch it rules.
         nodeset, replication: the epoch's, which never change.
         attributes: the log's; may be replaced at any time.
-        is_recovered: whether every lower epoch is.
-        audience: nodes that hear of releases: those of every epoch of the log.
-        token, holder: the log's fencing token in this epoch, and who has it.
+        is_recovered: whether every lower epoch is recovered.
+        audience: nodes that hear of releases: the nodes of every epoch of the log.
+        token, holder: the log's fencing token in this epoch, and its holder.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class LogAppender:
         self._tools = tools
         self._window: AppendWindow[RunContents] = AppendWindow(epoch, esn_max=tools.settings.esns)
         self._pending: list[Waiting] = []
-        # Runs of large groups that are numbered and not sent yet, and the bytes of those that are.
+        # Runs of large groups that are numbered and not sent yet, and the bytes of the sent ones.
         self._unsent: deque[SentRun] = deque()
         self._paced_bytes = 0
         self._copyset: tuple[NodeId, ...] | None = None
@@ -162,7 +162,7 @@ class LogAppender:
         # A run that was refused again and again, and the last refusal.
         self._stuck_on: SentRun | None = None
         self._stuck_by: StoreRefusal | None = None
-        # Since when nothing could be numbered for want of room; None while it can.
+        # The time since which no entry was numbered for lack of free space; None if entries are.
         self._short_since: float | None = None
 
     @property
@@ -176,7 +176,7 @@ class LogAppender:
         return self._window.lng if self.is_recovered else 0
 
     def on_recovered(self, below: Recovered) -> None:
-        """Every lower epoch is recovered: what is stored is released from now on."""
+        """Every lower epoch is recovered: stored records are released from now on."""
         self.is_recovered = True
         self._checks = ProducerChecks(self.epoch, below)
         if self._window.lng > self.epoch << 32:
@@ -184,12 +184,12 @@ class LogAppender:
         self._check_drained()
 
     def has_unreleased_space(self, size: int) -> bool:
-        """Whether `size` more bytes may be taken while nothing is released."""
+        """Whether `size` more bytes may be taken while no record is released."""
         return self.is_recovered or self._unreleased_bytes + size <= UNRELEASED_BYTES_MAX
 
     @property
     def in_flight(self) -> int:
-        """Runs that are not stored yet; none once it is over, when nobody waits any more."""
+        """The number of runs that are not stored yet; 0 after the end of the epoch."""
         return 0 if self._over else len(self._window)
 
     def enqueue(self, waiting: Waiting) -> None:
@@ -200,7 +200,7 @@ class LogAppender:
         self._pending.append(waiting)
 
     def flush(self, now: float, now_us: int) -> None:
-        """Number and send what is pending.
+        """Number and send the pending entries.
 
         Args:
             now: the loop's clock, for timeouts.
@@ -221,7 +221,7 @@ class LogAppender:
             if entry.needs_recovery and self._is_settled(waiting, count):
                 continue
             if entry.fencing < self.token:
-                # Behind the look at repeats: of what is stored already its producer is told so.
+                # After the check for repeats, so that a retry of a stored block still gets its LSN.
                 text = fenced_words(self.log, entry.fencing, self.token, self.holder)
                 self._role.refuse(waiting.connection, entry, TokenFenced(text))
                 continue
@@ -261,11 +261,11 @@ class LogAppender:
             self._wait_for_space(now)
 
     def _wait_for_space(self, now: float) -> None:
-        """Keep what was not numbered while there may come room for it soon, else refuse it.
+        """Keep the entries that were not numbered while there may be space soon, else refuse them.
 
-        What is numbered must be stored. So nothing is numbered that may find no room: it
-        would stay in the window, and all behind it, until its client gives up not knowing
-        what became of it. Room comes from what is in flight, and from nodes that flush.
+        A numbered run must be stored. So an entry gets no number before there is space for it:
+        its run would block the window until the client gives up with an unknown outcome. Space
+        comes from runs in flight that are stored, and from nodes that flush.
         """
         if self._short_since is None:
             self._short_since = now
@@ -279,10 +279,10 @@ class LogAppender:
             self._refuse_pending(self._too_few())
 
     def _is_settled(self, waiting: Waiting, loaded: int) -> bool:
-        """Answer what needs no number: a repeat, or what may not be appended (any more).
+        """Answer an entry that needs no number: a repeat, or one that may not be appended.
 
         Args:
-            loaded: records that the run being loaded has so far.
+            loaded: records in the run that is being loaded.
         """
         checks, entry = self._checks, waiting.entry
         assert checks is not None, "what depends on lower epochs waits for their recovery"
@@ -340,8 +340,8 @@ class LogAppender:
         contents.bytes += entry.stored_bytes
 
     def _group_space(self, size: int) -> int:
-        """Room to ask for before a group of `size` bytes is numbered: all, or what a node
-        that has told of none yet is taken to have."""
+        """The free space to ask for before a group of `size` bytes is numbered: all of it, or the
+        space that a node without a report is assumed to have."""
         told = all(map(self._tools.channel.has_told, self._up))
         return size if told else min(size, SPACE_UNTOLD_BYTES)
 
@@ -361,7 +361,7 @@ class LogAppender:
         self._send_unsent(now)
 
     def _send_unsent(self, now: float) -> None:
-        """Send runs of groups, as many as may be on their way."""
+        """Send runs of groups, as many as may be in flight."""
         while self._unsent and self._paced_bytes < GROUP_SENT_BYTES:
             run = self._unsent.popleft()
             if run.contents.is_paced:
@@ -389,8 +389,8 @@ class LogAppender:
         crc = checksum(parts)
         for node in copyset:
             settled = partial(self._on_settled, run, run.wave)
-            # A member that just went down leaves the wave short; the tick or its
-            # return starts another.
+            # Race: a member may just have gone down, so the wave stays incomplete. The tick, or
+            # the member's return, starts another wave.
             if run.holders and node in run.holders:
                 is_sent = self._tools.channel.send_amend(node, amend_of(parts), settled)
             else:
@@ -410,7 +410,7 @@ class LogAppender:
             return
         if wave != run.wave:
             if is_stored:
-                run.holders.add(node)  # its copy names another copyset, and is amended if need be
+                run.holders.add(node)  # its copy names an old copyset, and is amended if necessary
             return
         if refusals is None:
             self._retry(run, now)
@@ -454,9 +454,9 @@ class LogAppender:
             self._refuse_pending(self._full())
 
     def _give_up_damaged(self, run: SentRun) -> None:
-        """This node's own memory lost bytes of a numbered run: no copy of it can be made.
+        """This node's memory damaged a numbered run, so no further copy of it can be made.
 
-        The epoch ends, and recovery finds what there is. LogDevice ends the process.
+        The epoch ends, and recovery finds the copies that exist. LogDevice ends the process.
         """
         logger.error("log %d: the run from %d was damaged in memory", self.log, run.first)
         self._role.on_fenced(self.log, 0)
@@ -478,7 +478,7 @@ class LogAppender:
         self._check_drained()
 
     def drain(self) -> None:
-        """Number nothing more; once all that is numbered is stored, the next epoch is taken.
+        """Stop numbering; when all numbered runs are stored, the next epoch is taken.
 
         Source: docs/sources/logdevice.md 2.2, "graceful reactivation".
         """
@@ -486,7 +486,8 @@ class LogAppender:
         self._check_drained()
 
     def _check_drained(self) -> None:
-        # Not before it is recovered: epoch after epoch would be filled and none released.
+        # Trap: an epoch must be recovered before the next one is taken. Otherwise epoch after epoch
+        # would be filled and none released.
         if self._exhausted and not len(self._window) and self.is_recovered:
             self._role.on_drained(self.log, self.epoch)
 
@@ -502,9 +503,10 @@ class LogAppender:
             self._retry(run, now)
 
     def _retry(self, run: SentRun, now: float) -> None:
-        """Send `run` to another copyset; where none can be had, the tick tries again.
+        """Send `run` to another copyset; if there is none, the tick tries again.
 
-        Nodes with room come first; but later waves may use what nodes keep for them.
+        Nodes with free space come first, but later waves may use the space that nodes reserve for
+        them.
         """
         self._copyset = None
         run.note_holders()
@@ -521,7 +523,7 @@ class LogAppender:
         return frozenset(node for node in self.nodeset.nodes if peers.get(node) is not None)
 
     def _fitting_copyset(self, size: int, now: float) -> tuple[NodeId, ...] | None:
-        """A copyset with room for `size` bytes on each node: the last one, for some while."""
+        """A copyset with free space for `size` bytes on each node: the last one, for some time."""
         room = self._tools.channel.room
         roomy = frozenset(node for node in self.nodeset.nodes if room(node) >= size)
         kept = self._copyset
@@ -536,7 +538,7 @@ class LogAppender:
         return self._copyset
 
     def _choose(self, now: float, nodes: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
-        """A copyset among `nodes`: among those nothing speaks against, if they can hold one."""
+        """A copyset among `nodes`: among the available ones, if these can hold one."""
         for available in (self._tools.states.pick_from(nodes, now), nodes):
             copyset = choose_copyset(self.nodeset, self.replication, available, self._tools.random)
             if copyset is not None:
@@ -552,7 +554,7 @@ class LogAppender:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether a run finds no room anywhere, so that none behind it can be acknowledged."""
+        """Whether no node has space for a run, so that no later run can be acknowledged."""
         run = self._stuck_on
         return run is not None and not run.stored
 
@@ -591,7 +593,7 @@ class LogAppender:
         return pending
 
     def end(self, epoch: int) -> None:
-        """A higher epoch rules, or this node stops: answer everyone and do nothing more."""
+        """A higher epoch rules, or this node stops: answer all clients and stop working."""
         self._over = True
         why = f"log {self.log}: epoch {self.epoch} was fenced" + (f" by {epoch}" if epoch else "")
         misplaced = self._checks.take_misplaced(LSN_MAX) if self._checks is not None else []
@@ -607,5 +609,5 @@ class LogAppender:
 
 
 def _is_whole(blocks: Sequence[tuple[bytes, Buffer]]) -> bool:
-    """Whether every body still is what its header says."""
+    """Whether every body still has the checksum in its header."""
     return all(crc32c(body) == unpack_header(header).stored_crc for header, body in blocks)

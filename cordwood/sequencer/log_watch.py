@@ -1,9 +1,9 @@
-"""What changed in the log tree, for the logs that this node sequences.
+"""Applies changes of the log tree to the logs that this node sequences.
 
-A change of replication or nodeset takes a new epoch: the old one numbers nothing more,
-what it has numbered is stored and acknowledged, and then the next one is taken, so that
-no outcome becomes unknown. One that cannot finish in DRAIN_S is ended all the same. Other
-attributes take effect at once, and a log that was deleted is not sequenced any more.
+A change of replication or nodeset takes a new epoch. The old epoch stops numbering, stores and
+acknowledges its numbered runs, and then the next epoch is taken, so that no outcome becomes
+unknown. An epoch that cannot finish in DRAIN_S is ended anyway. Other attributes take effect at
+once. A deleted log is no longer sequenced.
 
 Source: docs/sources/logdevice.md 2.1, 2.2; docs/design.md §6.
 """
@@ -28,14 +28,14 @@ from cordwood.sequencer.role import SequencerRole
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
-"""As LogDevice drains an epoch. What is not stored by then waits for a node that is away."""
+"""As in LogDevice. Runs that are not stored by then wait for a node that is away."""
 
 WATCH_S = 60.0
-"""A watch is begun anew after this, and everything looked at: what set an attribute may
-have stopped before it could tell."""
+"""After this time a watch begins again, and all logs are checked: the process that set an attribute
+may have stopped before it could notify."""
 
 MOVED_S = 5.0
-"""It is looked so often whether a node stands elsewhere: into what this node knows by itself."""
+"""The time between two checks for nodes with a new location, in this node's own list of members."""
 
 AGAIN_S = 1.0
 """Pause after the metadata store did not answer."""
@@ -45,7 +45,7 @@ class LogWatch:
     """See the module.
 
     Attributes:
-        changes: to the log tree, as counted when it was looked at last; -1 before.
+        changes: the count of changes to the log tree at the last check; -1 before.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LogWatch:
     ) -> None:
         """
         Args:
-            on_change: told when the tree changed, or may have.
+            on_change: called when the tree changed, or may have changed.
         """
         self.changes = -1
         self._metadata = metadata
@@ -66,7 +66,7 @@ class LogWatch:
         self._activation = activation
         self._sequencer = sequencer
         self._on_change = on_change
-        # Epochs that were told to end, and when that is late.
+        # Epochs that were told to end, and the time at which they are late.
         self._draining: dict[tuple[int, int], float] = {}
 
     async def run(self) -> None:
@@ -95,7 +95,7 @@ class LogWatch:
                 await asyncio.sleep(AGAIN_S)
 
     def _has_moved(self) -> bool:
-        """Whether a node stands elsewhere than an epoch that is sequenced here recorded."""
+        """Whether a node has another location than an epoch that is sequenced here recorded."""
         appenders = self._sequencer.sequencing().values()
         return any(self._activation.has_moved(each.nodeset) for each in appenders)
 
@@ -109,14 +109,14 @@ class LogWatch:
             wants_another = info is not None and self._asks_for_another(info, appender)
             may_have_it = wants_another and await self._may_have_it(log, appender)
             if self._sequencer.sequencing().get(log) is not appender:
-                continue  # it was ended meanwhile; its next epoch begins with what is asked now
+                continue  # it ended meanwhile; its next epoch begins with the present attributes
             if info is None:
                 logger.info("log %d: it was deleted", log)
                 self._sequencer.on_fenced(log, 0)
             elif not wants_another:
                 appender.attributes = info.attributes
             elif not may_have_it:
-                size = appender.attributes.nodeset_size  # else nobody would ask for it any more
+                size = appender.attributes.nodeset_size  # keep it, so that the change stays visible
                 appender.attributes = msgspec.structs.replace(info.attributes, nodeset_size=size)
             else:
                 logger.info(
@@ -129,11 +129,11 @@ class LogWatch:
                 appender.drain()
 
     def _asks_for_another(self, info: LogInfo, appender: LogAppender) -> bool:
-        """Whether a log's attributes want another epoch than the one that is sequenced.
+        """Whether a log's attributes or locations need another epoch than the present one.
 
-        Nodes that came or went do not by themselves: the next epoch will have them. A node of
-        the nodeset that stands elsewhere does: until then copies are spread over racks that
-        are not there. What is stored already stays judged by the locations of its own epoch.
+        Nodes that came or went do not need one: the next epoch will take them into account. A node
+        of the nodeset with a new location does, because copies are spread over racks that do not
+        exist any more. Stored records keep the locations of their own epoch.
         """
         asked, had = info.attributes, appender.attributes
         is_as_asked = info.replication == appender.replication
@@ -144,10 +144,10 @@ class LogWatch:
         return wanted not in (None, Configuration.of(appender.nodeset, appender.replication))
 
     async def _may_have_it(self, log: int, appender: LogAppender) -> bool:
-        """Whether the next epoch would have what the attributes want.
+        """Whether the next epoch would have the wanted configuration.
 
-        A log that has had too many nodesets would have the same once more, and be looked at
-        again: that took an epoch a minute.
+        A log with too many nodesets would get the same nodeset again, and be checked again: that
+        took an epoch a minute.
         """
         if not await self._activation.has_room(log) and appender.is_recovered:
             await self._activation.trim_nodesets(log, appender.epoch)

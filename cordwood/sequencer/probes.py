@@ -1,7 +1,7 @@
-"""Probes of slow nodes: stores of nothing, so that no append has to find out.
+"""Probes of slow nodes: empty stores, so that no append has to test a slow node.
 
-A node makes an empty store durable in its WAL before it answers, so a disk that is slow
-is found out as well as a process that is.
+A node makes an empty store durable in its WAL before it answers. So a probe finds a slow disk as
+well as a slow process.
 
 Source: docs/sources/logdevice.md 2.4 (PROBING).
 """

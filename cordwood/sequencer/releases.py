@@ -1,11 +1,11 @@
-"""Releases on their way to storage nodes: how far readers may see, told, and told again.
+"""Sends releases to storage nodes: the LSN up to which readers may see, sent and repeated.
 
-The LNG also travels with every store, to the nodes that it goes to. The others, and all of
-them once stores cease, hear it here: as soon as it moved where none was told for
-RELEASE_SPACING_S, else RELEASE_DELAY_S later; again every
-RELEASE_REPEAT_S while it was told fewer than RELEASE_REPEATS times, and whenever a node
-connects. So under load a reader is behind by milliseconds, and one behind a lost message by
-a second; idle logs cost nothing, because a lost message means a lost connection.
+Every store also carries the LNG, but only to the nodes of its copyset. The other nodes hear the LNG
+from this module, and so do all nodes when stores cease. A release is sent at once if none was sent
+for RELEASE_SPACING_S, else RELEASE_DELAY_S later. It is repeated every RELEASE_REPEAT_S, until it
+was sent RELEASE_REPEATS times, and whenever a node connects. So under load a reader is behind by
+milliseconds, and after a lost message by a second. Idle logs cost nothing, because a lost message
+means a lost connection.
 
 Told are the nodes of every epoch that the log has had: those of older nodesets learn only
 from this that their epochs are over.
@@ -24,23 +24,23 @@ from cordwood.nodes import NodeId
 from cordwood.wire.peers import Peers
 
 RELEASE_DELAY_S = 0.002
-"""How long a release waits for others. The next wave carries the LNG anyway, to the nodes
-that it goes to; a frame to every node for each wave doubled the time of a lone append."""
+"""How long a release waits for others. The next wave carries the LNG to its copyset anyway. A frame
+to every node for each wave doubled the time of a lone append."""
 
 RELEASE_SPACING_S = 0.004
-"""So long without one, and a release waits for nobody: a reader at the tail of a log that is
-appended to a few hundred times a second gets each block as soon as that is possible, and a
-lone client that appends one by one still has most of its waves to itself."""
+"""After this time without a release, the next one is sent at once. So a reader at the tail of a log
+with a few hundred appends a second gets each block without delay, and a lone client that appends
+one by one still has few release frames beside its waves."""
 
 RELEASE_REPEAT_S = 1.0
-"""How often a release is said again; a reader behind a lost one waits this long."""
+"""The time between repeats of a release; a reader behind a lost release waits this long."""
 
 RELEASE_REPEATS = 10
-"""How often it is said again after it moved; then every peer that connects hears it."""
+"""The number of repeats after a release moved; after that only a node that connects hears it."""
 
 
 class _Told:
-    """What was said of one log, to whom, and how often it will be said again."""
+    """One log's last release, the nodes that hear it, and the number of repeats left."""
 
     __slots__ = ("audience", "left", "lsn")
 
@@ -64,7 +64,7 @@ class Releases:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing has to be said again."""
+        """Whether no release has to be repeated."""
         return not any(told.left for told in self._logs.values())
 
     def tell(self, log: int, audience: Sequence[NodeId], lsn: int) -> None:
@@ -72,21 +72,21 @@ class Releases:
         self._say(log, audience, lsn, RELEASE_REPEATS)
 
     def remind(self, log: int, audience: Sequence[NodeId], lsn: int) -> None:
-        """Somebody wonders about `log`: say it once more, and once again."""
+        """A client asked about `log`: send its release again now, and repeat it once."""
         self._say(log, audience, lsn, 1)
 
     def forget(self, log: int) -> None:
-        """This node sequences `log` no longer."""
+        """This node no longer sequences `log`."""
         self._logs.pop(log, None)
 
     def on_peer_up(self, node: NodeId) -> None:
-        """A node connected: it may have missed anything."""
+        """A node connected: it may have missed any release."""
         for log, told in self._logs.items():
             if node in told.audience:
                 self._queue(log, told.lsn, (node,))
 
     def tick(self, passed_s: float) -> None:
-        """So much time has passed since the last tick."""
+        """`passed_s` seconds have passed since the last tick."""
         self._since_repeat_s += passed_s
         if self._since_repeat_s < RELEASE_REPEAT_S:
             return
@@ -97,7 +97,7 @@ class Releases:
                 self._queue(log, told.lsn, told.audience)
 
     def send(self) -> None:
-        """Tell nodes what was released since the last time, a frame to each."""
+        """Send the releases since the last call, one frame to each node."""
         self._send_due = False
         self._sent_at = self._loop.time()
         due, self._due = self._due, {}

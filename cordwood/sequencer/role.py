@@ -1,8 +1,8 @@
-"""The sequencer role: which logs this node sequences, and what clients hear back.
+"""The sequencer role: the logs that this node sequences, and the answers to clients.
 
-Appends for a log that is not active here wait while it is activated, within a
-bound; appends for a log that another node should sequence are sent there. What
-arrived in one tick is handled at its end, over all logs and connections.
+Appends for a log that is not active here wait while it is activated, within a bound. Clients with
+appends for a log of another node are redirected there. Entries that arrive in one tick are handled
+at its end, over all logs and connections.
 
 Source: docs/design.md §4; docs/sources/logdevice.md 2.2, 2.3.
 """
@@ -47,22 +47,22 @@ from cordwood.wire.connection import Connection
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
-"""How often waves are checked for their timeout; a fifth of the first one."""
+"""The time between checks of waves for their timeout; a fifth of the first timeout."""
 
 ACTIVATING_BYTES_MAX = 16 << 20
 """Bodies that wait for one log's activation; the client keeps the rest."""
 
 TAIL_TRIES_MAX = 3
-"""Sequencers lost to others while one question for the tail is answered."""
+"""The most epochs that other nodes may take while one question for the tail is answered."""
 
 LEAVE_S = 2.0
-"""How long a node that leaves lets its sequencers finish, as LogDevice drains an epoch."""
+"""How long a leaving node lets its sequencers finish, as LogDevice drains an epoch."""
 
 FINISH_S = 1.0
-"""How long a sequencer that is replaced may take to finish; its successor waits meanwhile."""
+"""How long a replaced sequencer may take to finish; its successor waits meanwhile."""
 
 LOGS_MAX = 100_000
-"""Logs sequenced by one node at once."""
+"""The most logs that one node sequences at once."""
 
 
 class SequencerRole:
@@ -96,17 +96,17 @@ class SequencerRole:
         self._in_flight_bytes = 0
         self.appended_records = 0
 
-    # What clients ask.
+    # Requests of clients.
 
     def on_append(self, connection: Connection, frame: Frame) -> None:
         """An APPEND frame.
 
-        Where a block is refused that may come again, those of its log behind it are
-        refused as well, until the client has heard of it: a large call comes as several
-        blocks, and none may pass another.
+        If a block is refused and the client may retry it, later blocks of its log are refused too,
+        until the client has heard of the refusal: a large call consists of several blocks, and no
+        block may pass another.
 
         Raises:
-            Malformed: it is damaged.
+            Malformed: the frame is damaged.
         """
         for entry in read_append(frame.payload):
             error = self._answers.behind(connection, entry) or self._admit(connection, entry)
@@ -119,10 +119,10 @@ class SequencerRole:
         self._answers.on_lost(connection)
 
     async def tail(self, ask: AskTail) -> TailReply:
-        """The last released LSN, from this log's sequencer, which is started if need be.
+        """The last released LSN, from this log's sequencer, which is started if necessary.
 
-        A sequencer that another one has replaced may not have heard of it. Its tail could
-        lie below what the other one has acknowledged, so the epoch store is asked first.
+        A replaced sequencer may not know that another one rules. Its tail could lie below records
+        that the other one has acknowledged, so the epoch store is asked first.
 
         Raises:
             NoSequencer: another node should be asked, activation failed, or the epoch
@@ -153,10 +153,10 @@ class SequencerRole:
         raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
 
     def released(self, ask: AskReleased) -> ReleasedReply:
-        """What is released of the logs that are active here, 0 for others.
+        """The released LSNs of the logs that are active here, 0 for other logs.
 
-        A sequencer that was replaced and has not heard of it answers with what it released
-        itself: that stays true, there may only be more.
+        A replaced sequencer that does not know it yet answers with its own last release. That
+        stays true: the log may only have released more.
         """
         rows = map(self._rows.get, ask.logs)
         return ReleasedReply(
@@ -164,7 +164,7 @@ class SequencerRole:
         )
 
     async def _still_rules(self, log: int, row: TableRow, appender: LogAppender) -> bool:
-        """Whether nobody has taken a higher epoch; ends the appender if somebody has."""
+        """Whether no node has taken a higher epoch; ends the appender if a node has."""
         try:
             rules = await self._activation.is_newest(log, appender.epoch)
         except Retryable as error:
@@ -174,13 +174,13 @@ class SequencerRole:
         return rules
 
     async def give_up(self, log: int, epoch: int, successor: NodeId) -> None:
-        """`successor` took `epoch`: finish what is numbered here, at most FINISH_S, then stop."""
+        """`successor` took `epoch`: finish the numbered runs, within FINISH_S, then stop."""
         row = self._rows.get(log)
         if row is not None and row.appender is not None and row.appender.epoch < epoch:
             await self._finish(log, row, successor)
 
     async def _finish(self, log: int, row: TableRow, successor: NodeId) -> None:
-        """Take nothing more for `log`, store what is numbered, stop; clients go to `successor`."""
+        """Take no more entries for `log`, store its runs, and stop; clients go to `successor`."""
         appender = row.appender
         assert appender is not None, "only an active log finishes"
         row.successor = successor
@@ -194,7 +194,7 @@ class SequencerRole:
         self._table.end(log, row, 0)
 
     async def _wait_stored(self, in_flight: Callable[[], int], timeout_s: float) -> None:
-        """Wait until nothing is in flight, at most so long."""
+        """Wait until no run is in flight, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while in_flight():
@@ -211,7 +211,7 @@ class SequencerRole:
     def _admit(
         self, connection: Connection, entry: AppendEntry
     ) -> tuple[CordwoodError, NodeId] | None:
-        """Queue an entry, or say why not and which node to ask instead (0: none)."""
+        """Queue an entry, or return the refusal and the node to ask instead (0: none)."""
         settings = self._tools.settings
         fault = _fault(entry, settings)
         if fault is not None:
@@ -231,11 +231,11 @@ class SequencerRole:
         if row is not None and row.successor is not None:
             return NoSequencer(f"node {row.successor} takes over log {entry.log}"), row.successor
         if row is None or (row.appender is None and entry.log in self._table.failures):
-            # It is tried again meanwhile. A client that waited for each try would meet its
-            # deadline in one, and could not tell that from an append that was numbered.
+            # Trap: the activation is retried meanwhile. If a client waited for the tries, its
+            # deadline could pass during one, and it could not tell that from a numbered append.
             return self._table.failures[entry.log][0], NodeId(0)
         in_flight = self._in_flight_bytes
-        # A group may be as large as the window: what is in flight beside it would keep it out.
+        # Trap: a group may be as large as the window, so any run in flight would keep it out.
         size = 0 if entry.parts else entry.stored_bytes
         if in_flight and in_flight + size > settings.window_bytes:
             text = f"{settings.window_bytes} bytes are in flight at this sequencer: slow down"
@@ -257,10 +257,10 @@ class SequencerRole:
         return None
 
     def on_isolated(self, is_isolated: bool) -> None:
-        """What the failure detector says of this node, again and again.
+        """Take the failure detector's verdict on this node; called repeatedly.
 
-        A node that has seen nobody for a while ends its sequencers: what they have in
-        flight cannot be stored, and its clients are better served elsewhere.
+        A node that has been isolated for a while ends its sequencers: their runs in flight cannot
+        be stored, and other nodes serve its clients better.
         """
         self._eligibility.note_isolated(is_isolated)
         if self._eligibility.is_isolated:
@@ -270,14 +270,14 @@ class SequencerRole:
                     self._table.end(log, row, 0)
 
     async def leave(self) -> None:
-        """Take nothing more, and wait until what is numbered is stored, at most LEAVE_S."""
+        """Take no more entries, and wait until all numbered runs are stored, at most LEAVE_S."""
         self._tick()
         self._eligibility.is_leaving = True
         self._table.end_unstarted(f"node {self._node} leaves before it could sequence log")
         await self._wait_stored(self._table.in_flight, LEAVE_S)
         self._answers.send()
 
-    # What appenders tell.
+    # Calls from appenders.
 
     def acknowledge(
         self, acks: Sequence[tuple[Connection, int, int]], freed: int, records: int
@@ -304,7 +304,7 @@ class SequencerRole:
         self._releases.tell(log, audience, lsn)
 
     def remind(self, row: TableRow) -> None:
-        """Somebody asks for the log, or begins it: say its release again."""
+        """A client asks for the log, or the log begins: send its release again."""
         appender = row.appender
         if appender is not None and appender.is_recovered:
             self._stirred.set()
@@ -318,10 +318,10 @@ class SequencerRole:
             self._table.end(log, row, epoch)
 
     def on_released(self, log: int, epoch: int) -> None:
-        """This node's storage heard of a release in `epoch`: those below it are over.
+        """This node's storage heard of a release in `epoch`: lower epochs are over.
 
-        A sequencer that was replaced unawares would take the next append, however much
-        later that comes, and could then not say what became of it.
+        Without this, a replaced sequencer that does not know it would take the next append,
+        however late, and could then not tell its outcome.
         """
         row = self._rows.get(log)
         if row is not None and row.appender is not None and row.appender.epoch < epoch:
@@ -336,7 +336,7 @@ class SequencerRole:
         self._held[log] = None
 
     def on_space(self, node: NodeId) -> None:
-        """`node` tells of room by itself."""
+        """`node` reports free space by itself."""
         self._tools.states.on_space(node)
         self.on_settled()
 
@@ -360,7 +360,7 @@ class SequencerRole:
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _tick(self) -> None:
-        """Number and send everything that arrived since the last tick."""
+        """Number and send all entries that arrived since the last tick."""
         self._tick_due = False
         self._stirred.set()
         logs, self._dirty = self._dirty, {}
@@ -379,7 +379,7 @@ class SequencerRole:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no run is in flight and no release is to be told again: nothing to check."""
+        """Whether there is nothing to check: no run in flight and no release to repeat."""
         return self._releases.is_idle and not self._table.in_flight()
 
     async def run(self) -> None:
@@ -390,7 +390,7 @@ class SequencerRole:
                 await self._stirred.wait()
             await asyncio.sleep(TICK_S)
             now = self._tools.now()
-            self.on_settled()  # what waits for room waits no longer than it may
+            self.on_settled()  # refuses entries that have waited too long for free space
             with self._tools.channel.together():
                 for row in list(self._rows.values()):
                     if row.appender is not None and row.appender.in_flight:
@@ -399,14 +399,14 @@ class SequencerRole:
             self._releases.tick(TICK_S)
 
     async def close(self) -> None:
-        """Stop: nothing more is taken, and what is in flight is answered as unknown."""
+        """Stop: take no more entries, and answer appends in flight as unknown."""
         self._table.end_all()
         self._answers.send()
         self._releases.send()
 
 
 def _fault(entry: AppendEntry, settings: SequencerSettings) -> CordwoodError | None:
-    """What is wrong with an entry, whoever sequences its log."""
+    """The fault of an entry that every sequencer would refuse; None if it has none."""
     if entry.count > settings.esns:
         return RecordTooLarge(f"a block has at most {settings.esns} records: no epoch holds more")
     if entry.parts and entry.stored_bytes > settings.group_bytes_max:

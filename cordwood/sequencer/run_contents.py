@@ -1,7 +1,7 @@
-"""What a run carries: the blocks of its entries with their headers, and whom to answer.
+"""The contents of a run: the blocks of its entries with their headers, and the clients to answer.
 
-An atomic group is cut into as many runs as it needs, all numbered at once, so that no other
-block comes between its own; each header names the group, and the last run has its answer.
+An atomic group is cut into as many runs as it needs. All are numbered at once, so that no other
+block comes between its blocks. Each header names the group, and the last run carries the answer.
 
 Source: docs/design.md §2, §4.
 """
@@ -26,10 +26,10 @@ class Waiting:
 
 
 class RunContents:
-    """What a run carries: headers and bodies to store, and whom to answer.
+    """The contents of a run: headers and bodies to store, and the clients to answer.
 
     Attributes:
-        is_paced: a run of a large group, which is not sent all at once.
+        is_paced: whether the run is of a large group, which is not sent all at once.
     """
 
     __slots__ = ("acks", "blocks", "bytes", "is_paced")
@@ -42,14 +42,14 @@ class RunContents:
 
     @property
     def size(self) -> int:
-        """Bytes of all of it, headers and envelopes among them."""
+        """Bytes of the whole contents, headers and envelopes included."""
         return self.bytes + len(self.blocks) * BLOCK_HEAD_BYTES_MAX
 
     def has_space(self, size: int, run_bytes: int) -> bool:
-        """Whether a block of so many bytes, its header among them, may join.
+        """Whether a block of `size` bytes, its header included, may join.
 
-        Headers count: without them tens of thousands of tiny blocks made a run that no
-        WAL record holds.
+        Headers count: without them, tens of thousands of tiny blocks made a run that was too large
+        for a WAL record.
         """
         return self.size + size <= run_bytes
 
@@ -74,7 +74,7 @@ def cut_group(
     """The runs of a group that begins at `first`: contents and records of each.
 
     Args:
-        run_bytes: of a run, headers among them; a block may go over it.
+        run_bytes: bytes of a run, headers included; a single block may be larger.
     """
     entry = waiting.entry
     group_last = first + entry.count - 1

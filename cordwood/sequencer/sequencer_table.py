@@ -1,7 +1,7 @@
-"""A node's sequencers: each log that it sequences, from activation to the epoch's end.
+"""The sequencer table of a node: each log that it sequences, from activation to the epoch's end.
 
-Entries that come before the log is active wait in its row, and those that need every
-lower epoch recovered wait for that as well.
+Entries that come before the log is active wait in its row. Entries that need every lower epoch
+recovered also wait for the recovery.
 
 Source: docs/design.md §4; docs/sources/logdevice.md 2.2, 2.8.
 """
@@ -24,16 +24,16 @@ from cordwood.sequencer.run_contents import Waiting
 logger = logging.getLogger(__name__)
 
 ACTIVATE_AGAIN_S = 0.5
-"""Pause after an activation that failed: each try seals nodes, and clients ask all the time."""
+"""Pause after a failed activation: each try seals nodes, and clients ask all the time."""
 
 
 class TableRow:
     """One log on this node: active, or being activated with entries waiting.
 
     Attributes:
-        successor: who takes over while this node finishes; None while it goes on.
-        recovered: done once every lower epoch is recovered.
-        waiting: entries that wait for the activation; some for the recovery behind it.
+        successor: the node that takes over while this node finishes; None while this node goes on.
+        recovered: done when every lower epoch is recovered.
+        waiting: entries that wait for the activation; some also wait for the recovery after it.
     """
 
     __slots__ = (
@@ -58,13 +58,13 @@ class TableRow:
 
 
 class TableRole(Role, Protocol):
-    """What the table needs of the sequencer role around it."""
+    """The part of the sequencer role that the sequencer table uses."""
 
     def number(self, log: int) -> None:
         """Entries of `log` were queued outside a tick: number and send them."""
 
     def remind(self, row: TableRow) -> None:
-        """A log begins, or is recovered: say its release again."""
+        """A log begins, or is recovered: send its release again."""
 
 
 class SequencerTable:
@@ -97,7 +97,7 @@ class SequencerTable:
         return sum(s.appender.in_flight for s in self.rows.values() if s.appender is not None)
 
     def end_all(self) -> None:
-        """Sequence nothing here any longer; what is being activated is not."""
+        """Stop sequencing all logs, and give up activations under way."""
         for task in list(self._under_way.values()):
             task.cancel()
         for log, row in list(self.rows.items()):
@@ -111,7 +111,7 @@ class SequencerTable:
                 self.abandon(log, row, NoSequencer(f"{why} {log}"))
 
     def restart(self, log: int, epoch: int) -> None:
-        """`epoch` ran out of numbers or must change: take the next one, unless that was done."""
+        """`epoch` has no LSNs left or must change: take the next epoch, unless that was done."""
         old = self.rows.get(log)
         if old is None or old.appender is None or old.appender.epoch != epoch:
             return
@@ -124,7 +124,7 @@ class SequencerTable:
         row.waiting_bytes = sum(each.entry.stored_bytes for each in row.waiting)
 
     def start_if_due(self, log: int) -> TableRow | None:
-        """Begin to activate a log, unless that failed a moment ago."""
+        """Begin to activate a log, unless an activation failed a moment ago."""
         failure = self.failures.get(log)
         if failure is not None and self._now() < failure[1]:
             return None
@@ -155,7 +155,7 @@ class SequencerTable:
             row.recovery = self._tasks.create_task(self._recover(log, row))
 
     def _take_waiting(self, log: int, row: TableRow) -> None:
-        """Hand over the entries that wait and need wait no more."""
+        """Hand over the waiting entries that no longer have to wait."""
         appender = row.appender
         assert appender is not None, "nothing is taken before the activation"
         waiting, row.waiting, row.waiting_bytes = row.waiting, [], 0
@@ -168,7 +168,7 @@ class SequencerTable:
         self._role.number(log)
 
     async def _recover(self, log: int, row: TableRow) -> None:
-        """Recover every lower epoch, while appends go on; try until it is done or over."""
+        """Recover every lower epoch while appends go on; try until it is done or the epoch ends."""
         appender = row.appender
         assert appender is not None, "recovery follows the activation"
         while self.rows.get(log) is row:
@@ -188,7 +188,7 @@ class SequencerTable:
                 return
 
     def _tell_not_recovered(self, row: TableRow, error: NoSequencer) -> None:
-        """Whoever waits for the recovery hears why it failed; those who come next wait again."""
+        """Tell the waiting clients why the recovery failed; later clients wait again."""
         if not row.recovered.done():
             row.recovered.set_exception(error)
             row.recovered.exception()
@@ -203,12 +203,12 @@ class SequencerTable:
         row.recovered.set_result(None)
         if recovered is not None:
             appender.on_recovered(recovered)
-        if self.rows.get(log) is row:  # it may have run out of numbers meanwhile
+        if self.rows.get(log) is row:  # Race: its epoch may have run out of LSNs meanwhile
             self._role.remind(row)
             self._take_waiting(log, row)
 
     def end(self, log: int, row: TableRow, epoch: int) -> None:
-        """Sequence `log` here no longer, because of `epoch` (0: not known, or for no other)."""
+        """Stop sequencing `log` because of `epoch` (0: unknown, or no other epoch)."""
         if self.rows.get(log) is not row:
             return
         del self.rows[log]
@@ -222,7 +222,7 @@ class SequencerTable:
             row.appender.end(epoch)
 
     def abandon(self, log: int, row: TableRow, error: CordwoodError) -> None:
-        """`log` is not activated here after all; whoever waits for it hears why."""
+        """Give up the activation of `log`, and tell the waiting clients why."""
         if self.rows.get(log) is row:
             del self.rows[log]
         told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))

@@ -1,4 +1,4 @@
-"""What all appenders of one node share, and what they need of the machine.
+"""The tools that all appenders of one node share, clock and random numbers among them.
 
 Source: CONTRIBUTING.md, "The idea" (what a room needs is passed to its constructor).
 """
@@ -15,7 +15,7 @@ from cordwood.wire.store_channel import StoreChannel
 
 
 class AppenderTools:
-    """What all appenders of one node share."""
+    """The tools that all appenders of one node share."""
 
     def __init__(
         self,
@@ -43,6 +43,6 @@ class Clock(Protocol):
 
 
 class Chance(Protocol):
-    """A stream of chance; `random.Random` fits it."""
+    """A stream of random numbers; `random.Random` fits it."""
 
     def random(self) -> float: ...

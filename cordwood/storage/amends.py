@@ -1,19 +1,18 @@
-"""Amends: a block that a node holds gets another envelope, and its body is not sent again.
+"""Amends: a block that a node holds gets a new envelope, and its body is not sent again.
 
-An amend is taken only where the very same block is held intact, in the log cache or in LogsDB;
-else it is refused as *not held*, all of its frame, and nothing is stored. What is held in the
-cache is found at once; what is only in LogsDB is read in the order in which it was asked for,
-and all that may speak against a store is asked again then.
+A node takes an amend only if it holds the same block intact, in the log cache or in LogsDB.
+Otherwise it refuses the whole frame as *not held*, and stores nothing. A block in the cache is
+found at once. Blocks that are only in LogsDB are read in the order of the requests, and then all
+reasons for a refusal are checked again.
 
-A WAL record of it has headers and envelopes. In the cache the block has its body as any other
-(`AmendedBlock` tells it apart), so that readers and the bounds on memory know of nothing new. A
-flush writes its index entry into the partition in which the body is, and no body; where that is
-not to be found any more, it writes the body too. So a body never goes before an entry that
-needs it: partitions are dropped and cut by what is trimmed of a log, and the entry of a block
-and its body are trimmed together.
+The WAL record of an amend has headers and envelopes. In the cache the block has its body like any
+other block (`AmendedBlock` marks it), so readers and memory bounds treat it alike. A flush writes
+its index entry, without a body, into the partition that holds the body. If that partition is gone,
+the flush writes the body too. So a body is never dropped before an entry that needs it: partitions
+are dropped and cut by the trim point of a log, which covers a block's entry and its body together.
 
-A start finds the bodies of the amends that it replays where they were: behind an earlier record
-of the WAL, or in LogsDB, as of the flush up to which that is.
+At a start, replay finds the bodies of amends in earlier WAL records, or in LogsDB as of its last
+flush.
 
 Source: docs/design.md §2 ("an amend rewrites the envelope only"); docs/sources/logdevice.md 2.7
 (6).
@@ -50,19 +49,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 64
-"""Frames that wait for LogsDB at once; one more is told that it is not held, and comes with
-bodies. A recovery has one under way to each node."""
+"""Frames that wait for LogsDB at once. One more is refused as not held, and the sender then sends
+bodies. A recovery has one frame under way to each node."""
 
 READ_BYTES = 1 << 20
 READ_BLOCKS = 256
-"""What one read of LogsDB brings."""
+"""The most that one read of LogsDB returns."""
 
 Bodies = Mapping[BlockHeader, Buffer]
 
 
 @dataclass(slots=True)
 class _Frame:
-    """An amend on its way; `size` is what the cache has to take, bodies among it."""
+    """An amend that is not settled yet; `size` is the bytes for the cache, bodies included."""
 
     wave: int
     seal_epoch: int
@@ -76,10 +75,10 @@ class _Frame:
 
 
 class Amends:
-    """See the module; `run` finds what is only in LogsDB.
+    """See the module; `run` finds blocks that are only in LogsDB.
 
     Attributes:
-        unrestored: heads of the record that is being replayed, whose bodies are to be found.
+        unrestored: heads of the record that is being replayed, whose bodies are still to be found.
     """
 
     def __init__(self, engine: StorageEngine) -> None:
@@ -91,10 +90,10 @@ class Amends:
     def store(
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
     ) -> None:
-        """Take one STORE payload that amends; `settled` is called once, with what was refused.
+        """Take one STORE payload that amends; `settled` is called once, with the refusals.
 
         Raises:
-            Malformed, ChecksumMismatch: the payload is damaged; nothing was taken.
+            Malformed, ChecksumMismatch: the payload is damaged; no amend was taken.
         """
         seal_epoch, heads = read_amend(payload)
         frame = _Frame(wave, seal_epoch, heads, settled, len(payload))
@@ -107,7 +106,7 @@ class Amends:
         self._stirred.set()
 
     async def run(self) -> None:
-        """Look in LogsDB for what amends need, one frame after the other, until cancelled."""
+        """Look in LogsDB for the blocks of amends, one frame after the other, until cancelled."""
         while True:
             await self._stirred.wait()
             self._stirred.clear()
@@ -117,15 +116,15 @@ class Amends:
                 self._settle(frame, found)
 
     def _settle(self, frame: _Frame, found: Bodies | None) -> bool:
-        """Refuse it or store it; False where LogsDB has to be looked into first.
+        """Refuse or store a frame; False if LogsDB has to be read first.
 
         Args:
-            found: what LogsDB has of it; None where that was not asked.
+            found: the frame's bodies that LogsDB holds; None if LogsDB was not read.
         """
         engine = self._engine
         size = frame.size
         if size > engine.wal.record_bytes_max:
-            self._refuse(frame, {})  # as a store it could not come at once
+            self._refuse(frame, {})  # too large for one record; the sender then sends bodies
             return True
         is_full = frame.wire_bytes > engine.free_bytes
         taken: list[StoredBlock] = []
@@ -144,7 +143,7 @@ class Amends:
                     self._refuse(frame, refused)
                     return True
                 taken.append(AmendedBlock(head.header, head.envelope, head.wire, body))
-        # What is refused of a log is all that the frame has of it.
+        # A refusal of one block refuses all the frame's blocks of that log.
         taken = [block for block in taken if block.header.log not in refused]
         if taken:
             refusals = tuple(refused.values())
@@ -154,7 +153,7 @@ class Amends:
         return True
 
     def _refuse(self, frame: _Frame, refused: dict[int, StoreRefusal]) -> None:
-        """Refuse all of a frame: what nothing else speaks against is not held."""
+        """Refuse a whole frame; logs without another reason are refused as not held."""
         for head in frame.heads:
             log = head.header.log
             refused.setdefault(log, StoreRefusal(frame.wave, log, Refusal.NOT_HELD))
@@ -166,7 +165,7 @@ class Amends:
         return copy.body if copy is not None and _is_intact(copy) else None
 
     async def _find(self, heads: Sequence[StoredBlock]) -> dict[BlockHeader, Buffer]:
-        """The bodies of those that LogsDB holds intact."""
+        """The bodies of the blocks that LogsDB holds intact."""
         found: dict[BlockHeader, Buffer] = {}
         by_log: dict[int, list[BlockHeader]] = {}
         for head in heads:
@@ -188,7 +187,7 @@ class Amends:
 
         at, bound = min(each.first for each in headers), max(each.last for each in headers)
         while at <= bound:
-            # Copies that lost have the same body.
+            # Accept every copy: copies of lower precedence have the same body.
             run = await self._engine.logs.read(
                 log, at, bound, lambda last, seal_epoch, wave: True, part_of,
                 bytes_max=READ_BYTES, blocks_max=READ_BLOCKS,
@@ -197,7 +196,7 @@ class Amends:
             at = run.next
 
     async def restore(self) -> None:
-        """Put what a replayed record amends into the cache, with the bodies of old."""
+        """Put the blocks that a replayed record amends into the cache, with their old bodies."""
         heads, self.unrestored = self.unrestored, []
         bodies = {head.header: self._in_cache(head.header) for head in heads}
         found = await self._find([head for head in heads if bodies[head.header] is None])
@@ -208,16 +207,16 @@ class Amends:
             if body is not None:
                 self._engine.cache.insert(AmendedBlock(header, head.envelope, head.wire, body))
             elif not self._engine.is_trimmed(head):
-                # Its partition is gone, for a trim that this replay has still to come to; or
-                # its body has rotted, and LogsDB says that it does not know it.
+                # The partition is gone because of a trim that this replay has not reached yet. Or
+                # the body has rotted, and LogsDB reports that it does not know the block.
                 logger.warning(
                     "log %d: what was amended at %s is not held any more",
                     header.log, format_lsn(header.first),
                 )  # fmt: skip
 
     def _dropped(self, header: BlockHeader) -> Buffer | None:
-        """The body of a copy that an epoch's end took out of the cache since it was amended: it
-        is in the WAL still, and in what the next flush takes."""
+        """The body of a copy that the end of its epoch removed from the cache after the amend. It
+        is still in the WAL and in the next flush's batch."""
         batch = self._engine.cache.batch
         blocks = batch.blocks if batch is not None else ()
         copy = next((block for block in blocks if block.header == header), None)

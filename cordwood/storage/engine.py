@@ -1,12 +1,11 @@
-"""A node's store: every change goes through the WAL, in order, then into memory.
+"""The storage engine: every change goes through the WAL, in order, then into memory.
 
-What is in memory is what is durable: a block becomes visible, to readers, to
-digests and in answers, only when its WAL record is on stable storage. Seals take
-effect at once and are answered when durable, so that stores ahead of a seal are
-visible before it is answered and stores behind it are refused.
+Memory holds only durable data: readers, digests and answers see a block only when its WAL record is
+on stable storage. A seal takes effect at once and is answered when it is durable. So stores before
+a seal are visible before its answer, and stores after it are refused.
 
-From memory it goes to LogsDB (`flusher`), and the WAL is trimmed behind it: a start takes
-what LogsDB says, and what the WAL holds behind that: records of `layout.engine_record`.
+The flusher moves the data from memory to LogsDB, and the WAL is trimmed behind it. A start reads
+the state in LogsDB, then the WAL's records behind it (`layout.engine_record`).
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.7, 2.13.
 """
@@ -72,28 +71,28 @@ from cordwood.storage.wal.delta_wal import Wal
 logger = logging.getLogger(__name__)
 
 SEAL_TIMEOUT_S = 10.0
-"""A durable write takes under a millisecond; a disk this slow has stalled."""
+"""A durable write takes under a millisecond; a disk that takes this long has stalled."""
 
 
 class StorageEngine:
     """See the module. Made by `StorageEngine.open`, which replays the WAL.
 
     Attributes:
-        cache: the durable blocks that LogsDB does not have yet, and what is known of logs.
-        logs, reader: LogsDB, and what reads both.
+        cache: the durable blocks that LogsDB does not have yet, and the state of each log.
+        logs, reader: LogsDB, and the reader of cache and LogsDB.
         staged: blocks that wait to be published.
-        failed: why nothing can be stored any more, "" while all is well.
-        damage: what durable records were lost, "" for none. A damaged node stores and sends, but
-            is never taken to know that something is absent; until when, see `LogsStore.lost`.
-        has_lost: this start found records lost, so that it may have forgotten seals.
+        failed: why the node can store no more, "" while it can.
+        damage: the durable records that were lost, "" for none. A damaged node stores and sends,
+            but its silence never counts as absence; until when, see `LogsStore.lost`.
+        has_lost: whether this start found lost records; seals may be among them.
         reached: WAL offset of the last durable record, -1 for none.
         stored_blocks: blocks stored since start.
         is_out_of_space, disk: whether a flush waits for space, and how much more may wait.
-        low_space: why only recoveries may store: the disk is nearly full; "" while it is not.
-        rebuilding: the nodes whose data is said to be gone or rebuilt: see `refusals`.
-        seals: which epochs may still store, as of what was asked for.
-        amends: the stores that have no bodies.
-        read_only: why no blocks are taken at all, as an operator said; "" while they are.
+        low_space: why only recoveries may store (the disk is nearly full); "" if all may.
+        rebuilding: the nodes whose data is reported as gone or being rebuilt: see `refusals`.
+        seals: the epochs that may still store; seals that are not durable yet are included.
+        amends: the stores without bodies.
+        read_only: the operator's reason for taking no blocks; "" while the node takes them.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class StorageEngine:
         self.amends = Amends(self)
         self._wal = wal
         self._cache_bytes = settings.cache_bytes
-        # In the WAL and not durable yet, so not in the cache.
+        # Bytes that are in the WAL and not durable yet, so not in the cache.
         self._bytes_on_way = 0
         self._sealed_durably: dict[int, int] = {}
         self._on_change = on_change
@@ -143,18 +142,18 @@ class StorageEngine:
         promised: int = -1,
         is_older: bool = False,
     ) -> StorageEngine:
-        """Replay what the WAL has and LogsDB has not.
+        """Replay the WAL's records that LogsDB does not have.
 
         Args:
-            logs, states: as `LogsStore.open` gave them.
-            settings: how much the cache takes, and how much of it stays for readers.
-            on_change: told the log whenever its blocks or its release moved.
-            promised: WAL offset of a record that was durable, as somebody else knows; -1
-                for none. A WAL that ends below it has lost what came after its end.
-            is_older: it has lost that, whatever the offsets say.
+            logs, states: the result of `LogsStore.open`.
+            settings: the size of the cache, and the part of it that stays for readers.
+            on_change: called with the log whenever its blocks or its release changed.
+            promised: WAL offset of a record that another place knows to be durable; -1 for none.
+                A WAL that ends below it has lost the records after its end.
+            is_older: the WAL has lost these records, whatever the offsets say.
         Raises:
-            Corrupt: a record passes its checksum and is not one of ours.
-            NotOurCluster: WAL and LogsDB are not of one time: something is missing.
+            Corrupt: a record passes its checksum but is not one of ours.
+            NotOurCluster: WAL and LogsDB are of different times: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
         engine = cls(wal, logs, states, settings, on_change, staged)
@@ -177,7 +176,7 @@ class StorageEngine:
             )
         engine.has_lost = logs.note_lost(found.damage)
         if is_older or promised >= found.resume:
-            # What is written from here on covers the place where the end was missing.
+            # Records written from here on will cover the offsets of the missing end.
             missing = (found.resume, max(found.resume, promised) + 1)
             engine.has_lost = logs.note_lost((missing,)) or engine.has_lost
             await logs.keep_lost()
@@ -190,13 +189,12 @@ class StorageEngine:
         return engine
 
     async def accept_loss(self) -> None:
-        """An operator's word that what was lost is gone: nobody is to wait for it any more.
+        """An operator accepts that the lost records are gone: no reader waits for them any more.
 
-        From now on this node's silence says again that something is absent, and readers are
-        told of a loss where enough nodes are silent.
+        From now on this node's silence counts again as absence, so readers may get a loss.
 
         Raises:
-            TablesFailed: it cannot be made durable.
+            TablesFailed: the acceptance cannot be made durable.
         """
         if self.damage:
             found = self._wal.recovery
@@ -210,7 +208,7 @@ class StorageEngine:
         self._on_gathered = on_gathered
 
     def cut(self) -> FlushSet | None:
-        """What gathered since the last cut, for a flush; None for nothing."""
+        """The changes since the last cut, for a flush; None if there are none."""
         batch = self.cache.cut(self._sealed_durably)
         if batch is not None:
             batch.staged = self.staged.cut()
@@ -218,7 +216,7 @@ class StorageEngine:
         return batch
 
     def evict(self, batch: FlushSet) -> None:
-        """LogsDB has a batch durably: let go of it here."""
+        """LogsDB has a batch durably: drop it here."""
         self._recent.add(batch.blocks, batch.logs)
         self.cache.evict(batch)
         self.staged.evict(batch.staged)
@@ -235,10 +233,10 @@ class StorageEngine:
     def store(
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
     ) -> None:
-        """Take one STORE payload; `settled` is called once, with what was refused.
+        """Take one STORE payload; `settled` is called once, with the refusals.
 
         Raises:
-            Malformed, ChecksumMismatch: the payload is damaged; nothing was taken.
+            Malformed, ChecksumMismatch: the payload is damaged; no block was taken.
         """
         if is_amend(payload):
             self.amends.store(wave, payload, settled)
@@ -271,7 +269,7 @@ class StorageEngine:
     def _store_nothing(
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
     ) -> None:
-        """Somebody wants to know how long a store takes here, and must wait as for any other."""
+        """A sequencer probes how long a store takes: make an empty store durable like any other."""
         if self.failed or len(payload) > self.free_bytes:
             reason = Refusal.FAILED if self.failed else Refusal.FULL
             settled((StoreRefusal(wave, 0, reason),))
@@ -279,7 +277,7 @@ class StorageEngine:
             self._append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
-        """Whether storing it succeeds and keeps nothing: it could never be read."""
+        """Whether a block is trimmed: storing it succeeds and keeps nothing."""
         held = self.cache.get(block.header.log)
         return held is not None and block.header.last <= held.trim
 
@@ -294,12 +292,12 @@ class StorageEngine:
         return self.cache.bytes + self._bytes_on_way
 
     def cache_takes(self, size: int, *, by_recovery: bool) -> bool:
-        """Whether there is room for what is no first wave; see `storage.space.free_space`."""
+        """Whether there is free space for later waves; see `storage.space.free_space`."""
         return cache_takes(self._cache_bytes, self.unflushed_bytes, size, by_recovery=by_recovery)
 
     @property
     def free_bytes(self) -> int:
-        """Bytes left for first waves, in the WAL, the cache and on the disk; 0 for none."""
+        """Bytes free for first waves, in the WAL, the cache and on the disk; 0 for none."""
         if self.read_only or self.low_space:
             return 0
         wal, waits = self._wal, self.unflushed_bytes
@@ -314,7 +312,7 @@ class StorageEngine:
         settled: Callable[[Sequence[StoreRefusal]], None],
         seal_epoch: int,
     ) -> None:
-        """Write down that blocks, whose bodies are held, have other envelopes now."""
+        """Write new envelopes of blocks whose bodies are held."""
         head = store_head(len(blocks), seal_epoch, amends=True)
         parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
         self._append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
@@ -346,8 +344,8 @@ class StorageEngine:
         try:
             offset = self._wal.submit(parts, on_durable, reserve_ok=by_recovery)
         except (Overloaded, RecordTooLarge) as error:
-            # Too large is a matter of settings, as full is, and no fault of the disk: to
-            # fail for it let one frame end every node that it was sent to.
+            # Trap: "too large" depends on settings, as "full" does, and is no fault of the disk.
+            # When it failed the engine, one frame ended every node that got it.
             logger.debug("a store was refused: %s", error)
             give_up(Refusal.FULL)
         except CordwoodError as error:
@@ -374,7 +372,7 @@ class StorageEngine:
         self.cache.note(offset, logs, asyncio.get_running_loop().time())
 
     def release(self, log: int, lsn: int) -> None:
-        """A sequencer says that readers may see up to `lsn`."""
+        """A sequencer released the log up to `lsn`: readers may see that far."""
         if self.cache.log(log).release(lsn):
             self._on_change(log)
 
@@ -389,7 +387,7 @@ class StorageEngine:
             ruling = self.seals.of(log)
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         if self._sealed_durably.get(log) != epoch:
-            # A recovery that is tried again and again would fill the ring with its seal.
+            # Trap: a recovery that is retried many times would fill the ring with its seal.
             await self._write_mark(
                 log, pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
             )
@@ -398,11 +396,11 @@ class StorageEngine:
         return SealReply(lngs, held.append_time_us, wrote, is_sure=not self.damage)
 
     async def clean(self, log: int, epoch: int, end: EpochEnd) -> None:
-        """Epoch `epoch` is mended, says the recovery that sealed with `end.seal`.
+        """The recovery that sealed with `end.seal` has mended epoch `epoch`.
 
         Raises:
             Fenced: a higher epoch sealed since.
-            Overloaded: the WAL has no room even for this.
+            Overloaded: the WAL has no free space even for this.
         """
         ruling = self.seals.of(log)
         if ruling > end.seal:
@@ -421,7 +419,7 @@ class StorageEngine:
     async def purge(
         self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"", attempt: int = 1
     ) -> None:
-        """Epoch `epoch` was recovered while this node was away; drop what does not count.
+        """Epoch `epoch` was recovered while this node was away; drop the blocks that do not count.
 
         Raises:
             Overloaded: the WAL has no room even for this.
@@ -430,14 +428,14 @@ class StorageEngine:
         await self._close_epoch(log, epoch, end)
 
     async def trim(self, log: int, lsn: int, released: int) -> int:
-        """All of a log up to `lsn` may go; returns the trim point, once that is durable.
+        """Trim a log up to `lsn`; returns the trim point when it is durable.
 
-        A trim point never falls: at or below an earlier one this does nothing.
+        A trim point never falls: an `lsn` at or below an earlier one has no effect.
 
         Args:
-            released: a block's end up to which all is released, as its sequencer said.
+            released: the end of a block up to which the sequencer has released the log.
         Raises:
-            Rejected: what is not released may not be trimmed.
+            Rejected: records that are not released may not be trimmed.
             Overloaded: the WAL has no room even for this.
             Retryable: it failed.
         """
@@ -457,13 +455,13 @@ class StorageEngine:
 
     def _on_trimmed(self, record: TrimRecord) -> None:
         held = self.cache.log(record.log)
-        # In this order: what goes was released, so its epoch's LNG is above it.
+        # Order matters: the trimmed records were released, so their epoch's LNG is above them.
         held.release(record.released)
         held.trim_to(record.lsn)
         self._on_change(record.log)
 
     async def tell_nodesets(self, log: int, epoch: int, history: Sequence[EpochNodes]) -> None:
-        """Keep which nodes may hold what, complete up to `epoch`; returns once that is durable.
+        """Keep the history of nodesets, complete up to `epoch`; returns when it is durable.
 
         Raises:
             Overloaded: the WAL has no room even for this.
@@ -476,7 +474,7 @@ class StorageEngine:
             await self._write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
 
     def nodesets(self, log: int) -> tuple[int, list[EpochNodes]]:
-        """What was told, up to which epoch, 0 for nothing; without what is trimmed."""
+        """The history of nodesets without its trimmed part, after the epoch that completed it."""
         held = self.cache.get(log)
         if held is None:
             return 0, []
@@ -485,7 +483,7 @@ class StorageEngine:
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
         if end is not None:
-            # Fixed and written here: a start may know no LNG as high.
+            # Trap: fix the LNG here and write it, because a later start may not know one as high.
             end = self.cache.log(log).above_own_lng(epoch, end)
         mark = pack_clean(CleanRecord(log, epoch, *(end or EpochEnd(0, 0))))
 
@@ -496,17 +494,17 @@ class StorageEngine:
         await self._write_mark(log, mark, apply)
 
     async def _write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
-        """Write a mark; `apply` runs in its place among the stores that become durable."""
+        """Write a control record; `apply` runs in its order among the stores."""
         await self._write([mark], [log], apply, reserve_ok=True)
 
     async def write_staging(
         self, parts: Sequence[Buffer], record: StagingRecord, *, reserve_ok: bool
     ) -> None:
-        """Write a record of staged blocks; returns once it is durable and holds.
+        """Write a record of staged blocks; returns when it is durable and in effect.
 
         Raises:
-            Overloaded, RecordTooLarge: the WAL has no room for it, now or ever.
-            Retryable: it failed.
+            Overloaded, RecordTooLarge: the WAL has no free space for it, now or ever.
+            Retryable: the write failed.
         """
         size = sum(map(len, parts))
         self._bytes_on_way += size
@@ -542,7 +540,7 @@ class StorageEngine:
             else:
                 self.fail(error)
             if durable.done():
-                return  # whoever asked waits no longer; it holds all the same
+                return  # Race: the caller gave up, and the record is in effect anyway.
             if error is None:
                 durable.set_result(None)
             else:
@@ -561,13 +559,15 @@ class StorageEngine:
             async with asyncio.timeout(SEAL_TIMEOUT_S):
                 await durable
         except TimeoutError:
-            raise Overloaded(f"the WAL did not take a mark within {SEAL_TIMEOUT_S:g} s") from None
+            raise Overloaded(
+                f"the control record was not durable after {SEAL_TIMEOUT_S:g} s; retry"
+            ) from None
         except CordwoodError as error:
             self.fail(error)
             raise Retryable(f"this node's WAL failed: {error}") from error
 
     def fail(self, error: BaseException) -> None:
-        """Something underneath failed for good: store nothing any more."""
+        """The WAL or LogsDB failed for good: store nothing any more."""
         if not self.failed:
             self.failed = str(error) or type(error).__name__
             logger.error("this node stores nothing any more: %s", self.failed)

@@ -1,12 +1,12 @@
-"""The log cache: what is in the WAL and not yet in LogsDB, by log, in LSN order.
+"""The log cache: the blocks that are in the WAL and not yet in LogsDB, by log, in LSN order.
 
-It also keeps what is known of each log beside its blocks (seals apart), for as long as
-the node runs. What changes is gathered in the order of the WAL, as a *batch* that a flush
-takes to LogsDB; its blocks leave the cache when that is durable. So a batch is a prefix of
-the WAL over all logs, and what is behind it is here.
+It also keeps the state of each log (without its seal) while the node runs. Changes are gathered in
+the order of the WAL, as a *batch*. A flush writes the batch to LogsDB, and its blocks leave the
+cache when that is durable. So a batch is a prefix of the WAL over all logs, and later changes stay
+here.
 
-Blocks are indexed by last LSN, so that a read may begin inside a block. Two
-copies of one range keep the one of higher precedence; a late loser is dropped.
+Blocks are indexed by last LSN, so that a read may begin inside a block. Of two copies of one range
+the copy of higher precedence is kept; a later copy of lower precedence is dropped.
 
 How much it holds at most is `StorageEngine.cache_bytes_max`: the storage engine refuses what would
 not fit.
@@ -30,15 +30,15 @@ from cordwood.storage.logs_db.tables import Row
 from cordwood.storage.produced_index import ProducedIndex
 
 ENDS_KNOWING_PRODUCERS = 64
-"""Of older epochs nobody asks what was known of producers then: only recovery does, of the
-last clean one."""
+"""The ends of epochs that keep their producers. Only recovery asks for them, for the last clean
+epoch."""
 
 
 class EpochEnd(NamedTuple):
-    """How an epoch was recovered: by which attempt under which seal, and the LNG above which only
-    what that attempt wrote counts.
+    """How an epoch was recovered: the seal, the attempt, and the LNG above which only the attempt's
+    own copies count.
 
-    `produced` is what is known of the log's producers as of its end, packed.
+    `produced` is the state of the log's producers at the end of the epoch, packed.
     """
 
     seal: int
@@ -48,7 +48,7 @@ class EpochEnd(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in the order of recoveries: attempts under one seal may decide otherwise."""
+        """The place in the order of recoveries; attempts under one seal may decide differently."""
         return self.seal, self.attempt
 
 
@@ -58,14 +58,14 @@ class CachedLog:
     Attributes:
         released: last LSN that readers may see, as far as this node knows.
         clean: last epoch known to be recovered.
-        lngs: LNG by epoch, for epochs of which something is known.
-        ends: how each clean epoch that this node was told of was recovered.
+        lngs: LNG by epoch, for the epochs that this node knows.
+        ends: how each clean epoch was recovered, as far as this node was told.
         append_time_us: the latest append time seen.
-        trim: all up to this LSN was trimmed; 0 for none. It only rises.
+        trim: records up to this LSN are trimmed; 0 for none. It only rises.
         bytes: bytes of headers, envelopes and bodies held here.
-        produced: what producers wrote into epochs that are not clean yet.
-        nodesets: which nodes may hold what (`layout.nodesets`), and the epoch up to which
-            that is complete.
+        produced: the producers' blocks in epochs that are not clean yet.
+        nodesets: the history of nodesets (`layout.nodesets`), and the epoch up to which it is
+            complete.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class CachedLog:
         self._blocks: list[StoredBlock] = []
         self._lasts: list[int] = []
         self._closed = set(known.closed)
-        # Epochs above `clean` of which blocks came, here or in LogsDB.
+        # Epochs above `clean` that have blocks, here or in LogsDB.
         self._held = set(known.held)
         self.released = known.released
         self.clean = known.clean
@@ -97,7 +97,7 @@ class CachedLog:
         )
 
     def state(self, seal: int) -> LogState:
-        """All but the blocks, as of now; `seal` is the epoch that sealed the log durably."""
+        """The log's state without its blocks; `seal` is the epoch that sealed it durably."""
         return LogState(
             seal=seal,
             clean=self.clean,
@@ -120,7 +120,7 @@ class CachedLog:
         )
 
     def tell_nodesets(self, epoch: int, packed: bytes) -> None:
-        """Which nodes may hold what, complete up to `epoch`; what is of later epochs stays."""
+        """Take a history of nodesets that is complete up to `epoch`; later epochs' parts stay."""
         if epoch > self.nodesets[0]:
             self.nodesets = epoch, packed
 
@@ -128,7 +128,7 @@ class CachedLog:
         return len(self._blocks)
 
     def insert(self, block: StoredBlock) -> bool:
-        """Keep a block; False if it comes too late, or a copy of the same range beats it."""
+        """Keep a block; False if it is too late, or a copy of the same range has precedence."""
         header = block.header
         if self._is_late(block):
             return False
@@ -137,8 +137,8 @@ class CachedLog:
         if header.first >> 32 > self.clean:
             self._held.add(header.first >> 32)
         if header.producer and header.first >> 32 not in self.ends:
-            # The end of an epoch tells its producers: beside it an index of what a recovery
-            # that was tried again stored would hide all the others.
+            # Trap: an epoch's end carries its producers. An index entry here, for blocks that a
+            # retried recovery stored, would hide all other producers.
             self.produced.note(header, self.lngs.get(header.first >> 32, 0))
         if not self._lasts or header.last > self._lasts[-1]:
             self._lasts.append(header.last)
@@ -157,7 +157,7 @@ class CachedLog:
         return True
 
     def copy_of(self, header: BlockHeader) -> StoredBlock | None:
-        """The copy that is held here of exactly this block, None for none."""
+        """The copy of exactly this block that is held here, None for none."""
         for at in range(self.index_from(header.last), len(self._blocks)):
             if self._lasts[at] != header.last:
                 break
@@ -166,7 +166,7 @@ class CachedLog:
         return None
 
     def _is_late(self, block: StoredBlock) -> bool:
-        """Whether it was trimmed, or its epoch was over here, before it became durable."""
+        """Whether the block was trimmed, or its epoch ended here, before it became durable."""
         if block.header.last <= self.trim:
             return True
         epoch, seal = block.header.first >> 32, block.envelope.seal_epoch
@@ -188,8 +188,8 @@ class CachedLog:
         if lng > self.lngs.get(epoch, 0):
             self.lngs[epoch] = lng
         if lng > self.released:
-            # A sequencer starts only when every lower epoch is recovered, so its
-            # LNG releases all below it too.
+            # A sequencer tells LNGs only after every lower epoch is recovered, so its LNG releases
+            # all lower epochs too.
             self.released = lng
 
     def release(self, lsn: int) -> bool:
@@ -206,9 +206,9 @@ class CachedLog:
     def readable(self) -> int:
         """Last LSN that this node may send to readers.
 
-        What is released is readable up to the first epoch that this node does not know
-        to be clean; of that one, up to its LNG: above it this node may hold blocks that
-        a recovery without it has turned into holes.
+        Released records are readable up to the first epoch that this node does not know to be
+        clean, and in that epoch up to its LNG. Above the LNG this node may hold blocks that became
+        holes in a recovery without this node.
         """
         if self.clean >= (self.released >> 32) - 1:
             return self.released
@@ -217,11 +217,11 @@ class CachedLog:
 
     @property
     def is_behind(self) -> bool:
-        """Whether epochs that are over have to be purged before they may be read here."""
+        """Whether ended epochs have to be purged before this node may serve them."""
         return self.clean < (self.released >> 32) - 1
 
     def unclean_epochs(self, below: int) -> list[int]:
-        """Epochs under `below` that are not known to be clean, and of which blocks are held."""
+        """Epochs under `below` that have blocks here and are not known to be clean."""
         return sorted(epoch for epoch in self._held if epoch < below and epoch not in self._closed)
 
     def close_epoch(self, epoch: int, end: EpochEnd | None) -> None:
@@ -239,7 +239,7 @@ class CachedLog:
             return
         known = self.ends.get(epoch)
         if known is not None and end is not None and known.place > end.place:
-            return  # told late, by an attempt or a recovery that another one overtook
+            return  # Race: a late message of an attempt or a recovery that another one overtook
         if end is not None:
             self.ends[epoch] = end
             old = self.ends.get(epoch - ENDS_KNOWING_PRODUCERS)
@@ -255,22 +255,22 @@ class CachedLog:
         self._held = {each for each in self._held if each > self.clean}
 
     def above_own_lng(self, epoch: int, end: EpochEnd) -> EpochEnd:
-        """How an epoch ended, with the LNG that this node knows where that is higher.
+        """An epoch's end, with this node's own LNG if that one is higher.
 
-        A recovery that could not hear enough may end an epoch below it. All up to an LNG was
-        acknowledged, so what is held here of that is never what such a recovery left out rightly.
+        A recovery that heard too few nodes may end an epoch below this node's LNG. All records up
+        to an LNG were acknowledged, so such a recovery was wrong to leave them out.
         """
         return end._replace(lng=max(end.lng, self.lngs.get(epoch, 0)))
 
     def has_ended(self, epoch: int, end: EpochEnd) -> bool:
-        """Whether this node was told just that."""
+        """Whether this node was told exactly this end."""
         return self.ends.get(epoch) == self.above_own_lng(epoch, end)
 
     def wrote_in(self, epoch: int) -> list[Produced]:
-        """What producers wrote in `epoch`, as far as this node knows.
+        """The producers' blocks in `epoch`, as far as this node knows.
 
-        Where a recovery said here how the epoch ended, and came no further, that is all there
-        is to tell the next one.
+        If a recovery told this node the epoch's end and then failed, the next recovery gets only
+        the producers in that end.
         """
         end = self.ends.get(epoch)
         told = [] if end is None else read_produced(end.produced)
@@ -282,9 +282,9 @@ class CachedLog:
         return [*self.produced.of(epoch), *ended]
 
     def known_between(self, above: int, below: int) -> tuple[dict[int, int], dict[int, bytes]]:
-        """LNGs, and what producers wrote, packed, by epoch: of epochs of which any is known.
+        """By epoch: the known LNGs, and the known producers' blocks, packed.
 
-        However far apart the two are, it goes over what is held here and no further.
+        The cost depends on the entries held here, not on the distance between the two epochs.
         """
         lngs = {epoch: lng for epoch, lng in self.lngs.items() if above < epoch < below}
         written = {epoch for epoch in (*self.produced.epochs, *self.ends) if above < epoch < below}
@@ -292,23 +292,23 @@ class CachedLog:
         return lngs, {epoch: packed for epoch, packed in wrote.items() if packed}
 
     def trim_to(self, lsn: int) -> None:
-        """Let go of every block that ends at or below `lsn`, and take none any more."""
+        """Drop every block that ends at or below `lsn`, and take none from now on."""
         if lsn <= self.trim:
             return
         self.trim = lsn
         at = self.index_from(lsn + 1)
         if at:
             self._keep(self._blocks[at:])
-        # Nothing is held of epochs below, so nothing of them has to be purged. Their ends are
-        # kept: a node that has not heard of the trim yet may ask for them.
+        # No block of lower epochs is held, so none has to be purged. The ends of these epochs stay:
+        # a node that has not heard of the trim yet may ask for them.
         self._held = {epoch for epoch in self._held if epoch >= lsn >> 32}
 
     def counts(self, last: int, seal_epoch: int, wave: int) -> bool:
-        """Whether a copy counts that ends at `last`, as far as its epoch's end is known.
+        """Whether a copy that ends at `last` counts, as far as its epoch's end is known.
 
-        What a recovery above the one that ended the epoch wrote counts too: it kept what
-        it found of that one. So does a later attempt of the same one. An earlier attempt that
-        was given up may have decided otherwise, and nothing that it left counts.
+        Copies of a higher recovery count too, because it kept the outcome that it found. So do
+        copies of a later attempt of the same recovery. Copies of an earlier attempt do not count:
+        it was given up, and may have decided differently.
         """
         end = self.ends.get(last >> 32)
         return end is None or last <= end.lng or (seal_epoch, wave) >= end.place
@@ -319,7 +319,7 @@ class CachedLog:
         return self.counts(block.header.last, envelope.seal_epoch, envelope.wave)
 
     def drop(self, gone: set[int]) -> None:
-        """Let go of the blocks whose `id` is in `gone`: LogsDB has them."""
+        """Drop the blocks whose `id` is in `gone`: LogsDB has them."""
         self._keep([block for block in self._blocks if id(block) not in gone])
 
     def _keep(self, keep: list[StoredBlock]) -> None:
@@ -354,17 +354,17 @@ class CachedLog:
 
 @dataclass(slots=True)
 class FlushSet:
-    """What one flush takes: all that the WAL's records up to `offset` changed since the last.
+    """The changes for one flush: by the WAL's records up to `offset` since the last flush.
 
     Attributes:
-        since_s: the loop's time at which the first of it came.
+        since_s: the loop's time at which the first change came.
         offset: of the last record.
         blocks: in the order in which they came; some may have been replaced since.
-        bytes: of them.
-        logs: those that changed.
-        states: of these, as of `offset`; made when it is cut.
-        staged: rows of staged blocks, likewise.
-        staged_bytes: of their bodies.
+        bytes: of these blocks.
+        logs: the logs that changed.
+        states: of these logs, as of `offset`; made when the batch is cut.
+        staged: rows of staged blocks, also made when the batch is cut.
+        staged_bytes: of the bodies of staged blocks.
     """
 
     since_s: float
@@ -398,7 +398,7 @@ class LogCache:
         return found
 
     def get(self, log: int) -> CachedLog | None:
-        """The log's blocks, None if nothing is known of it."""
+        """The log's blocks, None if the log is unknown here."""
         return self._logs.get(log)
 
     @property
@@ -408,12 +408,12 @@ class LogCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes that no flush has let go of yet, over all logs."""
+        """Bytes held until a flush drops them, over all logs."""
         return self._bytes
 
     @property
     def batch(self) -> FlushSet | None:
-        """What the next flush would take; None for nothing."""
+        """The batch for the next flush; None if there are no changes."""
         return self._batch
 
     def insert(self, block: StoredBlock) -> None:
@@ -427,7 +427,7 @@ class LogCache:
             self._bytes += block.wire_bytes
 
     def add_staged(self, size: int) -> None:
-        """A staged body of so many bytes is in memory until the next flush is done."""
+        """A staged body of `size` bytes is in memory until the next flush is done."""
         batch = self._batch
         assert batch is not None, "a record is noted before what it holds"
         batch.bytes += size
@@ -444,7 +444,7 @@ class LogCache:
         batch.logs.update(dict.fromkeys(logs))
 
     def cut(self, seals: Mapping[int, int]) -> FlushSet | None:
-        """Take what gathered, for a flush; None for nothing. What comes now is the next one's.
+        """Take the batch for a flush; None if there are no changes. Later changes make the next.
 
         Args:
             seals: by log, the epoch that sealed it durably.
@@ -455,7 +455,7 @@ class LogCache:
         return batch
 
     def evict(self, batch: FlushSet) -> None:
-        """A batch is durable in LogsDB: let go of its blocks."""
+        """A batch is durable in LogsDB: drop its blocks."""
         gone: dict[int, set[int]] = {}
         for block in batch.blocks:
             gone.setdefault(block.header.log, set()).add(id(block))

@@ -1,15 +1,14 @@
-"""A client's appends to one log: what is submitted in one tick becomes one block.
+"""A client's appends to one log: the records of one tick become one block.
 
-A block goes to the log's sequencer and is answered with its first LSN. A refusal
-that stored nothing is tried again, elsewhere if told so, until the deadline. A
-block whose fate nobody knows (connection lost, sequencer fenced, deadline passed)
-ends as OutcomeUnknown and is never sent again, because that could store it twice.
-A producer's block is sent again, since the sequencer knows it: see `client.append.producer`.
+A block goes to the log's sequencer, and the answer is its first LSN. If a refusal says that no
+record was stored, the client retries until the deadline, at another node if the refusal names one.
+A block with an unknown outcome (connection lost, sequencer fenced, deadline passed) ends as
+OutcomeUnknown and is never sent again, because a retry could store it twice. A producer's block is
+sent again, because the sequencer recognises it: see `client.append.producer`.
 
-Blocks of one log never pass one another: once one came back, nothing more is sent until
-all that was sent is answered, and then what came back goes first. The sequencer keeps
-the other half of that rule: behind a block that it sent back it takes no other one from
-this connection until the client says that it begins afresh.
+Blocks of one log never pass one another. When a block comes back, the client sends no more until
+all sent blocks are answered; then the returned blocks go first. The sequencer's part of the rule:
+after a returned block it takes none from this connection until the client says it begins again.
 
 Source: docs/design.md §4, §7; docs/sources/hotpath.md §6 (futures are the client's ceiling).
 """
@@ -56,22 +55,22 @@ from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
 
 SEEK_DIALS = 2
-"""Dials that must fail before the next node is asked sooner: one may be a hiccup."""
+"""Dials that must fail before the next node is asked sooner: a single failure may be a hiccup."""
 
 SEEK_ONE_S = 1.0
-"""How long a log's own node may be away before the next one is asked to activate."""
+"""How long a log's own node may be away before the next node is asked to activate the log."""
 
 REDIRECTS_MAX = 3
-"""Redirects followed in a row. One leads to a log's node, and another from a node that
-leaves just then to its successor; nodes that go on to send one elsewhere do not agree."""
+"""The most redirects in a row. The first leads to the log's node; a second leads from a leaving
+node to its successor. Nodes that redirect a client more often do not agree with each other."""
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
-"""Pauses between tries: quick at first, since most refusals are a sequencer starting."""
+"""Pauses between tries: short at first, because most refusals come from a starting sequencer."""
 
 
 class Owner(Protocol):
-    """What the appends to one log share with those to the client's others."""
+    """The parts that the appends to all logs of a client share."""
 
     loop: asyncio.AbstractEventLoop
     window: Window
@@ -123,21 +122,21 @@ class LogAppends:
         self._target: Connection | None = None
         self._activate_here = False
         self._hint = NodeId(0)
-        # Times in a row that one node sent us on to another.
+        # Redirects in a row.
         self._redirects = 0
         self._pause_s = 0.0
         self._seeking: asyncio.Task[None] | None = None
-        # A block came back: look for the sequencer anew, once all that was sent is answered.
+        # A block came back: look for the sequencer again when all sent blocks are answered.
         self._came_back = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is about to be added, pending, queued or sent."""
+        """Whether no block is about to be added, pending, queued or sent."""
         return not self.has_work and self.line.is_empty
 
     @property
     def has_work(self) -> bool:
-        """Whether something is pending, queued or sent."""
+        """Whether a block is pending, queued or sent."""
         return bool(self._sent or self._queue or self._batch)
 
     # Submitting.
@@ -154,8 +153,8 @@ class LogAppends:
         """Put one record, of `size` bytes by `check_record`, into this tick's block.
 
         Args:
-            expected_tail: the record gets a block of its own, taken only if the log's last
-                record is there.
+            expected_tail: if given, the record gets a block of its own, which is stored only if
+                the log's last record has this LSN.
         """
         self._check_whole()
         if expected_tail is not None:
@@ -200,8 +199,8 @@ class LogAppends:
         return runs
 
     def add_group(self, parts: Sequence[GroupPart], size: int) -> asyncio.Future[Lsn]:
-        """Put sealed blocks, of records of `size` bytes in all, behind what is here: they are
-        stored together or not at all."""
+        """Put sealed blocks, with records of `size` bytes in total, behind the present blocks:
+        they are stored together or not at all."""
         self._check_whole()
         self._cut()
         batch = PendingBlock(self._owner.loop.time() + self._settings.timeout_s)
@@ -214,7 +213,7 @@ class LogAppends:
         return future
 
     def _takes_all(self, records: int, size: int) -> bool:
-        """Whether so many records go into one block: this turn's as it is, or one of their own."""
+        """Whether all these records fit into one block: this tick's block, or a new one."""
         settings = self._settings
         batch = self._batch
         if batch is None or self._is_full(batch):
@@ -236,8 +235,8 @@ class LogAppends:
         headers: Sequence[Headers] | None,
         size: int,
     ) -> tuple[asyncio.Future[Lsn], int]:
-        """Put records that one block takes into it, a column at a time: a client that appends
-        by the block spends its time here, and a call for each record took five times as long."""
+        """Put records into one block, a column at a time: a client that appends whole blocks
+        spends its time here, and one call for each record took five times as long."""
         if self._batch is not None and self._is_full(self._batch):
             self._cut()
         batch = self._space_for(size)
@@ -275,7 +274,7 @@ class LogAppends:
         return future
 
     def _space_for(self, size: int) -> PendingBlock:
-        """This tick's batch, or a new one where the old one is full."""
+        """This tick's batch, or a new one if that is full."""
         batch = self._batch
         settings = self._settings
         if batch is not None and (
@@ -306,16 +305,19 @@ class LogAppends:
     def flush(self) -> None:
         """The tick ends: cut its batch and send.
 
-        A producer with as much in flight as a log remembers of it goes on to fill its batch.
+        A producer with the most blocks in flight that a log remembers keeps filling its batch.
         """
         if not self._must_wait:
             self._cut()
         self._pump()
 
     def _check_whole(self) -> None:
-        """Refuse more from a producer one of whose blocks ended with an error: OutOfSequence."""
+        """Raise OutOfSequence if an earlier block of this producer ended with an error."""
         if self._broken is not None:
-            text = f"an earlier block of {self._producer} ended so: {self._broken}"
+            text = (
+                f"{self._producer} is broken by an earlier failure: {self._broken}; "
+                "begin a higher epoch"
+            )
             raise OutOfSequence(text, Misplaced.BEHIND)
 
     @property
@@ -330,14 +332,14 @@ class LogAppends:
         try:
             batch.seal(self.log, self._codec, self._producer, self._host.clock.now_us)
         except (BufferError, MemoryError, OverflowError, TypeError, ValueError) as error:
-            # It ends alone: its room goes back, and other logs of this tick are sent.
+            # Only this batch fails: its bytes go back, and other logs of this tick are sent.
             self._owner.window.give_back(batch.count, batch.bytes)
             batch.fail(BadSetting(f"records of log {self.log} cannot be encoded: {error!r}"))
             return
         self._queue.append(batch)
 
     def _pump(self) -> None:
-        """Send what is queued to the sequencer, or look for it."""
+        """Send the queued blocks to the sequencer, or look for it."""
         self._give_up_late(self._owner.loop.time())
         if not self._queue or self._seeking is not None:
             return
@@ -367,7 +369,7 @@ class LogAppends:
             self._owner.outbox.put(target, parts, count, size)
 
     def _flags(self, batch: PendingBlock) -> int:
-        """What the sequencer is told of a batch, as bits of AppendFlag."""
+        """The bits of AppendFlag for a batch."""
         entry = batch.entry
         assert entry is not None, "a queued batch was cut"
         flags: int = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
@@ -383,13 +385,13 @@ class LogAppends:
 
     @property
     def _frame_blocks(self) -> int:
-        """Blocks that may be sent now."""
+        """The number of blocks that may be sent now."""
         if self._producer is None:
             return FRAME_BLOCKS
         return max(0, PLACES_MAX - len(self._sent))
 
     async def _seek(self) -> None:
-        """Find a node to send to: where we were told, the log's own, then the others."""
+        """Find a node to send to: the one named by a redirect, the log's own, then the others."""
         try:
             if self._pause_s:
                 await asyncio.sleep(self._pause_s * self._host.random.uniform(0.5, 1.0))
@@ -416,10 +418,9 @@ class LogAppends:
 
     @property
     def _is_sent_in_circles(self) -> bool:
-        """Whether nodes that see the cluster differently send us from one to the other.
+        """Whether nodes that see the cluster differently redirect this client in circles.
 
-        Then whoever is asked next is told to sequence the log itself, and there is a pause
-        before it is; LogDevice's REACTIVATE flag.
+        The client then pauses and tells the next node to sequence the log (LogDevice: REACTIVATE).
         """
         return self._redirects >= REDIRECTS_MAX
 
@@ -445,8 +446,8 @@ class LogAppends:
             del self._sent[token]
             self._pause_s = 0.0
             self._redirects = 0
-            # It sequences now. Should it stop to, the log's own node takes over; a
-            # client that kept asking this one to start would fence that node for ever.
+            # Trap: this node sequences now. When it stops, the log's own node takes over. A
+            # client that kept asking this node to activate would fence the own node for ever.
             self._activate_here = False
             self._finish(found[0])
             found[0].resolve(first)
@@ -456,7 +457,7 @@ class LogAppends:
                 self.flush()
 
     def on_fault(self, token: int, error: CordwoodError, node: NodeId) -> None:
-        """The sequencer refused a block, or does not know what became of it."""
+        """The sequencer refused a block, or does not know its outcome."""
         found = self._sent.pop(token, None)
         if found is None:
             return
@@ -468,17 +469,19 @@ class LogAppends:
             self._came_back |= isinstance(error, (Fenced, OutcomeUnknown))
             self._cluster.note_refusal(self.log, error)
             self._finish(found[0])
-            # Who refuses it now may have been replaced by the one that stored it: seed 12130.
+            # Race: an old sequencer may refuse the block after its successor stored it: seed 12130.
             self._fail(found[0], found[0].given_up(self.log, error))
         self._pump_if_settled()
 
     def _fail(self, batch: PendingBlock, error: CordwoodError) -> None:
-        """A block ends with an error, and with it a producer's sequence."""
+        """A block ends with an error; this also ends the producer's sequence."""
         batch.fail(error)
         if self._producer is not None and self._broken is None:
             self._broken = error
             self._cut()
-            text = f"an earlier block of {self._producer} ended so: {error}"
+            text = (
+                f"{self._producer} is broken by an earlier failure: {error}; begin a higher epoch"
+            )
             behind = OutOfSequence(text, Misplaced.BEHIND)
             while self._queue:
                 later = self._queue.popleft()
@@ -486,7 +489,7 @@ class LogAppends:
                 later.fail(later.given_up(self.log, behind))
 
     def _pump_if_settled(self) -> None:
-        """Go on where blocks waited for the last answer."""
+        """After the last answer, go on with the blocks that waited for it."""
         if self._came_back and not self._sent:
             self._pump()
 
@@ -500,12 +503,12 @@ class LogAppends:
         self._hint = node
         self._redirects += bool(node) and not self._came_back
         if not self._came_back and (not node or self._is_sent_in_circles):
-            # Once for all that come back together.
+            # Once for all blocks that come back together.
             self._pause_s = min(RETRY_MAX_S, max(RETRY_FIRST_S, self._pause_s * 2))
         self._came_back = True
 
     def _requeue(self, batch: PendingBlock, token: int) -> None:
-        """Put a refused batch back where its age puts it."""
+        """Put a refused batch back into the queue by its age."""
         later: list[PendingBlock] = []
         while self._queue and self._age(self._queue[0]) < token:
             later.append(self._queue.popleft())
@@ -517,7 +520,7 @@ class LogAppends:
         return batch.entry.token or self._owner.last_token + 1
 
     def on_down(self, connection: Connection) -> None:
-        """A connection is gone: what was sent on it may or may not be stored."""
+        """A connection is gone: the blocks sent on it may or may not be stored."""
         if self._target is connection:
             self._target = None
         lost = [token for token, (_, used) in self._sent.items() if used is connection]
@@ -533,7 +536,7 @@ class LogAppends:
         self._pump()
 
     def _check_stall(self, now: float) -> None:
-        """Ask about the node that has owed an answer for longest, if that is long."""
+        """Check the node whose answer is outstanding for the longest time, if that is long."""
         oldest = next(iter(self._sent.values()), None)
         if oldest is None or now - oldest[0].sent_at < STALL_S:
             return
@@ -542,9 +545,9 @@ class LogAppends:
             self._cluster.check_node(NodeId(peer.node))
 
     def is_due(self, now: float) -> bool:
-        """Whether `sweep` would find something to do.
+        """Whether `sweep` would find a block to give up.
 
-        Blocks are sent in the order in which they were made, so the first of those in flight has
+        Blocks are sent in the order in which they were made, so the first block in flight has
         waited longest, and its deadline comes first.
         """
         if self._queue:
@@ -554,7 +557,7 @@ class LogAppends:
         return False
 
     def sweep(self, now: float) -> None:
-        """Give up what is past its deadline."""
+        """Give up blocks that are past their deadline."""
         self._check_stall(now)
         late = [token for token, (batch, _) in self._sent.items() if batch.deadline <= now]
         for token in late:
@@ -565,10 +568,9 @@ class LogAppends:
         self._pump()
 
     def _give_up_late(self, now: float) -> None:
-        """Give up what is queued and has no time left.
+        """Give up queued batches that have no time left.
 
-        Nothing of it is stored, and why is known. Sent once more at the very end it would
-        end as an unknown outcome instead, so a refused batch is not.
+        A refused batch is not sent again at the very end: its outcome would then be unknown.
         """
         last_try_s = self._settings.timeout_s * LAST_TRY_SHARE
         while self._queue:
@@ -581,7 +583,7 @@ class LogAppends:
             self._fail(batch, batch.given_up(self.log, error))
 
     def close(self, error: CordwoodError) -> None:
-        """Fail everything that is open."""
+        """Fail all open appends."""
         self._cut()
         unknown = OutcomeUnknown(f"{error}; this append was in flight")
         for batch, _ in self._sent.values():

@@ -1,9 +1,10 @@
-"""What a stream has taken off the nodes, and how much of it its application has dealt with.
+"""The items that a stream has taken from the nodes, and which its application has dealt with.
 
-Three places: *held* are blocks and gaps that were taken and not opened; the *opened* block gives
-its items one by one; *in hand* is what an iterator gave last. It counts as dealt with once the
-next is asked for, as an application may end, or save its place, while it works on it. What a call
-returns as a whole (`next_items`, `read`) is given out with the call.
+An item is in one of three places. *Held* blocks and gaps were taken and not opened. The *opened*
+block gives its items one by one. The item *in hand* is the last one that an iterator gave. It
+counts as dealt with when the application asks for the next one, because the application may end or
+save its position while it works on it. The result of a call that returns a whole (`next_items`,
+`read`) counts as dealt with at once.
 
 The loop fills a hand, and only while it is empty. The application's thread takes from it. So
 whatever is raised in a thread that waits, or cancels a task, nothing is on its way: it is still
@@ -50,11 +51,11 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """What one call of `read` gives: records of one log, or one gap, or nothing (false).
+    """The result of one `read`: records of one log, or one gap, or no item (false).
 
     Attributes:
-        log: the log's name as it was asked for; "" if nothing came.
-        records: in order; none where there is a gap.
+        log: the log's name as the caller gave it; "" if no item came.
+        records: in order; empty if there is a gap.
         gap: a range without records.
     """
 
@@ -78,10 +79,10 @@ class Hand:
     """See the module.
 
     Attributes:
-        held: blocks and gaps in order, behind what is opened.
-        is_cut: it was left with something in it that is not given any more.
-        items: gives what is opened; an application's loop takes from it without a call.
-        opened: the block that `items` is of, until more is asked for.
+        held: blocks and gaps in order, behind the opened block.
+        is_cut: whether the hand was left with items that will not be given any more.
+        items: gives the opened items; an application's loop takes from it without a call.
+        opened: the block of `items`, until the application asks for more.
     """
 
     __slots__ = (
@@ -207,8 +208,8 @@ class Hand:
             until_gap = takewhile(lambda item: isinstance(item, Record), rest[: max(1, count)])
             records = tuple(item for item in until_gap if isinstance(item, Record))
             left, given = rest[len(records) :], make(records, None)
-        # Made before the hand lets go: a signal handler may raise as any call ends, and what it
-        # breaks off would be in neither place.
+        # Trap: make the result before the hand drops the items. A signal handler may raise at the
+        # end of any call, and the items would then be in neither place.
         self._keep(left)
         return given
 
@@ -257,7 +258,7 @@ class Hand:
         """Give all that is held; it counts as dealt with once more is asked for."""
         self.close_block()
         if not self.held:
-            return []  # a call that was broken off may be filling this very deque
+            return []  # Race: an interrupted call may still be filling this deque
         given = list(self.held)
         first = int(given[0].first)
         nothing: deque[Taken] = deque()

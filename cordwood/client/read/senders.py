@@ -1,7 +1,7 @@
-"""The nodes that send to one read stream: what they were asked, and what came of it.
+"""The nodes that send to one read stream: the requests to them, and their answers.
 
-What may arrive is bounded by `protocol.read_window`. Whenever somebody else must send, all
-nodes are asked anew.
+`protocol.read_window` bounds the data that may arrive. Whenever another node must send, all nodes
+are asked again.
 
 Source: docs/sources/logdevice.md 2.11.
 """
@@ -52,14 +52,14 @@ SHUFFLES = {
 
 
 class Source:
-    """What is known of one node's sending.
+    """The state of one sending node.
 
     Attributes:
-        version: of what the node obeys; 0 until it answers.
-        asked: version of what it was asked.
-        switches: it goes on by the old order up to where all change to the new one.
-        is_refused: it says that this client may not read the log.
-        credit: what it may send.
+        version: of the request that the node follows; 0 until it answers.
+        asked: version of the last request to it.
+        switches: whether it goes on by the old order, up to the LSN at which all nodes change.
+        is_refused: whether it says that this client may not read the log.
+        credit: the bytes that it may send.
     """
 
     __slots__ = ("asked", "connection", "credit", "is_refused", "switches", "version")
@@ -77,10 +77,10 @@ class Source:
 
 
 class HeldBlock:
-    """A block and the node that sent it; one for all streams that it was sent to together.
+    """A block and the node that sent it; streams that got it together share one object.
 
     Attributes:
-        size: bytes it took in its frame.
+        size: bytes of the block in its frame.
     """
 
     __slots__ = ("_is_intact", "header", "node", "size", "stored")
@@ -94,27 +94,27 @@ class HeldBlock:
 
     @property
     def is_intact(self) -> bool:
-        """Whether its body is what its header says; summed once, however many streams ask."""
+        """Whether the body matches its header's checksum; computed once for all streams."""
         if self._is_intact is None:
             self._is_intact = crc32c(self.stored.body) == self.header.stored_crc
         return self._is_intact
 
 
 SLOW_LOOK_S = 0.05
-"""How often it is looked who is slow: a probation lasts seconds, a wait at the tail less than one
-millisecond."""
+"""The time between two checks for slow nodes: a probation lasts seconds, a wait at the tail less
+than one millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class SenderView:
-    """One node as a reader sees it, for people.
+    """One node as a reader sees it, for status output.
 
     Attributes:
-        blocks: blocks it sent to this reader; copies and blocks sent again count too.
-        doubt: why it is not counted on, "" if it is.
-        window_s: how long it took for a window, on average of late; None if not known.
-        upto: it has sent all that is its to send below this; 0 if it said nothing yet.
-        is_heard: whether it answered what it was asked last.
+        blocks: blocks that it sent to this reader; copies and repeats count too.
+        doubt: why the reader does not count on it, "" if the reader does.
+        window_s: its recent average time for a window; None if not known.
+        upto: it has sent its whole share below this LSN; 0 if it sent no marker yet.
+        is_heard: whether it answered the last request.
     """
 
     node: NodeId
@@ -130,12 +130,12 @@ class Senders:
     """See the module.
 
     Attributes:
-        choice: who is counted on, and whether single copies are asked for.
-        slow: how quick the nodes are.
+        choice: the nodes that the reader counts on, and whether it asks for single copies.
+        slow: the measured speed of the nodes.
         sources: the nodes that were asked, by number.
-        bridge: where the bridge that was received last begins, None before the first.
-        token: what the log asks of its readers, as far as is known; "" for nothing, and where
-            this client does not have it.
+        bridge: the begin of the last bridge received, None before the first.
+        token: the read token that the log asks for, as far as is known; "" if it asks for none,
+            or if this client does not have it.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Senders:
     ) -> None:
         """
         Args:
-            heads_only, keys: what is left out, see `ReadRequest`.
+            heads_only, keys: the data to leave out, see `ReadRequest`.
         """
         down = [node for node in info.all_nodes if cluster.peers.get(node) is None]
         enabled = settings.scd_enabled and info.attributes.scd_enabled is not False
@@ -186,7 +186,7 @@ class Senders:
         self._switch_at = 0
 
     def open(self) -> None:
-        """Ask every node that is up; the others are asked when they come."""
+        """Ask every node that is up; the others are asked when they connect."""
         self.slow.on_window(self._window.high, self._loop.time())
         self._ask_those_up(self.choice.nodes)
 
@@ -202,7 +202,7 @@ class Senders:
         self.sources.clear()
 
     def views(self) -> list[SenderView]:
-        """Every node as this reader sees it, in node order; once closed, as it saw it last."""
+        """Every node as this reader sees it, in node order; after close, the last view."""
         if self._last_views is not None:
             return self._last_views
         heard = self.sending()
@@ -221,11 +221,11 @@ class Senders:
 
     @property
     def window(self) -> tuple[int, int]:
-        """The LSNs that nodes may send now, from the first on and up to the last."""
+        """The LSNs that nodes may send now, first and last."""
         return self._window.low, self._window.high
 
     def add_nodes(self, nodes: Iterable[NodeId]) -> None:
-        """Later epochs have these in their nodesets."""
+        """Read from these nodes too: later epochs have them in their nodesets."""
         new = [node for node in nodes if node not in self.choice.nodes]
         for node in new:
             self.choice.add_node(node)
@@ -235,7 +235,7 @@ class Senders:
         self.rewind_soon()
 
     def sending(self) -> frozenset[NodeId]:
-        """The nodes that answered what they were asked."""
+        """The nodes that answered their last request."""
         return frozenset(n for n, each in self.sources.items() if each.version == each.asked)
 
     def _ask_those_up(self, nodes: Iterable[NodeId]) -> None:
@@ -244,21 +244,21 @@ class Senders:
             if connection is not None:
                 self._ask(node, connection)
 
-    # What nodes do.
+    # Events from nodes.
 
     def on_node_up(self, node: NodeId, connection: Connection) -> None:
         """Start to read from a node."""
         if node not in self.choice.nodes:
             return
         if not self._began:
-            # Nothing came yet, so that asking all anew costs nothing. Later on a node that
-            # came back shows itself by what it sends.
+            # No block came yet, so asking all nodes again costs nothing. Later the reader
+            # notices a node that came back by the blocks that it sends.
             self.choice.on_settled(node, Doubt.UNREACHABLE)
             self.rewind_soon()
         self._ask(node, connection)
 
     def on_node_down(self, node: NodeId, connection: Connection) -> None:
-        """A node is gone; what it sent stays, and others are asked for the rest."""
+        """A node is gone; its blocks stay, and other nodes are asked for the rest."""
         source = self.sources.get(node)
         if source is not None and source.connection is connection:
             del self.sources[node]
@@ -269,12 +269,12 @@ class Senders:
     def on_reading(
         self, node: NodeId, connection: Connection, status: ReadStatus, version: int
     ) -> None:
-        """A node answers a READ: what it sends from here on is what was asked."""
+        """A node answers a READ: from here on it sends by the new request."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return
         if status == ReadStatus.ACCESS:
-            if version == source.asked:  # else the answer to what was asked last follows
+            if version == source.asked:  # otherwise the answer to the last request follows
                 source.is_refused = True
                 self._buffer.on_gone(node)
             return
@@ -289,13 +289,13 @@ class Senders:
     def on_blocks(
         self, node: NodeId, connection: Connection, head: BlocksHead, blocks: Sequence[HeldBlock]
     ) -> bool:
-        """A node sent blocks, or only how far it has come; False if that counts no more."""
+        """A node sent blocks, or only its marker; False if the frame is of an old request."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return False
         is_trimmed = self._buffer.on_trim(head.trim)
         if source.version != source.asked:
-            # By an older order: it comes again, or another node sends it.
+            # Race: the block is of an older request. It comes again, or another node sends it.
             return is_trimmed
         for block in blocks:
             self._on_block(source, block)
@@ -306,7 +306,7 @@ class Senders:
         return True
 
     def on_gaps(self, node: NodeId, connection: Connection, gaps: Sequence[GapRange]) -> bool:
-        """A node says why it sends nothing of some ranges; False if that counts no more."""
+        """A node says why it leaves ranges out; False if the frame is of an old request."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return False
@@ -322,7 +322,7 @@ class Senders:
         return True
 
     def _on_bad_copy(self, node: NodeId, first: int, last: int) -> None:
-        """What a node holds of a range is damaged: others are asked for it."""
+        """A node's copy of a range is damaged: ask the other nodes for it."""
         logger.warning(
             "log %d: node %d has a damaged copy at %s", self._log, node, format_lsn(first)
         )
@@ -346,10 +346,10 @@ class Senders:
             source.credit.on_kept(block.size)
             self._window.on_block(block.size, header.count)
 
-    # What nodes are asked.
+    # Requests to nodes.
 
     def _ask(self, node: NodeId, connection: Connection, start: int = 0) -> None:
-        """Have a node send from `next` on, or from `start` if that is later."""
+        """Ask a node to send from `next` on, or from `start` if that is later."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             source = self.sources[node] = Source(connection)
@@ -371,7 +371,7 @@ class Senders:
         connection.send(Kind.READ, 0, (pack_read(request),))
 
     def ask_refused(self) -> None:
-        """Ask those again that refused this client, which may read the log after all."""
+        """Ask the nodes that refused this client again: it may read the log after all."""
         for node, source in sorted(self.sources.items()):
             if source.is_refused:
                 self._ask(node, source.connection)
@@ -387,12 +387,12 @@ class Senders:
             self._seed if shuffle is Shuffle.CLIENT else 0,
             self.choice.known_down,
             settings.location.partition(".")[0] if self._is_local else "",
-            # It would go on to send what others are asked for, all through its probation.
+            # Otherwise a slow node would send blocks of other nodes through its whole probation.
             quiet=self.choice.doubt(node) is Doubt.SLOW,
         )
 
     def look_for_slow(self, nodes: Sequence[NodeId]) -> None:
-        """Greylist those of `nodes` that are far slower than the others, while that cannot hurt."""
+        """Greylist the members of `nodes` that are far slower than the others, if that is safe."""
         now = self._loop.time()
         if now < self._slow_look_at:
             return
@@ -406,7 +406,7 @@ class Senders:
             self.choice.on_settled(node, Doubt.SLOW)
 
     def rewind_soon(self) -> None:
-        """Ask all anew at the end of this tick, once for all that happened in it."""
+        """Ask all nodes again at the end of this tick, once for all events in it."""
         if self.choice.is_rewind_due and not self._rewind_due:
             self._rewind_due = True
             self._loop.call_soon(self._rewind)
@@ -432,13 +432,13 @@ class Senders:
 
     @property
     def is_switching(self) -> bool:
-        """Whether some nodes still send by the old order, and will change to the new one."""
+        """Whether some nodes still send by the old order and will change to the new one."""
         return any(source.switches for source in self.sources.values())
 
     def _begin_switch(self) -> None:
-        """All go on by the old order to the end of the window that they have, and there change to
-        the new one: nothing that came, or is under way, is asked for again. A rewind for each
-        slow node had a reader on a busy machine sent 1.2 to 1.7 bytes for each that it read."""
+        """All nodes go on by the old order to the end of their window, and change to the new order
+        there. So no block that came, or is under way, is asked for again. With a rewind for each
+        slow node, a reader on a busy machine was sent 1.2 to 1.7 bytes for each byte it read."""
         if not self.is_switching:
             self._switch_at = self._window.high + 1
         logger.debug(
@@ -467,12 +467,12 @@ class Senders:
             source.connection.send(Kind.WINDOW, 0, (window,))
 
     def _high_of(self, source: Source) -> int:
-        """The window of one node: where it changes to another order, it does not go past that."""
+        """The end of one node's window; it does not pass the LSN at which the order changes."""
         high = self._window.high
         return min(high, self._switch_at - 1) if source.switches else high
 
     def move_window(self) -> None:
-        """Move the LSN window once `client_read_flow_control_threshold` of it was used up."""
+        """Move the LSN window when `client_read_flow_control_threshold` of it is used up."""
         if self._buffer.next < self._window.due:
             return
         now = self._loop.time()

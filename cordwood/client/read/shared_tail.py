@@ -1,21 +1,22 @@
-"""Streams of one client that wait at the tail of one log are fed by one.
+"""The shared tail: one stream feeds all streams of a client that wait at the tail of one log.
 
-A hundred readers of one log in one process had each block a hundred times from five nodes: each
-stream has windows, credit and gap detection of its own, and all of them say the same at the tail.
-Here one more stream, the *leader*, reads on from there, and whatever it concludes (blocks, gaps,
-troubles) is given to all that share it. A member keeps what it was given until it takes it; one
-that has more than QUEUE_BYTES_MAX waiting is slow, so it leaves, takes what it has, and asks the
-nodes by itself from there on, until it comes to where others wait. So nobody waits for anybody.
+Without it, a hundred readers of one log in one process got each block a hundred times from five
+nodes: each stream has its own windows, credit and gap detection, and at the tail all of them reach
+the same results. Here one more stream, the *leader*, reads on from the tail. It gives its results
+(blocks, gaps, troubles) to all members. A member keeps its items in its queue until it takes them.
+A member with more than QUEUE_BYTES_MAX in its queue is slow. It leaves, takes the items that it
+has, and then asks the nodes by itself until it reaches a shared place again. So no member waits for
+another.
 
-A member joins where the leader stands, or at one of the places that it gave last: what is given
-tiles, so its position is all that counts. Readers that were too slow at the same time stand at
-one place again and share from there, however far behind the tail that is. It is no place to hold
-others: so many as share one that wait further on for BEHIND_S take a leader of their own, and once
-the first one has come to it, its members go over.
+A member joins at the leader's position, or at one of the leader's last items: the items tile, so
+only the member's position counts. Readers that became slow at the same time stand at the same
+position again. They share from there, however far behind the tail it is. If MEMBERS_MIN readers
+wait ahead of the leader for BEHIND_S, they start a second leader. When the first leader reaches the
+second one, its members move over.
 
-What is held is held once for all: a tail reserves what a queue may hold, and what slow members
-have not taken is reserved block by block; where the client's budget has no room for that, it is
-let go of, and asked for again.
+A block is held once for all members. A tail reserves the bytes of one full queue. Blocks that slow
+members have not taken are reserved one by one. If the client's budget has no space for them, they
+are dropped, and the member asks the nodes for them again.
 
 Source: docs/design.md §4 (what is alike is sent once); LogDevice (docs/sources/logdevice.md 2.11)
 has a stream for each reader.
@@ -44,41 +45,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Taken = Delivery[HeldBlock] | Gap
-"""What a stream gives out."""
+"""A stream's result: records or a gap."""
 
 MEMBERS_MIN = 8
-"""So many streams at one log's tail share one; what a few cost beside the appends is little, and
-they show by themselves at the nodes (`cordwood readers`)."""
+"""This many streams at one log's tail share a leader. Fewer streams cost little beside the appends,
+and each of them is listed at the nodes by itself (`cordwood readers`)."""
 
 QUEUE_BYTES_MAX = 4 << 20
 QUEUE_ITEMS_MAX = 1024
-"""What may wait for one member, less where the client's budget has no room for it."""
+"""The most that a queue holds; less if the client's budget has no space for it."""
 
 RECENT_BYTES_MAX = 1 << 20
 RECENT_ITEMS_MAX = 256
-"""What the leader gave last is kept, for those who come to the tail a moment later: they are as
-many blocks behind as came in one tick."""
+"""The leader's last items, kept for readers that reach the tail a moment later: these are behind by
+the blocks of one tick."""
 
 FLOOR_BYTES = 512 << 10
-"""What a tail reserves at the least: its members give back as much, 64 KiB each for every node."""
+"""The least that a tail reserves: its members give back as much, 64 KiB each for every node."""
 
 TAKEN_ITEMS = 256
-"""What the leader takes at a time before it lets others run: a quarter of what a queue holds."""
+"""The items that the leader takes at once before others run: a quarter of a queue."""
 
 BEHIND_S = 1.0
-"""So long a leader may be behind those who would share it: at the tail it is a tick."""
+"""How long a leader may be behind readers that wait for it: at the tail it is behind by one
+tick."""
 
 
 class Leftovers:
-    """What slow members were given and have not taken, each block once, out of a budget."""
+    """Items that slow members have not taken, each block once, within a budget."""
 
     def __init__(self, budget: ReadBudget) -> None:
         self._budget = budget
-        # By how many members each is held.
+        # By block: the number of members that hold it.
         self._held: dict[HeldBlock, int] = {}
 
     def keep(self, items: Collection[Taken]) -> bool:
-        """Hold these for one member; False, and nothing is held, if the budget has no room."""
+        """Hold these items for one member; False, and no item is held, if the budget is full."""
         blocks = [item.block for item in items if isinstance(item, Delivery)]
         size = sum(block.size for block in blocks if block not in self._held)
         got = self._budget.take(size, 0)
@@ -90,7 +92,7 @@ class Leftovers:
         return True
 
     def drop(self, item: Taken) -> None:
-        """A member holds this no more."""
+        """A member no longer holds this item."""
         if isinstance(item, Delivery):
             self._held[item.block] -= 1
             if not self._held[item.block]:
@@ -99,14 +101,14 @@ class Leftovers:
 
 
 class SubscriberQueue:
-    """What a member of a shared tail was given and has not taken.
+    """The items of a shared tail that one member has not taken yet.
 
     Attributes:
-        is_over: nothing more will come: what is here is to be taken, and then asked for alone.
-        leader: the stream that feeds it.
-        is_dropped: there was no room for what it had not taken, which is to be asked for alone.
-        trouble: why the leader stands still, "" if it does not: for the member to tell, in a turn
-            of its own.
+        is_over: no more items will come: the member takes these, then asks the nodes by itself.
+        leader: the stream that feeds this queue.
+        is_dropped: the budget had no space for the items, so the member asks the nodes for them.
+        trouble: why the leader stands still, "" if it does not; the member reports it in a tick of
+            its own.
     """
 
     __slots__ = (
@@ -124,7 +126,7 @@ class SubscriberQueue:
         self._tail = tail
         self._waiting = deque(missed)
         self._bytes = sum(map(_size, missed))
-        # Nothing here keeps a stream that its application has let go of.
+        # Trap: a strong reference would keep a stream alive that its application has dropped.
         self._member = weakref.ref(member)
         self.leader = tail.leader
         self.is_over = False
@@ -133,21 +135,21 @@ class SubscriberQueue:
 
     @property
     def member(self) -> ReadStream | None:
-        """Who sits here; None once nobody has it any more."""
+        """The member of this queue; None if its application has dropped it."""
         return self._member()
 
     def wake(self) -> None:
-        """There is something to see to."""
+        """Tell the member that this queue changed."""
         if (member := self._member()) is not None:
             member.on_news()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits here."""
+        """Whether no item waits here."""
         return not self._waiting
 
     def give(self, items: Sequence[Taken], size: int) -> None:
-        """The leader went on by `items`, of `size` bytes."""
+        """The leader gives `items`, of `size` bytes."""
         self._waiting.extend(items)
         self._bytes += size
         if self._bytes > self._tail.queue_bytes or len(self._waiting) > QUEUE_ITEMS_MAX:
@@ -155,7 +157,7 @@ class SubscriberQueue:
         self.wake()
 
     def end(self) -> None:
-        """The leader goes on no more."""
+        """The leader has ended."""
         self._stop()
         self.wake()
 
@@ -166,7 +168,7 @@ class SubscriberQueue:
             self._waiting.clear()
 
     def take(self) -> Taken | None:
-        """What comes next, None if nothing is here."""
+        """The next item, None if no item is here."""
         if not self._waiting:
             return None
         taken = self._waiting.popleft()
@@ -176,19 +178,19 @@ class SubscriberQueue:
         return taken
 
     def leave(self) -> None:
-        """Give this member nothing any more."""
+        """Stop feeding this member."""
         while self.is_over and self.take() is not None:
             pass
         self._tail.leave(self)
 
 
 class SharedTail:
-    """One log's leader and those that it feeds.
+    """One log's leader and the members that it feeds.
 
     Attributes:
-        next: what the leader gives next begins here.
-        queue_bytes: what may wait for one member.
-        followed_by: another one of the log, further on: this one ends where it comes to it.
+        next: the first LSN of the leader's next item.
+        queue_bytes: the most bytes that a queue holds.
+        followed_by: a second shared tail of the log, further on; this one ends when it reaches it.
     """
 
     def __init__(self, leader: ReadStream, budget: ReadBudget, leftovers: Leftovers) -> None:
@@ -198,7 +200,7 @@ class SharedTail:
         self.queue_bytes = 0
         self.followed_by: SharedTail | None = None
         self._queues: dict[SubscriberQueue, None] = {}
-        # Those that came past the leader, and so could not join: where and when that was.
+        # Streams that are ahead of the leader and so could not join: their LSN, and since when.
         self._ahead: WeakKeyDictionary[ReadStream, tuple[int, float]] = WeakKeyDictionary()
         self._recent: deque[Taken] = deque()
         self._recent_bytes = 0
@@ -209,7 +211,7 @@ class SharedTail:
         leader.on_health = self._on_health
 
     def subscribe(self, member: ReadStream) -> SubscriberQueue | None:
-        """A queue for a reader that stands where the leader stands, or stood a moment ago."""
+        """A queue for a stream at the leader's position, or at one of its last positions."""
         missed: deque[Taken] = deque()
         at = self.next
         for item in reversed(self._recent):
@@ -227,29 +229,29 @@ class SharedTail:
         return queue
 
     def leave(self, queue: SubscriberQueue) -> None:
-        """One goes; the last one closes the leader."""
+        """A member leaves; the last one closes the leader."""
         self._queues.pop(queue, None)
         if not self._queues:
             self.leader.close()
 
     def forget(self, member: ReadStream) -> None:
-        """A reader without a queue was closed."""
+        """A stream without a queue was closed."""
         self._ahead.pop(member, None)
 
     def is_behind(self, member: ReadStream) -> bool:
-        """Whether so many wait further on, and `member` the furthest, that it is time for another
-        leader."""
+        """Whether MEMBERS_MIN streams have waited ahead of the leader for BEHIND_S, and `member` is
+        the furthest of them: then they need a second leader."""
         since = asyncio.get_running_loop().time() - BEHIND_S
         waiting = [each for each, (_, at) in list(self._ahead.items()) if at <= since]
         return len(waiting) >= MEMBERS_MIN and is_furthest(member, waiting)
 
     def follow(self, tail: SharedTail) -> None:
-        """`tail` is shared from now on, further on than this one."""
+        """`tail` is a second shared tail, ahead of this one."""
         self.followed_by = tail
         self._wake([*self._ahead])
 
     async def run(self) -> None:
-        """Give what the leader concludes to all, until it ends or nobody is left.
+        """Give the leader's items to all members, until the leader ends or no member is left.
 
         Raises:
             CordwoodError: the leader failed, or was closed.
@@ -265,10 +267,10 @@ class SharedTail:
             if self.followed_by is not None and self.next >= self.followed_by.next:
                 return
             self._reserve()
-            await asyncio.sleep(0)  # those who are quick take it before more is given
+            await asyncio.sleep(0)  # quick members take their items before more come
 
     def end(self) -> None:
-        """All go on alone, or where another one feeds them."""
+        """All members go on alone, or at the second shared tail."""
         self.leader.on_health = None
         self.leader.close()
         self._budget.give_back(self._reserved)
@@ -280,13 +282,14 @@ class SharedTail:
         self._wake([*self._ahead])
 
     def _wake(self, members: Collection[ReadStream]) -> None:
-        """Some that are ahead may try again."""
+        """Streams ahead of the leader may try to join again."""
         for member in list(members):
             del self._ahead[member]
             member.on_news()
 
     def _reserve(self) -> None:
-        """Take of the budget what a full queue and the recent ones may hold, once it is there."""
+        """Reserve the bytes of a full queue and of the recent items, as far as the budget
+        allows."""
         wanted = QUEUE_BYTES_MAX + RECENT_BYTES_MAX
         if self._reserved < wanted:
             floor = max(0, FLOOR_BYTES - self._reserved)
@@ -315,9 +318,9 @@ class SharedTails:
 
     Args:
         open_leader: makes a plain stream that follows a log from an LSN on, and opens it.
-        number_anew: gives a stream another number, since nodes may still send under the old one.
+        number_anew: gives a stream another number, because nodes may still send under the old one.
         tasks: the client's.
-        budget: what all streams of the client may have sent ahead.
+        budget: the bytes that nodes may send ahead, for all streams of the client.
     """
 
     def __init__(
@@ -334,11 +337,11 @@ class SharedTails:
         self._leftovers = Leftovers(budget)
         self._is_closed = False
         self._by_log: dict[int, SharedTail] = {}
-        # Those that wait at a tail that nobody shares yet.
+        # By log: streams that wait at a tail without a leader.
         self._alone: dict[int, WeakKeyDictionary[ReadStream, None]] = {}
 
     def join(self, stream: ReadStream) -> SubscriberQueue | None:
-        """A stream has nothing to give and knows of nothing to wait for: whether it can share."""
+        """A queue for a stream that has reached the tail; None if it has to go on alone."""
         log = stream.info.log_id
         if self._is_closed:
             return None
@@ -351,22 +354,23 @@ class SharedTails:
             return made.subscribe(stream)
         alone = self._alone.setdefault(log, WeakKeyDictionary())
         alone[stream] = None
-        # Whoever stands further back reads on to the others; none of them waits for it.
+        # Only the furthest stream starts a leader. The others read on to it by themselves, and no
+        # stream waits for them.
         if len(alone) < MEMBERS_MIN or not is_furthest(stream, [*alone]):
             return None
         del self._alone[log]
         made = self._share(stream)
         for each in list(alone):
-            each.on_news()  # to join it, too
+            each.on_news()  # so that it joins too
         return made.subscribe(stream)
 
     def join_again(self, stream: ReadStream) -> SubscriberQueue | None:
-        """Whether a stream can share what others share already."""
+        """A queue at a leader that exists already; None if the stream cannot join it."""
         tail = self._open_tail(stream.info.log_id)
         return None if tail is None or tail.leader.trouble else tail.subscribe(stream)
 
     def close(self) -> None:
-        """Nobody shares anything from now on: the client closes."""
+        """The client closes: no stream shares from now on."""
         self._is_closed = True
 
     def _open_tail(self, log: int) -> SharedTail | None:
@@ -374,7 +378,7 @@ class SharedTails:
         return None if tail is None or tail.leader.is_closed else tail
 
     def _share(self, stream: ReadStream) -> SharedTail:
-        """Make a leader that begins where a stream stands."""
+        """Make a leader that begins at the position of `stream`."""
         log = stream.info.log_id
         leader = self._open_leader(stream.info, stream.taken_lsn)
         tail = self._by_log[log] = SharedTail(leader, self._budget, self._leftovers)
@@ -396,7 +400,7 @@ class SharedTails:
         try:
             await tail.run()
         except CordwoodError as error:
-            # Whoever shares it meets the same by itself.
+            # Each member meets the same error by itself.
             logger.debug("log %d: the stream that readers share ended: %s", log, error)
         finally:
             if self._by_log.get(log) is tail:
@@ -405,7 +409,7 @@ class SharedTails:
 
 
 def is_furthest(stream: ReadStream, others: Collection[ReadStream]) -> bool:
-    """Whether no other one stands further on."""
+    """Whether no other stream is further on."""
     return all(each.taken_lsn <= stream.taken_lsn for each in others)
 
 

@@ -1,4 +1,4 @@
-"""Which blocks are this node's to send to one reader of single copies.
+"""This node's share of the blocks for one reader of single copies.
 
 Source: docs/sources/logdevice.md 2.10 ("SCD filter"); `protocol.single_copy` has the rule.
 """
@@ -23,7 +23,7 @@ NodesIn = Callable[[str], AbstractSet[int]]
 
 
 class OwnCopies:
-    """The blocks that are this node's to send to one reader."""
+    """The blocks that this node has to send to one reader."""
 
     __slots__ = ("_me", "_mine", "_rule", "kind")
 
@@ -39,7 +39,7 @@ class OwnCopies:
             frozenset(nodes_in(asked.region)) if asked.region else frozenset(),
             asked.quiet,
         )
-        # Equal for equal rules: with each block a stream at the tail is looked up by it.
+        # Equal for equal rules; with each block, streams at the tail are looked up by it.
         self.kind = kinds(self._rule)
         self._mine: dict[tuple[int, ...], Part] = {}
 
@@ -49,13 +49,13 @@ class OwnCopies:
         return sorted(self._rule.known_down)
 
     def part(self, block: StoredBlock) -> Part:
-        """Whether this node sends it. Plugs and bridges are sent by all that hold them:
-        they are small, and what they say must not hang on one node."""
+        """Whether this node sends a block. All holders send plugs and bridges: these are small,
+        and their information must not depend on one node."""
         if block.header.kind != BlockKind.DATA:
             return Part.WHOLE
         envelope = block.envelope
         if envelope.flags & EnvelopeFlag.DRAINED:
-            return Part.NOTHING  # it lies elsewhere too, and there it counts
+            return Part.NOTHING  # another node holds a copy that counts
         mine = self._mine.get(envelope.copyset)
         if mine is None:
             if len(self._mine) >= CHOICES_MAX:

@@ -1,4 +1,4 @@
-"""One reader's pull at a node: where it stands, how far it may go, what of a block it wants.
+"""One reader's stream at a node: its position, its limits, and the wanted parts of a block.
 
 Source: docs/sources/logdevice.md 2.10.
 """
@@ -39,21 +39,21 @@ class PushStream:
         self.wanted: Wanted | None = None if share is None else share.part
         if request.heads_only or request.keys is not None:
             self.wanted = self._part
-        # What a client's right to read rests on; None where nobody asks for one.
+        # The client's read token; None for a stream that needs no right, such as a node's.
         self.token: str | None = None
         self.sent = 0
         self.ready = False
         self.fetching = False
-        # What was read from LogsDB and waits for the connection, and what it was read up to.
+        # A run from LogsDB that waits for the connection, and the LSN up to which it was read.
         self.held: tuple[BlockRun, int] | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is sent whole blocks, as other streams at its place are."""
+        """Whether the stream gets whole blocks, so that it can share a push with others."""
         return not (self.digest or self.heads_only or self.keys is not None)
 
     def _part(self, block: StoredBlock) -> Part:
-        """How much of a block is sent where a reader wants only some keys, or no payloads."""
+        """The part of a block for a reader that wants only some keys, or no payloads."""
         if self.share is not None and not self.share.part(block):
             return Part.NOTHING
         if block.header.kind != BlockKind.DATA or not (self.heads_only or self.lacks_keys(block)):
@@ -61,7 +61,7 @@ class PushStream:
         return Part.HEAD
 
     def lacks_keys(self, block: StoredBlock) -> bool:
-        """Whether a block has none of the keys that are wanted."""
+        """Whether a block has none of the wanted keys."""
         if self.keys is None or block.header.kind != BlockKind.DATA:
             return False
         return not may_hold(block.header.key_bits, self.keys)

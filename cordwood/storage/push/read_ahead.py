@@ -1,12 +1,12 @@
-"""Batches of LogsDB that are read before their readers may have them.
+"""Batches that are read from LogsDB before their readers may have them.
 
-A reader that goes through cold data has one node send at a time: blocks that follow one another
-have one copyset, and of a copyset one node sends. Unless that node reads the next batch while the
-last one leaves, the disk waits for the network and the network for the disk.
+A reader of cold data gets its blocks from one node at a time: consecutive blocks have one copyset,
+and one node of a copyset sends. If that node does not read the next batch while the last one
+leaves, the disk waits for the network and the network waits for the disk.
 
-What is read ahead lies below what is released, so nothing is stored there any more; it is kept for
-a second at most, as long as what waits for a full connection may be old. How many streams have a
-batch here is bounded, whoever comes first: the others are read for when it is their turn.
+A batch that is read ahead lies below the release, so no store changes it any more. It is kept for a
+second at most, as long as a batch may wait for a full connection. The number of streams with a
+batch here is bounded, first come first served; batches of other streams are read in their turn.
 
 Source: docs/design.md §5 ("LogsDB with read-ahead").
 """
@@ -23,11 +23,11 @@ from cordwood.storage.logs_db.partition import BlockRun
 Stream = TypeVar("Stream", bound=Hashable)
 
 STREAMS_MAX = 3
-"""Streams that have a batch here, or one under way: with the batches of 4 MiB that `read_streams`
-reads, 12 MiB of a node; and of its four tasks that read one is left for those who wait."""
+"""The most streams with a batch here or under way: 12 MiB of a node, with the 4 MiB batches of
+`read_streams`. Of its four tasks that read, one is left for streams that wait."""
 
 KEPT_S = 1.0
-"""A reader that did not come for its batch by then is slow, or went elsewhere."""
+"""A reader that did not take its batch by then is slow, or reads elsewhere."""
 
 
 class Ahead(NamedTuple):
@@ -41,7 +41,7 @@ class ReadAhead(Generic[Stream]):
     """See the module."""
 
     def __init__(self) -> None:
-        # None for one whose batch is being read, or is still to be.
+        # By stream: its batch; None while the batch is not read yet.
         self._kept: dict[Stream, Ahead | None] = {}
         self._asked: deque[Stream] = deque()
         self._drops: dict[Stream, asyncio.TimerHandle] = {}
@@ -50,7 +50,7 @@ class ReadAhead(Generic[Stream]):
         return len(self._kept)
 
     def ask(self, stream: Stream) -> bool:
-        """Take a place for a stream's next batch; False where there is none, or it has one."""
+        """Reserve a place for a stream's next batch; False if none is free, or it has one."""
         if stream in self._kept or len(self._kept) >= STREAMS_MAX:
             return False
         self._kept[stream] = None
@@ -58,7 +58,7 @@ class ReadAhead(Generic[Stream]):
         return True
 
     def next_asked(self) -> Stream | None:
-        """Whose batch is to be read now, None for nobody's."""
+        """The stream whose batch is to be read now, None for no stream."""
         while self._asked:
             stream = self._asked.popleft()
             if stream in self._kept:
@@ -70,7 +70,7 @@ class ReadAhead(Generic[Stream]):
         return stream in self._kept and self._kept[stream] is None
 
     def keep(self, stream: Stream, start: int, run: BlockRun) -> None:
-        """A batch that was asked for is here; if nobody wants it any more, it goes."""
+        """A batch was read; it is dropped if its stream does not want it any more."""
         if stream in self._kept:
             self.drop(stream)
             self._kept[stream] = Ahead(start, run)
@@ -78,13 +78,13 @@ class ReadAhead(Generic[Stream]):
             self._drops[stream] = loop.call_later(KEPT_S, self.drop, stream)
 
     def take(self, stream: Stream, start: int, bound: int, bytes_max: int) -> BlockRun | None:
-        """What a stream may have now of its batch, the rest of which stays.
+        """The part of its batch that a stream may have now; the rest stays here.
 
         Args:
-            start: where the stream stands.
-            bound, bytes_max: as of `LogReader.read`.
+            start: the stream's position.
+            bound, bytes_max: as in `LogReader.read`.
         Returns:
-            None where nothing is kept that begins there.
+            None if no batch that begins there is kept.
         """
         kept = self._kept.get(stream)
         if kept is None:
@@ -98,12 +98,12 @@ class ReadAhead(Generic[Stream]):
             self._kept[stream] = Ahead(run.next, rest)
             assert timer is not None
             loop = asyncio.get_running_loop()
-            # As old as it was: only what comes from the disk is new.
+            # The rest keeps its age: only a new read from the disk resets it.
             self._drops[stream] = loop.call_at(timer.when(), self.drop, stream)
         return run
 
     def drop(self, stream: Stream) -> None:
-        """Forget what is kept of a stream, and what was asked for it."""
+        """Forget a stream's batch, and its request for one."""
         self._kept.pop(stream, None)
         timer = self._drops.pop(stream, None)
         if timer is not None:
@@ -111,11 +111,11 @@ class ReadAhead(Generic[Stream]):
 
 
 def cut(run: BlockRun, bound: int, bytes_max: int) -> tuple[BlockRun, BlockRun | None]:
-    """A run as far as it would have been read with these limits, and what is behind it.
+    """Cut a run in two: the part that a read with these limits would return, and the rest.
 
     Args:
         bound: the last LSN at which a block may begin.
-        bytes_max: it ends once so many bytes are reached, but not before a whole block.
+        bytes_max: the part ends when it has this many bytes, but it has at least one block.
     """
     size = count = last = 0
     is_full = False
@@ -123,7 +123,8 @@ def cut(run: BlockRun, bound: int, bytes_max: int) -> tuple[BlockRun, BlockRun |
         first = block.header.first
         if first > bound:
             break
-        # What overlaps what is sent belongs to it, or the reader would take it for absent.
+        # Trap: a block that overlaps the part belongs to it. Otherwise the reader would take that
+        # block for absent.
         if count and size >= bytes_max and first > last:
             is_full = True
             break

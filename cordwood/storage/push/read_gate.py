@@ -1,8 +1,8 @@
-"""Lets readers in whose log's read token they have, and puts them out when they have it no more.
+"""Admits readers that have their log's read token, and stops them when the token no longer fits.
 
-A READ whose log's rights are not known yet waits here, with what its reader says of its window
-meanwhile. One that is refused is told so (ACCESS) and forgotten: whoever comes by the right asks
-again. Nodes are not asked for a token.
+A READ waits here while its log's rights are not known, together with its reader's later windows. A
+refused READ is answered with ACCESS and forgotten: a reader that gets the right asks again. Nodes
+need no token.
 
 Source: docs/sources/logdevice.md 2.10 (START, STARTED), 1 (ACCESS gaps).
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReadGate:
-    """See the module; without rights everybody may read everything."""
+    """See the module; without `rights` every client may read every log."""
 
     def __init__(self, streams: ReadStreams, rights: ReadRights | None = None) -> None:
         self._streams = streams
@@ -35,10 +35,10 @@ class ReadGate:
             rights.on_known = self._on_known
 
     def start(self, connection: Connection, request: ReadRequest, status: ReadStatus) -> None:
-        """Start a stream, refuse it, or have it wait; one of the same number ends.
+        """Start a stream, refuse it, or let it wait; an older stream of the same number ends.
 
-        One stream too many is refused by itself. To end the connection would end all that share
-        it, and the client would come back to ask for the same again.
+        One stream too many is refused alone. Closing the connection would end all its streams,
+        and the client would connect and ask for the same streams again.
         """
         self.stop(connection, request.stream)
         try:
@@ -82,7 +82,7 @@ class ReadGate:
         waiting[number] = (moved, status)
 
     def stop(self, connection: Connection, number: int) -> None:
-        """Forget a stream; one that is not there is fine."""
+        """Forget a stream; an unknown stream has no effect."""
         self._waiting.get(connection, {}).pop(number, None)
         self._streams.stop(connection, number)
 
@@ -97,7 +97,7 @@ class ReadGate:
         return sorted({*self._streams.guarded_logs(), *waiting})
 
     def _on_known(self, log: int) -> None:
-        """What a log asks for was learnt: let in, and put out."""
+        """A log's token is known now: admit its readers, or stop them."""
         assert self._rights is not None, "who has no rights is told of none"
         for connection, number, version, token in self._streams.guarded(log):
             if not self._rights.may_read(log, token):

@@ -1,10 +1,10 @@
-"""Who may read which log, as this node knows it from the log tree.
+"""The right to read each log, as this node knows it from the log tree.
 
-A log may ask for a token (`read_token`); the tree keeps what `token_digest` makes of it, and a
-reader sends the token itself. What a log asks for is learnt when it is read first, and learnt
-again for all that are read as soon as the tree changes: within a second, where the metadata
-store answers. Until it is known nothing is sent. A node that the metadata store does not answer
-goes on by what it knew: a reader whose token was taken back is not stopped by it so long.
+A log may ask for a token (`read_token`). The tree keeps the token's `token_digest`, and a reader
+sends the token itself. This node learns a log's digest when the log is first read. When the tree
+changes, it learns the digests of all logs in use again, within a second if the metadata store
+answers. Until a digest is known, no block is sent. While the metadata store does not answer, a
+node goes on by the digests that it has: a reader whose token was withdrawn can read on that long.
 
 It guards a log from clients that keep to the protocol. Nodes read each other without a token
 (recovery, scrubbing, rebuilding), and nobody proves that it is a node yet; nor is a token hidden
@@ -28,13 +28,13 @@ from cordwood.metadata.log_tree import LogTree
 logger = logging.getLogger(__name__)
 
 LOGS_MAX = 65_536
-"""Logs whose tokens are remembered; what is forgotten is asked for again."""
+"""The most logs whose digests are remembered; a forgotten one is read from the tree again."""
 
 LIST_FROM = 32
-"""So many logs or more are learnt by one listing of the tree instead of one by one."""
+"""From this many logs on, one listing of the tree replaces single reads."""
 
 AGAIN_S = 1.0
-"""Pause after the metadata store did not answer."""
+"""The pause after the metadata store did not answer."""
 
 
 class ReadRights:
@@ -42,7 +42,7 @@ class ReadRights:
 
     Attributes:
         in_use: gives the logs that are read now.
-        on_known: told that what a log asks for was learnt, or learnt again.
+        on_known: called with a log when its digest is known, or known again.
     """
 
     def __init__(self, tree: LogTree) -> None:
@@ -56,27 +56,27 @@ class ReadRights:
         self._news = asyncio.Event()
 
     def may_read(self, log: int, token: str) -> bool | None:
-        """Whether who has `token` may read a log; None while that is not known, `want` asks."""
+        """Whether a reader with `token` may read a log; None if not known yet: call `want`."""
         digest = self._digests.get(log)
         if not digest:
             return None if digest is None else True
         return hmac.compare_digest(digest, token_digest(token))
 
     def want(self, log: int) -> None:
-        """Learn what a log asks for; `on_known` tells when that is done."""
+        """Learn a log's digest; `on_known` is called when it is known."""
         self._wanted[log] = None
         self._news.set()
 
     def on_change(self) -> None:
-        """Something in the log tree changed, or may have."""
+        """The log tree changed, or may have changed."""
         self._changes += 1
         self._news.set()
 
     async def check(self, log: int, token: str) -> None:
-        """Refuse a question about a log that the asker may not read.
+        """Refuse a question about a log if the client may not read the log.
 
         Raises:
-            AccessDenied: it may not.
+            AccessDenied: the client may not read it.
             Retryable: the metadata store does not answer.
         """
         if self.may_read(log, token) is None:
@@ -85,7 +85,7 @@ class ReadRights:
             raise AccessDenied(f"log {log} wants a read token")
 
     async def run(self) -> None:
-        """Learn what is wanted, and everything again when the tree changed, until cancelled."""
+        """Learn wanted digests, and all again when the tree changes, until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -104,7 +104,7 @@ class ReadRights:
                 self.on_known(log)
 
     async def _learn_again(self) -> None:
-        """All that are read; the others are asked for when they are read again."""
+        """Learn the digests of all logs in use; other logs are learnt at their next read."""
         changes = self._changes
         logs = dict.fromkeys(self.in_use())
         await self._learn([*logs])
@@ -114,13 +114,13 @@ class ReadRights:
             self.on_known(log)
 
     async def _learn(self, logs: list[int]) -> None:
-        """What these logs ask for: not what it was before a change that is known by now.
+        """Learn the digests of these logs, never older than a change that is known by now.
 
-        One that was deleted keeps its own: its records are there for a while.
+        A deleted log keeps its digest, because its records stay for some time.
 
         Raises:
             Retryable: the metadata store does not answer.
-            Malformed: what it says cannot be read.
+            Malformed: its answer cannot be read.
         """
         while logs:
             changes = self._changes
@@ -131,7 +131,7 @@ class ReadRights:
             for log in logs:
                 if log not in found:
                     info = await self._tree.described(LogId(log))
-                    # A number that nobody was given has no records either.
+                    # A number that was never given to a log has no records, so it needs no token.
                     found[log] = (info.attributes.read_token or "") if info is not None else ""
             if changes == self._changes:
                 if len(self._digests) + len(logs) > LOGS_MAX:

@@ -1,9 +1,9 @@
-"""Push streams: what a reader asked of this node, sent as it becomes readable.
+"""Push streams: each reader's blocks, sent when they become readable.
 
-Each stream sends the blocks it holds in order, up to what is released, to its
-window and to its byte credit, and then says how far it has come. Streams that can
-go on take turns, a batch each, and those whose connection is full wait for it, so
-a slow reader holds one batch, for all its streams together, and disturbs nobody.
+Each stream sends this node's blocks in order, up to the release, to its window and to its byte
+credit, and then tells how far it has come. Streams that can go on take turns with a batch each.
+Streams with a full connection wait for it. So a slow reader holds one batch for all its streams
+together, and disturbs no other reader.
 
 What is in LogsDB only is read by a few tasks, a batch at a time, while streams at the tail
 go on from memory: the loop never waits for a disk. Nothing is read for a connection that is
@@ -63,10 +63,10 @@ from cordwood.wire.connection import Connection
 logger = logging.getLogger(__name__)
 
 FETCHES_MAX = 4
-"""Batches read from LogsDB at once: what the host has threads for."""
+"""Batches read from LogsDB at once: as many as the host has threads for."""
 
 FETCH_RETRY_S = 1.0
-"""Pause of a stream whose batch could not be read, for want of a thread or for good."""
+"""The pause of a stream whose batch could not be read, for lack of a thread or for good."""
 
 BATCH_BYTES = 1 << 20
 """Bytes a stream sends before the next one has its turn (LogDevice's 1 MB)."""
@@ -76,7 +76,7 @@ FETCH_BYTES = 4 << 20
 wait longer for a core than they work for one megabyte."""
 
 AHEAD_AFTER_BYTES = 1 << 20
-"""Nothing is read ahead for a stream before it took so much: many want a record or two."""
+"""A stream gets no read-ahead before it took this much: many readers want a record or two."""
 
 BATCH_BLOCKS = 4096
 """Blocks likewise, sent or left out, so that tiny blocks do not hold the loop for long."""
@@ -188,7 +188,7 @@ class ReadStreams:
         return self._kinds.setdefault(rule, next(self._kinds_made))
 
     def move_window(self, connection: Connection, number: int, high: int, limit: int) -> None:
-        """A reader consumed something; windows never shrink."""
+        """A reader consumed data and moved its window; windows never shrink."""
         stream = self._by_connection.get(connection, {}).get(number)
         if stream is not None:
             stream.high = max(stream.high, high)
@@ -196,7 +196,7 @@ class ReadStreams:
             self._wake(stream)
 
     def stop(self, connection: Connection, number: int) -> None:
-        """Forget a stream; one that is not there is fine."""
+        """Forget a stream; an unknown stream has no effect."""
         stream = self._by_connection.get(connection, {}).pop(number, None)
         if stream is not None:
             self._drop(stream)
@@ -235,7 +235,7 @@ class ReadStreams:
         """The log's release or its trim point moved."""
         trim = self._trim(log)
         for stream in self._by_log.get(log, ()):
-            # One whose window is closed has nothing to send; but of a trim it is told.
+            # A stream with a closed window sends no blocks, but it must tell of a trim.
             if stream.next <= min(stream.until, max(stream.high, trim)):
                 self._wake(stream)
 
@@ -253,7 +253,7 @@ class ReadStreams:
         self._pump_soon()
 
     def _wake(self, stream: PushStream) -> None:
-        # One that is read for from LogsDB is woken after that, and sees then what has changed.
+        # Race: a stream with a read from LogsDB under way wakes after it, and sees changes then.
         if not (stream.ready or stream.fetching):
             stream.ready = True
             self._ready.push(stream.connection, stream)
@@ -282,7 +282,7 @@ class ReadStreams:
             connection = stream.connection
             if not connection.is_writable:
                 parked = self._parked.setdefault(connection, [])
-                # What holds a batch goes first, so that these do not become more and more.
+                # Streams that hold a batch go first, so that their number does not grow.
                 parked.insert(len(parked) if stream.held is None else 0, stream)
             elif connection.backlog_bytes + pushes.due_bytes(connection) >= BATCH_BYTES:
                 waiting.setdefault(connection, deque()).append(stream)
@@ -381,8 +381,8 @@ class ReadStreams:
     def _empty_up_to(self, stream: PushStream, run: BlockRun, bound: int) -> int:
         """The last LSN that a reader may be told of behind a window with nothing in it, 0 if none.
 
-        Where the end of an epoch is lost, its bridge included, nothing comes for four billion
-        LSNs: a reader that moved one window after the other would never get past them.
+        Trap: if the end of an epoch is lost, its bridge included, no block comes for four billion
+        LSNs. A reader that moved one window after the other would never get past them.
         """
         is_empty = not (run.blocks or run.passed or run.damaged) and run.next > bound
         held = self._reader.get(stream.log)
@@ -478,7 +478,7 @@ class ReadStreams:
     async def _fetch_in_turn(self) -> None:
         while True:
             await self._fetchable.get()
-            # What it stands for may have been put off, or dropped.
+            # Race: the stream of this token may have been put off or dropped meanwhile.
             if self._to_fetch:
                 await self._fetch(self._to_fetch.pop())
             elif (stream := self._ahead.next_asked()) is not None:
@@ -500,7 +500,7 @@ class ReadStreams:
                 )
                 self._ahead.keep(stream, start, run)
         except CordwoodError as error:
-            # The stream comes to the same place by itself, and is told then.
+            # The stream comes to the same place by itself, and reports the error then.
             logger.info("log %d was not read ahead from %d on: %s", stream.log, start, error)
             self._ahead.drop(stream)
         if stream.until >= 0 and stream.connection.is_open:
@@ -529,12 +529,12 @@ class ReadStreams:
                 self._on_unreadable(stream, error)
                 return
             if run.damaged and stream.digest:
-                # What a digest does not know of one range makes it of no use as a whole.
+                # A digest with one unknown range is useless as a whole.
                 self._on_unreadable(stream, Corrupt(f"nothing is known of {run.damaged}"))
                 return
             if stream.until >= 0 and stream.connection.is_open:
                 if _is_full(stream.connection):
-                    # It stays `fetching`: nothing else is sent, or read, before this is.
+                    # It stays `fetching`, so that no other batch is read or sent before this one.
                     stream.held, stream.ready = (run, bound), True
                     self._ready.push_back(stream.connection, deque((stream,)))
                     self._pump_soon()
@@ -542,14 +542,14 @@ class ReadStreams:
                 self._ship(stream, run, bound)
                 self._read_ahead(stream)
         stream.fetching = False
-        # One that is closed and still sends what it was given takes nothing more: its streams
-        # would be read for again and again until it is gone.
+        # Trap: a closed connection may still flush its data, but it takes no more. Without this
+        # check its streams would be read for again and again until it is gone.
         if stream.until >= 0 and stream.connection.is_open:
             self._wake(stream)
 
     def _put_off(self, stream: PushStream) -> None:
-        """Its connection is full: it and all others that were to be read for that one wait for
-        it, before those that had their turn. The pump parks them."""
+        """The stream's connection is full: it and the connection's other streams in the queue wait
+        for it, ahead of streams that had their turn. The pump parks them."""
         waiting = self._to_fetch.take_all(stream.connection)
         waiting.appendleft(stream)
         for each in waiting:
@@ -558,7 +558,7 @@ class ReadStreams:
         self._pump_soon()
 
     def _on_unreadable(self, stream: PushStream, error: CordwoodError) -> None:
-        """What this node holds there is not known: say so, and come back to it later."""
+        """This node does not know what it holds there: report that, and retry later."""
         logger.error("log %d cannot be read from %d on: %s", stream.log, stream.next, error)
         if isinstance(error, Corrupt) and stream.until >= 0 and stream.connection.is_open:
             self._answer(stream, ReadStatus.DAMAGED)
@@ -571,5 +571,5 @@ class ReadStreams:
 
 
 def _is_full(connection: Connection) -> bool:
-    """Whether what it was given last has to leave first."""
+    """Whether the connection has to send its last data first."""
     return not connection.is_writable or connection.backlog_bytes >= BATCH_BYTES

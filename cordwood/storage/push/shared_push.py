@@ -1,10 +1,10 @@
-"""What several streams are sent alike is looked up, summed and sent once.
+"""Shared pushes: data that several streams get alike is read, checksummed and sent once.
 
-Readers at the tail of one log stand at one place and want the same of it. In one turn of the
-streams the first of them has the run read; the others are added to it, and at the end of the
-turn each client gets one frame with the numbers of its streams. So a hundred readers of one
-client cost this node, the wire and the client's decoder what one does, and a hundred clients
-cost one pass over the bytes for their checksum.
+Readers at the tail of one log have the same position and want the same data. In one tick the first
+of these streams has the run read, and the others are added to it. At the end of the tick each
+client gets one frame with the numbers of its streams. So a hundred readers of one client cost this
+node, the wire and the client's decoder as much as one reader, and a hundred clients cost one pass
+over the bytes for the checksum.
 
 Source: docs/design.md §4 (waves); LogDevice (docs/sources/logdevice.md 2.10) has a frame for each
 record and reader.
@@ -29,18 +29,18 @@ from cordwood.wire.connection import Connection
 
 
 class Sharer(Protocol):
-    """A stream, as far as it matters here."""
+    """The part of a stream that this module uses."""
 
     connection: Connection
     number: int
 
 
 class Push:
-    """One run of blocks, and who is sent it.
+    """One run of blocks, and the streams that get it.
 
     Attributes:
-        run: what was read.
-        sent_bytes: of its blocks, with heads and bodies.
+        run: the blocks that were read.
+        sent_bytes: bytes of these blocks, with heads and bodies.
     """
 
     __slots__ = ("_by_connection", "_parts", "_released", "_trim", "run", "sent_bytes")
@@ -56,13 +56,13 @@ class Push:
         self._by_connection: dict[Connection, list[int]] = {}
 
     def add(self, stream: Sharer) -> bool:
-        """Send it to one more; whether it is the first on its connection."""
+        """Add a stream; whether it is the first one on its connection."""
         numbers = self._by_connection.setdefault(stream.connection, [])
         numbers.append(stream.number)
         return len(numbers) == 1
 
     def send(self) -> None:
-        """A frame for each client, or more where one has very many streams."""
+        """Send one frame to each client, or more to a client with very many streams."""
         blocks, parts = len(self.run.blocks), self._parts
         if sum(map(len, self._by_connection.values())) == 1:
             for connection, (number,) in self._by_connection.items():
@@ -83,7 +83,7 @@ class Push:
 
 
 class Pushes:
-    """The pushes of one tick, by what is wanted and from where on."""
+    """The pushes of one tick, by the wanted data and the position."""
 
     __slots__ = ("_all", "_by_key", "_due_bytes")
 
@@ -93,12 +93,12 @@ class Pushes:
         self._by_key: dict[Hashable, Push] = {}
 
     def find(self, key: Hashable) -> Push | None:
-        """What was read for another stream that wants the same."""
+        """The push that was read for another stream with the same key."""
         return self._by_key.get(key)
 
     def keep(self, key: Hashable, push: Push) -> None:
-        """What was read now: others may want it too. The last one counts: it was read because
-        the one before was too much for somebody, and a part is as good for all others."""
+        """Keep a new push for other streams. It replaces an older one with the same key, which was
+        too large for a stream: the smaller part suits all other streams as well."""
         self._all.append(push)
         self._by_key[key] = push
 
@@ -111,10 +111,10 @@ class Pushes:
         return True
 
     def due_bytes(self, connection: Connection) -> int:
-        """What a connection will be given at the end of the tick."""
+        """The bytes that a connection will get at the end of the tick."""
         return self._due_bytes.get(connection, 0)
 
     def send(self) -> None:
-        """Send everything, at the end of the tick."""
+        """Send all pushes, at the end of the tick."""
         for push in self._all:
             push.send()

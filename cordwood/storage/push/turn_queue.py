@@ -1,7 +1,7 @@
-"""Who is next, when many clients want many things: each client in turn, one thing each.
+"""A fair queue for the things of many clients: the clients take turns, with one thing each.
 
-A client with a thousand streams gets no more turns than one with a single stream; among its
-own things they go in the order in which they came.
+A client with a thousand streams gets no more turns than a client with one stream. The things of one
+client go in the order in which they came.
 
 Source: docs/sources/logdevice.md 2.10 ("per-client round-robin catchup queue").
 """
@@ -20,7 +20,7 @@ class TurnQueue(Generic[Client, Thing]):
     """See the module."""
 
     def __init__(self) -> None:
-        # Clients in turn, each once; a dictionary keeps order and finds them at once.
+        # Clients in turn, each once; a dictionary keeps the order and finds a client at once.
         self._queues: dict[Client, deque[Thing]] = {}
         self._count = 0
 
@@ -28,19 +28,19 @@ class TurnQueue(Generic[Client, Thing]):
         return self._count
 
     def push(self, client: Client, thing: Thing) -> None:
-        """A client wants something; a new client goes behind all others."""
+        """Add a client's thing; a new client goes behind all others."""
         self._queues.setdefault(client, deque()).append(thing)
         self._count += 1
 
     def push_back(self, client: Client, things: deque[Thing]) -> None:
-        """What was popped and could not be done yet goes before the client's other things."""
+        """Put things that could not be done yet back before the client's other things."""
         if not things:
             return
         self._queues.setdefault(client, deque()).extendleft(reversed(things))
         self._count += len(things)
 
     def take_all(self, client: Client) -> deque[Thing]:
-        """All that a client wants, in its order; it wants nothing any more."""
+        """Remove and return all things of a client, in order."""
         things = self._queues.pop(client, None) or deque()
         self._count -= len(things)
         return things
@@ -49,7 +49,7 @@ class TurnQueue(Generic[Client, Thing]):
         """The next thing; its client goes behind all others.
 
         Raises:
-            LookupError: nobody wants anything.
+            LookupError: the queue is empty.
         """
         for client in self._queues:
             things = self._queues.pop(client)

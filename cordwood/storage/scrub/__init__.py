@@ -1,1 +1,1 @@
-"""Scrubbing: copies that rotted are found before they are needed."""
+"""Scrubbing: finds rotten copies before readers need them."""

@@ -1,8 +1,8 @@
 """The copies in LogsDB that are known to be damaged, in memory and in the metadata table.
 
-What stands here is never served and never called absent: reads say that nothing is known of
-it (`logs_read`), and its partition is not cut, since what is written anew there would be what
-could still be read, and the rest gone for good. It is forgotten with its partition.
+A damaged copy is never served and never reported as absent: reads report it as unknown
+(`logs_read`). Its partition is not cut, because a cut would write only the readable copies again
+and drop the damaged ones for good. The entry of a damaged copy goes with its partition.
 
 Source: docs/design.md §2 ("a corrupt copy makes its node UNKNOWN"); `storage.scrub.scrub`.
 """
@@ -23,8 +23,8 @@ from cordwood.layout.scrub_rows import (
 from cordwood.storage.logs_db.tables import Row, Tables, scan_all
 
 RANGES_MAX = 64
-"""Damaged ranges of one log in one partition that are told apart; what comes on top joins
-them to one, so that a disk that is rotten all over does not fill memory with what it lost."""
+"""The most damaged ranges of one log in one partition that are kept apart. More are joined to one,
+so that a disk that is rotten everywhere does not fill memory with ranges."""
 
 
 class DamageBook:
@@ -35,7 +35,7 @@ class DamageBook:
         self._whys: dict[DamagedRange, str] = {}
 
     async def open(self) -> None:
-        """Read what was known before.
+        """Read the damaged ranges that were known before.
 
         Raises:
             TablesFailed, Corrupt: the metadata cannot be read.
@@ -47,7 +47,7 @@ class DamageBook:
         return len(self._whys)
 
     def all(self) -> list[tuple[DamagedRange, str]]:
-        """Every damaged range and why it is one, by partition, log and LSN."""
+        """Every damaged range and its cause, by partition, log and LSN."""
         return sorted(self._whys.items())
 
     def of_log(self, log: int) -> list[DamagedRange]:
@@ -57,7 +57,7 @@ class DamageBook:
         return sorted(each for each in self._whys if each.log == log)
 
     def holds(self, partition: int) -> bool:
-        """Whether anything in a partition is damaged."""
+        """Whether a partition has a damaged copy."""
         return any(each.partition == partition for each in self._whys)
 
     def joined(self, damaged: DamagedRange) -> tuple[DamagedRange, list[DamagedRange]] | None:

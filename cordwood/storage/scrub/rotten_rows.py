@@ -1,9 +1,9 @@
-"""Where in a log's index entries the bytes lie that cannot be read, as narrow as can be told.
+"""Finds the unreadable bytes in a log's index entries, as narrowly as possible.
 
-A store below says of a scan that some of it has rotted, and not where. Whoever took all that the
-scan was to give for lost would call every good copy behind one bad row unknown, those too that are
-stored there afterwards. So the scan is made again in smaller pieces up to the bad bytes, and then
-behind them, in growing steps and back by halves: some dozens of calls for each that fails.
+RocksDB reports that a part of a scan has rotted, but not which part. If the whole scan counted as
+lost, every good copy behind one bad row would become unknown, copies that are stored later
+included. So the scan is repeated in smaller pieces up to the bad bytes. Then it goes on behind
+them, in growing steps and back by halves: some dozens of calls for each failed scan.
 
 Source: docs/design.md §2 ("a corrupt copy makes its node UNKNOWN", and not its neighbours).
 """
@@ -53,7 +53,7 @@ async def find_rot(
         seen = logs_db.read_index_key(rows[-1][0])
         first = seen.last + 1
         if not await _is_readable(tables, table, rows[-1][0] + b"\0", log, first):
-            # Perhaps it is another copy of that place, and which of them counts is not known.
+            # The bad row may be another copy of that place; which copy counts is then unknown.
             first = seen.first
             rows = [row for row in rows if logs_db.read_index_key(row[0]).last < seen.last]
         start = seen.last + 1

@@ -1,4 +1,4 @@
-"""Reads LogsDB in the background, a little at a time, to find what has rotted before it is needed.
+"""Reads LogsDB in the background, a little at a time, to find rotten copies before they are needed.
 
 A pass goes over every partition, oldest first, log by log. Of each block it reads index entry
 and body: the checksums of the store below, those of header and envelope, that of the body, and
@@ -42,16 +42,16 @@ logger = logging.getLogger(__name__)
 
 STEP_BYTES = 1 << 20
 STEP_ROWS = 512
-"""What is read in one step, about a millisecond of the loop."""
+"""The rows read in one step, about a millisecond of the loop."""
 
 SAVE_EVERY_S = 300.0
-"""How often progress within a partition is kept: one small file of metadata each time."""
+"""The time between saves of progress within a partition: one small file of metadata each time."""
 
 IDLE_S = 10.0
-"""How often it is looked whether there is something to scrub, or time to begin again."""
+"""The time between checks for a partition to scrub, or for the time to begin again."""
 
 SHOWN_MAX = 100
-"""Damaged ranges that are told one by one where a node is asked."""
+"""The most damaged ranges that a node lists in an answer."""
 
 Key = tuple[int, int]
 """Last and first LSN of a block, as its keys are ordered."""
@@ -109,8 +109,8 @@ class Scrub:
             self._ended.set()
 
     async def close(self) -> None:
-        """Let the step that is under way end: cancelled in the middle of a write to LogsDB, it
-        would leave that to go on beside the next one."""
+        """Let the present step end. Trap: if a step were cancelled during a write to LogsDB, that
+        write would go on beside the next one."""
         self._stopping.set()
         await self._ended.wait()
 
@@ -161,7 +161,7 @@ class Scrub:
     def _is_due(self) -> bool:
         """Whether a pass is under way, or may begin."""
         now_us, progress = self._clock.now_us(), self.progress
-        # A clock that was set back makes one early, and none late.
+        # A clock that was set back makes a pass early, never late.
         since_us = abs(now_us - progress.began_us)
         return self._is_under_way or since_us >= self._every_us
 
@@ -197,7 +197,7 @@ class Scrub:
             except TablesFailed:
                 if forgotten == self._logs.forgotten or partition in self._logs.partitions:
                     raise
-                return  # it was dropped under us
+                return  # Race: the partition was dropped meanwhile
             if asyncio.get_running_loop().time() >= self._saved_s + SAVE_EVERY_S:
                 await self._save()
         self.progress = self.progress._replace(partition=partition.number + 1, log=0)
@@ -345,7 +345,7 @@ class Scrub:
                     return
             directory = await self._logs.directory(log)
         for other, entry in directory:
-            # A flush that was cut short may have left it, and the next one put it elsewhere.
+            # Race: an interrupted flush may have left the body; the next one stored it elsewhere.
             if other is not partition and entry.first <= first and last <= entry.last:
                 return
         await self._report(partition, log, first, last, "its index entry is gone")

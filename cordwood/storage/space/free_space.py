@@ -1,10 +1,9 @@
-"""How much room a storage node keeps for whom, in its WAL and in its log cache.
+"""The free space that a storage node reserves for later waves and recoveries, in WAL and log cache.
 
-First waves stop first: what was numbered already must still find a place somewhere, or its
-sequencer's acks would stall for good. Later waves stop next, and stores of recoveries last:
-they end what fills the node. Beyond that nothing is taken, and whoever asks is told so and
-comes again. Nobody is kept waiting for good by a full cache: a flush makes room, and it asks
-nobody for anything.
+First waves are refused first: numbered blocks must still find a place, or their sequencer's acks
+would stall for good. Later waves are refused next, and stores of recoveries last, because these end
+the epochs that fill the node. Beyond that the node takes no store; the sender is told and retries.
+A full cache delays no sender for good: a flush frees space and depends on no other node.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.13; docs/sources/s3stream.md, trap 3 (a cache
 without a bound).
@@ -13,13 +12,13 @@ without a bound).
 from __future__ import annotations
 
 RETRY_SHARE = 1 / 8
-"""Share of the WAL kept for second waves: of 128 MiB, a few times what is in flight."""
+"""Share of the WAL reserved for second waves: with 128 MiB, a few times the bytes in flight."""
 
 LATER_SHARE = 1 / 8
-"""What later waves may take of the cache beyond `cache_bytes`, as `RETRY_SHARE` of the WAL."""
+"""Share by which later waves may exceed `cache_bytes`, as `RETRY_SHARE` of the WAL."""
 
 RECOVERY_SHARE = 1 / 4
-"""The same of stores by a recovery: later waves leave them half of it."""
+"""Share by which stores of a recovery may exceed it: later waves leave them half of it."""
 
 
 def first_wave_space(wal_capacity: int, wal_used: int, cache_bytes: int, cached: int) -> int:
@@ -29,13 +28,13 @@ def first_wave_space(wal_capacity: int, wal_used: int, cache_bytes: int, cached:
 
 
 def cache_takes(cache_bytes: int, cached: int, size: int, *, by_recovery: bool) -> bool:
-    """Whether the cache has room for a store of `size` bytes that is no first wave.
+    """Whether the cache has space for a store of `size` bytes that is no first wave.
 
-    An empty one takes any, or a large frame would never find a place.
+    An empty cache takes any store, or a large frame would never find a place.
 
     Args:
-        cache_bytes: as `StorageSettings` says.
-        cached: bytes that it holds, and that are on their way into it.
+        cache_bytes: as in `StorageSettings`.
+        cached: bytes in the cache and on the way into it.
     """
     share = RECOVERY_SHARE if by_recovery else LATER_SHARE
     return not cached or cached + size <= cache_bytes * (1 + share)

@@ -1,9 +1,9 @@
-"""What a whole log has above some LSNs: the sum of what its nodes answer for, a lower bound.
+"""The bytes of a whole log above some LSNs: the sum of its nodes' shares, a lower bound.
 
 Each node answers for its share of the blocks that came to it in their first wave
-(`payload_count`), in parts of the directory that lie above the LSN as a whole. So no block is
-counted twice, whatever copysets, weights and nodesets were. A node that does not answer makes the
-sum smaller, and the log keeps more until it does.
+(`payload_count`), in parts of the directory that lie wholly above the LSN. So no block is counted
+twice, for all copysets, weights and nodesets. A node that does not answer makes the sum smaller,
+and the log keeps more records until the node answers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KeptBytes:
         self._peers = peers
 
     async def above(self, log: int, lsns: Sequence[int]) -> list[int]:
-        """What the whole log has above each LSN, at least.
+        """The least bytes that the whole log has above each LSN.
 
         Raises:
             TablesFailed, Corrupt: this node's own part cannot be read.

@@ -1,17 +1,16 @@
-"""Trims what logs do not keep any longer, by this node's own clock, and gives the space back.
+"""Trims records past their log's retention, by this node's own clock, and frees the disk space.
 
-Every so often it looks at the partitions in which something may have become too old, and at
-the logs that keep a bounded number of bytes; moves trim points, each of them a record in the
-WAL like any other; has partitions dropped, and one at a time cut. Only what readers may see is
-trimmed, and by no block that does not count: such a one may be older than what is below it.
-Nodes trim on their own, so that for a while one may have let go of what another still has; a
-reader skips what any of them has trimmed. So a bound by size is held against what the whole
-log has: no node infers that from its own part, as copies are spread unevenly (`kept_bytes`).
+At intervals it checks the partitions that may have records past their age, and the logs with a
+bounded number of bytes. It moves trim points, each by a record in the WAL. It has partitions
+dropped, and cuts one at a time. It trims only records that readers may see. A block that does not
+count decides no trim, because it may be older than blocks below it. Each node trims on its own, so
+for some time one node may have trimmed records that another still has; a reader skips records that
+any node has trimmed. So a bound by size is compared with the bytes of the whole log. No node infers
+these from its own part, because copies are spread unevenly (`kept_bytes`).
 
-Logs that were deleted are trimmed whole, some time after they were first found missing. That
-is looked at twice: what is held here first, then what the metadata store lists, and then each
-log that it did not list by itself, since a log may have been made in between. An error on the
-way ends the pass.
+Deleted logs are trimmed whole, some time after they were first found missing. The check takes the
+logs that are held here, then the list of the metadata store. Then it looks up each log outside the
+list once more by itself, because a log may have been made in between. An error ends the pass.
 
 Source: docs/sources/logdevice.md 2.13 (a loop every 30 s; deleted logs kept for days);
 docs/sources/bookkeeper.md (c), "GC" (snapshot local ids first; only a definite "no such ledger"
@@ -47,14 +46,14 @@ logger = logging.getLogger(__name__)
 NEVER_US = 1 << 62
 
 TRIMS_AT_ONCE = 256
-"""Trim points written side by side: they share the WAL's blocks, and leave it room."""
+"""Trim points written at once: they share the WAL's blocks, and leave it free space."""
 
 
 class Kept(Protocol):
     """See `kept_bytes.KeptBytes`."""
 
     async def above(self, log: int, lsns: Sequence[int]) -> list[int]:
-        """What a whole log has above each LSN, at least; `lsns` ascend."""
+        """The least bytes that a whole log has above each LSN; `lsns` ascend."""
 
 
 class Retention:
@@ -71,8 +70,8 @@ class Retention:
     ) -> None:
         """
         Args:
-            nodes: how many there are, for logs that are spread over all of them.
-            kept: what a whole log has above some LSNs.
+            nodes: the number of nodes, for logs that are spread over all of them.
+            kept: the bytes of a whole log above some LSNs.
         """
         self._kept = kept
         self._engine = engine
@@ -82,11 +81,11 @@ class Retention:
         self._nodes = nodes
         self._changes = -1
         self._attributes: dict[int, LogAttributes] = {}
-        # Since when logs that are held here are missing in the tree, on the loop's clock.
+        # By log that is held here and missing in the tree: since when, on the loop's clock.
         self._missing: dict[int, float] = {}
 
     async def run(self) -> None:
-        """Look every so often, until cancelled."""
+        """Make a pass at intervals, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.retention_every_s)
             if self._engine.failed:
@@ -114,10 +113,10 @@ class Retention:
         await engine.logs.drop_trimmed(engine.trim_of, self._clock.now_us())
         await engine.logs.cut_trimmed(engine.trim_of)
 
-    # What logs ask for.
+    # Attributes of logs.
 
     async def _learn_attributes(self) -> None:
-        """Know what every log that is held here asks for, or that it is gone."""
+        """Learn the attributes of every log that is held here, or that the log is gone."""
         held = set(self._engine.cache.logs)
         changes = await self._tree.changes()
         if changes == self._changes and held <= self._attributes.keys() | self._missing.keys():
@@ -142,7 +141,7 @@ class Retention:
     # By time.
 
     async def _trim_expired(self, partition: Partition) -> None:
-        """Trim the parts of a partition whose logs keep nothing so old."""
+        """Trim the parts of a partition that are past their logs' retention."""
         now_us = self._clock.now_us()
         if now_us < partition.expires_us:
             return
@@ -158,7 +157,7 @@ class Retention:
                 due.append((log, entry))
             next_us = min(next_us, expires_us)
         takers = self._engine.logs.partitions[-self._engine.logs.open_partitions :]
-        # One that still takes blocks may get others at any time.
+        # Race: a partition that still takes blocks may get older ones at any time.
         partition.expires_us = 0 if partition in takers else next_us
         for at in range(0, len(due), TRIMS_AT_ONCE):
             some = due[at : at + TRIMS_AT_ONCE]
@@ -168,7 +167,7 @@ class Retention:
         await self._trim(log, await self._last_counted(log, partition, entry), "time")
 
     async def _last_counted(self, log: int, partition: Partition, entry: DirectoryEntry) -> int:
-        """Up to where a part is older, or lies lower, than all that comes behind it in the log."""
+        """The LSN up to which a part is older, or lower, than all later records of the log."""
         engine = self._engine
         try:
             return await last_counted(
@@ -188,10 +187,11 @@ class Retention:
     # By size.
 
     async def _trim_to_fit(self, log: int, attributes: LogAttributes) -> None:
-        """Trim the oldest of a log that has more bytes, over all nodes, than it keeps.
+        """Trim the oldest records of a log that has more bytes, over all nodes, than it keeps.
 
-        Where copies are spread evenly this node holds a share of them. One that holds no more
-        asks nobody: others may have to trim, and readers skip what any of them has trimmed.
+        If copies are spread evenly, each node holds an equal share. A node with no more than that
+        share asks no other node: others may have to trim, and readers skip records that any node
+        has trimmed.
         """
         nodes = min(attributes.nodeset_size or self._nodes(), self._nodes())
         bytes_max = attributes.backlog_bytes or 0
@@ -237,7 +237,7 @@ class Retention:
         return self._last(log) > self._engine.trim_of(log)
 
     async def _trim(self, log: int, lsn: int, why: str) -> None:
-        """Trim as far as readers may see.
+        """Trim a log up to `lsn`, but no further than readers may see.
 
         Args:
             why: `time` or `space`.

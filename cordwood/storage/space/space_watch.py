@@ -1,6 +1,6 @@
-"""Looks how much of the disk is free, and makes the node read-only where that is too little.
+"""Measures the free disk space, and makes the node read-only if there is too little.
 
-Source: as `protocol.disk_space`, which decides.
+Source: as for `protocol.disk_space`, which decides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SpaceWatch:
         Args:
             path: a directory on the disk.
             on_space: called when the node takes new records again.
-            on_low: called at each look while it takes none: what is trimmed may go at once.
+            on_low: called at each measurement while it takes none: drop trimmed records at once.
         """
         self._engine = engine
         self._disk = disk
@@ -50,17 +50,17 @@ class SpaceWatch:
         self._said = SaidOnce(logger)
 
     async def run(self) -> None:
-        """Look every so often, until cancelled."""
+        """Measure at intervals, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._every_s)
 
     async def look(self) -> None:
-        """See how much is free; while that is too little, give back what is trimmed."""
+        """Measure the free space; while there is too little, drop trimmed records."""
         try:
             self._on_free(*await self._disk.space(self._path))
         except OSError as error:
-            # A disk that is gone shows itself where it is written to.
+            # A disk that is gone is noticed by the next write to it.
             self._said.warning(f"the space on the disk is not known: {error}")
             return
         if not self._space.is_low or self._engine.failed:
@@ -81,7 +81,8 @@ class SpaceWatch:
         engine.disk.on_free(free_bytes, low * 3 // 4)
         if engine.free_bytes > room:
             self._on_space()
-        # Less than the mark itself is left for first waves: so the mark is reached, and told.
+        # First waves may use less than the space down to the mark. So unflushed bytes count here:
+        # the mark is reached, and the node reports it.
         free_bytes = max(0, free_bytes - to_write(engine.unflushed_bytes))
         if not self._space.on_free(free_bytes, total_bytes):
             return

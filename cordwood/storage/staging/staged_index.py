@@ -1,4 +1,4 @@
-"""What is staged on one node, as far as it is durable, and what of it the next flush takes.
+"""The durable staged blocks of one node, and the changes that the next flush takes.
 
 Source: docs/design.md §9.
 """
@@ -24,7 +24,7 @@ from cordwood.storage.logs_db.tables import Row
 
 
 class Pin(NamedTuple):
-    """Who keeps a staged block from going."""
+    """The attempt that keeps a staged block from expiring."""
 
     query: str
     attempt: int
@@ -50,7 +50,7 @@ class StagedIndex:
     def __init__(self, stored: Iterable[tuple[StagedHead, str, int]] = ()) -> None:
         """
         Args:
-            stored: what LogsDB has: head, query and attempt (0 for no pin).
+            stored: the blocks in LogsDB: head, query and attempt (0 for no pin).
         """
         self.blocks: dict[bytes, StagedBlock] = {}
         self.bytes = 0
@@ -66,10 +66,10 @@ class StagedIndex:
         return self.blocks.get(stage)
 
     def apply(self, record: StagingRecord) -> int:
-        """A record is durable, or is replayed over what LogsDB may have of it already.
+        """Apply a record that is durable, or that is replayed; LogsDB may have it already.
 
         Returns:
-            Bytes of bodies that memory holds more by it.
+            The additional bytes of bodies in memory.
         """
         match record:
             case StageRecord(head, body):
@@ -98,7 +98,7 @@ class StagedIndex:
         assert_never(record)
 
     def cut(self) -> list[Row]:
-        """What changed since the last cut, as rows for LogsDB."""
+        """The changes since the last cut, as rows for LogsDB."""
         changed, self._changed = self._changed, {}
         rows: list[Row] = []
         for stage in changed:
@@ -113,7 +113,7 @@ class StagedIndex:
         return rows
 
     def evict(self, rows: Iterable[Row]) -> None:
-        """LogsDB has these rows: let go of the bodies."""
+        """LogsDB has these rows: drop their bodies from memory."""
         for key, value in rows:
             held = self.blocks.get(key[1:]) if key[:1] == b"b" and value is not None else None
             if held is not None:

@@ -1,8 +1,8 @@
-"""Lets staged blocks go: those whose time is over, and those whose publish is.
+"""Drops staged blocks that have expired, and pinned blocks whose publish is over.
 
-A pinned block may be what a commit names, so only the metadata store can tell that it is not
-needed. Where an attempt has neither committed nor ended by the time its blocks would have
-expired, it is fenced first: a publisher that comes back late then commits nothing that is gone.
+A commit may name a pinned block, so only the metadata store can tell that the block is no longer
+needed. If an attempt has neither committed nor ended when its blocks would have expired, it is
+fenced first: a publisher that comes back late can then not commit blocks that are gone.
 
 Source: docs/design.md §9; `protocol.publishing`.
 """
@@ -22,11 +22,11 @@ from cordwood.storage.staging.staging import Pinned, Staging
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 5.0
-"""How often expired blocks are looked for: a look into memory, of what is staged."""
+"""The time between sweeps for expired blocks; a sweep looks only into memory."""
 
 PINS_EVERY = 12
-"""Sweeps from one look at pins to the next, a minute: a publisher lets its own blocks go, so
-these are of publishers that died."""
+"""Sweeps between two checks of pins, a minute: a publisher drops its own blocks, so the pins that
+are left belong to publishers that died."""
 
 
 class Queries(Protocol):
@@ -61,7 +61,7 @@ class StagingSweep:
                 logger.info("staged blocks cannot be swept yet: %s", error)
 
     async def drop_expired(self) -> None:
-        """Let go of what nobody has pinned in time.
+        """Drop the blocks that no attempt has pinned in time.
 
         Raises:
             CordwoodError: the WAL takes no more.
@@ -69,7 +69,7 @@ class StagingSweep:
         await self._staging.drop(self._staging.expired()[:STAGES_MAX])
 
     async def drop_finished(self) -> None:
-        """Let go of what attempts pinned that are over.
+        """Drop the blocks that were pinned by attempts that are over.
 
         Raises:
             CordwoodError: the metadata store or the WAL does not answer.
@@ -80,7 +80,7 @@ class StagingSweep:
                     "attempt %d of %r is over: %d staged blocks go",
                     pinned.pin.attempt, pinned.pin.query, len(pinned.stages),
                 )  # fmt: skip
-                # As they are by now: a later attempt may have pinned them again.
+                # Race: check the present pins; a later attempt may have pinned the blocks again.
                 some = list(pinned.stages[:STAGES_MAX])
                 await self._staging.unstage(Unstage(*pinned.pin, some))
 

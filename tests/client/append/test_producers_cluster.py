@@ -92,7 +92,7 @@ def test_a_producer_that_nobody_knows_or_that_was_replaced_or_leaves_a_hole_is_r
         old = Producer(7, 1, {log: 1})
         with pytest.raises(ProducerFenced):
             await store.append("log", b"x", producer=old)
-        with pytest.raises(OutOfSequence, match="an earlier block"):
+        with pytest.raises(OutOfSequence, match="is broken by an earlier failure"):
             await store.append("log", b"x", producer=old)
         assert await values(store) == [b"0", b"1"]
 
