@@ -23,7 +23,6 @@ from cordwood.protocol.ledger_recovery import LedgerRecovery
 from cordwood.protocol.ledger_writer import LedgerWriter, Refusal, WriterLimits
 from cordwood.quorum.ensemble import Answer, write_set
 
-NODES = 5
 ENTRIES = 7
 SHAPES = (Striping(3, 3, 2), Striping(3, 3, 2), Striping(4, 3, 2), Striping(3, 2, 2))
 LATE = 120.0
@@ -85,12 +84,14 @@ class World:
     writer_kind: type[LedgerWriter] = LedgerWriter
     recovery_kind: type[LedgerRecovery] = LedgerRecovery
     reads_fence = True
+    count = 5
+    shapes = SHAPES
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.is_narrow = self.random.random() < 0.5
-        self.striping = SHAPES[0] if self.is_narrow else SHAPES[seed % len(SHAPES)]
-        self.nodes = {n: WorldNode(n) for n in range(1, NODES + 1)}
+        self.striping = self.shapes[0 if self.is_narrow else seed % len(self.shapes)]
+        self.nodes = {n: WorldNode(n) for n in range(1, self.count + 1)}
         first = tuple(self.random.sample(sorted(self.nodes), self.striping.ensemble))
         metadata = LedgerMetadata(1, self.striping, (Fragment(0, first),))
         self.store = Versioned(metadata, 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from ledger_world import World
+from ledger_world import ENTRIES, World
 
-from cordwood.ledger import NO_ENTRY, Versioned
+from cordwood.ledger import NO_ENTRY, Striping, Versioned
 from cordwood.protocol import ledger_recovery as recovering
 from cordwood.protocol import ledger_writer as writing
 from cordwood.protocol.ledger_recovery import LedgerRecovery
@@ -17,6 +17,7 @@ from cordwood.quorum.ensemble import Answer
 STEPS = 250
 SEEDS = 1000
 HUNTED_SEEDS = 3000
+WIDE_SEEDS = 200
 
 
 def run(seed: int, kind: type[World] = World) -> World:
@@ -47,6 +48,24 @@ def test_nothing_acknowledged_is_lost_and_a_ledger_has_one_end() -> None:
         "recovery: an entry has neither a copy nor enough denials",
         "recovery: too few members took an entry",
     }  # fmt: skip
+
+
+class Wide(World):
+    """Six members and two copies, so that each change touches few entries (BookKeeper #4097)."""
+
+    count = 9
+    shapes = (Striping(6, 2, 2), Striping(6, 3, 2), Striping(5, 4, 3))
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.is_deaf = self.lags_by_kind = False
+        self.unrest, self.impatience, self.entries = 3, 6, ENTRIES
+        self.weariness, self.zeal = 0.02, 0.1
+
+
+def test_4097_after_many_changes_the_metadata_names_the_nodes_that_have_an_entry() -> None:
+    changes = [run(seed, Wide).met.get("an ensemble changed", 0) for seed in range(WIDE_SEEDS)]
+    assert sum(count >= 3 for count in changes) > WIDE_SEEDS / 3
 
 
 def world_of(
