@@ -211,6 +211,7 @@ class LedgerWriter:
         self._bytes = 0
         self._failed: dict[int, int] = {}
         self._late: dict[int, int] = {}
+        self._asked: set[int] = set()
         self._kept: set[int] = set()
         self._changes = 0
         self._proposed = held.metadata
@@ -378,8 +379,8 @@ class LedgerWriter:
         if limit is not None and self._changes >= limit:
             return self._close(End.TOO_MANY_CHANGES)
         self.phase = Phase.PICKING
-        places = tuple(sorted(self._failed))
-        return [PickNodes(places, self.ensemble)]
+        self._asked = {*self._failed}
+        return [PickNodes(tuple(sorted(self._asked)), self.ensemble)]
 
     def on_nodes_picked(self, nodes: Mapping[int, int]) -> list[Effect]:
         """Nodes for places of the ensemble, for as many as there are.
@@ -388,12 +389,13 @@ class LedgerWriter:
         """
         if self.phase is not Phase.PICKING:
             return []
-        assert nodes.keys() <= self._failed.keys(), "only a failed member is replaced"
+        assert nodes.keys() <= self._asked, "only a failed member is replaced"
         if not nodes:
             return self._close(End.TOO_FEW_NODES)
         ensemble = tuple(nodes.get(place, node) for place, node in enumerate(self.ensemble))
-        self._kept = self._failed.keys() - nodes.keys()
-        self._failed.clear()
+        self._kept = self._asked - nodes.keys()
+        # A member that failed since the nodes were asked for has its turn after this change.
+        self._failed = {p: n for p, n in self._failed.items() if p not in self._asked}
         self._changes += 1
         return self._propose(self._held, ensemble)
 

@@ -149,6 +149,12 @@ class TestEnsembles:
         assert made.on_failed(0, 2, Refusal.FAILED) == []
         assert made.on_metadata_written(2) == [SendEntry(0, 4, -1), PickNodes((1,), (1, 2, 4))]
 
+    def test_so_does_a_failure_while_nodes_are_picked(self):
+        made = writer(added=1)
+        made.on_failed(0, 3, Refusal.FAILED)
+        assert made.on_failed(0, 1, Refusal.FAILED) == []
+        assert changed(made, {2: 4}) == [SendEntry(0, 4, -1), PickNodes((0,), (1, 2, 4))]
+
     def test_a_member_without_another_node_is_tried_again(self):
         made = writer(added=1)
         made.on_failed(0, 3, Refusal.FAILED)
