@@ -8,8 +8,8 @@
     4       4      CRC32C of the first four bytes and of all from offset 8 on
     8       ...    MessagePack of a `ledger.LedgerMetadata`
 
-Integers are little-endian. A field that this version does not know is refused: who left out a part
-of it in a compare-and-set would take it away from the others.
+Integers are little-endian. A field that this version does not know is refused: a compare-and-set by
+this version would drop the field for all others.
 
 **Keys.** Ids below 2^31 have ten digits in steps of 2, 4 and 4 (`00/0000/L0001`), larger ids
 nineteen in steps of 3, 4, 4, 4 and 4, so a directory has at most 10,000 entries. The last step

@@ -1,0 +1,567 @@
+"""The writer of a ledger: which entry goes where, when it is acknowledged, and what ends it.
+
+The writer numbers entries, sends each to its write set, and acknowledges them in their order, each
+once Qa members of the *current* ensemble have it. A member that fails an entry is replaced: the
+writer asks for other nodes, and writes to the metadata store that a new fragment begins at LAC+1.
+Until that is written nothing is acknowledged. A recovery reads the metadata to know which nodes to
+fence, so an entry that only new nodes have would be lost (BookKeeper #1591).
+
+Three things can end a writer: its close, by compare-and-set, at the LAC; a fence, of which a node
+or the metadata tells; and a failure (too few nodes, a quorum that does not answer in time), after
+which it closes the ledger itself. What was not acknowledged then has one of two outcomes. Where
+the writer's own close won, the entry is not in the ledger and never will be. In every other case
+the outcome is unknown: a recovery may have kept the entry.
+
+With *deferred sync* nodes acknowledge before the entry is on their disks. The LAC then moves only
+with a force, which all E nodes answer, and an ensemble cannot change.
+
+A rule: events in, effects out. Each event returns what is to be done, in this order.
+
+Source: docs/sources/bookkeeper.md (a), (b); docs/design.md §3.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cordwood.ledger import NO_ENTRY, LedgerMetadata, LedgerState, Versioned
+from cordwood.quorum.ensemble import is_acknowledged, write_set
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """Bounds of a writer.
+
+    Attributes:
+        entries_max, bytes_max: of entries that some node has not answered, those that are
+            acknowledged already included: with Qw > Qa a slow node leaves them behind.
+        quorum_timeout_s: an entry may wait so long for Qa nodes; None for ever.
+        changes_max: of the ensemble; None for any number.
+        delays_change: a node is replaced only when an entry cannot get Qa otherwise, or when it
+            is read-only.
+        defers_sync: see the module.
+    """
+
+    entries_max: int = 5000
+    bytes_max: int = 64 << 20
+    quorum_timeout_s: float | None = None
+    changes_max: int | None = None
+    delays_change: bool = False
+    defers_sync: bool = False
+
+
+class Refusal(enum.Enum):
+    """Why a node did not store an entry."""
+
+    FENCED = "fenced"
+    DENIED = "another password"
+    ILLEGAL = "no request that may be made"
+    READ_ONLY = "read-only"
+    FAILED = "an error, or no answer"
+
+
+FATAL = frozenset({Refusal.FENCED, Refusal.DENIED, Refusal.ILLEGAL})
+"""Another node would answer the same."""
+
+
+class Outcome(enum.Enum):
+    """Of an entry that was not acknowledged."""
+
+    NOT_STORED = "not stored"
+    UNKNOWN = "unknown"
+
+
+class End(enum.Enum):
+    """Why a writer ended."""
+
+    CLOSED = "closed"
+    FENCED = "fenced"
+    CLOSED_BY_OTHER = "closed by a recovery"
+    DENIED = "denied"
+    TOO_FEW_NODES = "too few nodes"
+    TOO_MANY_CHANGES = "too many changes of the ensemble"
+    TIMED_OUT = "no quorum in time"
+    WRITE_FAILED = "a node failed under deferred sync"
+
+
+class SendEntry(NamedTuple):
+    """Send an entry to a node; `lac` goes along, the same in every copy of the entry."""
+
+    entry: int
+    node: int
+    lac: int
+
+
+class Acked(NamedTuple):
+    """The entry is stored; told in the order of entries."""
+
+    entry: int
+
+
+class Failed(NamedTuple):
+    """The entry will not be acknowledged any more."""
+
+    entry: int
+    outcome: Outcome
+
+
+class PickNodes(NamedTuple):
+    """Choose nodes for these places of the ensemble: none of those that stay or failed."""
+
+    places: tuple[int, ...]
+    taken: tuple[int, ...]
+
+
+class WriteMetadata(NamedTuple):
+    """Write this where the version is still this one. What comes back is `on_metadata_written`,
+    or `on_metadata_found` with the value that is there, also where the answer was lost. Each write
+    is answered once: an answer that comes after that is not handed in."""
+
+    version: int
+    metadata: LedgerMetadata
+
+
+class SendLac(NamedTuple):
+    """Tell a node the LAC, as no entry does."""
+
+    node: int
+    lac: int
+
+
+class SendForce(NamedTuple):
+    """Ask a node to have on its disk all that it confirmed."""
+
+    force: int
+    node: int
+
+
+class Forced(NamedTuple):
+    """A force is done: all up to this entry is on the disks."""
+
+    force: int
+    through: int
+
+
+class Ended(NamedTuple):
+    """The writer has ended; `last` and `length` are the ledger's where the end is CLOSED."""
+
+    end: End
+    last: int
+    length: int
+
+
+Effect = (
+    SendEntry | Acked | Failed | PickNodes | WriteMetadata | SendLac | SendForce | Forced | Ended
+)
+
+
+class Phase(enum.Enum):
+    """What the writer waits for."""
+
+    WRITING = "entries"
+    PICKING = "nodes for a new ensemble"
+    CHANGING = "the metadata of a new ensemble"
+    CLOSING = "the metadata of the close"
+    ENDED = "nothing"
+
+
+@dataclass(slots=True)
+class _Add:
+    size: int
+    length: int
+    lac: int
+    began: float
+    waits: set[int] = field(default_factory=set)
+    """Places that it was sent to and that have not answered."""
+    stored: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Force:
+    through: int
+    length: int
+    waits: set[int]
+
+
+class LedgerWriter:
+    """See the module.
+
+    Attributes:
+        lac: the highest entry that is confirmed, with all below it.
+        head: the highest entry that is acknowledged; above the LAC only under deferred sync.
+        pushed: the highest entry that was added.
+        length: bytes of all payloads up to the LAC.
+    """
+
+    def __init__(self, held: Versioned, limits: WriterLimits) -> None:
+        assert held.metadata.state is LedgerState.OPEN, "a ledger is written as it is created"
+        self.lac = self.head = self.pushed = NO_ENTRY
+        self.length = 0
+        self.phase = Phase.WRITING
+        self._held = held
+        self._limits = limits
+        self._striping = held.metadata.striping
+        self._head_length = self._pushed_length = 0
+        self._adds: dict[int, _Add] = {}
+        self._slow: dict[int, _Add] = {}
+        self._bytes = 0
+        self._failed: dict[int, int] = {}
+        self._late: dict[int, int] = {}
+        self._asked: set[int] = set()
+        self._kept: set[int] = set()
+        self._changes = 0
+        self._proposed = held.metadata
+        self._asked_to_end: End | None = None
+        self._forces: dict[int, _Force] = {}
+        self._force_count = 0
+        self._told_lac = self._lac_at_tick = NO_ENTRY
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As the writer last wrote or read it."""
+        return self._held.metadata
+
+    @property
+    def ensemble(self) -> tuple[int, ...]:
+        """The nodes of the newest fragment, in their places."""
+        return self._held.metadata.newest.nodes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether entries are taken: not after the end, nor when it has been decided."""
+        is_ending = self._asked_to_end is not None
+        return not is_ending and self.phase not in (Phase.CLOSING, Phase.ENDED)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another entry may be added; one may always be on its way alone."""
+        count = len(self._adds) + len(self._slow)
+        limits = self._limits
+        return not count or (count < limits.entries_max and self._bytes < limits.bytes_max)
+
+    # Entries.
+
+    def on_add(self, size: int, now: float) -> list[Effect]:
+        """An entry is added; its id is `pushed` from here on."""
+        assert self.is_open, "the writer has ended, or is about to"
+        assert self.has_room, "too many entries are on their way"
+        self.pushed += 1
+        self._pushed_length += size
+        add = _Add(size, self._pushed_length, self.lac, now)
+        self._adds[self.pushed] = add
+        self._bytes += size
+        self._told_lac = max(self._told_lac, self.lac)
+        effects = self._send(self.pushed, add, {*write_set(self.pushed, self._striping)})
+        # A node that failed an entry after its ack is dealt with when there is a new entry.
+        self._failed |= self._late
+        self._late.clear()
+        return effects + self._go_on()
+
+    def on_stored(self, entry: int, node: int) -> list[Effect]:
+        """A node confirmed an entry. A node that is no member any more counts for nothing."""
+        place = self._place(node)
+        if place is None or self.phase is Phase.ENDED:
+            return []
+        add = self._adds.get(entry)
+        if add is None:
+            self._answered_late(entry, place)
+            return []
+        if place in write_set(entry, self._striping):
+            add.waits.discard(place)
+            add.failed.discard(place)
+            add.stored.add(place)
+        return self._complete()
+
+    def on_failed(self, entry: int, node: int, refusal: Refusal) -> list[Effect]:
+        """A node did not store an entry, or did not say so in time."""
+        if self.phase in (Phase.CLOSING, Phase.ENDED):
+            # The metadata decides now, and says more than a node could.
+            return []
+        if refusal in FATAL:
+            # Also where an old member says so: a fence is a fence.
+            return self._end(End.FENCED if refusal is Refusal.FENCED else End.DENIED)
+        place = self._place(node)
+        if place is None:
+            return []
+        if self._limits.defers_sync:
+            return self._close(End.WRITE_FAILED)
+        add = self._adds.get(entry)
+        if add is None:
+            if self._answered_late(entry, place) and not self._limits.delays_change:
+                self._late[place] = node
+            return []
+        if place not in add.waits:
+            return []
+        add.waits.discard(place)
+        add.failed.add(place)
+        spare = self._striping.write - self._striping.ack
+        is_needed = refusal is Refusal.READ_ONLY or len(add.failed) > spare
+        if is_needed or not self._limits.delays_change:
+            for each in sorted(add.failed):
+                self._failed[each] = self.ensemble[each]
+        return self._go_on()
+
+    def on_time(self, now: float) -> list[Effect]:
+        """Time has passed: an entry may have waited too long for its quorum."""
+        timeout = self._limits.quorum_timeout_s
+        oldest = next(iter(self._adds.values()), None)
+        if timeout is None or oldest is None or not self.is_open or now - oldest.began < timeout:
+            return []
+        return self._close(End.TIMED_OUT)
+
+    def _send(self, entry: int, add: _Add, places: set[int]) -> list[Effect]:
+        """Send an entry to those of these places that are of its write set and lack it."""
+        effects: list[Effect] = []
+        for place in write_set(entry, self._striping):
+            if place in places - add.stored - add.waits:
+                add.waits.add(place)
+                add.failed.discard(place)
+                effects.append(SendEntry(entry, self.ensemble[place], add.lac))
+        return effects
+
+    def _place(self, node: int) -> int | None:
+        return self.ensemble.index(node) if node in self.ensemble else None
+
+    def _answered_late(self, entry: int, place: int) -> bool:
+        """A member answered for an entry that is acknowledged; whether it was waited for."""
+        add = self._slow.get(entry)
+        if add is None or place not in add.waits:
+            return False
+        add.waits.discard(place)
+        self._forget_if_answered(entry, add)
+        return True
+
+    def _forget_if_answered(self, entry: int, add: _Add) -> None:
+        if not add.waits:
+            del self._slow[entry]
+            self._bytes -= add.size
+
+    # Acks.
+
+    def _may_ack(self) -> bool:
+        """Nothing is acknowledged while an ensemble changes, nor once the end is decided."""
+        return self.phase is Phase.WRITING
+
+    def _is_stored(self, entry: int, add: _Add) -> bool:
+        return is_acknowledged(add.stored, entry, self._striping)
+
+    def _complete(self) -> list[Effect]:
+        """Acknowledge from the oldest entry on, as far as entries are stored.
+
+        An entry that is stored waits for those before it. A change of the ensemble meanwhile
+        may take away one of its copies, so what is stored is looked at here and not before.
+        """
+        effects: list[Effect] = []
+        while self._may_ack() and self._adds:
+            entry, add = next(iter(self._adds.items()))
+            if not self._is_stored(entry, add):
+                break
+            del self._adds[entry]
+            self._slow[entry] = add
+            self._forget_if_answered(entry, add)
+            self.head, self._head_length = entry, add.length
+            if not self._limits.defers_sync:
+                self.lac, self.length = self.head, self._head_length
+            effects.append(Acked(entry))
+        return effects
+
+    # A change of the ensemble.
+
+    def _go_on(self) -> list[Effect]:
+        """Ask for nodes where some failed and no change is under way."""
+        if self.phase is not Phase.WRITING or not self._failed:
+            return []
+        limit = self._limits.changes_max
+        if limit is not None and self._changes >= limit:
+            return self._close(End.TOO_MANY_CHANGES)
+        self.phase = Phase.PICKING
+        self._asked = {*self._failed}
+        return [PickNodes(tuple(sorted(self._asked)), self.ensemble)]
+
+    def on_nodes_picked(self, nodes: Mapping[int, int]) -> list[Effect]:
+        """Nodes for places of the ensemble, for as many as there are.
+
+        A place without another node keeps the node that it has, and is tried again.
+        """
+        if self.phase is not Phase.PICKING:
+            return []
+        assert nodes.keys() <= self._asked, "only a failed member is replaced"
+        if not nodes:
+            return self._close(End.TOO_FEW_NODES)
+        ensemble = tuple(nodes.get(place, node) for place, node in enumerate(self.ensemble))
+        self._kept = self._asked - nodes.keys()
+        # A member that failed since the nodes were asked for has its turn after this change.
+        self._failed = {p: n for p, n in self._failed.items() if p not in self._asked}
+        self._changes += 1
+        return self._propose(self._held, ensemble)
+
+    def _propose(self, held: Versioned, ensemble: tuple[int, ...]) -> list[Effect]:
+        """Write that a fragment of these nodes begins at LAC+1; a fragment that begins there
+        already has nothing that was acknowledged, and is replaced."""
+        self.phase = Phase.CHANGING
+        self._proposed = held.metadata.with_ensemble(self.lac + 1, ensemble)
+        return [WriteMetadata(held.version, self._proposed)]
+
+    def _switch(self, held: Versioned) -> list[Effect]:
+        """The new ensemble is written: go over to it, and send what it lacks."""
+        before = self.ensemble
+        self._held = held
+        self.phase = Phase.WRITING
+        changed = {n for n, (a, b) in enumerate(zip(before, self.ensemble, strict=True)) if a != b}
+        # A node that failed again, or another node, while the metadata was on its way.
+        self._failed = {p: n for p, n in self._failed.items() if self.ensemble[p] == n}
+        self._late = {p: n for p, n in self._late.items() if self.ensemble[p] == n}
+        for entry, add in list(self._slow.items()):
+            add.waits -= changed
+            self._forget_if_answered(entry, add)
+        effects: list[Effect] = []
+        for entry, add in self._adds.items():
+            add.stored -= changed
+            add.waits -= changed
+            effects += self._send(entry, add, changed | self._kept)
+        effects += self._complete()
+        if self._asked_to_end is not None:
+            return effects + self._close(self._asked_to_end)
+        return effects + self._go_on()
+
+    # Metadata.
+
+    def on_metadata_written(self, version: int) -> list[Effect]:
+        """The compare-and-set was taken."""
+        held = Versioned(self._proposed, version)
+        if self.phase is Phase.CHANGING:
+            return self._switch(held)
+        if self.phase is Phase.CLOSING:
+            self._held = held
+            return self._finish()
+        return []
+
+    def on_metadata_found(self, held: Versioned) -> list[Effect]:
+        """The compare-and-set was not taken, or its answer was lost; this is what is there."""
+        if self.phase is Phase.CHANGING:
+            return self._found_while_changing(held)
+        if self.phase is Phase.CLOSING:
+            return self._found_while_closing(held)
+        return self.on_metadata_changed(held)
+
+    def on_metadata_changed(self, held: Versioned) -> list[Effect]:
+        """News of the metadata, which nobody here wrote."""
+        if self.phase is Phase.ENDED or held.version <= self._held.version:
+            return []
+        if held.metadata.state is LedgerState.CLOSED and self.phase is not Phase.CLOSING:
+            return self._end(End.CLOSED_BY_OTHER)
+        if held.metadata.state is LedgerState.IN_RECOVERY and self.phase is not Phase.CLOSING:
+            return self._end(End.FENCED)
+        return []
+
+    def _found_while_changing(self, held: Versioned) -> list[Effect]:
+        found = held.metadata
+        if found.state is LedgerState.CLOSED:
+            return self._end(End.CLOSED_BY_OTHER)
+        if found.state is LedgerState.IN_RECOVERY:
+            return self._end(End.FENCED)
+        if found.newest == self._proposed.newest:
+            # Its own write, of which it did not hear.
+            return self._switch(held)
+        if found.newest == self._held.metadata.newest:
+            # A repair of older fragments came between.
+            return self._propose(held, self._proposed.newest.nodes)
+        return self._end(End.FENCED)
+
+    def _found_while_closing(self, held: Versioned) -> list[Effect]:
+        found = held.metadata
+        if found.state is LedgerState.CLOSED:
+            if (found.last, found.length) == (self.lac, self.length):
+                self._held = held
+                return self._finish()
+            return self._end(End.CLOSED_BY_OTHER)
+        if found.newest != self._held.metadata.newest:
+            return self._end(End.FENCED)
+        # A recovery that has begun takes over the end that it finds, so the writer may set it: it
+        # acknowledges nothing any more.
+        return self._write_close(held)
+
+    # The end.
+
+    def on_close(self) -> list[Effect]:
+        """The ledger is to be closed at its LAC; what is not acknowledged is left out."""
+        return self._close(End.CLOSED) if self.is_open else []
+
+    def _close(self, end: End) -> list[Effect]:
+        """Close the ledger for this reason. A change under way comes to its end first: two
+        writes of one version would leave open which of them counts."""
+        if self._asked_to_end is None:
+            self._asked_to_end = end
+        if self.phase in (Phase.WRITING, Phase.PICKING):
+            return self._write_close(self._held)
+        return []
+
+    def _write_close(self, held: Versioned) -> list[Effect]:
+        self.phase = Phase.CLOSING
+        self._proposed = held.metadata.closed(self.lac, self.length)
+        return [WriteMetadata(held.version, self._proposed)]
+
+    def _finish(self) -> list[Effect]:
+        """The ledger is closed at the LAC, by this writer."""
+        assert self._asked_to_end is not None
+        return self._stop(self._asked_to_end, Outcome.NOT_STORED)
+
+    def _end(self, end: End) -> list[Effect]:
+        """Somebody else decides what the ledger has."""
+        return self._stop(end, Outcome.UNKNOWN)
+
+    def _stop(self, end: End, outcome: Outcome) -> list[Effect]:
+        self.phase = Phase.ENDED
+        effects: list[Effect] = [Failed(entry, outcome) for entry in self._adds]
+        self._adds.clear()
+        self._slow.clear()
+        self._forces.clear()
+        self._bytes = 0
+        return [*effects, Ended(end, self.lac, self.length)]
+
+    # What is known of the LAC.
+
+    def on_lac_tick(self) -> list[Effect]:
+        """Tell the LAC to the nodes where no entry has told it since the last tick."""
+        is_quiet = self.lac == self._lac_at_tick
+        self._lac_at_tick = self.lac
+        if not is_quiet or self.lac <= self._told_lac or self.phase is Phase.ENDED:
+            return []
+        self._told_lac = self.lac
+        return [SendLac(node, self.lac) for node in self.ensemble]
+
+    def on_force(self) -> list[Effect]:
+        """What is acknowledged now is to be on the disks. Without deferred sync it is."""
+        assert self.is_open, "the writer has ended, or is about to"
+        self._force_count += 1
+        force = self._force_count
+        if self.head <= self.lac:
+            return [Forced(force, self.lac)]
+        everybody = {*range(self._striping.ensemble)}
+        self._forces[force] = _Force(self.head, self._head_length, everybody)
+        return [SendForce(force, node) for node in self.ensemble]
+
+    def on_forced(self, force: int, node: int) -> list[Effect]:
+        """A node answered a force."""
+        found, place = self._forces.get(force), self._place(node)
+        if found is None or place is None or not self.is_open:
+            return []
+        found.waits.discard(place)
+        if found.waits:
+            return []
+        del self._forces[force]
+        if found.through > self.lac:
+            self.lac, self.length = found.through, found.length
+        return [Forced(force, found.through)]
+
+    def on_force_failed(self, force: int, refusal: Refusal) -> list[Effect]:
+        """A node did not answer a force. It may have lost what it confirmed, so this is the end."""
+        if force not in self._forces or not self.is_open:
+            return []
+        if refusal in FATAL:
+            return self._end(End.FENCED if refusal is Refusal.FENCED else End.DENIED)
+        return self._close(End.WRITE_FAILED)
