@@ -169,7 +169,7 @@ class ReadBuffer(Generic[Item]):
         return 0 < trim >= self.next and not self.is_done
 
     def take_passed(self) -> list[Item]:
-        """Blocks that were dropped without delivery since the last call."""
+        """Blocks that were dropped, or told as gaps, since the last call."""
         passed, self._passed = self._passed, []
         return passed
 
@@ -265,6 +265,9 @@ class ReadBuffer(Generic[Item]):
         if isinstance(block, _LeftOut):
             return self._left_out(header.last)
         self._forget(header)
+        if header.kind in (BlockKind.HOLE, BlockKind.BRIDGE):
+            # The caller gets a gap, and no block whose bytes it could give back to its node.
+            self._passed.append(block)
         if header.kind == BlockKind.HOLE:
             return self._gap(header.last, GapKind.HOLE)
         if header.kind == BlockKind.BRIDGE:

@@ -338,6 +338,7 @@ class Senders:
             self.bridge = Lsn(header.first)
         if not (self._heads_only or block.is_intact):
             self._on_bad_copy(node, header.first, header.last)
+            self._grant(source)
             return
         if header.kind == BlockKind.DATA:
             self._blocks[node] = self._blocks.get(node, 0) + 1
@@ -345,6 +346,9 @@ class Senders:
         if self._buffer.on_block(block):
             source.credit.on_kept(block.size)
             self._window.on_block(block.size, header.count)
+        else:
+            # A node that sends second copies only may still be the last to hold what comes next.
+            self._grant(source)
 
     # Requests to nodes.
 
