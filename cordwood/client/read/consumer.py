@@ -101,6 +101,8 @@ class Consumer:
         self._untold: deque[CordwoodError] = deque()
         # One save at a time: one that an earlier place passed would look like another consumer's.
         self._saving = asyncio.Lock()
+        # One turn at a time: two calls would begin a log twice, and give its records twice.
+        self._following = asyncio.Lock()
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -325,18 +327,29 @@ class Consumer:
             raise Rejected(
                 f"consumer {self.name} was not started: enter it with `async with`, or `start` it"
             )
-        is_due = bool(self._unbegun) and self._loop.time() >= self._begin_at
-        if self._group.generation != self.generation or is_due:
-            await self._save_quietly()
-            try:
-                await self._follow()
-            except Retryable as error:
-                logger.info("%s could not let go of a log yet: %s", self.name, error)
+        if self._has_to_follow:
+            async with self._following:
+                if self._has_to_follow:
+                    await self._save_and_follow()
+            self._check_open()
         if self._untold:
             raise self._untold.popleft()
         every_s = self._save_every_s
         if every_s is not None and self._loop.time() >= self._saved_at + every_s:
             await self._save_quietly()
+
+    @property
+    def _has_to_follow(self) -> bool:
+        """Whether the members changed, or a log that could not be begun is to be tried again."""
+        is_due = bool(self._unbegun) and self._loop.time() >= self._begin_at
+        return is_due or (self._group is not None and self._group.generation != self.generation)
+
+    async def _save_and_follow(self) -> None:
+        await self._save_quietly()
+        try:
+            await self._follow()
+        except Retryable as error:
+            logger.info("%s could not let go of a log yet: %s", self.name, error)
 
     async def _save_quietly(self) -> None:
         """Save; a cluster that does not answer is asked again later, and a log that went to
