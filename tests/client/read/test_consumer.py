@@ -271,6 +271,27 @@ class TestMembers:
 
         simulate(scenario)
 
+    def test_a_reset_has_a_member_begin_again_from_there(self) -> None:
+        """It read on, and its next save undid the reset."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                consumer = await store.consumer("billing", "log", "log2", member="one")
+                async with consumer:
+                    assert await drained(consumer) == {"/log": [*range(1, 10)]}
+                    await consumer.save()
+                    await store.cursors.save("billing", {"log": make_lsn(1, 8)}, reset=True)
+                    await fill(store, "log", 1, 10)
+                    await consumer.read(timeout_s=1)
+                    with pytest.raises(Fenced):
+                        await consumer.save()
+                    assert await drained(consumer, MEMBER_TTL_S) == {"/log": [8, 9, 10]}
+                (group,) = await store.cursors.list("billing")
+                assert group.positions["/log"] == make_lsn(1, 11)
+
+        simulate(scenario)
+
 
 class TestDealtWith:
     """What an application has asked on from is dealt with, and nothing else."""
