@@ -35,7 +35,7 @@ from cordwood.layout.message import (
     LeaveGroup,
     SaveCursors,
 )
-from cordwood.lsn import Lsn
+from cordwood.lsn import OLDEST, Lsn
 
 logger = logging.getLogger(__name__)
 
@@ -401,8 +401,10 @@ class Consumer:
             CordwoodError: `is_start`, and it cannot be begun.
         """
         at = group.positions.get(log)
+        # Trap: 0 is no absent position. A reset to 0 means the oldest record.
+        start = self._start if at is None else Lsn(max(at, OLDEST))
         try:
-            await self._reader.start(log, at or self._start)
+            await self._reader.start(log, start)
         except CordwoodError as error:
             if is_start or self._reader.is_closed:
                 raise
@@ -414,11 +416,11 @@ class Consumer:
                 self._begun[log] = group.since.get(log, 0)
                 del self._unbegun[log]
             return
-        if at:
+        if at is not None:
             self._saved[log] = at
         self._begun[log] = group.since.get(log, 0)
         self._unbegun.pop(log, None)
-        if not at and self._start == "tail":
+        if at is None and self._start == "tail":
             # The tail of now: after a crash before the first save it would be a later one.
             await self._save_begun({log: int(self._reader.position(log))})
 

@@ -271,6 +271,21 @@ class TestMembers:
 
         simulate(scenario)
 
+    def test_a_reset_to_0_is_to_the_oldest_record(self) -> None:
+        """A consumer that starts at the tail took it for no position, and passed over the log."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                await store.cursors.save("billing", {"log": make_lsn(1, 10)})
+                await store.cursors.save("billing", {"log": 0}, reset=True)
+                async with await store.consumer("billing", "log", start="tail") as consumer:
+                    assert await drained(consumer) == {"/log": [*range(1, 10)]}
+                (group,) = await store.cursors.list("billing")
+                assert group.positions["/log"] == make_lsn(1, 10)
+
+        simulate(scenario)
+
     def test_a_reset_has_a_member_begin_again_from_there(self) -> None:
         """It read on, and its next save undid the reset."""
 
