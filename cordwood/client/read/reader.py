@@ -114,11 +114,14 @@ class Reader:
         start: Start,
         until: Position | None,
         failed: Feed | None = None,
+        *,
+        is_seek: bool = False,
     ) -> None:
         """
         Args:
             at: the log's name, or its number where it is read already: the name may be another's.
             failed: what it takes the place of; nothing is begun where that is read no more.
+            is_seek: likewise, where the log is read no more.
         """
         stream = await self._open(at, start, until)
         if self._closed:
@@ -128,6 +131,9 @@ class Reader:
         if failed is not None and failed not in self._feeds:
             stream.close()
             return
+        if is_seek and log not in self.logs:
+            stream.close()
+            raise BadSetting(f"{log} was stopped meanwhile")
         # By number too: what is read under this name may be another log.
         self.stop(log, stream.info.log_id)
         if self._on_health is not None:
@@ -147,10 +153,11 @@ class Reader:
         """Go on at another place of a log that is read: an LSN, `oldest`, `tail`, or a time.
 
         Raises:
-            BadSetting: it is not read, or that is no position.
+            BadSetting: it is not read, or was stopped meanwhile, or that is no position.
         """
         feed = self._feed(log)
-        await self._begin(log, feed.stream.info.log_id, position, feed.until)
+        number = feed.stream.info.log_id
+        await self._begin(feed.log, number, position, feed.until, is_seek=True)
 
     def position(self, log: str) -> Lsn:
         """The first LSN of a log that the application has not dealt with, for it to begin at again.

@@ -516,6 +516,27 @@ class TestPassingErrors:
 
         simulate(scenario)
 
+    def test_a_log_that_is_stopped_while_it_is_sought_stays_stopped(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                reader = await store.reader("log")
+                right = reader._open
+
+                async def late(*asked: Any) -> ReadStream:
+                    await asyncio.sleep(0.5)
+                    return await right(*asked)
+
+                reader._open = late
+                seeking = asyncio.create_task(reader.seek("log", at(1)))
+                await asyncio.sleep(0.1)
+                reader.stop("log")
+                with pytest.raises(BadSetting, match="stopped meanwhile"):
+                    await seeking
+                assert reader.logs == ()
+
+        simulate(scenario)
+
     @pytest.mark.parametrize("meanwhile", ["seek", "stop", "read"])
     def test_what_is_done_with_it_while_it_is_begun_again_stands(self, meanwhile: str) -> None:
         """A seek was undone, a stopped log read on, and what another call had given came again."""
