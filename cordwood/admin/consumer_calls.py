@@ -8,7 +8,7 @@ Source: docs/design.md §7; `protocol.consumer_group`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import assert_never
 
@@ -83,7 +83,7 @@ class ConsumerCalls:
                 gone = await self._deleted(await self._get(call.consumer))
                 if not gone:
                     raise
-                await self._consumers.change(call.consumer, partial(without_logs, gone=gone))
+                await self._consumers.change(call.consumer, partial(self._without, gone=gone))
                 continue
             wanted = names_in(group)
             if not wanted:
@@ -101,10 +101,15 @@ class ConsumerCalls:
 
     async def _deleted(self, group: Group) -> set[str]:
         """Some logs of a consumer that are deleted, the oldest first. A number never comes back."""
+        # Members that were killed read nothing: without a living one nobody would say so.
+        group = give_up_absent(group, self._now_us())
         there = {str(info.log_id) for info in await self._logs.list()}
         left = [log for log in logs_left(group) if log not in there][:FORGOTTEN_MAX]
         # A list may miss a log that is renamed just now; its number does not.
         return {log for log in left if await self._logs.is_deleted(int(log))}
+
+    def _without(self, group: Group, gone: Collection[str]) -> Group:
+        return without_logs(give_up_absent(group, self._now_us()), gone)
 
     def _decide(
         self, group: Group, call: JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors

@@ -213,13 +213,8 @@ class LogTree:
 
     async def described(self, log_id: LogId) -> LogInfo | None:
         """A log by number, for callers that know that it is there. One round trip."""
-        found, directories = await asyncio.gather(
-            self._store.get(_id_key(log_id)), self.directories()
-        )
-        if found is None:
-            return None
-        log = _decode(found.value, _Log, f"log number {log_id}")
-        return self._info(log_id, log, directories)
+        log, directories = await asyncio.gather(self._log(log_id), self.directories())
+        return None if log is None else self._info(log_id, log, directories)
 
     async def list(self, prefix: str = "/") -> list[LogInfo]:
         """Logs at the path `prefix` and below it, by name.

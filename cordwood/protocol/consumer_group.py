@@ -173,7 +173,7 @@ def save(
         member: the member that saves; "" for a consumer without members.
         generation: the last one that `member` was told of.
         expected: the positions before this save, 0 for none: a compare-and-set.
-        reset: let positions go back, and ignore the owners of the logs.
+        reset: let positions go back, and ignore the owners of the logs. They begin anew from there.
     Raises:
         Fenced: a log has had another owner since that generation, or the consumer has members
             and the saver is none of them, or a position is not the expected one.
@@ -193,7 +193,26 @@ def save(
             raise Rejected(
                 f"{log} stands at {group.positions[log]}; going back to {lsn} takes a reset"
             )
+    if reset:
+        group = _read_anew(group, positions)
     return replace(group, positions={**group.positions, **positions})
+
+
+def _read_anew(group: Group, positions: Mapping[str, int]) -> Group:
+    """Have members begin the logs again that are reset: a member that read on would undo the reset
+    with its next save.
+
+    A reset that changes nothing may be the second try of a call, and stops no member.
+    """
+    now = group.generation + 1
+    anew = {
+        log: replace(own, since=now)
+        for log, own in group.owners.items()
+        if own.member and log in positions and positions[log] != group.positions.get(log, 0)
+    }
+    if not anew:
+        return group
+    return replace(group, generation=now, owners={**group.owners, **anew})
 
 
 def _alive(members: Mapping[str, GroupMember], now_us: int) -> dict[str, GroupMember]:

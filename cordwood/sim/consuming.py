@@ -129,6 +129,8 @@ class _Member:
     async def _loop(self, consumer: Consumer) -> None:
         """Loop over some items, and leave the loop with one in hand."""
         for _ in range(self._manners.randint(1, LOOP_ITEMS_MAX)):
+            if self._clients.stopping:
+                return  # of a log at its end each turn waits for LOOK_S, in all for over a minute
             self._dealt_with()
             try:
                 async with asyncio.timeout(self._patience_s()):

@@ -1,6 +1,8 @@
 """`deliveryMode=idempotent`: a task appends as a producer, and what it sends again is there once.
 
-The producer is named by the query and the partition, and a batch is its epoch. A block is one
+The producer is named by the query and the partition, and a batch is its epoch. In a log that rows
+name themselves, its name belongs to it too: names may lead to other logs when the task runs again,
+and rows for one log must not be taken for those of another. A block is one
 atomic group, which the log numbers once: sent again with the same sequence and count it is
 answered with its place. One from longer ago than the log remembers, or one that was cut in another
 way, is answered with `OutOfSequence`, which says the sequence up to which all is stored: the
@@ -24,7 +26,8 @@ from dataclasses import dataclass
 
 from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.client.blocking.blocking_store import BlockingStore
-from cordwood.errors import BadSetting, Misplaced, OutcomeUnknown, OutOfSequence
+from cordwood.errors import BadSetting, Misplaced, OutcomeUnknown, OutOfSequence, Rejected
+from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
 from cordwood.protocol.producers import PLACES_MAX, USERS
 from cordwood.spark.sink_rows import RowBlock
@@ -45,11 +48,56 @@ class _Sent:
     answer: Future[list[Lsn]]
 
 
+class _NameProducer(Producer):
+    """What a task is to the log of one name: its sequences count the rows for that name.
+
+    Race: the name may be given to another log between two row blocks. That log would take the later
+    block for its first one, and the first one of the next attempt for a repeat of it.
+    """
+
+    def __init__(
+        self, identity: tuple[int, int], name: str, sequence: int, leads: dict[str, int]
+    ) -> None:
+        """
+        Args:
+            leads: the log that each name led to first; all producers of a task share it.
+        """
+        super().__init__(*identity)
+        self._name = name
+        self._sequence = sequence
+        self._leads = leads
+
+    def next_sequence(self, log: int) -> int:
+        """See `Producer`."""
+        return self._sequence
+
+    def take(self, log: int, count: int) -> int:
+        """See `Producer`.
+
+        Raises:
+            Rejected: the name led to another log before.
+        """
+        led = self._leads.setdefault(self._name, log)
+        if led != log:
+            raise Rejected(
+                f"{self._name} led to log {led} when this task began, and is the name of log {log} "
+                "now; rows of the batch are in the first one. Run the batch again: it goes into "
+                f"log {log} as a whole"
+            )
+        first = self._sequence
+        self._sequence += count
+        return first
+
+
 class OnceAppender:
     """Appends the row blocks of one task."""
 
-    def __init__(self, store: BlockingStore, query: str, batch: int, partition: int) -> None:
+    def __init__(
+        self, store: BlockingStore, query: str, batch: int, partition: int, log: str = ""
+    ) -> None:
         """
+        Args:
+            log: that of all rows that name none. It may be renamed, and the query be told so.
         Raises:
             BadSetting: there are more partitions than a log remembers producers.
         """
@@ -60,8 +108,12 @@ class OnceAppender:
                 "use deliveryMode=exactlyOnce"
             )
         self._store = store
-        self._identity = (producer_id(query, partition), batch)
-        self._producer = Producer(*self._identity)
+        self._query = query
+        self._batch = batch
+        self._partition = partition
+        self._log = normalise_name(log) if log else ""
+        self._producers: dict[str, _NameProducer] = {}
+        self._leads: dict[str, int] = {}
         self._is_broken = False
         self._next: dict[str, int] = {}
         self._in_flight: deque[_Sent] = deque()
@@ -88,7 +140,10 @@ class OnceAppender:
     def _send(self, block: RowBlock) -> None:
         sequence = self._next.get(block.log, 0)
         self._next[block.log] = sequence + len(block.values)
-        answer = self._ask(block, self._producer)
+        producer = self._producers.get(block.log)
+        if producer is None:
+            producer = self._producers[block.log] = self._producer_of(block.log, sequence)
+        answer = self._ask(block, producer)
         self._in_flight.append(_Sent(block, sequence, answer))
 
     def _settle(self) -> None:
@@ -113,9 +168,8 @@ class OnceAppender:
             OutOfSequence: rows before it are missing, or the log cannot say.
         """
         block, sequence = sent.block, sent.sequence
-        number = self._store.log(block.log).log_id
         while True:
-            alone = Producer(*self._identity, {number: sequence})
+            alone = self._producer_of(block.log, sequence)
             try:
                 self._ask(block, alone).result()
             except OutOfSequence as error:
@@ -134,10 +188,14 @@ class OnceAppender:
                 return
 
     def _begin_anew(self) -> None:
-        """Nothing is in flight: go on with a producer that met no error."""
-        places = {self._store.log(log).log_id: at for log, at in self._next.items()}
-        self._producer = Producer(*self._identity, places)
+        """Nothing is in flight: go on with producers that met no error."""
+        self._producers.clear()
         self._is_broken = False
+
+    def _producer_of(self, log: str, sequence: int) -> _NameProducer:
+        query = self._query if log == self._log else f"{self._query} into {log}"
+        identity = (producer_id(query, self._partition), self._batch)
+        return _NameProducer(identity, log, sequence, self._leads)
 
     def _ask(self, block: RowBlock, producer: Producer) -> Future[list[Lsn]]:
         return self._store.append_many_soon(

@@ -130,7 +130,7 @@ def write_portions(
     if options.delivery == AT_LEAST_ONCE:
         records, size = append_all(store, rows)
     elif options.delivery == IDEMPOTENT:
-        records, size = OnceAppender(store, query, batch, partition).append(rows)
+        records, size = OnceAppender(store, query, batch, partition, options.log).append(rows)
     else:
         refs, records, size = stage_all(store, rows, options.stage_ttl_s)
     return Written(query, batch, partition, tuple(refs), records, size)

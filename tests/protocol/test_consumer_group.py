@@ -190,6 +190,19 @@ class TestSaving:
         assert save(group, {"a": 1}, reset=True).positions == {"a": 1, "b": 5}
         assert save(joined(group, "m1"), {"a": 1}, reset=True).positions["a"] == 1
 
+    def test_a_reset_is_not_undone_by_a_member_that_reads_on(self) -> None:
+        group = joined(Group(), "m1", "m2")
+        known = group.generation
+        (log, *_), (other, *_) = group.logs_of("m1"), group.logs_of("m2")
+        group = save(group, {log: 50}, member="m1", generation=known)
+        back = save(group, {log: 1}, reset=True)
+        with pytest.raises(Fenced, match="since generation"):
+            save(back, {log: 60}, member="m1", generation=known)
+        assert save(back, {log: 60}, member="m1", generation=back.generation).positions[log] == 60
+        assert save(back, {other: 5}, member="m2", generation=known).positions[other] == 5
+        assert save(back, {log: 1}, reset=True) == back, "the second try of a call"
+        assert save(group, {"none": 1}, reset=True).generation == known
+
     @pytest.mark.parametrize(
         ("now", "expected", "wanted", "saved"),
         [(0, 0, 5, True), (5, 5, 9, True), (5, 0, 9, False), (7, 5, 9, False), (9, 5, 9, True)],

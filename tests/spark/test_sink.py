@@ -223,6 +223,48 @@ class TestOnce:
             ahead.append([block])
         assert values(store, "/a") == list(range(10))
 
+    def test_a_name_that_is_given_to_another_log_within_a_task(self, store):
+        """The other log took the second block for its first, and the next attempt's first
+        block for a repeat of it."""
+        store.append("/new", b"100")
+
+        def cut():
+            for at in (0, 10):
+                yield from row_blocks(iter(numbered(at, at + 10)), "/a")
+
+        def moving(task):
+            first, second = cut()
+            yield first
+            task._settle()
+            store.log_tree.rename("/a", "/old")
+            store.log_tree.rename("/new", "/a")
+            yield second
+
+        task = OnceAppender(store, "q", 0, 1, "/a")
+        with pytest.raises(Rejected, match="Run the batch again"):
+            task.append(moving(task))
+        for _ in range(2):
+            OnceAppender(store, "q", 0, 1, "/a").append(cut())
+        assert values(store, "/old") == list(range(10))
+        assert values(store, "/a") == [100, *range(20)]
+
+    def test_names_that_change_logs_between_two_attempts(self, store):
+        """Rows for one log were taken for those of the other, and were nowhere."""
+        cut = [
+            next(row_blocks(iter(numbered(at, at + 10)), log))
+            for at, log in ((0, "/a"), (10, "/b"), (20, "/c"))
+        ]
+        store.append("/b", b"100")
+        OnceAppender(store, "q", 0, 1, "/c").append([cut[0], cut[2]])
+        for was, becomes in (("/a", "/d"), ("/b", "/a"), ("/d", "/b"), ("/c", "/e")):
+            store.log_tree.rename(was, becomes)
+        OnceAppender(store, "q", 0, 1, "/c").append(cut[:2])
+        assert values(store, "/a") == [100, *range(10)]
+        assert values(store, "/b") == [*range(10), *range(10, 20)]
+        (renamed,) = row_blocks(iter(numbered(20, 30)), "/e")
+        OnceAppender(store, "q", 0, 1, "/e").append([renamed])
+        assert values(store, "/e") == list(range(20, 30)), "the one log of a query, renamed"
+
     def test_more_partitions_than_a_log_tells_apart_are_refused(self, store):
         with pytest.raises(BadSetting, match=r"up to 1000 partitions.*coalesce"):
             OnceAppender(store, "q", 0, 1000)

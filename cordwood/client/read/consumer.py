@@ -35,7 +35,7 @@ from cordwood.layout.message import (
     LeaveConsumer,
     SaveCursors,
 )
-from cordwood.lsn import Lsn
+from cordwood.lsn import OLDEST, Lsn
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,8 @@ class Consumer:
         self._untold: deque[CordwoodError] = deque()
         # One save at a time: one that an earlier place passed would look like another consumer's.
         self._saving = asyncio.Lock()
+        # One turn at a time: two calls would begin a log twice, and give its records twice.
+        self._following = asyncio.Lock()
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -325,18 +327,29 @@ class Consumer:
             raise Rejected(
                 f"consumer {self.name} was not started: enter it with `async with`, or `start` it"
             )
-        is_due = bool(self._unbegun) and self._loop.time() >= self._begin_at
-        if self._group.generation != self.generation or is_due:
-            await self._save_quietly()
-            try:
-                await self._follow()
-            except Retryable as error:
-                logger.info("%s could not let go of a log yet: %s", self.name, error)
+        if self._has_to_follow:
+            async with self._following:
+                if self._has_to_follow:
+                    await self._save_and_follow()
+            self._check_open()
         if self._untold:
             raise self._untold.popleft()
         every_s = self._save_every_s
         if every_s is not None and self._loop.time() >= self._saved_at + every_s:
             await self._save_quietly()
+
+    @property
+    def _has_to_follow(self) -> bool:
+        """Whether the members changed, or a log that could not be begun is to be tried again."""
+        is_due = bool(self._unbegun) and self._loop.time() >= self._begin_at
+        return is_due or (self._group is not None and self._group.generation != self.generation)
+
+    async def _save_and_follow(self) -> None:
+        await self._save_quietly()
+        try:
+            await self._follow()
+        except Retryable as error:
+            logger.info("%s could not let go of a log yet: %s", self.name, error)
 
     async def _save_quietly(self) -> None:
         """Save; a cluster that does not answer is asked again later, and a log that went to
@@ -388,8 +401,10 @@ class Consumer:
             CordwoodError: `is_start`, and it cannot be begun.
         """
         at = group.positions.get(log)
+        # Trap: 0 is no absent position. A reset to 0 means the oldest record.
+        start = self._start if at is None else Lsn(max(at, OLDEST))
         try:
-            await self._reader.start(log, at or self._start)
+            await self._reader.start(log, start)
         except CordwoodError as error:
             if is_start or self._reader.is_closed:
                 raise
@@ -401,11 +416,11 @@ class Consumer:
                 self._begun[log] = group.since.get(log, 0)
                 del self._unbegun[log]
             return
-        if at:
+        if at is not None:
             self._saved[log] = at
         self._begun[log] = group.since.get(log, 0)
         self._unbegun.pop(log, None)
-        if not at and self._start == "tail":
+        if at is None and self._start == "tail":
             # The tail of now: after a crash before the first save it would be a later one.
             await self._save_begun({log: int(self._reader.position(log))})
 

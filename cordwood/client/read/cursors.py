@@ -141,7 +141,8 @@ class Cursors:
         Args:
             positions: by log (a name or a number), the first LSN not dealt with.
             expected: what they must be now, 0 for none: a compare-and-set.
-            reset: let them go back, whoever reads the logs now.
+            reset: let them go back, whoever reads the logs now. Members begin again from there; a
+                consumer without members is not told, and its next save goes on where it is.
         Returns:
             All positions of this consumer: by name those that were given, others by number, in
             digits.

@@ -107,15 +107,33 @@ class Reader:
         """
         await self._begin(log, log, start, until)
 
-    async def _begin(self, log: str, at: AnyLog, start: Start, until: Position | None) -> None:
+    async def _begin(
+        self,
+        log: str,
+        at: AnyLog,
+        start: Start,
+        until: Position | None,
+        failed: Feed | None = None,
+        *,
+        is_seek: bool = False,
+    ) -> None:
         """
         Args:
             at: the log's name, or its number where it is read already: the name may be another's.
+            failed: what it takes the place of; nothing is begun where that is read no more.
+            is_seek: likewise, where the log is read no more.
         """
         stream = await self._open(at, start, until)
         if self._closed:
             stream.close()
             raise Closed("this reader was closed")
+        # Race: meanwhile the log was stopped, sought or begun again by another call.
+        if failed is not None and failed not in self._feeds:
+            stream.close()
+            return
+        if is_seek and log not in self.logs:
+            stream.close()
+            raise BadSetting(f"{log} was stopped meanwhile")
         # By number too: what is read under this name may be another log.
         self.stop(log, stream.info.log_id)
         if self._on_health is not None:
@@ -135,10 +153,11 @@ class Reader:
         """Go on at another place of a log that is read: an LSN, `oldest`, `tail`, or a time.
 
         Raises:
-            BadSetting: it is not read, or that is no position.
+            BadSetting: it is not read, or was stopped meanwhile, or that is no position.
         """
         feed = self._feed(log)
-        await self._begin(log, feed.stream.info.log_id, position, feed.until)
+        number = feed.stream.info.log_id
+        await self._begin(feed.log, number, position, feed.until, is_seek=True)
 
     def position(self, log: str) -> Lsn:
         """The first LSN of a log that the application has not dealt with, for it to begin at again.
@@ -416,15 +435,17 @@ class Reader:
         for feed in [each for each in self._feeds if each.is_to_begin]:
             if self._error is not None:
                 break
-            if feed.begin_at > self._loop.time():
+            if feed.begin_at > self._loop.time() or feed not in self._feeds:
                 continue
             try:
                 number = feed.stream.info.log_id
                 # Up to its old end: `tail` would be a later one by now.
                 old = feed.stream.until
                 until = None if old == LSN_MAX else Lsn(old)
-                await self._begin(feed.log, number, feed.next_lsn, until)
+                await self._begin(feed.log, number, feed.next_lsn, until, feed)
             except CordwoodError as error:
+                if feed not in self._feeds and not self._closed:
+                    continue
                 self._error = error
                 feed.is_to_begin = isinstance(error, Retryable)
                 pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.begins)

@@ -14,6 +14,7 @@ from cluster_at_hand import ClusterAtHand, simulate
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.read.consumer import BEGIN_AGAIN_S, MEMBER_TTL_S, Consumer
 from cordwood.client.read.cursors import Lag
+from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Closed, Fenced, Rejected, UnknownLog, Unreachable
 from cordwood.layout.message import Call, JoinConsumer, LeaveConsumer, Reply
@@ -270,6 +271,42 @@ class TestMembers:
 
         simulate(scenario)
 
+    def test_a_reset_to_0_is_to_the_oldest_record(self) -> None:
+        """A consumer that starts at the tail took it for no position, and passed over the log."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                await store.cursors.save("billing", {"log": make_lsn(1, 10)})
+                await store.cursors.save("billing", {"log": 0}, reset=True)
+                async with await store.consumer("billing", "log", start="tail") as consumer:
+                    assert await drained(consumer) == {"/log": [*range(1, 10)]}
+                (group,) = await store.cursors.list("billing")
+                assert group.positions["/log"] == make_lsn(1, 10)
+
+        simulate(scenario)
+
+    def test_a_reset_has_a_member_begin_again_from_there(self) -> None:
+        """It read on, and its next save undid the reset."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                consumer = await store.consumer("billing", "log", "log2", member="one")
+                async with consumer:
+                    assert await drained(consumer) == {"/log": [*range(1, 10)]}
+                    await consumer.save()
+                    await store.cursors.save("billing", {"log": make_lsn(1, 8)}, reset=True)
+                    await fill(store, "log", 1, 10)
+                    await consumer.read(timeout_s=1)
+                    with pytest.raises(Fenced):
+                        await consumer.save()
+                    assert await drained(consumer, MEMBER_TTL_S) == {"/log": [8, 9, 10]}
+                (group,) = await store.cursors.list("billing")
+                assert group.positions["/log"] == make_lsn(1, 11)
+
+        simulate(scenario)
+
 
 class TestDealtWith:
     """What an application has asked on from is dealt with, and nothing else."""
@@ -423,6 +460,38 @@ class TestInherited:
                 assert await drained(first, 2 * BEGIN_AGAIN_S) == {theirs[0]: [4, 5]}
                 assert first.unhealthy == {}
                 await first.close()
+
+        simulate(scenario)
+
+    def test_two_calls_at_once_begin_it_once(self) -> None:
+        """The second one began it again where it was saved, behind what the first had given."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                await fill(store, "log", 9)
+                first = await other.consumer("billing", "log", member="first")
+                await first.start()
+                consumer = await store.consumer("billing", "log", member="second")
+                async with consumer:
+                    right, delays_s = consumer._reader._open, [3.0, 0.2]
+
+                    async def late(*asked: Any) -> ReadStream:
+                        await asyncio.sleep(delays_s.pop())
+                        return await right(*asked)
+
+                    consumer._reader._open = late
+                    found: list[int] = []
+
+                    async def work() -> None:
+                        while portion := await consumer.read(1, timeout_s=10):
+                            found.extend(int(each.value) for each in portion.records)
+                            await asyncio.sleep(0.5)
+
+                    working = [asyncio.create_task(work()) for _ in range(2)]
+                    await asyncio.sleep(1)
+                    await first.close()
+                    await asyncio.gather(*working)
+                    assert found == [*range(1, 10)]
 
         simulate(scenario)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.admin.consumer_calls import FORGOTTEN_MAX
-from cordwood.layout.message import SaveCursors
+from cordwood.layout.message import JoinConsumer, SaveCursors
 from cordwood.lsn import make_lsn
 from cordwood.metadata.consumers import LOGS_MAX
 
@@ -24,5 +26,23 @@ def test_logs_that_were_deleted_make_room_for_new_ones() -> None:
             assert positions["1"] == make_lsn(1, 2)
             assert positions["2"] == 7, "it is there"
             assert len(positions) == LOGS_MAX + 1 - FORGOTTEN_MAX
+
+    simulate(scenario)
+
+
+def test_deleted_logs_of_members_that_were_killed_make_room_too() -> None:
+    """With no member left to say that they are gone, no member could join any more, for good."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"1")
+            gone = [str(number) for number in range(1000, 1000 + LOGS_MAX)]
+            await store._ask(JoinConsumer("c", "killed", gone, 15_000))
+            await asyncio.sleep(16)
+            consumer = await store.consumer("c", "log", member="next")
+            async with consumer:
+                assert (await consumer.read(timeout_s=5)).records
+            (group,) = await store.cursors.list("c")
+            assert "killed" not in group.members
 
     simulate(scenario)

@@ -12,7 +12,7 @@ from cluster_at_hand import ClusterAtHand, simulate
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import REFRESH_S
 from cordwood.client.find.log_info import AnyLog
-from cordwood.client.read.read_stream import HEALTH_S
+from cordwood.client.read.read_stream import HEALTH_S, ReadStream
 from cordwood.client.read.reader import Reader
 from cordwood.client.store import Store
 from cordwood.errors import (
@@ -513,6 +513,63 @@ class TestPassingErrors:
                     await reader.deliver(accept)
                 await reader.deliver(accept)
                 assert sorted(found) == [1, 1, 2, 2, 3, 3]
+
+        simulate(scenario)
+
+    def test_a_log_that_is_stopped_while_it_is_sought_stays_stopped(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 3)
+                reader = await store.reader("log")
+                right = reader._open
+
+                async def late(*asked: Any) -> ReadStream:
+                    await asyncio.sleep(0.5)
+                    return await right(*asked)
+
+                reader._open = late
+                seeking = asyncio.create_task(reader.seek("log", at(1)))
+                await asyncio.sleep(0.1)
+                reader.stop("log")
+                with pytest.raises(BadSetting, match="stopped meanwhile"):
+                    await seeking
+                assert reader.logs == ()
+
+        simulate(scenario)
+
+    @pytest.mark.parametrize("meanwhile", ["seek", "stop", "read"])
+    def test_what_is_done_with_it_while_it_is_begun_again_stands(self, meanwhile: str) -> None:
+        """A seek was undone, a stopped log read on, and what another call had given came again."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 20)
+                reader = await store.reader("log", start=at(1), until=at(30))
+                assert numbers(await reader.read(20)) == [*range(1, 21)]
+                await fill(store, "log", 10)
+                reader._feed("log").stream.fail(Overloaded("no room for one more read stream"))
+                with pytest.raises(Overloaded):
+                    await reader.read()
+                right = reader._open
+
+                async def late(*asked: Any) -> ReadStream:
+                    await asyncio.sleep(0.5)
+                    return await right(*asked)
+
+                reader._open = late
+                reading = [asyncio.create_task(rest(reader))]
+                await asyncio.sleep(0.1)
+                if meanwhile == "stop":
+                    reader.stop("log")
+                elif meanwhile == "read":
+                    reading.append(asyncio.create_task(rest(reader)))
+                else:
+                    reader._open = right
+                    await reader.seek("log", at(11))
+                found = [number for task in reading for number in (await task)[0]]
+                wanted = {"seek": (1, 21), "stop": (0, 0), "read": (1, 11)}
+                assert sorted(found) == [*range(*wanted[meanwhile])]
+                assert reader.logs == (() if meanwhile == "stop" else ("log",))
 
         simulate(scenario)
 
