@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import cordwood
+from cordwood.block import Record
 from cordwood.cli.app import app
 from cordwood.cli.tier import _options
 from cordwood.errors import BadSetting
@@ -74,6 +75,19 @@ class TestUpload:
             b"later %d" % number for number in range(10)
         ]
         assert "are sound" in run("verify", "--store", objects)
+
+    @pytest.mark.parametrize("trimmed", [1, 3, 4])
+    def test_a_trim_inside_of_a_block_is_not_in_the_way(self, objects, data, trimmed):
+        """Every later upload ended with "comes next", until a trim ended where a block does."""
+        with cordwood.connect(str(data)) as store:
+            for part in range(2):
+                store.append_many("/orders", [b"%d %d" % (part, number) for number in range(4)])
+            records = [item for item in store.read("/orders") if isinstance(item, Record)]
+            store.trim("/orders", records[RECORDS + trimmed - 1].lsn)
+        run("upload", "/orders", "--store", objects, "-c", data)
+        assert "are sound" in run("verify", "--store", objects)
+        ((_, row),) = statuses(objects).items()
+        assert row["records"] == RECORDS + (4 if trimmed == 4 else 8)
 
     def test_large_logs_become_several_objects(self, tmp_path, data):
         with cordwood.connect(str(data)) as store:
