@@ -76,6 +76,24 @@ class TestUpload:
         ]
         assert "are sound" in run("verify", "--store", objects)
 
+    def test_the_log_of_another_cluster_is_kept_apart(self, objects, tmp_path):
+        """It has the same number. What lay below the end of the first one was left out."""
+        other = tmp_path / "other"
+        for _ in range(8):
+            with cordwood.connect(str(other)) as store:
+                store.append("/payments", b"another")
+        before = statuses(objects)
+        said = run("upload", "/payments", "--store", objects, "-c", other, ends_with=1)
+        assert "another log 1" in said
+        assert statuses(objects) == before
+        run("upload", "/payments", "--store", tmp_path / "apart", "-c", other)
+
+    def test_history_of_before_there_were_origins_goes_on(self, objects, data):
+        for origin in objects.rglob("origin"):
+            origin.unlink()
+        run("upload", "/orders", "--store", objects, "-c", data)
+        assert len([*objects.rglob("origin")]) == 1
+
     @pytest.mark.parametrize("trimmed", [1, 3, 4])
     def test_a_trim_inside_of_a_block_is_not_in_the_way(self, objects, data, trimmed):
         """Every later upload ended with "comes next", until a trim ended where a block does."""
