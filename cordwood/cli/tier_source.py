@@ -85,13 +85,17 @@ class LogSource:
 def _before(item: Item, follower: Item | None) -> Item | None:
     """An item as far as the next one leaves it; None for a gap of which nothing is left.
 
-    A trim may end inside of a block. Blocks are uploaded whole, so the gap ends before it.
+    A trim may end inside of a block. Blocks are uploaded whole, so the gap ends before it. Where
+    no block follows yet, nobody knows whether one will: the gap waits for the next upload.
     """
     if not _is_trim(item):
         return item
-    if follower is None or isinstance(follower, Gap) or follower[0].first > item.last:
-        return item
-    last = Lsn(follower[0].first - 1)
+    if follower is None:
+        return None
+    if isinstance(follower, Gap):
+        # It may be inside of the same block, and nothing is uploaded past it.
+        return None if follower.kind is GapKind.DATA_LOSS else item
+    last = min(item.last, Lsn(follower[0].first - 1))
     return Gap(item.first, last, item.kind) if last >= item.first else None
 
 

@@ -10,10 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 import cordwood
-from cordwood.block import Record
+from cordwood.block import Gap, GapKind, Record
 from cordwood.cli.app import app
 from cordwood.cli.tier import _options
+from cordwood.cli.tier_source import _before
 from cordwood.errors import BadSetting
+from cordwood.lsn import Lsn
 
 pytestmark = pytest.mark.real
 
@@ -106,6 +108,15 @@ class TestUpload:
         assert "are sound" in run("verify", "--store", objects)
         ((_, row),) = statuses(objects).items()
         assert row["records"] == RECORDS + (4 if trimmed == 4 else 8)
+
+    def test_a_trim_with_no_block_behind_it_waits_for_the_next_upload(self):
+        """The manifest would end inside of a block, and no upload could go on from there."""
+        trim = Gap(Lsn(7), Lsn(9), GapKind.TRIM)
+        assert _before(trim, None) is None
+        assert _before(trim, Gap(Lsn(10), Lsn(12), GapKind.DATA_LOSS)) is None
+        assert _before(trim, Gap(Lsn(10), Lsn(12), GapKind.BRIDGE)) == trim
+        hole = Gap(Lsn(7), Lsn(9), GapKind.HOLE)
+        assert _before(hole, None) == hole
 
     def test_large_logs_become_several_objects(self, tmp_path, data):
         with cordwood.connect(str(data)) as store:
