@@ -3,6 +3,8 @@
 A portion of lines is one atomic group of the producer: the log knows a repeat of it by its place,
 so a portion of unknown outcome is sent again until it is answered. The lines that are stored are
 always a prefix of the input, and a later run goes on behind it (`cordwood append --resume ID`).
+A run appends to one log, by its number: by the name, a repeat would go to another log where the
+first one was renamed meanwhile.
 
 Source: client/append/producer.py; protocol/producers.py (a repeat is answered with its place).
 """
@@ -22,6 +24,7 @@ from cordwood.errors import (
     OutcomeUnknown,
     OutOfSequence,
     Retryable,
+    UnknownLog,
     UnknownProducer,
 )
 
@@ -75,6 +78,7 @@ class LineAppends:
         self._left_to_skip = 0
         self._place: Producer | None = None
         self._log_id = 0
+        self._is_unsure = False
         self.producer = resume if resume is not None else 1 + secrets.randbelow(PRODUCER_MAX)
         self.stored = 0
         self.skipped = 0
@@ -125,6 +129,7 @@ class LineAppends:
             try:
                 lsns = self._send(lines, self.stored)
             except (OutcomeUnknown, Retryable) as error:
+                self._is_unsure |= error.is_outcome_unknown
                 if time.monotonic() + PAUSE_S > ends_s:
                     raise
                 if not is_told:
@@ -134,30 +139,44 @@ class LineAppends:
                 continue
             if is_told:
                 self._tell(f"{self._log} answers again")
+            self._is_unsure = False
             return lsns
 
     def _send(self, lines: Sequence[bytes], sequence: int) -> list[Lsn]:
         keys = None if self._key is None else [self._key] * len(lines)
         try:
             return self._store.append_many(
-                self._log, lines, keys=keys, producer=self._place_at(sequence), atomic=True
+                self._find_log() or self._log,
+                lines,
+                keys=keys,
+                producer=self._place_at(sequence),
+                atomic=True,
             )
         except CordwoodError:
             # A producer that met an error refuses to go on: the next try is a new one.
             self._place = None
             raise
 
+    def _find_log(self) -> int:
+        """The log's number; 0 where there is none yet, which the first append makes."""
+        if not self._log_id:
+            try:
+                self._log_id = self._store.log(self._log).log_id
+            except UnknownLog:
+                if self.stored or not self._is_new:
+                    raise
+        return self._log_id
+
     def _place_at(self, sequence: int) -> Producer:
         if self._place is None:
-            if sequence and not self._log_id:
-                self._log_id = self._store.log(self._log).log_id
             sequences = {self._log_id: sequence} if sequence else None
             self._place = Producer(self.producer, 0, sequences)
         return self._place
 
     def how_far(self, error: CordwoodError) -> str:
         """What to tell a person whose input ended with an error: what is stored, how to go on."""
-        is_unknown = error.is_outcome_unknown
+        # An earlier try of the same portion may have stored it, whatever the last one says.
+        is_unknown = error.is_outcome_unknown or self._is_unsure
         behind = "lines behind them may be stored too" if is_unknown else "no line behind them is"
         return (
             f"the first {self.stored} lines are stored, {behind}. To go on, run this again with "

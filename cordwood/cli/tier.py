@@ -88,8 +88,9 @@ def upload(
             info = await client.log(log)
             manifest = LogManifest(objects, info.log_id, host, "cordwood tier upload")
             uploader = LogUploader(
-                objects, manifest, host, info.log_id, info.name, object_bytes=object_mib * MIB
-            )
+                objects, manifest, host, info.log_id, info.name,
+                created_us=info.created_us, object_bytes=object_mib * MIB,
+            )  # fmt: skip
             async with LogSource(client, info.log_id, await uploader.next_lsn()) as source:
                 done = await uploader.run(source.items(), source.first)
         if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeGuard
 
 from cordwood.block import Gap, GapKind
 from cordwood.errors import BadSetting
@@ -55,10 +55,17 @@ class LogSource:
         Raises:
             BadSetting: the log was deleted, or may not be read any more.
         """
-        if self._held is not None:
-            yield self._held
-        while self._stream is not None and (item := await self._next()) is not None:
-            yield item
+        held = self._held
+        while self._stream is not None:
+            item = await self._next()
+            if _is_trim(held) and _is_trim(item):
+                held = Gap(held.first, item.last, GapKind.TRIM)  # it went on meanwhile
+                continue
+            if held is not None and (held := _before(held, item)) is not None:
+                yield held
+            held = item
+            if item is None:
+                return
 
     async def _next(self) -> Item | None:
         assert self._stream is not None
@@ -73,3 +80,24 @@ class LogSource:
         if taken.last != held.header.last:
             return None  # its end is not readable yet
         return held.header, held.stored.body
+
+
+def _before(item: Item, follower: Item | None) -> Item | None:
+    """An item as far as the next one leaves it; None for a gap of which nothing is left.
+
+    A trim may end inside of a block. Blocks are uploaded whole, so the gap ends before it. Where
+    no block follows yet, nobody knows whether one will: the gap waits for the next upload.
+    """
+    if not _is_trim(item):
+        return item
+    if follower is None:
+        return None
+    if isinstance(follower, Gap):
+        # It may be inside of the same block, and nothing is uploaded past it.
+        return None if follower.kind is GapKind.DATA_LOSS else item
+    last = min(item.last, Lsn(follower[0].first - 1))
+    return Gap(item.first, last, item.kind) if last >= item.first else None
+
+
+def _is_trim(item: Item | None) -> TypeGuard[Gap]:
+    return isinstance(item, Gap) and item.kind is GapKind.TRIM

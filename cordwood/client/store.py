@@ -145,7 +145,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
 
     async def append_many(
         self,
-        log: str,
+        log: AnyLog,
         values: Sequence[Buffer],
         *,
         keys: Sequence[bytes | None] | None = None,
@@ -159,6 +159,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         They are cut into blocks of the client's limits, each stored whole or not at all.
 
         Args:
+            log: its name; or its number, which is that log whatever its name is by then.
             atomic: all blocks of the call are one group: the records get LSNs that follow
                 one another, and are stored, acknowledged and shown to readers together or
                 not at all. Up to 64 MiB as stored, less on nodes with a small WAL.

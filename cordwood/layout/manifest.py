@@ -5,9 +5,9 @@
     cordwood head 1 1f3a90c2\\n            magic, what it is, version, CRC32C of all that follows
     [7, 812, 3, "node-2", …]              the fields of `tiered.Head`, in their order
 
-Pages say `page` in place of `head`. An entry is a list of 13, a reference to a page one of 14, in
-the order of their fields. The name of a log's own object follows from the entry, so it is left out
-(an empty text).
+Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
+was made. An entry is a list of 13, a reference to a page one of 14, in the order of their fields.
+The name of a log's own object follows from the entry, so it is left out (an empty text).
 
 A page's name is `pages/<level>-<first>-<last>-<fence>-<crc>.json`, in hexadecimal digits: 2, 16,
 16, 16 and 8 of them.
@@ -25,12 +25,12 @@ from crc32c import crc32c
 
 from cordwood.block import Buffer
 from cordwood.errors import ChecksumMismatch, Malformed
-from cordwood.layout.object_names import own_name, pages_prefix
+from cordwood.layout.object_names import origin_name, own_name, pages_prefix
 from cordwood.tiered import Entry, Head, Item, Page, PageRef, Trimmed
 
 VERSION = 1
 
-_LINE = re.compile(rb"cordwood (head|page) (\d{1,4}) ([0-9a-f]{8})\n")
+_LINE = re.compile(rb"cordwood (head|origin|page) (\d{1,4}) ([0-9a-f]{8})\n")
 _LINE_BYTES_MAX = 40
 _PAGE_NAME = re.compile(
     r"logs/([0-9a-f]{16})/pages/"
@@ -60,6 +60,24 @@ def unpack_head(data: Buffer) -> Head:
         tuple(_item(log, raw, level) for raw in items) for level, items in enumerate(raw_levels)
     )
     return Head(log, version, fence, holder, start, end, levels, tuple(trims))
+
+
+def pack_origin(log: int, created_us: int) -> bytes:
+    """Write when a log was made."""
+    return _framed(b"origin", [log, created_us])
+
+
+def unpack_origin(log: int, data: Buffer) -> int:
+    """When a log was made, µs since 1970 UTC.
+
+    Raises:
+        Corrupt: it is not what was written.
+    """
+    name = origin_name(log)
+    found, created_us = _unframed(data, b"origin", tuple[int, int], name)
+    if found != log:
+        raise Malformed(f"{name} is that of log {found}")
+    return int(created_us)
 
 
 def pack_page(log: int, page: Page) -> bytes:

@@ -3,6 +3,7 @@
 ::
 
     logs/0000000000000007/head                       the log's pointer
+    logs/0000000000000007/origin                     when the log was made
     logs/0000000000000007/pages/…                    pages of its manifest
     logs/0000000000000007/objects/<first>-<last>-<fence>-9f0a11c2.parquet
     shared/20261124/0f3a…e1-9f0a11c2.parquet         records of several logs
@@ -60,6 +61,11 @@ def log_prefix(log: int) -> str:
 def head_name(log: int) -> str:
     """A log's pointer."""
     return f"{log_prefix(log)}head"
+
+
+def origin_name(log: int) -> str:
+    """What tells a log from that of another cluster with the same number."""
+    return f"{log_prefix(log)}origin"
 
 
 def objects_prefix(log: int) -> str:

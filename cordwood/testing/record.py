@@ -278,7 +278,7 @@ class RecordedStore(_Store):
 
     async def append_many(
         self,
-        log: str,
+        log: AnyLog,
         values: Sequence[Buffer],
         *,
         keys: Sequence[bytes | None] | None = None,

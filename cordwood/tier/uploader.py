@@ -28,6 +28,7 @@ from cordwood.protocol.manifest import last_append_us
 from cordwood.protocol.tier_plan import OBJECT_BYTES
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.origin import check_origin, keep_origin
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class LogUploader:
         store: patient.
         manifest: the log's; its turn is taken by `begin`.
         name: the log's, for those who read objects without us.
+        created_us: when the log was made, which tells it from other clusters' logs; 0 if nobody
+            knows.
         object_bytes: bytes of bodies at which an object is closed.
     """
 
@@ -81,6 +84,7 @@ class LogUploader:
         log: int,
         name: str,
         *,
+        created_us: int = 0,
         object_bytes: int = OBJECT_BYTES,
     ) -> None:
         self._store = store
@@ -88,13 +92,20 @@ class LogUploader:
         self._host = host
         self._log = log
         self._name = name
+        self._created_us = created_us
         self._object_bytes = object_bytes
         self._done = Uploaded(0)
         self._writer: ObjectWriter | None = None
 
     async def next_lsn(self) -> int:
-        """Where the manifest ends; 0 if the log has none yet."""
+        """Where the manifest ends; 0 if the log has none yet.
+
+        Raises:
+            BadSetting: it is another cluster's log.
+        """
         head = await self._manifest.load()
+        if head is not None and self._created_us:
+            await check_origin(self._store, self._log, self._created_us)
         return head.end if head is not None else 0
 
     async def run(self, items: AsyncIterator[Item], first: int, fence: int = 0) -> Uploaded:
@@ -106,10 +117,13 @@ class LogUploader:
             fence: see `LogManifest.take_turn`.
         Raises:
             Fenced: another uploader has begun.
+            BadSetting: what the store has is another cluster's log.
             OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
             Corrupt: a block is damaged; what came before it stays committed.
         """
         head = await self._manifest.take_turn(first, fence)
+        if self._created_us:
+            await keep_origin(self._store, self._log, self._created_us)
         self._done = Uploaded(head.end)
         if head.end != first:
             return self._done  # another one went on meanwhile: what comes in is not what is next

@@ -10,7 +10,7 @@ import pytest
 import cordwood
 from cordwood.cli import line_appends
 from cordwood.cli.line_appends import LineAppends
-from cordwood.errors import BadSetting, OutcomeUnknown, Unreachable
+from cordwood.errors import BadSetting, OutcomeUnknown, UnknownLog, Unreachable
 
 LINES = [b"%d" % number for number in range(10)]
 
@@ -25,8 +25,8 @@ def lines_of(store, told=None, resume=None):
     return LineAppends(store, "log", None, resume, [].append if told is None else told.append)
 
 
-def values(store):
-    return [item.value for item in store.read("log", until="tail") if hasattr(item, "value")]
+def values(store, log="log"):
+    return [item.value for item in store.read(log, until="tail") if hasattr(item, "value")]
 
 
 class Faulty:
@@ -85,11 +85,62 @@ def test_a_run_that_failed_is_resumed_behind_what_it_stored(store, monkeypatch):
     assert values(store) == LINES
 
 
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_run_stays_with_its_log_whatever_the_name_leads_to(store, monkeypatch, is_made_again):
+    """A repeat by name ended with an error, and said that what the first try stored was not."""
+    monkeypatch.setattr(line_appends, "PAUSE_S", 0.0)
+
+    class Renaming(Faulty):
+        def append_many(self, *arguments, **columns):
+            try:
+                return super().append_many(*arguments, **columns)
+            except OutcomeUnknown:
+                self._store.log_tree.rename("log", "old")
+                if is_made_again:
+                    self._store.append("log", b"another")
+                raise
+
+    renaming = Renaming(store, errors=[], is_stored=True)
+    appends = lines_of(renaming)
+    appends.append(LINES[:3])
+    renaming._errors.append(OutcomeUnknown("the connection was lost"))
+    appends.append(LINES[3:6])
+    appends.append(LINES[6:])
+    assert values(store, "old") == LINES
+    if is_made_again:
+        assert values(store) == [b"another"]
+
+
+def test_what_an_earlier_try_may_have_stored_is_told_though_the_log_is_gone(store, monkeypatch):
+    monkeypatch.setattr(line_appends, "PAUSE_S", 0.0)
+
+    class Deleting(Faulty):
+        def append_many(self, *arguments, **columns):
+            try:
+                return super().append_many(*arguments, **columns)
+            except OutcomeUnknown:
+                self._store.log_tree.delete("log")
+                raise
+
+    deleting = Deleting(store, errors=[], is_stored=True)
+    appends = lines_of(deleting)
+    appends.append(LINES[:3])
+    deleting._errors.append(OutcomeUnknown("the connection was lost"))
+    with pytest.raises(UnknownLog) as caught:
+        appends.append(LINES[3:6])
+    assert "lines behind them may be stored too" in appends.how_far(caught.value)
+
+
 def test_a_run_that_the_log_does_not_know_is_not_resumed(store):
     store.append("log", b"of another writer")
     with pytest.raises(BadSetting, match="remembers no such run"):
         lines_of(store, resume=7).find_place()
     assert values(store) == [b"of another writer"]
+
+
+def test_a_run_on_a_log_that_is_not_there_is_not_resumed(store):
+    with pytest.raises(UnknownLog):
+        lines_of(store, resume=7).find_place()
 
 
 def test_large_portions_are_cut(store):

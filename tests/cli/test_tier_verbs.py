@@ -10,9 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 import cordwood
+from cordwood.block import Gap, GapKind, Record
 from cordwood.cli.app import app
 from cordwood.cli.tier import _options
+from cordwood.cli.tier_source import _before
 from cordwood.errors import BadSetting
+from cordwood.lsn import Lsn
 
 pytestmark = pytest.mark.real
 
@@ -74,6 +77,46 @@ class TestUpload:
             b"later %d" % number for number in range(10)
         ]
         assert "are sound" in run("verify", "--store", objects)
+
+    def test_the_log_of_another_cluster_is_kept_apart(self, objects, tmp_path):
+        """It has the same number. What lay below the end of the first one was left out."""
+        other = tmp_path / "other"
+        for _ in range(8):
+            with cordwood.connect(str(other)) as store:
+                store.append("/payments", b"another")
+        before = statuses(objects)
+        said = run("upload", "/payments", "--store", objects, "-c", other, ends_with=1)
+        assert "another log 1" in said
+        assert statuses(objects) == before
+        run("upload", "/payments", "--store", tmp_path / "apart", "-c", other)
+
+    def test_history_of_before_there_were_origins_goes_on(self, objects, data):
+        for origin in objects.rglob("origin"):
+            origin.unlink()
+        run("upload", "/orders", "--store", objects, "-c", data)
+        assert len([*objects.rglob("origin")]) == 1
+
+    @pytest.mark.parametrize("trimmed", [1, 3, 4])
+    def test_a_trim_inside_of_a_block_is_not_in_the_way(self, objects, data, trimmed):
+        """Every later upload ended with "comes next", until a trim ended where a block does."""
+        with cordwood.connect(str(data)) as store:
+            for part in range(2):
+                store.append_many("/orders", [b"%d %d" % (part, number) for number in range(4)])
+            records = [item for item in store.read("/orders") if isinstance(item, Record)]
+            store.trim("/orders", records[RECORDS + trimmed - 1].lsn)
+        run("upload", "/orders", "--store", objects, "-c", data)
+        assert "are sound" in run("verify", "--store", objects)
+        ((_, row),) = statuses(objects).items()
+        assert row["records"] == RECORDS + (4 if trimmed == 4 else 8)
+
+    def test_a_trim_with_no_block_behind_it_waits_for_the_next_upload(self):
+        """The manifest would end inside of a block, and no upload could go on from there."""
+        trim = Gap(Lsn(7), Lsn(9), GapKind.TRIM)
+        assert _before(trim, None) is None
+        assert _before(trim, Gap(Lsn(10), Lsn(12), GapKind.DATA_LOSS)) is None
+        assert _before(trim, Gap(Lsn(10), Lsn(12), GapKind.BRIDGE)) == trim
+        hole = Gap(Lsn(7), Lsn(9), GapKind.HOLE)
+        assert _before(hole, None) == hole
 
     def test_large_logs_become_several_objects(self, tmp_path, data):
         with cordwood.connect(str(data)) as store:

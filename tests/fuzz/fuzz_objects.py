@@ -41,6 +41,10 @@ def manifests(data: bytes) -> None:
     elif which == b"x":
         log, ref = manifest.parse_page_name(rest.decode("latin-1"))
         assert manifest.page_name(log, ref) == rest.decode("latin-1")
+    elif which == b"o":
+        text = b"cordwood origin 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
+        created_us = manifest.unpack_origin(LOG, text)
+        assert manifest.unpack_origin(LOG, manifest.pack_origin(LOG, created_us)) == created_us
     elif which == b"p":
         text = b"cordwood page 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
         page = manifest.unpack_page(LOG, text, _ref(text))

@@ -12,10 +12,12 @@ from cordwood.errors import ChecksumMismatch, Corrupt, Malformed
 from cordwood.layout.manifest import (
     object_name,
     pack_head,
+    pack_origin,
     pack_page,
     page_name,
     parse_page_name,
     unpack_head,
+    unpack_origin,
     unpack_page,
 )
 from cordwood.layout.object_names import own_name, parse_object_name, shared_name
@@ -161,3 +163,14 @@ class TestObjectNames:
         page = Page(0, (cut,))
         data = pack_page(7, page)
         assert unpack_page(7, data, ref_of(page, 1, crc32c(data), len(data))) == page
+
+
+def test_an_origin_is_read_as_it_was_written_and_no_damage_passes():
+    data = pack_origin(7, 1_790_000_000_000_000)
+    assert data == b"cordwood origin 1 25015693\n[7,1790000000000000]"
+    assert unpack_origin(7, data) == 1_790_000_000_000_000
+    with pytest.raises(Malformed, match="log 7"):
+        unpack_origin(8, data)
+    for damaged in (*bit_flips(data), *truncations(data)):
+        with pytest.raises(Corrupt):
+            unpack_origin(7, damaged)

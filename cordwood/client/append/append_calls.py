@@ -29,6 +29,7 @@ from cordwood.client.append.record_check import (
     to_us,
 )
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.find.log_info import AnyLog
 from cordwood.errors import CordwoodError, OutcomeUnknown, Overloaded
 from cordwood.lsn import Lsn
 from cordwood.settings import ClientSettings
@@ -46,7 +47,7 @@ class AppendCalls:
         self,
         appends: Appends,
         cluster: Cluster,
-        find: Callable[[str], Awaitable[LogInfo]],
+        find: Callable[[AnyLog], Awaitable[LogInfo]],
         settings: ClientSettings,
         now_us: Callable[[], int],
     ) -> None:
@@ -83,7 +84,7 @@ class AppendCalls:
 
     async def append_many(
         self,
-        log: str,
+        log: AnyLog,
         values: Sequence[Buffer],
         keys: Sequence[bytes | None] | None,
         timestamps: Sequence[Timestamp] | Timestamp | None,
@@ -159,7 +160,7 @@ class AppendCalls:
         return Columns(own_values(values), own_keys(keys), times_us, owned, sizes)
 
     async def append_group(
-        self, log: str, columns: Columns, producer: Producer | None
+        self, log: AnyLog, columns: Columns, producer: Producer | None
     ) -> list[Lsn]:
         """See `Store.append_many`, `atomic`."""
         if not columns.values:

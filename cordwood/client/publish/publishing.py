@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -158,7 +159,7 @@ class Publisher:
             _check_shares(shares, known.group_bytes_max, whole=whole)
             attempt, tries = known.attempt, tries + 1
             await self._pin(query, attempt, shares)
-            await self._check_there(shares)
+            shares = await self._check_there(shares)
             try:
                 with _unknown_from_here(query, batch):
                     known = await self._call(
@@ -191,38 +192,44 @@ class Publisher:
         assert isinstance(reply, PublicationReply), "publishing calls are answered with the query"
         return reply
 
-    async def _check_there(self, shares: Sequence[LogBlocks]) -> None:
+    async def _check_there(self, shares: list[LogBlocks]) -> list[LogBlocks]:
         """Look for the logs by number, past what the client remembers of their names.
 
         Blocks are staged for a number. A log that was deleted, and perhaps made again under its
         name, would take none of them after the commit, and the batch would count as published.
 
+        Returns:
+            The shares. Logs that had one name when their blocks were staged have their present
+            names: spans are told by name.
         Raises:
             UnknownLog: a log is gone; nothing is published.
         """
         timeout_s, gone = self._settings.timeout_s, list(shares)
+        names: dict[int, str] = {}
         if len(shares) <= LOOK_UPS_MAX:
             gone = []
             for share in shares:
                 try:
-                    await self._cluster.find_log(
+                    info = await self._cluster.find_log(
                         share.log, create=False, timeout_s=timeout_s, fresh=True
                     )
+                    names[share.log] = info.name
                 except UnknownLog:
                     gone.append(share)
         if not gone:
-            return
+            return _told_apart(shares, names)
         reply = await self._cluster.call_any(ListLogs("/"), timeout_s=timeout_s)
         assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
-        there = {each.log for each in reply.logs}
+        names |= {each.log: each.name for each in reply.logs}
         for share in gone:
-            if share.log not in there:
+            if share.log not in names:
                 self._cluster.forget_log(share.name)
                 raise UnknownLog(
                     f"{share.name} was deleted since these records were staged for it (it was log "
                     f"number {share.log}): nothing is published. Stage them again, for a log that "
                     "is there"
                 )
+        return _told_apart(shares, names)
 
     async def _pin(self, query: str, attempt: int, shares: Sequence[LogBlocks]) -> None:
         """Keep every copy of every block until the attempt is over.
@@ -416,6 +423,15 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
     if len(set(stages)) != len(stages):
         raise BadSetting("a staged block is named twice in one batch")
     return shares
+
+
+def _told_apart(shares: list[LogBlocks], names: Mapping[int, str]) -> list[LogBlocks]:
+    """Shares with one name get the names that their logs have now."""
+    count = Counter(share.name for share in shares)
+    return [
+        LogBlocks(share.log, names[share.log], share.blocks) if count[share.name] > 1 else share
+        for share in shares
+    ]
 
 
 def _check_shares(shares: Sequence[LogBlocks], group_bytes_max: int, *, whole: bool) -> None:

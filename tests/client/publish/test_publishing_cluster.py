@@ -540,3 +540,25 @@ def test_a_pin_that_was_answered_holds_whatever_the_sweep_was_doing(seed: int) -
 def test_errors_of_staging_are_the_documented_kinds() -> None:
     assert issubclass(StageExpired, CordwoodError)
     assert not issubclass(StageExpired, Retryable)
+
+
+def test_two_logs_that_had_one_name_have_a_span_each():
+    """Their blocks were staged before and after a rename. One of the spans was left out."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("x", b"old")
+            before = await store.stage("x", [b"1", b"2"])
+            await store.log_tree.rename("x", "y")
+            await store.append("x", b"new")
+            after = await store.stage("x", [b"3"])
+            done = await store.publish("q", 0, [before, after])
+            spans = {name: (str(first), str(last)) for name, (first, last) in done.spans.items()}
+            assert spans == {"/y": ("e1n2", "e1n3"), "/x": ("e1n2", "e1n2")}
+            assert await values(store, "y", until="tail") == [b"old", b"1", b"2"]
+            assert await values(store, "x", until="tail") == [b"new", b"3"]
+            told = await store.published("q")
+            assert told is not None
+            assert told.spans == done.spans
+
+    simulate(scenario)
