@@ -134,6 +134,9 @@ class _Member:
                 async with asyncio.timeout(self._patience_s()):
                     log, item = await anext(consumer)
             except TimeoutError:
+                if self._clients.stopping:
+                    # A member without a log waits in vain: forty times are longer than the drain.
+                    return
                 continue
             await self._work(log, (item,))
             if self._manners.random() < AT_WORK_SHARE:
