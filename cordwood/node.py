@@ -85,6 +85,7 @@ from cordwood.storage.push.read_rights import ReadRights
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub.scrub import Scrub
+from cordwood.storage.space.free_space import most_room
 from cordwood.storage.space.kept_bytes import KeptBytes
 from cordwood.storage.space.retention import Retention
 from cordwood.storage.space.space_watch import SpaceWatch
@@ -138,9 +139,8 @@ class Node:
         self._epochs = EpochStore(metadata)
         self._consumers = ConsumerCalls(Consumers(metadata), self._logs, host.clock.now_us)
         self._publications = Publications(
-            metadata, host.random.getrandbits, lambda: self._group_bytes_max
+            metadata, host.random.getrandbits, lambda: self._tools.settings.group_bytes_max
         )
-        self._group_bytes_max = settings.sequencer.group_bytes_max
         self._log_calls = LogCalls(
             self._logs,
             self._epochs,
@@ -223,7 +223,8 @@ class Node:
         self._staging = Staging(self._engine, host.clock.now_us)
         if self._engine.has_lost:
             await self._renew_seals()
-        member = await self._directory.claim(self._engine.reached)
+        self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
+        member = await self._directory.claim(self._engine.reached, self._room)
         self._incarnation = member.incarnation
         self._note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
@@ -331,25 +332,20 @@ class Node:
             self.host.random,
             self._on_gossip_tick,
         )
-        settings = self.settings.sequencer.fitted_to(self._engine.wal.record_bytes_max)
-        self._group_bytes_max = settings.group_bytes_max
+        settings = self.settings.sequencer.fitted_to(self._room)
         self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
-        tools = AppenderTools(
-            self._peers,
-            self._channel,
-            self._states,
-            StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s),
-            settings,
-            asyncio.get_running_loop().time,
-            self.host.random,
-        )
+        times = StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s)
+        self._tools = tools = AppenderTools(
+            self._peers, self._channel, self._states, times, settings,
+            asyncio.get_running_loop().time, self.host.random,
+        )  # fmt: skip
         recovery = RecoveryTools(
             self.host,
             self._peers,
             self._channel,
             self._digests,
             self._epochs,
-            settings.run_bytes,
+            lambda: tools.settings.run_bytes,
             lambda: self._gossip.silent,
             lambda: statuses_of(self._members.values()),
             self._read_statuses,
@@ -415,6 +411,8 @@ class Node:
         self._members = {member.node: member for member in members}
         self._engine.rebuilding = rebuilding = rebuilt_nodes(members)
         self._states.set_rebuilding(rebuilding)
+        self._tools.fit(members)
+        self._staging.block_bytes_max = self._tools.settings.block_bytes_max
         mine = self._members.get(self.settings.node)
         if mine is not None and self._note_storage(mine):
             self._on_space()

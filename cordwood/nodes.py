@@ -59,6 +59,7 @@ class Member:
         authority: what became of its data.
         read_only: an operator said that it stores nothing: it is sealed and read, also by
             recoveries. Its weight is 0 meanwhile.
+        room: bytes of the largest store that it ever takes; 0 if it did not say.
     """
 
     node: NodeId
@@ -68,6 +69,7 @@ class Member:
     weight: float = 1.0
     authority: Authority = Authority.FULLY_AUTHORITATIVE
     read_only: bool = False
+    room: int = 0
 
     def domain(self, scope: str) -> str:
         """Name the failure domain this node is in at `scope`, unique in the cluster.

@@ -75,9 +75,9 @@ class SequencerSettings:
         """
         return replace(
             self,
-            run_bytes=min(self.run_bytes, record_bytes_max // 8),
-            block_bytes_max=min(self.block_bytes_max, record_bytes_max * 5 // 8),
-            group_bytes_max=min(self.group_bytes_max, record_bytes_max),
+            run_bytes=min(self.run_bytes, max(1024, record_bytes_max // 8)),
+            block_bytes_max=min(self.block_bytes_max, max(1024, record_bytes_max * 5 // 8)),
+            group_bytes_max=min(self.group_bytes_max, max(1024, record_bytes_max)),
         )
 
 

@@ -59,6 +59,7 @@ class ClusterAtHand:
         running: the nodes that run, by number.
         weights: of nodes that start from now on, where it is not 1.
         locations: likewise, where it is not a rack of their own.
+        wals: likewise, bytes of the WAL where they are not `wal_bytes`.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class ClusterAtHand:
         make_tables: MakeTables = memory_tables,
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
+        wals: Mapping[int, int] | None = None,
     ) -> None:
         self.simulation = simulation
         self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
         self.running: dict[int, Node] = {}
         self.weights: dict[int, float] = {}
         self.locations: dict[int, str] = dict(locations or {})
+        self.wals: dict[int, int] = dict(wals or {})
         self.numbers = range(1, nodes + 1)
         self._replication = Replication(copies, racks)
         self._sequencer = sequencer or SequencerSettings()
@@ -160,7 +163,9 @@ class ClusterAtHand:
             create_logs=self._create_logs,
             refresh_s=0.5,
             sequencer=self._sequencer,
-            storage=self._storage,
+            storage=replace(
+                self._storage, wal_bytes=self.wals.get(number, self._storage.wal_bytes)
+            ),
         )
 
         async def main(host: Host) -> None:

@@ -109,7 +109,7 @@ class LineAppends:
         """Append lines; the LSNs of those that this run stored, in their order.
 
         Raises:
-            OutcomeUnknown: the log did not answer for PATIENCE_S.
+            OutcomeUnknown: the last portion was sent, and nobody answered whether it is stored.
             CordwoodError: they cannot be appended; none of this call's last portion is stored.
         """
         skip = min(self._left_to_skip, len(lines))
@@ -124,13 +124,20 @@ class LineAppends:
 
     def _until_answered(self, lines: Sequence[bytes]) -> list[Lsn]:
         ends_s = time.monotonic() + PATIENCE_S
-        is_told = False
+        is_told = is_unknown = False
         while True:
             try:
                 lsns = self._send(lines, self.stored)
-            except (OutcomeUnknown, Retryable) as error:
-                self._is_unsure |= error.is_outcome_unknown
-                if time.monotonic() + PAUSE_S > ends_s:
+            except CordwoodError as error:
+                # A later try that stored nothing says nothing about an earlier one.
+                is_unknown |= error.is_outcome_unknown or _is_behind(error)
+                self._is_unsure |= is_unknown
+                is_over = time.monotonic() + PAUSE_S > ends_s
+                if is_over or not isinstance(error, (OutcomeUnknown, Retryable)):
+                    if is_unknown and not error.is_outcome_unknown:
+                        raise OutcomeUnknown(
+                            f"an earlier try may have stored these lines; the last try: {error}"
+                        ) from error
                     raise
                 if not is_told:
                     self._tell(f"{self._log} does not answer, trying again: {error}")
@@ -182,3 +189,8 @@ class LineAppends:
             f"the first {self.stored} lines are stored, {behind}. To go on, run this again with "
             f"the same input from its first line and --resume {self.producer}"
         )
+
+
+def _is_behind(error: CordwoodError) -> bool:
+    """Whether the log has more of this producer: what an earlier run sent came late."""
+    return isinstance(error, OutOfSequence) and error.kind is Misplaced.STORED

@@ -81,6 +81,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     reached: Annotated[int, msgspec.Meta(ge=-1)] = -1
     authority: Authority = Authority.FULLY_AUTHORITATIVE
     read_only: bool = False
+    room: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Membership:
@@ -125,6 +126,7 @@ class Membership:
         claim: str = "",
         reached: int = -1,
         over: Collection[str] | None = None,
+        room: int = 0,
     ) -> Member:
         """Say that a node starts, and where. It has its disk, and says itself if that lost
         something: whatever was said of its data is over. If something was, it is UNAVAILABLE
@@ -137,6 +139,7 @@ class Membership:
             weight: share of new records, 0 to WEIGHT_MAX; 0 takes none.
             claim, reached: as `Claim`, of this start.
             over: claims that this one may follow; None for any.
+            room: as `Member.room`.
         Returns:
             The member; its incarnation is higher than any that it had.
         Raises:
@@ -161,7 +164,7 @@ class Membership:
             return msgspec.json.encode(
                 _Entry(
                     address, location, incarnation + 1, weight, claim, reached, authority,
-                    read_only,
+                    read_only, room,
                 )
             )  # fmt: skip
 
@@ -325,7 +328,7 @@ def _member(node_id: NodeId, value: bytes) -> Member:
     entry = _decode(node_id, value)
     return Member(
         node_id, entry.address, entry.location, entry.incarnation,
-        0.0 if entry.read_only else entry.weight, entry.authority, entry.read_only,
+        0.0 if entry.read_only else entry.weight, entry.authority, entry.read_only, entry.room,
     )  # fmt: skip
 
 

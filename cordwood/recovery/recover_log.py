@@ -71,7 +71,7 @@ class RecoveryTools:
     channel: StoreChannel
     digests: DigestReads
     epochs: EpochStore
-    run_bytes: int
+    run_bytes: Callable[[], int]
     silent: Callable[[], frozenset[NodeId]]
     statuses: Callable[[], Statuses]
     read_statuses: Callable[[], Awaitable[Statuses]]
@@ -173,7 +173,7 @@ async def recover_log(
             await _refuse_ended(log, unclean, found.over_by, tools)
         job = MendJob(
             log, epoch, found.lng, found.nodes, nodeset,
-            attainable(set(found.nodes), nodeset, replication), time_us, tools.run_bytes,
+            attainable(set(found.nodes), nodeset, replication), time_us, tools.run_bytes(),
             found.holders, attempt,
         )  # fmt: skip
         mend = found.digest.mend(is_authoritative=found.is_authoritative)

@@ -412,7 +412,8 @@ def _fault(entry: AppendEntry, settings: SequencerSettings) -> CordwoodError | N
     if entry.parts and entry.stored_bytes > settings.group_bytes_max:
         return RecordTooLarge(
             f"an atomic group of {entry.stored_bytes} bytes as stored; here it has at most "
-            f"{settings.group_bytes_max} (sequencer.group_bytes_max, and half of the WAL)"
+            f"{settings.group_bytes_max} (sequencer.group_bytes_max, and half of the smallest WAL "
+            "of the members)"
         )
     whole = (entry.stored_bytes, entry.stored_crc, entry.body)
     parts = [(part.stored_bytes, part.stored_crc, part.body) for part in entry.parts]

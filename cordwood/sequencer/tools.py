@@ -5,8 +5,10 @@ Source: CONTRIBUTING.md, "The idea" (what a room needs is passed to its construc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
+from cordwood.nodes import Authority, Member
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
 from cordwood.settings import SequencerSettings
@@ -15,7 +17,11 @@ from cordwood.wire.store_channel import StoreChannel
 
 
 class AppenderTools:
-    """The tools that all appenders of one node share."""
+    """The tools that all appenders of one node share.
+
+    Attributes:
+        settings: as given, and with what the smallest of the members can store.
+    """
 
     def __init__(
         self,
@@ -31,9 +37,23 @@ class AppenderTools:
         self.channel = channel
         self.states = states
         self.times = times
-        self.settings = settings
+        self.settings = self._given = settings
         self.now = now
         self.random = random
+
+    def fit(self, members: Iterable[Member]) -> None:
+        """Number nothing that a member could never store.
+
+        Trap: a node's own WAL says nothing about the others. What one of a log's nodes has no
+        room for is refused in every wave, and everything behind it waits: so did each next
+        sequencer, whose recovery stored it again.
+        """
+        rooms = [
+            each.room
+            for each in members
+            if each.room and each.authority is not Authority.UNDER_REPLICATED
+        ]
+        self.settings = self._given.fitted_to(min(rooms)) if rooms else self._given
 
 
 class Clock(Protocol):

@@ -130,7 +130,7 @@ class _Member:
         """Loop over some items, and leave the loop with one in hand."""
         for _ in range(self._manners.randint(1, LOOP_ITEMS_MAX)):
             if self._clients.stopping:
-                return  # of a log at its end each turn waits for LOOK_S, in all for over a minute
+                return  # each item of a log at its end waits for LOOK_S: forty outlast the drain
             self._dealt_with()
             try:
                 async with asyncio.timeout(self._patience_s()):

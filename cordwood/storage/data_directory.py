@@ -208,13 +208,14 @@ class DataDirectory:
 
     # ---- claiming ----
 
-    async def claim(self, reached: int) -> Member:
+    async def claim(self, reached: int, room: int = 0) -> Member:
         """Register this start; from then on every older copy of the directory is noticed.
 
         Call it once it is durable what this start lacks of what `reached` promised.
 
         Args:
             reached: WAL offset of the last record there is here, -1 for none.
+            room: as `Member.room`.
         Raises:
             NotOurCluster: another start from elsewhere came in between.
             CordwoodError: the metadata store cannot be used.
@@ -231,6 +232,7 @@ class DataDirectory:
             claim=self._name,
             reached=reached,
             over=claims,
+            room=room,
         )
         self.reached = reached
         if self.word:

@@ -10,7 +10,7 @@ import pytest
 import cordwood
 from cordwood.cli import line_appends
 from cordwood.cli.line_appends import LineAppends
-from cordwood.errors import BadSetting, OutcomeUnknown, UnknownLog, Unreachable
+from cordwood.errors import BadSetting, OutcomeUnknown, TokenFenced, UnknownLog, Unreachable
 
 LINES = [b"%d" % number for number in range(10)]
 
@@ -46,6 +46,19 @@ class Faulty:
         if self._is_stored:
             self._store.append_many(*arguments, **columns)
         raise self._errors.pop()
+
+
+class Waits:
+    """A clock on which the first pause uses up all patience."""
+
+    def __init__(self):
+        self._now = 0.0
+
+    def monotonic(self):
+        return self._now
+
+    def sleep(self, _):
+        self._now += line_appends.PATIENCE_S
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
@@ -126,9 +139,46 @@ def test_what_an_earlier_try_may_have_stored_is_told_though_the_log_is_gone(stor
     appends = lines_of(deleting)
     appends.append(LINES[:3])
     deleting._errors.append(OutcomeUnknown("the connection was lost"))
-    with pytest.raises(UnknownLog) as caught:
+    with pytest.raises(OutcomeUnknown, match="earlier try may have stored") as caught:
         appends.append(LINES[3:6])
     assert "lines behind them may be stored too" in appends.how_far(caught.value)
+
+
+@pytest.mark.parametrize("last", [Unreachable("no node is up"), TokenFenced("a higher token")])
+def test_a_portion_that_may_be_stored_is_told_so_whatever_a_later_try_ends_with(
+    store, monkeypatch, last
+):
+    """The first try was stored, and its answer lost. Then no node was up, which is an error that
+    stored nothing: the command said that no line behind the acknowledged ones is stored."""
+    monkeypatch.setattr(line_appends, "time", Waits())
+    faulty = Faulty(store, errors=[], is_stored=True)
+    appends = lines_of(faulty)
+    appends.append(LINES[:3])
+    faulty._errors += [last, OutcomeUnknown("the connection was lost")]
+    appends._tell = lambda _: setattr(faulty, "_is_stored", False)
+    with pytest.raises(OutcomeUnknown) as caught:
+        appends.append(LINES[3:5])
+    assert str(last) in str(caught.value)
+    said = appends.how_far(caught.value)
+    assert said.startswith("the first 3 lines are stored, lines behind them may be stored too")
+    assert values(store) == LINES[:5]
+
+
+def test_lines_of_an_earlier_run_that_come_late_are_told_of(store):
+    """The second run cut other portions, and said that no line behind the first three is stored."""
+    first = lines_of(store)
+    first.append(LINES[:3])
+    second = lines_of(store, resume=first.producer)
+    second.find_place()
+    first.append(LINES[3:7])
+    second.append(LINES[:3])
+    with pytest.raises(OutcomeUnknown, match="given out before, up to 6") as caught:
+        second.append(LINES[3:5])
+    assert "lines behind them may be stored too" in second.how_far(caught.value)
+    third = lines_of(store, resume=first.producer)
+    third.find_place()
+    third.append(LINES)
+    assert values(store) == LINES
 
 
 def test_a_run_that_the_log_does_not_know_is_not_resumed(store):

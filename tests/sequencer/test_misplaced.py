@@ -115,7 +115,8 @@ def test_a_batch_is_not_published_while_its_last_group_is_in_flight(
             first.cancel()
             cut_off(cluster, "client-1")
             for node in cluster.running.values():
-                node._group_bytes_max = 4096  # as of a node with a smaller WAL
+                # As of a node with a smaller WAL.
+                node._publications._group_bytes_max = lambda: 4096
             second = asyncio.ensure_future(two.publish("q", 0, [], whole=False))
             await asyncio.sleep(0.5)
             assert not second.done()

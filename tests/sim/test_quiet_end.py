@@ -95,3 +95,19 @@ def test_a_run_counts_that_loses_what_its_logs_need_to_go_on():
         outcome = run_seed(1, options)
     assert outcome.violations == ()
     assert outcome.invalid == ()
+
+
+@pytest.mark.parametrize("seed", [7, 10])
+def test_a_member_without_a_log_hears_of_the_end_of_the_run(seed):
+    """Seed 4400109. One log and three members: a member looped over the items of no log, forty
+    times 2.5 s, and the run was taken for stuck."""
+    options = RunOptions(
+        plan=(),
+        length_s=5.0,
+        workload=WorkloadOptions(producers=1, readers=0, members=3, lanes=1, pause_s=0.3),
+        must_count=False,
+    )
+    with quiet_run():
+        outcome = run_seed(seed, options)
+    assert outcome.violations == ()
+    assert outcome.simulated_s < 40

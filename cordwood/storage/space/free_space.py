@@ -27,6 +27,14 @@ def first_wave_space(wal_capacity: int, wal_used: int, cache_bytes: int, cached:
     return max(0, min(limit - wal_used, cache_bytes - cached))
 
 
+def most_room(record_bytes_max: int, cache_bytes: int) -> int:
+    """Bytes of the largest store that a node ever takes: a WAL record, and what its cache holds.
+
+    An eighth of the cache is left for the headers of a group, whose bodies are as large as that.
+    """
+    return min(record_bytes_max, cache_bytes * 7 // 8)
+
+
 def cache_takes(cache_bytes: int, cached: int, size: int, *, by_recovery: bool) -> bool:
     """Whether the cache has space for a store of `size` bytes that is no first wave.
 

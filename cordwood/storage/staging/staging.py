@@ -20,7 +20,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from cordwood.block import Buffer
-from cordwood.errors import ChecksumMismatch, Overloaded, StageExpired
+from cordwood.errors import ChecksumMismatch, Overloaded, RecordTooLarge, StageExpired
 from cordwood.layout.engine_record import RecordKind, StagingRecord
 from cordwood.layout.message import DoneReply
 from cordwood.layout.message_staging import (
@@ -48,6 +48,9 @@ from cordwood.storage.staging.staged_index import Pin, StagedIndex
 STAGED_BYTES_MAX = 8 << 30
 """Bodies that a node keeps staged: a batch of a gigabyte, of several queries, some times over."""
 
+STAGED_BLOCK_BYTES_MAX = 6 << 20
+"""A body, until the node knows the smallest WAL of the members: as an append's."""
+
 
 class Pinned(NamedTuple):
     """Blocks that one attempt of a query has pinned."""
@@ -58,13 +61,18 @@ class Pinned(NamedTuple):
 
 
 class Staging:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        block_bytes_max: the largest body that sequencers take.
+    """
 
     def __init__(self, engine: StorageEngine, now_us: Callable[[], int]) -> None:
         """
         Args:
             now_us: µs since 1970 UTC.
         """
+        self.block_bytes_max = STAGED_BLOCK_BYTES_MAX
         self._engine = engine
         self._now_us = now_us
         # In the WAL and not durable yet. What is being pinned must not go, and what goes must
@@ -99,8 +107,15 @@ class Staging:
         Raises:
             ChecksumMismatch: it arrived damaged.
             Overloaded: there is no room for it.
+            RecordTooLarge: no append would take it.
             StageExpired: another block has this id.
         """
+        if len(call.body) > self.block_bytes_max:
+            # Trap: it could be committed and then never be appended, and the query would stop.
+            raise RecordTooLarge(
+                f"a staged block has at most {self.block_bytes_max} bytes as stored on nodes with "
+                "WALs and caches of this size: stage with a lower block_bytes"
+            )
         expires_us = self._now_us() + call.ttl_ms * 1000
         head = StagedHead(
             call.stage, call.log, expires_us, call.records, len(call.body), call.raw_bytes,
