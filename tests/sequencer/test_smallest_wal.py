@@ -35,9 +35,9 @@ def test_a_log_takes_on_appends_where_one_was_too_large_for_its_smallest_node(ki
                 await append(store, 800_000, kind)
             await append(store, 200_000, kind)
             await store.append("a", b"behind it")
-            ruler = cluster.sequencer_of(1)
-            cluster.kill(ruler)
-            await cluster.start(ruler)
+            sequencer = cluster.sequencer_of(1)
+            cluster.kill(sequencer)
+            await cluster.start(sequencer)
             assert (await values(store, "a"))[-1] == b"behind it"
 
     simulate(scenario, wal_bytes=LARGE, wals=SMALL)

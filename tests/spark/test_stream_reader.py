@@ -672,7 +672,7 @@ class TestNames:
         if fails == "true":
             # Between the look whether it is there and the plan.
             with pytest.raises(DataLoss, match=f"log={number} .*type=LOG_GONE"):
-                reader._watch.runs(number, OLDEST, 9 << 32)
+                reader._catalog.runs(number, OLDEST, 9 << 32)
             return
         end = stored(reader.latestOffset(start, ReadMaxBytes(1 << 30)))
         assert values(reader, reader.partitions(start, end)) == numbers(20, 25)
@@ -788,7 +788,7 @@ def wait_until_gone(reader: CordwoodStreamReader, number: int) -> None:
     ends = time.monotonic() + 20.0
     while time.monotonic() < ends:
         try:
-            reader._watch.store.epoch_end(number, 1)
+            reader._catalog.store.epoch_end(number, 1)
         except UnknownLog:
             return
     pytest.fail("nobody hears of the deletion")
