@@ -33,6 +33,7 @@ def test_a_record_whose_other_holder_lost_it_is_kept(
             cluster.kill(absent)
             await asyncio.sleep(5)
             await store.append("log", b"1")
+            await asyncio.sleep(1)  # what the new epoch writes beside records is written by then
             cluster.machine(rotten).disk.lose_writes(path="/node/wal")
             last = await store.append("log", b"2")
             await store.append("other", b"behind it")

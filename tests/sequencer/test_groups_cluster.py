@@ -125,7 +125,7 @@ def test_a_group_over_a_limit_is_refused_and_nothing_is_stored() -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
             await store.append("log", b"before")
-            with pytest.raises(RecordTooLarge, match="half of the WAL"):
+            with pytest.raises(RecordTooLarge, match="half of the smallest WAL"):
                 await store.append_many("log", [bytes(MIB // 2)] * 8, atomic=True)
             with pytest.raises(RecordTooLarge, match=str(GROUP_BYTES_MAX)):
                 await store.append_many("log", [bytes(MIB)] * 65, atomic=True)

@@ -438,8 +438,8 @@ def _claimed_before_it_is_written() -> Plant:
     async def not_yet(self: DataDirectory, claims: tuple[str, ...]) -> None:
         self._late_claims = claims  # type: ignore[attr-defined]
 
-    async def claim_first(self: DataDirectory, reached: int) -> Member:
-        member = await claim(self, reached)
+    async def claim_first(self: DataDirectory, reached: int, room: int = 0) -> Member:
+        member = await claim(self, reached, room)
         await write(self, self._late_claims)  # type: ignore[attr-defined]
         return member
 
