@@ -81,6 +81,15 @@ class MemoryData:
         self._late: list[LateWrite] = []
         self._news = asyncio.Event()
 
+    def copy(self) -> MemoryData:
+        """What a store holds that starts from this instant: the writes under way too, but not
+        the watches, which wait in the loop that began them."""
+        twin = MemoryData()
+        twin.values = dict(self.values)
+        twin.last_version = self.last_version
+        twin._late = list(self._late)
+        return twin
+
     def listed(self, prefix: str) -> list[tuple[str, Versioned]]:
         """Keys that begin with `prefix`, sorted."""
         return [(key, self.values[key]) for key in sorted(self.values) if key.startswith(prefix)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import random
 
 import pytest
@@ -170,6 +171,26 @@ class TestLostAnswers:
             assert await memory.list("") == []
 
         run_patiently(main())
+
+
+def test_a_copy_holds_what_was_stored_and_no_watches():
+    """A crash leaves what the store held, while a watch of the life before still waits."""
+
+    async def main() -> None:
+        memory = MemoryMetadata(random.Random(1))
+        assert await memory.compare_and_set("a", b"1", 0) == 1
+        waiting = asyncio.create_task(memory.data.wait_news(math.inf))
+        await asyncio.sleep(1.0)
+        twin = memory.data.copy()
+        assert twin.compare_and_set("a", b"2", 1) == 2
+        assert memory.data.listed("") == [("a", Versioned(b"1", 1))]
+        assert not waiting.done()
+        twin.put_off(LateWrite(5.0, "b", b"", 0))
+        assert memory.data.take_due(9.0) == []
+        memory.data.tell_watches()
+        await waiting
+
+    run_patiently(main())
 
 
 def test_one_seed_gives_one_run():

@@ -13,7 +13,6 @@ Source: `node`; docs/sources/reliability.md §3 (S17), §5.4.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -67,12 +66,12 @@ class _MarkingMetadata(MemoryMetadata):
     """Marks what it holds after each change: the next life's store starts from there."""
 
     def __init__(self, chance: random.Random, data: MemoryData, log: DiskLog) -> None:
-        super().__init__(chance, copy.deepcopy(data))
+        super().__init__(chance, data.copy())
         self._log = log
 
     async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
         version = await super().compare_and_set(key, value, expected)
-        self._log.promise(Agreed(copy.deepcopy(self.data)))
+        self._log.promise(Agreed(self.data.copy()))
         return version
 
 
