@@ -13,6 +13,7 @@ search").
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from cordwood.block import BlockHeader, BlockKind
 from cordwood.errors import Retryable
@@ -24,6 +25,7 @@ from cordwood.layout.log_questions import (
     SizeReply,
     TimeReply,
 )
+from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.protocol.log_position import Part, bytes_between
@@ -31,6 +33,7 @@ from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.logs_db.index_search import last_header, search
 from cordwood.storage.logs_db.partition import Part as WantedPart
+from cordwood.storage.logs_db.partition import Partition
 
 HEADS_AT_ONCE = 64
 """Blocks looked at in one read for the first record: recovery's marks come in small numbers."""
@@ -140,18 +143,30 @@ class LogSearch:
 
     async def _last_record(self, log: int, held: CachedLog, until: int) -> BlockHeader | None:
         """The last block with records up to `until`."""
+        found: BlockHeader | None = None
         for block in reversed(held.blocks):
             if block.header.kind == BlockKind.DATA and block.header.first <= until:
-                return block.header
-        for partition, entry in reversed(await self._engine.logs.directory(log)):
+                found = block.header
+                break
+        # Trap: a recovery stores the end of its epoch when later epochs may be in LogsDB already.
+        for partition, entry in _by_last(await self._engine.logs.directory(log)):
+            if found is not None and entry.last <= found.last:
+                break
             if entry.first > until:
                 continue
             header = await last_header(
                 self._engine.logs.tables, partition, log, entry, held.counts, until
             )
-            if header is not None:
-                return header
-        return None
+            if header is not None and (found is None or header.last > found.last):
+                found = header
+        return found
+
+
+def _by_last(
+    parts: Sequence[tuple[Partition, DirectoryEntry]],
+) -> list[tuple[Partition, DirectoryEntry]]:
+    """A log's parts of partitions, the one that reaches furthest first."""
+    return sorted(parts, key=lambda each: each[1].last, reverse=True)
 
 
 def _in_cache(held: CachedLog, time_us: int) -> tuple[int, int]:
