@@ -31,7 +31,7 @@ from cordwood.lsn import LSN_MAX
 from cordwood.protocol.log_position import Part, bytes_between
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
-from cordwood.storage.logs_db.index_search import last_header, search
+from cordwood.storage.logs_db.index_search import last_counted, last_header, search
 from cordwood.storage.logs_db.partition import Part as WantedPart
 from cordwood.storage.logs_db.partition import Partition
 
@@ -53,22 +53,26 @@ class LogSearch:
         """
         held = self._known(ask.log, ask.until)
         before, at = _in_cache(held, ask.time_us)
+        tables, older = self._engine.logs.tables, []
         for partition, entry in await self._engine.logs.directory(ask.log):
             if entry.last_us < ask.time_us:
-                before = max(before, entry.last)
+                older.append((partition, entry))
             elif not ask.is_exact:
                 at = min(at, entry.first)
             elif entry.first < at:
                 # Where it begins as late as that it may still be by a bridge's time.
-                older, later = await search(
-                    self._engine.logs.tables,
-                    partition,
-                    ask.log,
-                    entry,
-                    held.counts,
+                below, later = await search(
+                    tables, partition, ask.log, entry, held.counts,
                     lambda header: header.append_time_us < ask.time_us,
-                )
-                before, at = max(before, older), min(at, later)
+                )  # fmt: skip
+                before, at = max(before, below), min(at, later)
+        for partition, entry in _by_last(older):
+            if entry.last <= max(before, held.trim):
+                break
+            # Trap: the last one may be the bridge of a recovery that another one overtook. What
+            # stands in its place elsewhere may be younger.
+            counted = await last_counted(tables, partition, ask.log, entry, held.counts)
+            before = max(before, counted)
         before = max(held.trim, min(before, ask.until))
         at = max(at, held.trim + 1)
         return TimeReply(held.trim, before, at if at <= ask.until else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from made_blocks import Made, at, packed, run, turns
 
+from cordwood.block import BlockKind
 from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent, AskTime
 from cordwood.storage.log_search import LogSearch
@@ -91,6 +92,24 @@ def test_who_slept_through_a_recovery_does_not_answer_for_its_epoch() -> None:
                 await ask
         await made.engine.purge(LOG, 1, seal=2, lng=at(2))
         assert (await search.find_time(AskTime(LOG, 50, at(1, 2), True))).at == 0
+
+    run(scenario)
+
+
+def test_a_bridge_that_does_not_count_says_nothing_of_the_time() -> None:
+    """Another recovery kept the third record, which other nodes hold. Where this node alone
+    answered, reading began behind that record."""
+
+    async def scenario() -> None:
+        made = await Made.new()
+        for lsn, time_us in ((at(1), 10), (at(2), 20)):
+            made.store(packed(lsn, time_us=time_us, lng=at(1)))
+        await made.engine.seal(LOG, 2, 0)
+        made.store(packed(at(3), kind=BlockKind.BRIDGE, time_us=20, seal=2), seal=2)
+        await flush(made)
+        await made.engine.purge(LOG, 1, seal=3, lng=at(2))
+        reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
+        assert (reply.before, reply.at) == (at(2), 0)
 
     run(scenario)
 
