@@ -138,10 +138,16 @@ class LogSearch:
             run = await self._engine.reader.read(
                 log, start, until, note, bytes_max=1 << 20, blocks_max=HEADS_AT_ONCE
             )
-            if run.damaged and not (found and found[0].last < run.damaged[0][0]):
-                raise Retryable(f"this node cannot read log {log} at {run.damaged[0][0]}")
-            if found:
-                return min(found, key=lambda header: header.first)
+            # Trap: the cache may have been searched further than LogsDB was read.
+            read = (header for header in found if header.first < run.next)
+            first = min(read, key=lambda header: header.first, default=None)
+            if run.damaged:
+                damaged = min(run.damaged)[0]
+                if first is None or first.last >= damaged:
+                    raise Retryable(f"this node cannot read log {log} at {damaged}")
+            if first is not None:
+                return first
+            found.clear()
             start = max(run.next, start + 1)
         return None
 

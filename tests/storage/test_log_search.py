@@ -131,3 +131,25 @@ def test_what_recovery_stores_late_is_not_the_last_record() -> None:
         assert (reply.first, reply.last, reply.last_us) == (at(1), at(2, 2), 30)
 
     run(scenario)
+
+
+def test_the_first_record_may_stand_behind_many_bridges_in_logs_db() -> None:
+    """A read of LogsDB ended at the bridges of epochs without a record, and the cache was searched
+    to its end: a record there was named, and not the first one behind the bridges."""
+
+    async def scenario() -> None:
+        made = await Made.new()
+        for epoch in range(1, 70):
+            made.store(packed(at(1, epoch), kind=BlockKind.BRIDGE, time_us=10))
+        made.store(packed(at(1, 70), time_us=20))
+        await flush(made)
+        made.store(packed(at(2, 70), time_us=30, lng=at(1, 70)))
+        await turns()
+        await made.engine.purge(LOG, 69, seal=0, lng=0)
+        held = made.engine.cache.log(LOG)
+        for epoch in held.unclean_epochs(70):
+            await made.engine.purge(LOG, epoch, seal=epoch + 1, lng=at(1, epoch))
+        reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(2, 70)))
+        assert (reply.first, reply.last) == (at(1, 70), at(2, 70))
+
+    run(scenario)
