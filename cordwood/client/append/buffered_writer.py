@@ -483,19 +483,25 @@ class BufferedWriter:
         producer = lane.producer
         sent: deque[tuple[_Gathered, asyncio.Future[Lsn]]] = deque()
         again: list[_Gathered] = []
-        while sent or (lane.queue and not again):
-            while lane.queue and not again and len(sent) < STREAM_BLOCKS:
+        is_over = False
+        while sent or (lane.queue and not is_over):
+            while lane.queue and not is_over and len(sent) < STREAM_BLOCKS:
                 gathered = lane.queue.popleft()
                 try:
-                    sent.append((gathered, await self._submit(lane, gathered, producer)))
+                    answer = await self._submit(lane, gathered, producer)
                 except CordwoodError as error:
-                    self._end_stream(lane, producer, gathered, error, again)
-            if sent:
-                gathered, answer = sent.popleft()
-                try:
-                    self._succeed(lane, gathered, await answer)
-                except CordwoodError as error:
-                    self._end_stream(lane, producer, gathered, error, again)
+                    # Told in its turn: blocks ahead of it may come back as well, and go first.
+                    is_over = True
+                    answer = self._appends.loop.create_future()
+                    answer.set_exception(error)
+                    answer.exception()  # it is cancelled unseen where the writer ends first
+                sent.append((gathered, answer))
+            gathered, answer = sent.popleft()
+            try:
+                self._succeed(lane, gathered, await answer)
+            except CordwoodError as error:
+                is_over = True
+                self._end_stream(lane, producer, gathered, error, again)
         if again:
             lane.queue.extendleft(reversed(again))
             await self._pause(again[0])

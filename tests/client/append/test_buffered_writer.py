@@ -23,6 +23,7 @@ from cordwood.errors import (
     Retryable,
     UnknownLog,
 )
+from cordwood.settings import MIB
 
 LOG = 1
 
@@ -287,3 +288,22 @@ def test_a_stream_stores_each_record_once_and_in_order_whatever_dies(seed: int) 
             assert [record.lsn for record in found] == [lsn for _, lsn in acked]
 
     simulate(scenario, nodes=5, seed=seed)
+
+
+def test_a_stream_keeps_its_order_behind_a_block_that_no_node_takes() -> None:
+    """A block that was cut while the others came back went in front of them."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        options = WriterOptions(mode=WriteMode.STREAM, size_trigger_bytes=1, compression="none")
+        async with cluster.client(codec="none") as store:
+            async with store.buffered_writer(options) as writer:
+                refused = writer.append_nowait("log", bytes(900_000))
+                futures = [writer.append_nowait("log", b"%d" % at) for at in range(12)]
+                await writer.flush()
+            with pytest.raises(RecordTooLarge):
+                refused.result()
+            lsns = [future.result() for future in futures]
+            assert lsns == sorted(lsns)
+            assert [int(v) for v in await values(store, "log")] == list(range(12))
+
+    simulate(scenario, wal_bytes=16 * MIB, wals={3: MIB})
