@@ -194,21 +194,25 @@ def save(
                 f"{log} stands at {group.positions[log]}; going back to {lsn} takes a reset"
             )
     if reset:
-        group = _read_anew(group, positions)
+        group = _read_anew(group, positions, expected or {})
     return replace(group, positions={**group.positions, **positions})
 
 
-def _read_anew(group: Group, positions: Mapping[str, int]) -> Group:
+def _read_anew(group: Group, positions: Mapping[str, int], expected: Mapping[str, int]) -> Group:
     """Have members begin the logs again that are reset: a member that read on would undo the reset
     with its next save.
 
-    A reset that changes nothing may be the second try of a call, and stops no member.
+    A reset that changes nothing may be the second try of a call, and stops no member. If the caller
+    expected the very position that it sets, the call means just that: the member has read on since
+    its last save.
     """
     now = group.generation + 1
     anew = {
         log: replace(own, since=now)
         for log, own in group.owners.items()
-        if own.member and log in positions and positions[log] != group.positions.get(log, 0)
+        if own.member
+        and log in positions
+        and (positions[log] != group.positions.get(log, 0) or positions[log] == expected.get(log))
     }
     if not anew:
         return group

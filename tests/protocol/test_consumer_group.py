@@ -201,6 +201,10 @@ class TestSaving:
         assert save(back, {log: 60}, member="m1", generation=back.generation).positions[log] == 60
         assert save(back, {other: 5}, member="m2", generation=known).positions[other] == 5
         assert save(back, {log: 1}, reset=True) == back, "the second try of a call"
+        assert save(back, {log: 1}, expected={log: 50}, reset=True) == back, "likewise"
+        again = save(back, {log: 1}, expected={log: 1}, reset=True)
+        with pytest.raises(Fenced, match="since generation"):
+            save(again, {log: 60}, member="m1", generation=back.generation)
         assert save(group, {"none": 1}, reset=True).generation == known
 
     @pytest.mark.parametrize(

@@ -307,6 +307,24 @@ class TestMembers:
 
         simulate(scenario)
 
+    def test_a_reset_to_where_it_was_saved_takes_back_what_was_read_since(self) -> None:
+        """It was answered as done, and the member's next save passed what it had read."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                for at, first in ((0, 1), (make_lsn(1, 3), 3)):
+                    async with await store.consumer("billing", "log", member="one") as consumer:
+                        assert await consumer.read(timeout_s=1)
+                        await store.cursors.save("billing", {"log": at}, reset=True)
+                        with pytest.raises(Fenced):
+                            await consumer.save()
+                        found = (await drained(consumer, MEMBER_TTL_S))["/log"]
+                        assert found[-(10 - first) :] == [*range(first, 10)]
+                    await store.cursors.save("billing", {"log": make_lsn(1, 3)}, reset=True)
+
+        simulate(scenario)
+
 
 class TestDealtWith:
     """What an application has asked on from is dealt with, and nothing else."""
