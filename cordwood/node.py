@@ -75,6 +75,7 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.claims import Claims
 from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
+from cordwood.storage.doubted import Doubted
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.identity import ACCEPTED
 from cordwood.storage.log_states import log_states
@@ -274,6 +275,7 @@ class Node:
         self._engine = await StorageEngine.open(
             wal, logs, states, settings, self._on_change,
             promised=self._directory.reached, is_older=self._directory.is_older,
+            doubted=Doubted(),
         )  # fmt: skip
         if self._directory.word == ACCEPTED:
             await self._engine.accept_loss()

@@ -6,7 +6,8 @@ store knows which epochs were handed out, and a log's sequencer knows what it re
 
 A claim within what this node knows already asks nobody. So appends, and releases of a running
 sequencer, cost nothing: it sealed, or told its nodesets, before it released anything. A node that
-was away for that asks the epoch store once.
+was away for that asks the epoch store once. The LNG of a stored block is such a release: the block
+is stored and answered, and its LNG waits (`storage.doubted`).
 
 Nodes are believed within an epoch: only its sequencer knows how far it has come. A client is not:
 what it says is released must be what this node heard, or what a sequencer confirms.
@@ -22,6 +23,7 @@ from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.lsn import ESN_ISSUED_MAX, ESN_MAX, format_lsn
 from cordwood.nodes import NodeId
+from cordwood.storage.doubted import Doubted
 from cordwood.storage.engine import StorageEngine
 from cordwood.wire.peers import Peers
 
@@ -31,10 +33,6 @@ SEAL_AHEAD_MAX = 1024
 """Epochs that a seal may be above what the epoch store last told this node of a log, before the
 store is asked again: a node that was away for long meets this, and a faulty caller. It is not
 measured from what was claimed here: seal by seal that led past all that a sequencer passes over."""
-
-WAITING_MAX = 16_384
-"""Logs whose release waits for the epoch store. One more is dropped: sequencers say releases
-again, and whenever this node connects."""
 
 ASKED_AT_ONCE = 64
 """Logs that the epoch store is asked about side by side."""
@@ -71,17 +69,14 @@ class Claims:
         self._newest = newest
         self._here = here
         self._peers = peers
-        self._waiting: dict[int, int] = {}
+        doubted = engine.cache.doubted
+        self._doubted = Doubted() if doubted is None else doubted
         # By log: the newest epoch that the store told of. Logs that it does not have are left out.
         self._told: dict[int, int] = {}
-        self._stirred = asyncio.Event()
 
     def known_epoch(self, log: int) -> int:
         """The highest epoch of a log that this node was shown to be handed out; 0 for none."""
-        held = self._engine.cache.get(log)
-        if held is None:
-            return self._engine.sealed(log)
-        return max(self._engine.sealed(log), held.released >> 32, held.nodesets[0])
+        return self._engine.cache.shown_epoch(log)
 
     async def check_epoch(self, log: int, epoch: int) -> None:
         """Let an epoch pass that was handed out.
@@ -139,17 +134,14 @@ class Claims:
             logger.warning("log %d: no sequencer releases %s", log, format_lsn(lsn))
         elif self._engine.cache.get(log) is not None and epoch <= self.known_epoch(log):
             self._engine.release(log, lsn)
-        elif log in self._waiting or len(self._waiting) < WAITING_MAX:
-            self._waiting[log] = max(lsn, self._waiting.get(log, 0))
-            self._stirred.set()
+        else:
+            self._doubted.add(log, lsn)
 
     async def run(self) -> None:
         """Ask about the epochs of releases that wait, until cancelled."""
         while True:
-            await self._stirred.wait()
-            self._stirred.clear()
-            while self._waiting:
-                some = [self._waiting.popitem() for _ in range(min(ASKED_AT_ONCE, self.waiting))]
+            await self._doubted.wait()
+            while some := self._doubted.take(ASKED_AT_ONCE):
                 settled = await asyncio.gather(*(self._settle(log, lsn) for log, lsn in some))
                 refused = [error for error in settled if error is not None]
                 if refused:
@@ -158,7 +150,7 @@ class Claims:
     @property
     def waiting(self) -> int:
         """How many logs' releases wait."""
-        return len(self._waiting)
+        return len(self._doubted)
 
     async def _settle(self, log: int, lsn: int) -> Rejected | None:
         try:

@@ -59,6 +59,7 @@ from cordwood.protocol.disk_space import DiskRoom
 from cordwood.protocol.seal import SealTable
 from cordwood.settings import StorageSettings
 from cordwood.storage.amends import Amends
+from cordwood.storage.doubted import Doubted
 from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
@@ -103,23 +104,20 @@ class StorageEngine:
         settings: StorageSettings,
         on_change: Callable[[int], None],
         staged: StagedIndex | None = None,
+        doubted: Doubted | None = None,
     ) -> None:
-        self.cache = LogCache(states)
-        self.staged = staged or StagedIndex()
-        self.logs = logs
+        self.seals = SealTable()
+        self.cache = LogCache(states, self.seals.of, doubted)
+        self.staged, self.logs = staged or StagedIndex(), logs
         self._recent = RecentBlocks(settings.recent_bytes)
         self.reader = LogReader(self.cache, logs, self._recent)
-        self.failed = self.damage = ""
-        self.has_lost = False
-        self.reached = logs.offset
-        self.stored_blocks = 0
+        self.failed, self.damage, self.has_lost = "", "", False
+        self.reached, self.stored_blocks = logs.offset, 0
         self.is_out_of_space, self.disk = False, DiskRoom()
         self.low_space = self.read_only = ""
         self.rebuilding: frozenset[int] = frozenset()
-        self.seals = SealTable()
         self.amends = Amends(self)
-        self._wal = wal
-        self._cache_bytes = settings.cache_bytes
+        self._wal, self._cache_bytes = wal, settings.cache_bytes
         # Bytes that are in the WAL and not durable yet, so not in the cache.
         self._bytes_on_way = 0
         self._sealed_durably: dict[int, int] = {}
@@ -141,6 +139,7 @@ class StorageEngine:
         *,
         promised: int = -1,
         is_older: bool = False,
+        doubted: Doubted | None = None,
     ) -> StorageEngine:
         """Replay the WAL's records that LogsDB does not have.
 
@@ -151,12 +150,13 @@ class StorageEngine:
             promised: WAL offset of a record that another place knows to be durable; -1 for none.
                 A WAL that ends below it has lost the records after its end.
             is_older: the WAL has lost these records, whatever the offsets say.
+            doubted: see `LogCache`; None where nobody checks what callers claim.
         Raises:
             Corrupt: a record passes its checksum but is not one of ours.
             NotOurCluster: WAL and LogsDB are of different times: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
-        engine = cls(wal, logs, states, settings, on_change, staged)
+        engine = cls(wal, logs, states, settings, on_change, staged, doubted)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "

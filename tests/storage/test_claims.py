@@ -21,6 +21,8 @@ from cordwood.layout.waves import Refusal, pack_pairs
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, make_lsn
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage import claims as claims_module
+from cordwood.storage import doubted as doubted_module
+from cordwood.storage.doubted import Doubted
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1
@@ -86,6 +88,85 @@ def test_a_release_in_an_epoch_that_was_never_handed_out_is_not_taken(lsn: int) 
         in_cluster(scene)
 
 
+FAR_EPOCHS = (2, 500, EPOCH_MAX)
+
+
+async def send_far_block(cluster: ClusterAtHand, number: int, epoch: int, log: int = LOG) -> None:
+    """A member stores a block whose envelope says that all of it is stored."""
+    end = await member(cluster, number)
+    first = int(make_lsn(epoch, 1))
+    end.send(Kind.STORE, 1, (payload(packed(first, log=log, lng=first)),))
+    stored = cluster.running[number].engine
+    await until(lambda: stored.cache.log(log).last == first)
+
+
+@pytest.mark.parametrize("epoch", FAR_EPOCHS)
+def test_a_block_of_an_epoch_that_was_never_handed_out_releases_nothing(epoch: int) -> None:
+    """Its LNG was taken past all claims: the node fenced the sequencer, and readers ended."""
+
+    async def scene(cluster: ClusterAtHand, store: Store) -> None:
+        for number in cluster.numbers:
+            await send_far_block(cluster, number, epoch)
+        await asyncio.sleep(2)
+        for node in cluster.running.values():
+            assert node.engine.cache.log(LOG).released >> 32 == 1
+            assert node._claims.waiting == 0
+
+    in_cluster(scene)
+    with planted(find_bug("lngs-believed")), pytest.raises(AssertionError):
+        in_cluster(scene)
+
+
+def test_a_node_that_starts_again_still_holds_such_a_block_against_the_epoch_store() -> None:
+    async def scene(cluster: ClusterAtHand, store: Store) -> None:
+        for number in cluster.numbers:
+            await send_far_block(cluster, number, 500)
+        for number in cluster.numbers:
+            cluster.kill(number)
+        await cluster.start()
+        await asyncio.sleep(2)
+        for node in cluster.running.values():
+            assert node.engine.cache.log(LOG).last >> 32 == 500
+            assert node.engine.cache.log(LOG).released >> 32 < 3
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("log", b"1")
+            await scene(cluster, store)
+            await store.append("log", b"2")
+            assert await values(store, "log") == [b"1", b"2"]
+
+    simulate(scenario, nodes=3)
+
+
+def test_a_block_of_an_epoch_that_a_node_slept_through_releases_once_it_was_asked_about() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        made.engine.cache.doubted = Doubted()
+
+        async def newest(log: int) -> int:
+            return 4
+
+        unused: Any = None
+        claims = claims_module.Claims(made.engine, newest, unused, unused)
+        first = at(1, epoch=4)
+        made.engine.store(1, payload(packed(first, lng=first)), lambda refused: None)
+        await turns()
+        held = made.engine.cache.log(MADE)
+        assert (held.last, held.released, claims.waiting) == (first, 0, 1)
+        work = asyncio.ensure_future(claims.run())
+        await turns()
+        work.cancel()
+        assert (held.released, held.lngs) == (first, {4: first})
+        # From now on the epoch is known, and nobody is asked.
+        second = at(2, epoch=4)
+        made.engine.store(2, payload(packed(second, lng=second)), lambda refused: None)
+        await turns()
+        assert (held.released, claims.waiting) == (second, 0)
+
+    run(scenario)
+
+
 def test_the_last_number_of_an_epoch_is_never_released() -> None:
     """It is the bridge's. Where nodes took all of an epoch for settled, each recovery read what
     lies above that, of the next epoch, and waited for an answer: the log was never read again."""
@@ -145,7 +226,7 @@ def test_releases_of_logs_that_are_not_there_leave_nothing_behind() -> None:
 
 
 def test_releases_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims_module, "WAITING_MAX", 3)
+    monkeypatch.setattr(doubted_module, "WAITING_MAX", 3)
 
     async def scenario() -> int:
         made = await Made.new()
