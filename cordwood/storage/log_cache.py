@@ -18,7 +18,7 @@ must be WAL order).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -26,7 +26,6 @@ from cordwood.block import BlockHeader, Produced
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
-from cordwood.storage.doubted import Doubted
 from cordwood.storage.logs_db.tables import Row
 from cordwood.storage.produced_index import ProducedIndex
 
@@ -128,18 +127,13 @@ class CachedLog:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def insert(self, block: StoredBlock, *, note_lng: bool = True) -> bool:
-        """Keep a block; False if it is too late, or a copy of the same range has precedence.
-
-        Args:
-            note_lng: whether to take the LNG in its envelope, which releases.
-        """
+    def insert(self, block: StoredBlock) -> bool:
+        """Keep a block; False if it is too late, or a copy of the same range has precedence."""
         header = block.header
         if self._is_late(block):
             return False
         self.append_time_us = max(self.append_time_us, header.append_time_us)
-        if note_lng:
-            self._note_lng(block.envelope.lng)
+        self._note_lng(block.envelope.lng)
         if header.first >> 32 > self.clean:
             self._held.add(header.first >> 32)
         if header.producer and header.first >> 32 not in self.ends:
@@ -388,19 +382,10 @@ class LogCache:
 
     Args:
         states: of the logs that LogsDB knows.
-        sealed: the epoch that sealed a log.
-        doubted: gets the LNGs of blocks in epochs that this node was not shown to be handed out;
-            None takes all LNGs.
     """
 
-    def __init__(
-        self,
-        states: Mapping[int, LogState] | None = None,
-        sealed: Callable[[int], int] = lambda log: 0,
-        doubted: Doubted | None = None,
-    ) -> None:
+    def __init__(self, states: Mapping[int, LogState] | None = None) -> None:
         known = states or {}
-        self._sealed, self.doubted = sealed, doubted
         self._logs = {log: CachedLog(state) for log, state in known.items()}
         self._batch: FlushSet | None = None
         self._bytes = 0
@@ -421,11 +406,6 @@ class LogCache:
         """All logs by number."""
         return self._logs
 
-    def shown_epoch(self, log: int) -> int:
-        """The highest epoch of a log that this node was shown to be handed out; 0 for none."""
-        held, sealed = self._logs.get(log), self._sealed(log)
-        return sealed if held is None else max(sealed, held.released >> 32, held.nodesets[0])
-
     @property
     def bytes(self) -> int:
         """Bytes held until a flush drops them, over all logs."""
@@ -438,17 +418,8 @@ class LogCache:
 
     def insert(self, block: StoredBlock) -> None:
         """A block is durable in the WAL."""
-        log, lng = block.header.log, block.envelope.lng
-        held = self.log(log)
-        is_sure = (
-            self.doubted is None
-            or lng >> 32 <= held.released >> 32
-            or lng >> 32 <= self.shown_epoch(log)
-        )
-        if not is_sure and self.doubted is not None:
-            # Trap: LNGs release as RELEASE frames do, and a replay brings them again.
-            self.doubted.add(log, lng)
-        if held.insert(block, note_lng=is_sure):
+        held = self.log(block.header.log)
+        if held.insert(block):
             batch = self._batch
             assert batch is not None, "a record is noted before what it holds"
             batch.blocks.append(block)

@@ -48,8 +48,8 @@ def _ack_before_durable(right: Any) -> Any:
 
 
 def _released_too_far(right: Any) -> Any:
-    def insert(self: Any, block: Any, **how: Any) -> bool:
-        kept: bool = right(self, block, **how)
+    def insert(self: Any, block: Any) -> bool:
+        kept: bool = right(self, block)
         self.released = max(self.released, block.header.last)
         return kept
 
@@ -237,14 +237,6 @@ def _released(self: Any, log: int, lsn: int) -> None:
     self._engine.release(log, lsn)
 
 
-def _lngs_believed(right: Any) -> Any:
-    def insert(self: Any, block: Any, **how: Any) -> bool:
-        kept: bool = right(self, block)
-        return kept
-
-    return insert
-
-
 async def _empty_disk_taken(self: Any) -> None:
     return
 
@@ -330,8 +322,9 @@ BUGS = (
     PlantedBug("releases-believed", "a node takes a release of an epoch that never was",
                changed({f"{_CLAIMS}.release": instead(_released)}),
                scene="tests/storage/test_claims.py"),
-    PlantedBug("lngs-believed", "a stored block releases epochs that never were",
-               changed({f"{_CACHED}.insert": _lngs_believed}), scenario=scenarios.STRANGERS),
+    PlantedBug("far-blocks-stored", "a node stores blocks of epochs that never were",
+               changed({"storage.unheard:Unheard.holds": instead(lambda *_: False)}),
+               scenario=scenarios.STRANGERS),
     PlantedBug("client-says-released", "a client's word is enough for what may be trimmed",
                changed({f"{_CLAIMS}.check_released": instead(_believed)}),
                scene="tests/storage/test_claims.py"),
