@@ -34,7 +34,7 @@ from cordwood.layout.message_faults import AppendFault as AppendFault
 from cordwood.layout.message_faults import Fault as Fault
 from cordwood.layout.message_faults import to_error as to_error
 from cordwood.layout.message_faults import to_fault as to_fault
-from cordwood.layout.message_fields import U32, U62, AnyLsn, Attempt, Location, Name, Sentence
+from cordwood.layout.message_fields import U32, U62, AnyLsn, Attempt, Location, Mark, Name, Sentence
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -42,7 +42,14 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
-from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
+from cordwood.layout.message_rights import (
+    AskVersion,
+    DeleteLog,
+    RaiseToken,
+    RenameLog,
+    SetAttributes,
+    VersionReply,
+)
 from cordwood.layout.message_staging import (
     PublicationReply,
     PublishCall,
@@ -210,12 +217,18 @@ class FindLog(Struct, frozen=True, tag="find_log"):
 
 
 class CreateLog(Struct, frozen=True, tag="create_log"):
-    """Make a log; 0 copies takes what it inherits."""
+    """Make a log; 0 copies takes what it inherits.
+
+    Attributes:
+        mark: of this call alone, so that a second try knows the log that the first one made; ""
+            for none.
+    """
 
     name: Name
     copies: U32
     racks: U32
     attributes: LogAttributes = LogAttributes()
+    mark: Mark = ""
 
 
 class AskDirectory(Struct, frozen=True, tag="ask_directory"):
@@ -469,13 +482,14 @@ Call = (
     | Seal | Clean | AskReleased | Yield | ConsumerCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
-    | AskKept | AskIfLost
+    | AskKept | AskIfLost | AskVersion
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | ConsumerReply | ConsumersReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
+    | VersionReply
 )  # fmt: skip
 
 
