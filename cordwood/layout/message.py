@@ -34,7 +34,17 @@ from cordwood.layout.message_faults import AppendFault as AppendFault
 from cordwood.layout.message_faults import Fault as Fault
 from cordwood.layout.message_faults import to_error as to_error
 from cordwood.layout.message_faults import to_fault as to_fault
-from cordwood.layout.message_fields import U32, U62, AnyLsn, Attempt, Location, Mark, Name, Sentence
+from cordwood.layout.message_fields import (
+    U32,
+    U62,
+    AnyLsn,
+    Attempt,
+    Location,
+    Mark,
+    Name,
+    Sentence,
+    Sequence,
+)
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -383,6 +393,7 @@ class ConsumerReply(Struct, frozen=True, tag="group"):
         positions: by log, the first LSN not dealt with.
         since: by log, the generation since which its owner reads it.
         successors: by log, the member that waits for its owner to let go of it.
+        resets: by log, how often its position was reset.
     """
 
     consumer: Name
@@ -392,6 +403,7 @@ class ConsumerReply(Struct, frozen=True, tag="group"):
     positions: dict[Name, AnyLsn]
     since: dict[Name, int] = {}
     successors: dict[Name, Name] = msgspec.field(default_factory=dict, name="heirs")
+    resets: dict[Name, Sequence] = {}
 
 
 class ConsumersReply(Struct, frozen=True, tag="groups"):
@@ -473,6 +485,7 @@ class SaveCursors(Struct, frozen=True, tag="save_cursors"):
     expected: dict[Name, AnyLsn]
     reset: bool
     let_go: list[Name] = []
+    resets: dict[Name, Sequence] = {}
 
 
 ConsumerCall = AskConsumers | JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors

@@ -48,7 +48,17 @@ def _any_version(right: Any) -> Any:
     return change
 
 
+def _resets_unseen(right: Any) -> Any:
+    def save(group: Any, positions: Any, *, resets: Any = None, **how: Any) -> Any:
+        return right(group, positions, **how)
+
+    return save
+
+
 BUGS = (
+    PlantedBug("resets-unseen", "a consumer without members saves over a reset",
+               changed({"admin.consumer_calls:save": _resets_unseen}),
+               scene="tests/client/read/test_consumer.py"),
     PlantedBug("any-version", "attributes are set over a change that their caller did not see",
                changed({"metadata.change:change": _any_version}),
                scene="tests/client/admin/test_late_changes.py"),
