@@ -14,7 +14,7 @@ import pytest
 from cordwood.errors import BadSetting
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.knobs import KNOBS, draw_turns, turned, value_text
-from cordwood.sim.planted import PLANTED_BUGS, find_bug, find_place, planted
+from cordwood.sim.planted import PLANTED_BUGS, find_bug, planted
 from cordwood.sim.probes import _WATCHES, PROBES, never_hit, probes_of, watched
 from cordwood.sim.streams import stream
 
@@ -97,18 +97,18 @@ def test_a_quarter_of_the_knobs_is_turned():
     assert 0.15 < mean / len(KNOBS) < 0.35
 
 
-@pytest.mark.parametrize("watch", _WATCHES, ids=lambda watch: f"{watch.probe} at {watch.place}")
+@pytest.mark.parametrize("watch", _WATCHES, ids=lambda watch: f"{watch.probe} at {watch.place[1]}")
 def test_a_watch_has_a_function_to_watch(watch):
     assert watch.probe in PROBES
-    owner, name = find_place(watch.place)
+    owner, name = watch.place
     assert callable(owner.__dict__[name])
 
 
 def test_watches_leave_the_code_as_it_was():
-    before = [find_place(watch.place)[0].__dict__[find_place(watch.place)[1]] for watch in _WATCHES]
+    before = [watch.place[0].__dict__[watch.place[1]] for watch in _WATCHES]
     with watched(Counter(), HistoryRecorder(lambda: 0)):
         pass
-    after = [find_place(watch.place)[0].__dict__[find_place(watch.place)[1]] for watch in _WATCHES]
+    after = [watch.place[0].__dict__[watch.place[1]] for watch in _WATCHES]
     assert before == after
 
 
