@@ -44,8 +44,9 @@ from cordwood.metadata.membership import CLAIM_CHARS_MAX, Claim, Membership
 from cordwood.nodes import Member
 from cordwood.settings import NodeSettings
 from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED, GO_ON_OLDER, Identity, check_identity
-from cordwood.storage.wal.delta_wal import Wal, WalLimits
+from cordwood.storage.wal.delta_wal import Wal
 from cordwood.storage.wal.wal_file import WalBlank, open_wal
+from cordwood.storage.wal.wal_limits import WalLimits as WalLimits
 from cordwood.write_budget import parse_budget
 
 INCARNATION = "incarnation"

@@ -53,7 +53,8 @@ from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.partition import BlockRun
-from cordwood.storage.push.own_copies import CHOICES_MAX, NodesIn, OwnCopies
+from cordwood.storage.push.own_copies import CHOICES_MAX as CHOICES_MAX
+from cordwood.storage.push.own_copies import NodesIn, OwnCopies
 from cordwood.storage.push.push_stream import PushStream
 from cordwood.storage.push.read_ahead import ReadAhead
 from cordwood.storage.push.shared_push import Push, Pushes
