@@ -179,12 +179,12 @@ def _gave(kind: GapKind) -> Test:
 
 
 _WATCHES: tuple[Watch, ...] = (
-    Watch("wave-retried", LogAppender._retry),
+    Watch("wave-retried", LogAppender.send_again),
     Watch("wave-third", LogAppender._send, lambda s: s.args[1].wave >= 3),
-    Watch("wave-lost", LogAppender._on_settled, lambda s: s.args[4] is None, before=True),
+    Watch("wave-lost", LogAppender.on_store_settled, lambda s: s.args[4] is None, before=True),
     Watch(
         "old-wave-answered",
-        LogAppender._on_settled,
+        LogAppender.on_store_settled,
         lambda s: s.args[4] is not None and s.args[2] != s.args[1].wave,
         before=True,
     ),
@@ -212,7 +212,7 @@ _WATCHES: tuple[Watch, ...] = (
         lambda s: s.args[1] in s.me._taken,
         before=True,
     ),
-    Watch("epoch-overtaken", Activation._begin, raises=Fenced),
+    Watch("epoch-overtaken", Activation.begin_epoch, raises=Fenced),
     Watch("records-mended", Digest.mend, lambda s: s.result.blocks),
     Watch("hole-plugged", Digest.mend, lambda s: s.result.holes),
     Watch("empty-epoch-bridged", Digest.mend, lambda s: (s.result.bridge or 0) & ESN_MAX == 1),
@@ -252,11 +252,11 @@ _WATCHES: tuple[Watch, ...] = (
     Watch(
         "late-block-dropped", CachedLog._is_late, lambda s: s.result
     ),
-    Watch("copy-replaced", CachedLog._replace, lambda s: s.result),
-    Watch("copy-not-better", CachedLog._replace, lambda s: not s.result),
+    Watch("copy-replaced", CachedLog.replace_copy, lambda s: s.result),
+    Watch("copy-not-better", CachedLog.replace_copy, lambda s: not s.result),
     Watch("wal-poisoned", StorageEngine.fail),
-    Watch("wal-hole", Wal._resume, lambda s: s.args[1].holes),
-    Watch("wal-damage", Wal._resume, lambda s: s.args[1].damage),
+    Watch("wal-hole", Wal.resume_writing, lambda s: s.args[1].holes),
+    Watch("wal-damage", Wal.resume_writing, lambda s: s.args[1].damage),
     Watch("wal-window-grown", Wal._on_grown),
     Watch("scrub-found", DamageBook.note),
     Watch(
@@ -279,8 +279,8 @@ _WATCHES: tuple[Watch, ...] = (
         and s.me.sources[s.args[1]].version != s.me.choice.version,
     ),
     Watch("copy-left-out", OwnCopies.part, lambda s: not s.result),
-    Watch("hole-read", ReadBuffer._deliver, _gave(GapKind.HOLE)),
-    Watch("bridge-read", ReadBuffer._deliver, _gave(GapKind.BRIDGE)),
+    Watch("hole-read", ReadBuffer.deliver_block, _gave(GapKind.HOLE)),
+    Watch("bridge-read", ReadBuffer.deliver_block, _gave(GapKind.BRIDGE)),
     Watch(
         "disk-nearly-full", DiskSpace.on_free,
         lambda s: s.result and s.me.is_low,
@@ -290,7 +290,7 @@ _WATCHES: tuple[Watch, ...] = (
         lambda s: s.result and not s.me.is_low,
     ),
     Watch("retained-no-longer", Retention._trim, lambda s: s.args[2]),
-    Watch("partition-dropped", PartitionDrops._drop),
+    Watch("partition-dropped", PartitionDrops.drop_partition),
     Watch(
         "partition-cut",
         PartitionDrops.cut_trimmed,
@@ -298,7 +298,7 @@ _WATCHES: tuple[Watch, ...] = (
     ),
     Watch("time-inside-partition", search, within=log_search),
     Watch("time-found", Positions.find_time),
-    Watch("log-trimmed", StorageEngine._on_trimmed),
+    Watch("log-trimmed", StorageEngine.on_trimmed),
     Watch(
         "trim-inside-block",
         CachedLog.trim_to,
@@ -307,7 +307,7 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("trim-read", ReadBuffer._gap, _gave(GapKind.TRIM)),
     Watch(
         "read-inside-block",
-        ReadBuffer._deliver,
+        ReadBuffer.deliver_block,
         lambda s: not isinstance(s.result, Gap) and s.result.first > s.result.block.header.first,
     ),
     Watch("append-tried-again", LogAppends._requeue),
@@ -539,9 +539,9 @@ _NOTES = tuple(
         (StorageEngine._insert, _noting_stores),
         (StorageEngine._insert, _noting_kept),
         (StorageEngine._insert, _noting_names),
-        (Node._note_storage, _noting_storage),
+        (Node.note_storage, _noting_storage),
         (Node._refresh_members, _noting_rebuilding),
-        (StorageEngine._on_trimmed, _noting_trims),
+        (StorageEngine.on_trimmed, _noting_trims),
         (StorageEngine.tell_nodesets, _noting_told_nodesets),
         (StorageEngine.nodesets, _noting_nodesets),
         (Retention._trim, _noting_retention),

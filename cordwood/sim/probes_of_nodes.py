@@ -77,7 +77,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "storage-said",
         "a node heard that it stores nothing, or stores again",
-        Node._note_storage,
+        Node.note_storage,
         gave,
     ),
     row(
@@ -167,7 +167,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
         lambda s: not s.result,
     ),
     row("flush-failed", "a flush failed", flusher._settle, lambda s: s.args[1]),
-    row("flushed", "a part of the WAL went to LogsDB", Flusher._take),
+    row("flushed", "a part of the WAL went to LogsDB", Flusher.take_batch),
     row("partition-begun", "a new partition was begun", LogsStore._rolled, gave),
     row("partition-due", "a partition reached a limit", LogsStore._is_due, gave),
     row("read-from-logsdb", "a read went to LogsDB", LogsStore.read),
@@ -223,7 +223,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
         Retention._trim_deleted,
     ),
     row("stream-stopped", "a reader stopped a stream", ReadStreams.stop),
-    row("stream-gaps-told", "a node told a reader what it is not sent", ReadStreams._tell_gaps),
+    row("stream-gaps-told", "a node told a reader what it is not sent", ReadStreams.tell_gaps),
     row("stream-fetched", "a stream read from LogsDB", ReadStreams._fetch),
     row(
         "stream-read-ahead",
@@ -245,7 +245,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "empty-refused",
         "a node without its data was refused",
-        DataDirectory._refuse_empty,
+        DataDirectory.refuse_empty,
         raises=CordwoodError,
     ),
     row(
@@ -302,7 +302,7 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
     ),
     row("group-numbered", "a group of blocks was numbered at once", LogAppender._number_group),
     row("pending-refused", "appends that wait were refused together", LogAppender._refuse_pending),
-    row("store-refused", "a node refused a store", LogAppender._on_refused),
+    row("store-refused", "a node refused a store", LogAppender.on_refused),
     row(
         "no-roomy-copyset",
         "no copyset had room",
@@ -330,7 +330,7 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
     row(
         "tail-not-expected",
         "a conditional append found another tail",
-        ProducerChecks._check_tail,
+        ProducerChecks.check_tail,
         raises=CordwoodError,
     ),
     row(
@@ -359,7 +359,7 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
     row(
         "number-refused",
         "a caller said to be a node, and is no member",
-        Node._check_node,
+        Node.check_node,
         raises=Unreachable,
     ),
     row(

@@ -158,7 +158,7 @@ def _window_and_runs_forgotten() -> Plant:
         return offset == self.cursor
 
     return together(
-        at(Wal._grow).instead(_window_grows_in_memory), at(WalScan.admits).instead(admits)
+        at(Wal.grow_window).instead(_window_grows_in_memory), at(WalScan.admits).instead(admits)
     )
 
 
@@ -215,7 +215,7 @@ async def _wal_trimmed_before_flush(right: Any, self: Flusher, batch: FlushSet) 
 
 def _metadata_before_blocks() -> Plant:
     """As of the right flush, its two halves in the wrong order."""
-    original = LogsStore._write
+    original = LogsStore.write_rows
 
     async def write(self: LogsStore, table: str, rows: Any) -> None:
         await self._tables.write(META_TABLE, [(OFFSET_KEY, pack_offset(notes_of(self)["offset"]))])
@@ -230,7 +230,7 @@ def _metadata_before_blocks() -> Plant:
         notes_of(self)["offset"] = offset
         await flush(self, blocks, states, offset, *rest, **named)
 
-    return together(at(LogsStore._write).instead(write), at(LogsStore.flush).instead(noting))
+    return together(at(LogsStore.write_rows).instead(write), at(LogsStore.flush).instead(noting))
 
 
 async def _flush_forgets_states(
@@ -332,7 +332,7 @@ async def _half_a_start_is_refused(
 
 
 def _claimed_before_it_is_written() -> Plant:
-    claim, write = DataDirectory.claim, DataDirectory._write_claims
+    claim, write = DataDirectory.claim, DataDirectory.write_claims
 
     async def not_yet(self: DataDirectory, claims: tuple[str, ...]) -> None:
         notes_of(self)["claims"] = claims
@@ -343,7 +343,7 @@ def _claimed_before_it_is_written() -> Plant:
         return member
 
     return together(
-        at(DataDirectory._write_claims).instead(not_yet),
+        at(DataDirectory.write_claims).instead(not_yet),
         at(DataDirectory.claim).instead(claim_first),
     )
 
@@ -391,17 +391,17 @@ def _bug(subject: Subject[Any], name: str, story: str, plant: Plant) -> CrashBug
 
 CRASH_BUGS: tuple[CrashBug, ...] = (
     _bug(WAL, "told-before-durable", "a record is told durable when its write starts",
-         at(Wal._write).around(_ack_before_durable)),
+         at(Wal.begin_write).around(_ack_before_durable)),
     _bug(WAL, "trim-before-durable", "a trim returns before its header is durable",
          at(Wal.trim).around(_trim_before_durable)),
     _bug(WAL, "trim-frees-live", "a trim frees more of the ring than was trimmed",
          at(RingSpace.on_trimmed).around(_trim_frees_what_is_live)),
     _bug(WAL, "closed-before-drained", "the header says closed while writes are in flight",
-         at(Wal._finish).around(_closed_before_drained)),
+         at(Wal.finish).around(_closed_before_drained)),
     _bug(WAL, "stops-at-first-hole", "recovery ends at the first bad block",
          at(WalScan.on_nothing).around(_recovery_stops_at_a_hole)),
     _bug(WAL, "tail-without-padding", "a lap's tail is skipped and no record says so",
-         at(RingSpace._find).around(_tail_without_padding)),
+         at(RingSpace.find_placement).around(_tail_without_padding)),
     _bug(WAL, "header-by-clock", "of two header slots the one with the later clock counts",
          _header_by_clock()),
     _bug(WAL, "header-older", "of two good headers the older one counts", _header_older()),
@@ -414,7 +414,7 @@ CRASH_BUGS: tuple[CrashBug, ...] = (
     _bug(WAL, "resumes-in-hole", "writing resumes in the first hole, over what lies behind it",
          at(WalScan.verdict).around(_resumes_in_the_hole)),
     _bug(WAL, "holes-not-told", "a second recovery calls the first one's holes damage",
-         at(Wal._tell_holes).instead(_holes_are_not_told)),
+         at(Wal.tell_holes).instead(_holes_are_not_told)),
     _bug(WAL, "window-in-memory", "the window grows before its header is durable, and runs mix",
          _window_and_runs_forgotten()),
     _bug(WAL, "writes-in-cache", "direct writes end in the drive's cache",
@@ -422,17 +422,17 @@ CRASH_BUGS: tuple[CrashBug, ...] = (
     _bug(WAL, "damage-not-told", "what fails its checksum is taken for never written",
          at(WalScan.verdict).around(_damage_is_not_told)),
     _bug(ENGINE, "store-settled-at-once", "a store is settled before the WAL has it",
-         at(StorageEngine._append_store).around(_store_settled_at_once)),
+         at(StorageEngine.append_store).around(_store_settled_at_once)),
     _bug(ENGINE, "seal-answered-at-once", "a seal is answered before the WAL has it",
-         at(StorageEngine._write_mark).around(_seal_answered_at_once)),
+         at(StorageEngine.write_mark).around(_seal_answered_at_once)),
     _bug(ENGINE, "restart-forgets-seals", "a restart forgets its seals",
-         at(StorageEngine._replay).around(_restart_forgets_seals)),
+         at(StorageEngine.replay).around(_restart_forgets_seals)),
     _bug(ENGINE, "ends-not-replayed", "a restart brings back what an epoch's end dropped",
-         at(StorageEngine._replay).around(_ends_are_not_replayed)),
+         at(StorageEngine.replay).around(_ends_are_not_replayed)),
     _bug(ENGINE, "tables-not-flushed", "LogsDB's metadata is flushed and its blocks are not",
          at(MemoryTables.flush).around(_tables_are_not_flushed)),
     _bug(ENGINE, "wal-trimmed-early", "the WAL is trimmed before LogsDB has what it held",
-         at(Flusher._take).around(_wal_trimmed_before_flush)),
+         at(Flusher.take_batch).around(_wal_trimmed_before_flush)),
     _bug(ENGINE, "offset-before-blocks", "LogsDB tells of an offset before it has the blocks",
          _metadata_before_blocks()),
     _bug(ENGINE, "flush-forgets-states", "a flush takes blocks and leaves seals and ends behind",
@@ -440,11 +440,11 @@ CRASH_BUGS: tuple[CrashBug, ...] = (
     _bug(ENGINE, "flush-takes-largest", "a flush takes the log that has most, not a prefix of all",
          at(LogsStore.flush).around(_flush_takes_the_largest_log)),
     _bug(ENGINE, "amends-by-time", "a flush puts an amend where its body need not be",
-         at(LogsStore._homes).around(_amends_go_by_time)),
+         at(LogsStore.homes_of).around(_amends_go_by_time)),
     _bug(ENGINE, "trim-not-written", "a trim point lives in memory until the next flush",
          at(StorageEngine.trim).instead(_trim_not_written)),
     _bug(ENGINE, "table-before-metadata", "a partition's table goes before what names it",
-         at(PartitionDrops._drop).around(_table_dropped_before_metadata)),
+         at(PartitionDrops.drop_partition).around(_table_dropped_before_metadata)),
     _bug(ENGINE, "cut-takes-all", "a partition of which most is trimmed is cut down to nothing",
          at(MemoryTables.cut).around(_cut_takes_all)),
     _bug(STAGING, "pins-not-flushed", "a flush takes staged blocks without who pinned them",
@@ -456,11 +456,11 @@ CRASH_BUGS: tuple[CrashBug, ...] = (
     _bug(NODE, "identity-before-wal", "a node writes its identity, then formats its WAL",
          at(DataDirectory.open_wal).around(_identity_before_wal)),
     _bug(NODE, "half-start-refused", "a WAL without an identity is refused for ever",
-         at(DataDirectory._make_wal).around(_half_a_start_is_refused)),
+         at(DataDirectory.make_wal).around(_half_a_start_is_refused)),
     _bug(NODE, "claim-not-written-first", "a start claims the node, then writes down by which name",
          _claimed_before_it_is_written()),
     _bug(NODE, "claim-overwrites", "a start forgets the claim that stands when it writes its own",
-         at(DataDirectory._write_claims).around(_new_claim_replaces_the_last)),
+         at(DataDirectory.write_claims).around(_new_claim_replaces_the_last)),
     _bug(NODE, "reached-is-an-end", "the metadata store is told where the next record would go",
          at(DataDirectory.note).around(_reached_is_an_end)),
     _bug(NODE, "directory-not-synced", "new names are not synced to their directory",

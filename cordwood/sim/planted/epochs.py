@@ -51,7 +51,7 @@ async def _begins_below_a_seal(
         if time_us is not None:
             # As if nothing above it had been told yet.
             above = [each for each in begun if each.epoch > epoch and each.time_us > time_us]
-            begun = (*epoch_store._with_begun(record, epoch, time_us), *above)
+            begun = (*epoch_store.with_begun(record, epoch, time_us), *above)
         return msgspec.json.encode(msgspec.structs.replace(record, begun=begun))
 
     return await self._change(log_id, decide)
@@ -81,10 +81,10 @@ BUGS = (
                at(Activation.has_moved).instead(lambda *rest: False),
                scene="tests/recovery/test_moved_racks.py"),
     PlantedBug("bound-of-own-epoch", "records are kept that are younger than an epoch above them",
-               at(recover_log._latest_us).around(_bound_of_own_epoch),
+               at(recover_log.latest_allowed_us).around(_bound_of_own_epoch),
                scene="tests/recovery/test_append_times.py"),
     PlantedBug("beginnings-untold", "where an epoch began is known to its own sequencer only",
-               at(epoch_store._with_begun).instead(lambda record, *rest: record.begun),
+               at(epoch_store.with_begun).instead(lambda record, *rest: record.begun),
                scene="tests/recovery/test_append_times.py"),
     PlantedBug("begins-below-a-seal", "an epoch may say where it begins when a higher one recovers",
                at(EpochStore.note_begun).around(_begins_below_a_seal),

@@ -43,14 +43,14 @@ def _opened_by_name(right: Any, self: LogFinding, log: AnyLog, **options: Any) -
 BUGS = (
     PlantedBug("position-by-name", "a consumer's position is kept by the name of its log",
                together(at(ConsumerLogs.__init__).around(_kept_by_name),
-                        at(ConsumerLogs._key).instead(lambda self, log: _by_name(log))), scenario=scenarios.NAMES),
+                        at(ConsumerLogs.key_of).instead(lambda self, log: _by_name(log))), scenario=scenarios.NAMES),
     PlantedBug("read-by-name", "a log that is asked for by its number is looked for by its name",
-               together(at(LogFinding._ask_log).around(_asked_by_name),
+               together(at(LogFinding.ask_log).around(_asked_by_name),
                         at(LogFinding.find_log).around(_opened_by_name)), scenario=scenarios.NAMES),
     PlantedBug("cached-number-kept", "a client believes a name for as long as it runs",
                together(at(KnownLogs.has_changed).instead(lambda self, log: False),
                         at(KnownLogs.is_old).instead(lambda self, log: False)), scenario=scenarios.NAMES),
     PlantedBug("change-unasked", "a node changes a log without asking for its tokens",
-               at(log_rights._changed).instead(lambda was, becomes: ()),
+               at(log_rights.changed_rights).instead(lambda was, becomes: ()),
                scenario=scenarios.RIGHTS),
 )  # fmt: skip

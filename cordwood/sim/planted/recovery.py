@@ -206,7 +206,7 @@ BUGS = (
                at(SealTally.note_produced).around(_holes_remembered),
                scenario=scenarios.RETRIES),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
-               at(recover_log._finish_epoch).around(_clean_before_mend),
+               at(recover_log.finish_epoch).around(_clean_before_mend),
                scenario=scenarios.RECOVERIES),
     PlantedBug("attempts-alike", "what attempts of one recovery store and tell counts alike",
                together(at(mend_tail, within=recover_log).around(_attempts_alike),
@@ -225,6 +225,6 @@ BUGS = (
                at(CachedLog.above_own_lng).instead(lambda self, epoch, end: end),
                scene="tests/recovery/test_non_authoritative.py"),
     PlantedBug("found-plugs-dropped", "a recovery that cannot know forgets holes that another knew",
-               at(Digest._found_plugs).around(_found_plugs_dropped),
+               at(Digest.found_plugs).around(_found_plugs_dropped),
                scene="tests/recovery/test_non_authoritative.py"),
 )  # fmt: skip

@@ -124,7 +124,7 @@ BUGS = (
         "sink-keyed-by-run",
         "The sink publishes under the id of the query's run, which a restart changes: a batch that "
         "was published before the driver died is published again.",
-        at(sink._query_and_batch).around(_by_run),
+        at(sink.query_and_batch).around(_by_run),
     ),
     PlantedBug(
         "sink-publishes-in-the-task",
@@ -140,7 +140,7 @@ BUGS = (
     PlantedBug(
         "sink-publishes-backwards",
         "What tasks staged is published in another order than they staged it.",
-        at(sink._refs).around(_as_they_come),
+        at(sink.staged_refs).around(_as_they_come),
     ),
 )
 """Bugs that schedules of deaths show."""
@@ -159,12 +159,12 @@ CHECKPOINT_BUGS = (
     PlantedBug(
         "plan-not-read",
         "The sink does not look at its checkpoint.",
-        at(CordwoodStreamWriter._fingerprint).around(_sees_no_checkpoint),
+        at(CordwoodStreamWriter.plan_fingerprint).around(_sees_no_checkpoint),
     ),
     PlantedBug(
         "appends-not-noted",
         "deliveryMode=idempotent counts rows within (batch, partition), whatever the batch reads.",
-        at(CordwoodStreamWriter._note_plan).around(_no_word),
+        at(CordwoodStreamWriter.note_plan).around(_no_word),
     ),
     PlantedBug(
         "plan-not-synced",
@@ -188,12 +188,12 @@ SCENE_BUGS = (
     PlantedBug(
         "any-misplaced-stored",
         "Whatever is out of sequence is taken for stored: rows of portions cut anew are lost.",
-        at(OnceAppender._settle_alone).around(_what_is_out_of_sequence_is_stored),
+        at(OnceAppender.settle_alone).around(_what_is_out_of_sequence_is_stored),
     ),
     PlantedBug(
         "gap-taken-as-stored",
         "Rows ahead of what the log has are taken for stored.",
-        at(OnceAppender._settle_alone).around(_a_gap_is_stored),
+        at(OnceAppender.settle_alone).around(_a_gap_is_stored),
     ),
     PlantedBug(
         "spellings-apart",
@@ -203,12 +203,12 @@ SCENE_BUGS = (
     PlantedBug(
         "version-for-all-logs",
         "txnVersion is counted by application alone: the second log of a version gets nothing.",
-        at(CordwoodWriter._name).around(_for_all_logs),
+        at(CordwoodWriter.writer_name).around(_for_all_logs),
     ),
     PlantedBug(
         "other-logs-skipped",
         "A version that was written into one log is skipped for rows of another.",
-        at(CordwoodWriter._check_logs).around(_no_word),
+        at(CordwoodWriter.check_logs).around(_no_word),
     ),
 )  # fmt: skip
 """Bugs that a scene of their own shows."""

@@ -54,13 +54,13 @@ def _a_lap_more(right: Any, self: RingSpace, use_reserve: bool) -> int:
 
 BUGS = (
     PlantedBug("wal-acks-at-once", "the WAL confirms a record when its write begins",
-               at(Wal._write).around(_acks_at_once), scenario=scenarios.POWER),
+               at(Wal.begin_write).around(_acks_at_once), scenario=scenarios.POWER),
     PlantedBug("wal-resume-unwritten", "where a start resumes writing is kept in memory only",
-               at(Wal._resume).around(_resume_unwritten), scenario=scenarios.POWER),
+               at(Wal.resume_writing).around(_resume_unwritten), scenario=scenarios.POWER),
     PlantedBug("wal-error-ignored", "a write that failed counts as done",
-               at(Wal._on_written).around(_error_ignored), scenario=scenarios.WRITE_ERRORS),
+               at(Wal.on_block_written).around(_error_ignored), scenario=scenarios.WRITE_ERRORS),
     PlantedBug("wal-wraps-over", "a full ring is written over where it is still needed",
                together(at(RingSpace.used).around(_half_used),
-                        at(RingSpace._space_stop).around(_a_lap_more)),
+                        at(RingSpace.space_stop).around(_a_lap_more)),
                scenario=scenarios.FULL_WALS),
 )  # fmt: skip
