@@ -255,8 +255,8 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("copy-replaced", CachedLog.replace_copy, lambda s: s.result),
     Watch("copy-not-better", CachedLog.replace_copy, lambda s: not s.result),
     Watch("wal-poisoned", StorageEngine.fail),
-    Watch("wal-hole", Wal.resume_writing, lambda s: s.args[1].holes),
-    Watch("wal-damage", Wal.resume_writing, lambda s: s.args[1].damage),
+    Watch("wal-hole", Wal.resume, lambda s: s.args[1].holes),
+    Watch("wal-damage", Wal.resume, lambda s: s.args[1].damage),
     Watch("wal-window-grown", Wal._on_grown),
     Watch("scrub-found", DamageBook.note),
     Watch(

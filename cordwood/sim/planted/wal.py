@@ -56,7 +56,7 @@ BUGS = (
     PlantedBug("wal-acks-at-once", "the WAL confirms a record when its write begins",
                at(Wal.begin_write).around(_acks_at_once), scenario=scenarios.POWER),
     PlantedBug("wal-resume-unwritten", "where a start resumes writing is kept in memory only",
-               at(Wal.resume_writing).around(_resume_unwritten), scenario=scenarios.POWER),
+               at(Wal.resume).around(_resume_unwritten), scenario=scenarios.POWER),
     PlantedBug("wal-error-ignored", "a write that failed counts as done",
                at(Wal.on_block_written).around(_error_ignored), scenario=scenarios.WRITE_ERRORS),
     PlantedBug("wal-wraps-over", "a full ring is written over where it is still needed",

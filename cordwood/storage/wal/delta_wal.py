@@ -219,16 +219,14 @@ class Wal:
                 yield run
         self._last_offset = live.last_offset
         self._batches = BatchPlaces(live.batches)
-        await self.resume_writing(live.scan.verdict(), live.records, live.bytes)
+        await self.resume(live.scan.verdict(), live.records, live.bytes)
 
     def _begin_recovery(self) -> None:
         if self._recovery_begun or self._closed is not None:
             raise Closed(f"{self._path}: a WAL is recovered once, after it was opened")
         self._recovery_begun = True
 
-    async def resume_writing(
-        self, verdict: ScanVerdict, records: int, size: int, **changes: Any
-    ) -> None:
+    async def resume(self, verdict: ScanVerdict, records: int, size: int, **changes: Any) -> None:
         """Make a new incarnation durable, and begin to take appends."""
         was_graceful = self._headers.durable.graceful
         # Until a RESUME record tells of the holes, "all below is durable" is not yet true.
@@ -266,7 +264,7 @@ class Wal:
             known = max(header.scan, header.durable, header.resume)
             start = wal_ring.reset_offset(header.ring, known)
             beyond = ScanVerdict(start, start, (), (), header.incarnation, start)
-            await self.resume_writing(beyond, 0, 0, trim=start - 1, durable=start)
+            await self.resume(beyond, 0, 0, trim=start - 1, durable=start)
             return start
         self._check_usable()
         stop = self._space.next
