@@ -162,7 +162,7 @@ class StorageEngine:
             )
         async for run in wal.recover_runs():
             for offset, body in run.above(logs.offset):
-                engine._replay(offset, memoryview(body))
+                engine.replay(offset, memoryview(body))
                 if engine.amends.unrestored:
                     await engine.amends.restore()
         found = wal.recovery
@@ -264,7 +264,7 @@ class StorageEngine:
             parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
             for block in taken:
                 parts += (block.wire, block.body)
-        self._append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
+        self.append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
 
     def _store_nothing(
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
@@ -274,7 +274,7 @@ class StorageEngine:
             reason = Refusal.FAILED if self.failed else Refusal.FULL
             settled((StoreRefusal(wave, 0, reason),))
         else:
-            self._append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
+            self.append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
         """Whether a block is trimmed: storing it succeeds and keeps nothing."""
@@ -315,9 +315,9 @@ class StorageEngine:
         """Write new envelopes of blocks whose bodies are held."""
         head = store_head(len(blocks), seal_epoch, amends=True)
         parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
-        self._append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
+        self.append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
 
-    def _append_store(
+    def append_store(
         self,
         wave: int,
         parts: list[Buffer],
@@ -388,7 +388,7 @@ class StorageEngine:
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         if self._sealed_durably.get(log) != epoch:
             # Trap: a recovery that is retried many times would fill the ring with its seal.
-            await self._write_mark(
+            await self.write_mark(
                 log, pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
             )
         held = self.cache.log(log)
@@ -446,14 +446,14 @@ class StorageEngine:
             )
         if lsn > self.cache.log(log).trim:
             record = TrimRecord(log, lsn, released)
-            await self._write_mark(log, pack_trim(record), lambda: self._on_trimmed(record))
+            await self.write_mark(log, pack_trim(record), lambda: self.on_trimmed(record))
         return self.cache.log(log).trim
 
     def trim_of(self, log: int) -> int:
         """A log's trim point, 0 for none."""
         return held.trim if (held := self.cache.get(log)) is not None else 0
 
-    def _on_trimmed(self, record: TrimRecord) -> None:
+    def on_trimmed(self, record: TrimRecord) -> None:
         held = self.cache.log(record.log)
         # Order matters: the trimmed records were released, so their epoch's LNG is above them.
         held.release(record.released)
@@ -471,7 +471,7 @@ class StorageEngine:
         if epoch > held.nodesets[0]:
             packed = pack_nodesets(untrimmed(history, held.trim))
             mark = pack_nodes(NodesetsRecord(log, epoch, packed))
-            await self._write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
+            await self.write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
 
     def nodesets(self, log: int) -> tuple[int, list[EpochNodes]]:
         """The history of nodesets without its trimmed part, after the epoch that completed it."""
@@ -491,9 +491,9 @@ class StorageEngine:
             self.cache.log(log).close_epoch(epoch, end)
             self._on_change(log)
 
-        await self._write_mark(log, mark, apply)
+        await self.write_mark(log, mark, apply)
 
-    async def _write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
+    async def write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
         """Write a control record; `apply` runs in its order among the stores."""
         await self._write([mark], [log], apply, reserve_ok=True)
 
@@ -572,7 +572,7 @@ class StorageEngine:
             self.failed = str(error) or type(error).__name__
             logger.error("this node stores nothing any more: %s", self.failed)
 
-    def _replay(self, offset: int, body: memoryview) -> None:
+    def replay(self, offset: int, body: memoryview) -> None:
         match read_engine_record(body):
             case StoreRecord(_, blocks):
                 self._note(offset, [block.header.log for block in blocks])
