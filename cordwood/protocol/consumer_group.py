@@ -78,11 +78,29 @@ class Group:
         return tuple(sorted(log for log, own in self.owners.items() if own.member == member))
 
 
-def join(group: Group, member: str, logs: Sequence[str], now_us: int, ttl_us: int) -> Group:
+def join(
+    group: Group,
+    member: str,
+    logs: Sequence[str],
+    now_us: int,
+    ttl_us: int,
+    known: int | None = None,
+) -> Group:
     """`member` starts to read. It replaces a member of the same name.
 
     A log that another member reads moves to the new member when its owner lets go of it.
+
+    Args:
+        known: the generation that the caller looked at; None if it did not look.
+    Raises:
+        Fenced: a member of this name joined since the caller looked. It may be the caller, whose
+            call is done a second time.
     """
+    before = group.members.get(member)
+    # Race: a node that was stopped does the call late. The member that joined by another node would
+    # be replaced by itself, and fenced.
+    if before is not None and known is not None and before.joined > known:
+        raise Fenced(f"a {member} joined since generation {known}: look again", group.generation)
     members = _alive(group.members, now_us)
     joined = group.generation + 1
     members[member] = GroupMember(tuple(sorted(set(logs))), now_us + ttl_us, joined)
