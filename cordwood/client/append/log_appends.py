@@ -314,11 +314,13 @@ class LogAppends:
     def _check_whole(self) -> None:
         """Raise OutOfSequence if an earlier block of this producer ended with an error."""
         if self._broken is not None:
-            text = (
-                f"{self._producer} is broken by an earlier failure: {self._broken}; "
-                "begin a higher epoch"
-            )
-            raise OutOfSequence(text, Misplaced.BEHIND)
+            raise OutOfSequence(self._broken_by(self._broken), Misplaced.BEHIND)
+
+    def _broken_by(self, error: CordwoodError) -> str:
+        return (
+            f"{self._producer} is broken by an earlier failure: {error}; send that again with "
+            "Producer.again, or begin a higher epoch"
+        )
 
     @property
     def _must_wait(self) -> bool:
@@ -479,10 +481,7 @@ class LogAppends:
         if self._producer is not None and self._broken is None:
             self._broken = error
             self._cut()
-            text = (
-                f"{self._producer} is broken by an earlier failure: {error}; begin a higher epoch"
-            )
-            behind = OutOfSequence(text, Misplaced.BEHIND)
+            behind = OutOfSequence(self._broken_by(error), Misplaced.BEHIND)
             while self._queue:
                 later = self._queue.popleft()
                 self._finish(later)
