@@ -546,7 +546,7 @@ async def connected(
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            cluster = Cluster(host, addresses, tasks)
+            cluster = Cluster(host, addresses, tasks, settings.write_tokens)
             await cluster.start(timeout_s=settings.timeout_s)
             store = Store(cluster, host, settings, tasks)
             try:

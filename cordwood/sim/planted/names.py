@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
+import msgspec
+
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, changed, instead
 
@@ -55,7 +57,20 @@ def _resets_unseen(right: Any) -> Any:
     return save
 
 
+def _tokens_unasked(right: Any) -> Any:
+    def enqueue(self: Any, waiting: Any) -> None:
+        asked = self.attributes
+        self.attributes = msgspec.structs.replace(asked, write_token="")
+        right(self, waiting)
+        self.attributes = asked
+
+    return enqueue
+
+
 BUGS = (
+    PlantedBug("tokens-unasked", "a sequencer takes appends of clients that show no token",
+               changed({"sequencer.appender:LogAppender.enqueue": _tokens_unasked}),
+               scene="tests/client/append/test_write_tokens.py"),
     PlantedBug("resets-unseen", "a consumer without members saves over a reset",
                changed({"admin.consumer_calls:save": _resets_unseen}),
                scene="tests/client/read/test_consumer.py"),
