@@ -516,10 +516,10 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             if stream is not None:
                 stream.on_gaps(node, connection, gaps)
         elif frame.kind == Kind.READING:
-            number, status, released, version = read_reading(frame.payload)
+            number, status, _, version, trim = read_reading(frame.payload)
             stream = self._streams.get(number)
             if stream is not None:
-                stream.on_reading(node, connection, status, released, version)
+                stream.on_reading(node, connection, status, version, trim)
         elif frame.kind not in (Kind.APPENDED, Kind.APPEND_FAULTS):
             raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
 
@@ -546,7 +546,7 @@ async def connected(
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            cluster = Cluster(host, addresses, tasks)
+            cluster = Cluster(host, addresses, tasks, settings.write_tokens)
             await cluster.start(timeout_s=settings.timeout_s)
             store = Store(cluster, host, settings, tasks)
             try:

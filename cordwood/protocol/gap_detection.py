@@ -82,12 +82,13 @@ class ReadBuffer(Generic[Item]):
         next: the first LSN that was not given out yet.
         until: the last LSN that is wanted.
         wants_grace: whether a loss at `next` waits for the end of the grace period.
+        is_held: whether only trims are given out: a node may not have told its trim point yet.
     """
 
     def __init__(self, start: int, until: int) -> None:
         self.next = start
         self.until = until
-        self.wants_grace = False
+        self.wants_grace = self.is_held = False
         self._heap: list[tuple[int, int, int, Item | _LeftOut]] = []
         self._ranges: set[tuple[int, int, BlockKind]] = set()
         self._arrivals = 0
@@ -227,6 +228,8 @@ class ReadBuffer(Generic[Item]):
             gap = self._gap(self._trim, GapKind.TRIM)
             self._drop_passed()
             return gap
+        if self.is_held:
+            return None
         self._drop_passed()
         if self.next & ESN_MAX == 0 or self.next >> 32 == 0:
             return self._gap(self._never_issued(), GapKind.BRIDGE)

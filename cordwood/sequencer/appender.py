@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from cordwood.block import BlockKind, Buffer, Envelope
 from cordwood.errors import (
+    AccessDenied,
     CordwoodError,
     NoSequencer,
     OutcomeUnknown,
@@ -195,6 +196,11 @@ class LogAppender:
     def enqueue(self, waiting: Waiting) -> None:
         """Take an entry; `flush` numbers it at the end of the tick."""
         assert not self._over, "a fenced appender takes nothing"
+        wanted = self.attributes.write_token
+        if wanted and wanted not in waiting.connection.tokens:
+            error = AccessDenied(f"log {self.log} wants a write token, and this client showed none")
+            self._role.refuse(waiting.connection, waiting.entry, error)
+            return
         if not self.is_recovered:
             self._unreleased_bytes += waiting.entry.stored_bytes
         self._pending.append(waiting)

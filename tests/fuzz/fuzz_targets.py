@@ -32,6 +32,7 @@ from cordwood.layout.gossip import pack_gossip, read_gossip
 from cordwood.layout.hello import pack_hello, unpack_hello
 from cordwood.layout.limits import BODY_BYTES_MAX
 from cordwood.layout.produced import pack_produced, read_produced
+from cordwood.layout.tokens import TOKENS_MAX, read_tokens
 from cordwood.log_attributes import parse_attributes
 from cordwood.lsn import parse_lsn
 from cordwood.metadata import consumers, epoch_store, log_tree, membership
@@ -232,6 +233,12 @@ def stream_control(data: bytes) -> None:
 def gossip(data: bytes) -> None:
     """A GOSSIP payload."""
     assert pack_gossip(read_gossip(memoryview(data))) == data
+
+
+@target
+def tokens(data: bytes) -> None:
+    """A TOKENS payload."""
+    assert len(read_tokens(memoryview(data))) <= TOKENS_MAX
 
 
 @target

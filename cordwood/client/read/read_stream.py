@@ -137,8 +137,7 @@ class ReadStream(StreamItems):
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._error: CordwoodError | None = None
-        self._closed = False
-        self._tail_seen = 0
+        self._closed, self._tail_seen = False, 0
         self._health = ReadHealth()
 
     def _begin(self, start: int, until: int) -> None:
@@ -199,7 +198,7 @@ class ReadStream(StreamItems):
 
     def open(self) -> None:
         """Ask every node that is up; the others are asked when they come."""
-        self._senders.open()
+        self._senders.open(is_first=True)
 
     def close(self) -> None:
         """Stop every node's sending; what is here is not given out any more."""
@@ -270,12 +269,13 @@ class ReadStream(StreamItems):
         self._news.set()
 
     def on_reading(
-        self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
+        self, node: NodeId, connection: Connection, status: ReadStatus, version: int, trim: int
     ) -> None:
         """A node answers a READ: what it sends from here on is what was asked."""
         if self._closed or self._queue:
             return
-        self._senders.on_reading(node, connection, status, version)
+        self._senders.on_reading(node, connection, status, version, trim)
+        self._news.set()
         if status == ReadStatus.FULL:
             self.fail(
                 Overloaded(f"node {node} has no room for one more read stream of this client")
@@ -330,6 +330,8 @@ class ReadStream(StreamItems):
             raise Closed("this read stream was closed")
         if self._queue is not None:
             return self._take_shared(self._queue)
+        if self._buffer.is_held:
+            self._senders.look_for_trims()
         judge = self._judge if self.may_conclude() else None
         taken = self._buffer.take(judge, grace_over=self.is_grace_over())
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
@@ -433,7 +435,7 @@ class ReadStream(StreamItems):
         if (
             is_in_order
             and not self.may_conclude()
-            and (self._buffer.is_passed_by(self._senders_now()))
+            and self._buffer.is_passed_by(self._senders_now())
         ):
             self._choice.on_suspicion()
         if self._settings.reader_slow_nodes_detection:
@@ -522,7 +524,7 @@ class ReadStream(StreamItems):
         if self._grace.ends is not None:
             until = min(until, self._grace.ends)
         due = self._health.due
-        return until if due is None else min(until, due)
+        return min(until, self._senders.trims_by, until if due is None else due)
 
     def _on_stuck(self, now: float) -> None:
         """Count no more on those who hold everything up; if that did not help, on nobody."""
@@ -549,10 +551,8 @@ class ReadStream(StreamItems):
     def _on_health(self, trouble: str) -> None:
         """A health event: the stream stands still, or goes on again."""
         self._health.trouble = trouble
-        if trouble:
-            logger.warning("log %d: %s", self.info.log_id, trouble)
-        else:
-            logger.info("log %d: read on", self.info.log_id)
+        level = logging.WARNING if trouble else logging.INFO
+        logger.log(level, "log %d: %s", self.info.log_id, trouble or "read on")
         if self.on_health is not None:
             self.on_health(self, trouble)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
+import msgspec
+
 from cordwood.admin import consumer_calls
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
@@ -16,6 +18,8 @@ from cordwood.metadata.change import Decide, Known
 from cordwood.metadata.store import MetadataStore
 from cordwood.protocol import consumer_group
 from cordwood.protocol.consumer_group import Group
+from cordwood.sequencer.appender import LogAppender
+from cordwood.sequencer.run_contents import Waiting
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, together
 
@@ -63,7 +67,17 @@ def _resets_unseen(
     return saved
 
 
+def _tokens_unasked(right: Any, self: LogAppender, waiting: Waiting) -> None:
+    asked = self.attributes
+    self.attributes = msgspec.structs.replace(asked, write_token="")
+    right(self, waiting)
+    self.attributes = asked
+
+
 BUGS = (
+    PlantedBug("tokens-unasked", "a sequencer takes appends of clients that show no token",
+               at(LogAppender.enqueue).around(_tokens_unasked),
+               scene="tests/client/append/test_write_tokens.py"),
     PlantedBug("resets-unseen", "a consumer without members saves over a reset",
                at(consumer_group.save, within=consumer_calls).around(_resets_unseen),
                scene="tests/client/read/test_consumer.py"),

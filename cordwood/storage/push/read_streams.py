@@ -299,8 +299,8 @@ class ReadStreams:
             self._pump_soon()
 
     def _answer(self, stream: PushStream, status: ReadStatus) -> None:
-        released = self._released(stream.log)
-        answer = pack_reading(stream.number, status, released, stream.version)
+        released, trim = self._released(stream.log), self._trim(stream.log)
+        answer = pack_reading(stream.number, status, released, stream.version, trim)
         stream.connection.send(Kind.READING, 0, (answer,))
 
     def _released(self, log: int) -> int:
