@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from cordwood.decisions import ClaimRefused, ReleaseHeld, tell
 from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.lsn import ESN_ISSUED_MAX, ESN_MAX, format_lsn
@@ -103,6 +104,7 @@ class Claims:
         if newest:
             self._told[log] = max(newest, self._told.get(log, 0))
         if epoch > newest:
+            tell(ClaimRefused(log, epoch, newest))
             raise Rejected(
                 f"log {log}: epoch {epoch} means nothing here: the metadata store has handed out "
                 f"none above {newest}: is it an older copy?"
@@ -161,6 +163,7 @@ class Claims:
         return len(self._waiting)
 
     async def _settle(self, log: int, lsn: int) -> Rejected | None:
+        tell(ReleaseHeld(log, lsn))
         try:
             await self.check_epoch(log, lsn >> 32)
         except Rejected as error:
