@@ -50,6 +50,7 @@ def named(group: ConsumerReply, names: Mapping[str, str]) -> ConsumerReply:
         positions=by_name(group.positions),
         since=by_name(group.since),
         successors=by_name(group.successors),
+        resets=by_name(group.resets),
     )
 
 
@@ -82,6 +83,7 @@ class ConsumerLogs:
                 message,
                 positions={self.key_of(log): lsn for log, lsn in message.positions.items()},
                 expected={self.key_of(log): lsn for log, lsn in message.expected.items()},
+                resets={self.key_of(log): count for log, count in message.resets.items()},
                 let_go=[self.key_of(log) for log in message.let_go],
             )
         reply = await self._ask(message)

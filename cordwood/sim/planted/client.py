@@ -67,7 +67,12 @@ def _no_compare(
 
 
 async def _unknown_is_done(
-    right: Any, store: MetadataStore, key: str, decide: Decide, known: Known | None = None
+    right: Any,
+    store: MetadataStore,
+    key: str,
+    decide: Decide,
+    known: Known | None = None,
+    version: int | None = None,
 ) -> bytes | None:
     wanted: bytes | None = None
 
@@ -85,7 +90,7 @@ async def _unknown_is_done(
             return value
     except OutcomeUnknown:
         return value
-    done: bytes | None = await right(store, key, decide)
+    done: bytes | None = await right(store, key, decide, None, version)
     return done
 
 

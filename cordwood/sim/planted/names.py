@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
+from cordwood.admin import consumer_calls
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
-from cordwood.metadata import log_rights
+from cordwood.metadata import change, log_rights
+from cordwood.metadata.change import Decide, Known
+from cordwood.metadata.store import MetadataStore
+from cordwood.protocol import consumer_group
+from cordwood.protocol.consumer_group import Group
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, together
 
@@ -40,7 +45,31 @@ def _opened_by_name(right: Any, self: LogFinding, log: AnyLog, **options: Any) -
     return right(self, log if known is None else known.name, **options)
 
 
+async def _any_version(
+    right: Any,
+    store: MetadataStore,
+    key: str,
+    decide: Decide,
+    known: Known | None = None,
+    version: int | None = None,
+) -> Any:
+    return await right(store, key, decide, known)
+
+
+def _resets_unseen(
+    right: Any, group: Group, positions: Mapping[str, int], *, resets: Any = None, **how: Any
+) -> Group:
+    saved: Group = right(group, positions, **how)
+    return saved
+
+
 BUGS = (
+    PlantedBug("resets-unseen", "a consumer without members saves over a reset",
+               at(consumer_group.save, within=consumer_calls).around(_resets_unseen),
+               scene="tests/client/read/test_consumer.py"),
+    PlantedBug("any-version", "attributes are set over a change that their caller did not see",
+               at(change.change).around(_any_version),
+               scene="tests/client/admin/test_late_changes.py"),
     PlantedBug("position-by-name", "a consumer's position is kept by the name of its log",
                together(at(ConsumerLogs.__init__).around(_kept_by_name),
                         at(ConsumerLogs.key_of).instead(lambda self, log: _by_name(log))), scenario=scenarios.NAMES),

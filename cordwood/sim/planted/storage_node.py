@@ -41,6 +41,7 @@ from cordwood.storage.scrub.rotten_rows import find_rot
 from cordwood.storage.scrub.scrub import Scrub
 from cordwood.storage.space import payload_count, retention, space_watch
 from cordwood.storage.space.kept_bytes import KeptBytes
+from cordwood.storage.unheard import Unheard
 from cordwood.storage.wal.delta_wal import Wal
 from cordwood.wire.arrivals import Arrivals
 from cordwood.wire.connection import Connection
@@ -322,6 +323,9 @@ BUGS = (
     PlantedBug("releases-believed", "a node takes a release of an epoch that never was",
                at(Claims.release).instead(_released),
                scene="tests/storage/test_claims.py"),
+    PlantedBug("far-blocks-stored", "a node stores blocks of epochs that never were",
+               at(Unheard.holds).instead(lambda *_: False),
+               scenario=scenarios.STRANGERS),
     PlantedBug("client-says-released", "a client's word is enough for what may be trimmed",
                at(Claims.check_released).instead(_believed),
                scene="tests/storage/test_claims.py"),
