@@ -14,6 +14,7 @@ Source: docs/simulator.md, "Decisions".
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -21,7 +22,10 @@ from dataclasses import dataclass, fields
 from cordwood.errors import BadSetting
 from cordwood.lsn import format_lsn, parse_lsn
 
-_LSNS = frozenset({"first", "last", "lsn"})
+KEPT_MAX = 100_000
+"""Decisions that a story keeps: some minutes of a busy node that acknowledges runs."""
+
+_LSNS = frozenset({"first", "last", "lsn", "bridge"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,10 @@ class Decision:
 
     log: int
 
-    def concerns(self, log: int, lsn: int = 0) -> bool:
-        """Whether this is about `log`, and about the record at `lsn` if one is named."""
-        return log == self.log
+    def concerns(self, log: int, first: int = 0, last: int = 0) -> bool:
+        """Whether this is about `log`, and about its records from `first` to `last` if these are
+        named: a decision about a log as a whole is about none of its records."""
+        return log == self.log and not first
 
     @property
     def words(self) -> str:
@@ -58,8 +63,9 @@ class RunDecision(Decision):
     first: int
     last: int
 
-    def concerns(self, log: int, lsn: int = 0) -> bool:
-        return log == self.log and (not lsn or self.first <= lsn <= self.last)
+    def concerns(self, log: int, first: int = 0, last: int = 0) -> bool:
+        """See `Decision.concerns`."""
+        return log == self.log and (not first or (self.first <= last and first <= self.last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,9 @@ class EpochDecision(Decision):
 
     epoch: int
 
-    def concerns(self, log: int, lsn: int = 0) -> bool:
-        return log == self.log and (not lsn or self.epoch == lsn >> 32)
+    def concerns(self, log: int, first: int = 0, last: int = 0) -> bool:
+        """See `Decision.concerns`."""
+        return log == self.log and (not first or first >> 32 <= self.epoch <= last >> 32)
 
 
 # ---- sequencer: runs ----
@@ -349,12 +356,15 @@ class LogTrimmed(Decision):
 
     lsn: int
 
+    def concerns(self, log: int, first: int = 0, last: int = 0) -> bool:
+        """See `Decision.concerns`."""
+        return log == self.log and first <= self.lsn
+
 
 @dataclass(frozen=True, slots=True)
-class RetentionTrimmed(Decision):
+class RetentionTrimmed(LogTrimmed):
     """A node trims what the log no longer keeps, for want of `time` or `space`."""
 
-    lsn: int
     why: str
 
 
@@ -513,51 +523,68 @@ def listening(listener: Listener) -> Iterator[None]:
         LISTENERS.remove(listener)
 
 
-@dataclass(frozen=True, slots=True)
 class Story:
-    """Which decisions somebody wants told.
+    """What was decided of late, told of one log, one record or one range of records.
 
-    Attributes:
-        log: only those about this log; 0 for all.
-        lsn: and only those about this record; 0 for all.
+    Args:
+        now_us: the time, in µs.
+        who: the node or client that decides.
+        most: how many decisions are kept; older ones go.
     """
 
-    log: int = 0
-    lsn: int = 0
+    def __init__(
+        self, now_us: Callable[[], int], who: Callable[[], str] = str, most: int = KEPT_MAX
+    ) -> None:
+        self._now_us = now_us
+        self._who = who
+        self._kept: deque[tuple[int, str, Decision]] = deque(maxlen=most)
 
-    def wants(self, decision: Decision) -> bool:
-        """Whether the decision belongs to the story."""
-        return not self.log or decision.concerns(self.log, self.lsn)
+    def on_decision(self, decision: Decision) -> None:
+        """Keep it."""
+        self._kept.append((self._now_us(), self._who(), decision))
+
+    def of(self, log: int, first: int = 0, last: int = 0) -> list[tuple[int, str]]:
+        """When, in µs, what was decided about `log`, or its records from `first` to `last`."""
+        return [
+            (at_us, f"{who + ' ' if who else ''}{decision.words}")
+            for at_us, who, decision in self._kept
+            if decision.concerns(log, first, last)
+        ]
 
 
-def parse_story(text: str) -> Story:
-    """Read `all`, the number of a log such as `17`, or a record of it such as `17:e7n123`.
+def parse_story(text: str) -> tuple[int, int]:
+    """Read `all` (0, 0), the number of a log such as `17`, or its record such as `17:e7n123`.
 
     Raises:
         BadSetting: it is none of these.
     """
     if text == "all":
-        return Story()
-    log, _, lsn = text.partition(":")
+        return 0, 0
+    number, _, lsn = text.partition(":")
     try:
-        story = Story(int(log), int(parse_lsn(lsn)) if lsn else 0)
+        log, at = int(number), int(parse_lsn(lsn)) if lsn else 0
     except ValueError as error:
         raise BadSetting(f"a story is told of `all`, `17` or `17:e7n123`, not {text!r}") from error
-    if story.log <= 0:
+    if log <= 0:
         raise BadSetting(f"a story is told of `all`, `17` or `17:e7n123`, not {text!r}")
-    return story
+    return log, at
 
 
 @contextmanager
 def story_told(text: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Say each decision of a story for the length of the block; "" for none."""
+    """Say each decision of the story that `text` asks for, for the length of the block; "" for
+    none.
+
+    Raises:
+        BadSetting: see `parse_story`.
+    """
     if not text:
         yield
         return
-    story = parse_story(text)
+    log, lsn = parse_story(text)
 
     def on_decision(decision: Decision) -> None:
-        if story.wants(decision):
+        if not log or decision.concerns(log, lsn, lsn):
             say(decision.words)
 
     with listening(on_decision):
