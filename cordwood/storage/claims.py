@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from cordwood.decisions import ClaimRefused, ReleaseHeld, tell
 from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.layout.waves import Refusal
@@ -96,6 +97,7 @@ class Claims:
     async def _check_handed_out(self, log: int, epoch: int) -> None:
         newest = await self._ask_newest(log)
         if epoch > newest:
+            tell(ClaimRefused(log, epoch, newest))
             raise Rejected(_never_handed_out(log, epoch, newest))
 
     async def _ask_newest(self, log: int) -> int:
@@ -156,6 +158,7 @@ class Claims:
 
     async def _settle(self, log: int, claim: Claim) -> str:
         """Returns what is not believed, "" for nothing."""
+        tell(ReleaseHeld(log, claim.released))
         try:
             newest = await self._ask_newest(log)
         except CordwoodError as error:

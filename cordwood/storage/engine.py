@@ -17,6 +17,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from cordwood.block import Buffer
+from cordwood.decisions import (
+    EpochClosed,
+    EpochPurged,
+    LogTrimmed,
+    NodeFailed,
+    SealRaised,
+    SealRefused,
+    tell,
+)
 from cordwood.errors import (
     CordwoodError,
     Fenced,
@@ -63,7 +72,7 @@ from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
-from cordwood.storage.refusals import damage_of, refusal_of
+from cordwood.storage.refusals import damage_of, refusal_of, tell_refusal
 from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
 from cordwood.storage.unheard import Unheard
@@ -256,6 +265,7 @@ class StorageEngine:
                     taken.append(block)
             else:
                 refused[block.header.log] = refusal
+                tell_refusal(self, block, seal_epoch, refusal)
         if not taken:
             settled(tuple(refused.values()))
             return
@@ -385,6 +395,7 @@ class StorageEngine:
         """
         if not self.seals.seal(log, epoch):
             ruling = self.seals.of(log)
+            tell(SealRefused(log, epoch, ruling))
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         if self._sealed_durably.get(log) != epoch:
             # Trap: a recovery that is retried many times would fill the ring with its seal.
@@ -409,6 +420,7 @@ class StorageEngine:
             await self._close_epoch(log, epoch, end)
 
     def _on_sealed(self, log: int, epoch: int) -> None:
+        tell(SealRaised(log, epoch))
         self._sealed_durably[log] = max(epoch, self._sealed_durably.get(log, 0))
 
     def unclean_epochs(self, log: int) -> tuple[list[int], int]:
@@ -424,6 +436,7 @@ class StorageEngine:
         Raises:
             Overloaded: the WAL has no room even for this.
         """
+        tell(EpochPurged(log, epoch, seal))
         end = EpochEnd(seal, lng, produced, attempt) if seal else None
         await self._close_epoch(log, epoch, end)
 
@@ -454,6 +467,7 @@ class StorageEngine:
         return held.trim if (held := self.cache.get(log)) is not None else 0
 
     def on_trimmed(self, record: TrimRecord) -> None:
+        tell(LogTrimmed(record.log, record.lsn))
         held = self.cache.log(record.log)
         # Order matters: the trimmed records were released, so their epoch's LNG is above them.
         held.release(record.released)
@@ -482,6 +496,7 @@ class StorageEngine:
         return epoch, untrimmed(read_nodesets(packed), held.trim)
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
+        tell(EpochClosed(log, epoch, end is not None))
         if end is not None:
             # Trap: fix the LNG here and write it, because a later start may not know one as high.
             end = self.cache.log(log).above_own_lng(epoch, end)
@@ -570,6 +585,7 @@ class StorageEngine:
         """The WAL or LogsDB failed for good: store nothing any more."""
         if not self.failed:
             self.failed = str(error) or type(error).__name__
+            tell(NodeFailed(0, self.failed))
             logger.error("this node stores nothing any more: %s", self.failed)
 
     def replay(self, offset: int, body: memoryview) -> None:

@@ -34,6 +34,7 @@ from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers
 from cordwood.client.append.window import Window
 from cordwood.client.cluster import Cluster
+from cordwood.decisions import AppendCameBack, AppendGivenUp, AppendsLost, SequencerSought, tell
 from cordwood.errors import (
     BadSetting,
     CordwoodError,
@@ -394,6 +395,7 @@ class LogAppends:
 
     async def _seek(self) -> None:
         """Find a node to send to: the one named by a redirect, the log's own, then the others."""
+        tell(SequencerSought(self.log))
         try:
             if self._pause_s:
                 await asyncio.sleep(self._pause_s * self._host.random.uniform(0.5, 1.0))
@@ -477,6 +479,7 @@ class LogAppends:
 
     def _fail(self, batch: PendingBlock, error: CordwoodError) -> None:
         """A block ends with an error; this also ends the producer's sequence."""
+        tell(AppendGivenUp(self.log, str(error)))
         batch.fail(error)
         if self._producer is not None and self._broken is None:
             self._broken = error
@@ -496,6 +499,7 @@ class LogAppends:
         self, batch: PendingBlock, token: int, error: CordwoodError, node: NodeId
     ) -> None:
         """Keep a refused block for another try."""
+        tell(AppendCameBack(self.log, str(error)))
         batch.refused = error
         self._owner.sent.pop(token, None)  # it gets another token when it is sent again
         self._requeue(batch, token)
@@ -523,6 +527,8 @@ class LogAppends:
         if self._target is connection:
             self._target = None
         lost = [token for token, (_, used) in self._sent.items() if used is connection]
+        if lost:
+            tell(AppendsLost(self.log, len(lost)))
         for token in lost:
             batch, _ = self._sent.pop(token)
             error = unknown(f"the connection to {connection} was lost", self.log)

@@ -27,6 +27,14 @@ from cordwood.client.read.read_health import HEALTH_S, ReadHealth
 from cordwood.client.read.senders import HeldBlock, Senders
 from cordwood.client.read.shared_tail import SharedTails, SubscriberQueue
 from cordwood.client.read.stream_items import StreamItems
+from cordwood.decisions import (
+    GapConcluded,
+    ReaderEnded,
+    ReaderHealth,
+    ReaderStuck,
+    TailSought,
+    tell,
+)
 from cordwood.errors import AccessDenied, Closed, CordwoodError, Overloaded, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
@@ -238,6 +246,7 @@ class ReadStream(StreamItems):
 
     def fail(self, error: CordwoodError) -> None:
         """End the stream with an error."""
+        tell(ReaderEnded(self.info.log_id, str(error)))
         self._error = error
         self.close()
 
@@ -341,6 +350,8 @@ class ReadStream(StreamItems):
             self._grace.end()
         if isinstance(taken, Delivery):
             self._senders.on_consumed(taken.block)
+        elif isinstance(taken, Gap):
+            tell(GapConcluded(self.info.log_id, taken.first, taken.last, taken.kind.name))
         for block in self._buffer.take_passed():
             self._senders.on_consumed(block)
         if taken is not None:
@@ -529,6 +540,7 @@ class ReadStream(StreamItems):
     def _on_stuck(self, now: float) -> None:
         """Count no more on those who hold everything up; if that did not help, on nobody."""
         self._overdue_since = now
+        tell(ReaderStuck(self.info.log_id, self._buffer.next))
         if self._senders.is_switching:
             self._choice.on_late()
         else:
@@ -551,6 +563,7 @@ class ReadStream(StreamItems):
     def _on_health(self, trouble: str) -> None:
         """A health event: the stream stands still, or goes on again."""
         self._health.trouble = trouble
+        tell(ReaderHealth(self.info.log_id, trouble))
         level = logging.WARNING if trouble else logging.INFO
         logger.log(level, "log %d: %s", self.info.log_id, trouble or "read on")
         if self.on_health is not None:
@@ -576,6 +589,7 @@ class ReadStream(StreamItems):
 
     async def _ask_tail(self) -> None:
         asked_at = self._loop.time()
+        tell(TailSought(self.info.log_id))
         try:
             self._tail_seen = max(self._tail_seen, await self._nudge())
             self._health.on_tail()

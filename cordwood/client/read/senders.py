@@ -19,6 +19,7 @@ from crc32c import crc32c
 from cordwood.block import BlockKind
 from cordwood.client.admin.log_tree import read_token
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.decisions import OldOrderDropped, OrderSwitched, Rewound, tell
 from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
@@ -328,6 +329,7 @@ class Senders:
         is_trimmed = self._buffer.on_trim(head.trim)
         if source.version != source.asked:
             # Race: the block is of an older request. It comes again, or another node sends it.
+            tell(OldOrderDropped(self._log, node))
             return is_trimmed
         for block in blocks:
             self._on_block(source, block)
@@ -455,11 +457,8 @@ class Senders:
         if is_gentle:
             self._begin_switch()
             return
-        logger.debug(
-            "log %d: %s from %s on, known down: %s", self._log,
-            "single copies" if self.choice.is_single else "all copies",
-            format_lsn(self._buffer.next), self.choice.known_down,
-        )  # fmt: skip
+        down = tuple(self.choice.known_down)
+        tell(Rewound(self._log, self._buffer.next, self.choice.is_single, down))
         self._buffer.rewind()
         self._window.restart(self._buffer.next)
         self.slow.on_rewind(self._window.high, self._loop.time())
@@ -477,10 +476,8 @@ class Senders:
         slow node, a reader on a busy machine was sent 1.2 to 1.7 bytes for each byte it read."""
         if not self.is_switching:
             self._switch_at = self._window.high + 1
-        logger.debug(
-            "log %d: from %s on, known down: %s",
-            self._log, format_lsn(min(LSN_MAX, self._switch_at)), self.choice.known_down,
-        )  # fmt: skip
+        down = tuple(self.choice.known_down)
+        tell(OrderSwitched(self._log, min(LSN_MAX, self._switch_at), down))
         for node, source in sorted(self.sources.items()):
             source.switches = True
             self._switch(node, source)
