@@ -50,6 +50,7 @@ One event a line; each line comes one millisecond after the one before::
     n1 names n2,n3 e1n1-e1n4 41     a block, at 41, at a node that knows that these are gone
     accept n1                       an operator accepts what n1 lost
     fault crash [n1 n2] | ease crash | start n1 [rack1] [weight=0] | heal | wait 2.5
+    begin n1 rack1                  a node begins to start there, and may never run
     disk n1 own|other               a machine is given a disk
     n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
     n1 has wal_bytes 5 of 9         a node holds so much of what has a limit
@@ -99,6 +100,7 @@ from cordwood.sim.history import (
     Idled,
     NodeDumped,
     NodeStarted,
+    NodeStarting,
     PayloadMark,
     PositionsSaved,
     ReadEnded,
@@ -273,6 +275,9 @@ class _Stage:
 
     def do_ease(self, kind: str) -> None:
         self.add(FaultEased(self.time_us, kind))
+
+    def do_begin(self, node: str, rack: str) -> None:
+        self.add(NodeStarting(self.time_us, int(node[1:]), rack))
 
     def do_start(self, node: str, rack: str = "", weight: str = "weight=1") -> None:
         weighs = float(weight.removeprefix("weight="))

@@ -66,6 +66,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder = HistoryRecorder(Ticks(), copies=2, racks=2, seed=7)
     payload = make_payload("w1", 1, 64, random.Random(1))
     recorder.epoch_taken(1, 1, node=3)
+    recorder.node_starting(3, "rack1")
     recorder.node_started(3, incarnation=2)
     first = recorder.append_invoked("w1", 1, [payload, b"\xff\x00"], session=4, timeout_s=2.5)
     second = recorder.append_invoked("w1", 1, [payload])
