@@ -71,6 +71,7 @@ from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import AppenderTools
 from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
+from cordwood.sequencer.settled_queries import SettledQueries
 from cordwood.settings import NodeSettings
 from cordwood.storage.claims import Claims
 from cordwood.storage.copy_survey import CopySurvey
@@ -246,6 +247,7 @@ class Node:
             self._rights.run(),
             self._claims.run(),
             self._log_watch.run(),
+            self._tools.queries.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
@@ -338,6 +340,7 @@ class Node:
         self._tools = tools = AppenderTools(
             self._peers, self._channel, self._states, times, settings,
             asyncio.get_running_loop().time, self.host.random,
+            SettledQueries(self._publications.settled),
         )  # fmt: skip
         recovery = RecoveryTools(
             self.host,

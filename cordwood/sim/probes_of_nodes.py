@@ -103,6 +103,11 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "sequencer.producer_checks:_full",
     ),
     row(
+        "query-kept",
+        "a log kept a query whose commit was not known to be done, and refused another",
+        "sequencer.producer_checks:_unsettled",
+    ),
+    row(
         "nodesets-told",
         "a node was told a log's nodesets",
         "storage.engine:StorageEngine.tell_nodesets",

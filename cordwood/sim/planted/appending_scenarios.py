@@ -37,3 +37,10 @@ REFUSED_LATER = scenario(
 )  # fmt: skip
 """Sequencers die with producers' blocks in flight, and the next ones refuse them, as they start,
 until their deadline."""
+
+QUERIES_MANY = scenario(
+    "client_crash", "crash", every_s=2.0, publishers=3, publish_s=0.5,
+    logs=("/sim/a", "/sim/b"), readers=2, length_s=45.0,
+    turns=(("protocol.producers.QUERIES", 0),),
+)  # fmt: skip
+"""More queries than a log remembers: each waits for the others to rest."""

@@ -71,8 +71,8 @@ def _newest_forgotten(right: Any) -> Any:
 
 
 def _full_is_next(right: Any) -> Any:
-    def look(self: Any, *block: int) -> Any:
-        verdict, first = right(self, *block)
+    def look(self: Any, *block: int, **how: bool) -> Any:
+        verdict, first = right(self, *block, **how)
         return (ProducerVerdict.NEXT, 0) if verdict is ProducerVerdict.FULL else (verdict, first)
 
     return look

@@ -15,7 +15,7 @@ from cordwood.errors import StageExpired
 from cordwood.layout.message_staging import AskPublication, FinishPublish
 from cordwood.protocol.producers import QUERY_PRODUCERS
 from cordwood.protocol.publishing import group_end
-from cordwood.sim.planted import scenarios
+from cordwood.sim.planted import appending_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, changed, instead
 
 _PUBLISHER = "client.publish.publishing:Publisher"
@@ -40,17 +40,18 @@ def _never_waits(right: Any) -> Any:
 
 
 def _leaves_the_last(right: Any) -> Any:
-    async def roll_forward(self: Any, query: str, known: Any) -> Any:
-        return await right(self, query, known) if getattr(self, "_planted_own", False) else known
+    async def roll_forward(self: Any, query: str, known: Any, *own: Any) -> Any:
+        is_own = getattr(self, "_planted_own", False)
+        return await right(self, query, known, *own) if is_own else known
 
     return roll_forward
 
 
 def _sees_to_its_own(right: Any) -> Any:
-    async def finish(self: Any, query: str, batch: int, known: Any, **how: Any) -> Any:
+    async def finish(self: Any, query: str, batch: int, known: Any, *own: Any, **how: Any) -> Any:
         self._planted_own = True
         try:
-            return await right(self, query, batch, known, **how)
+            return await right(self, query, batch, known, *own, **how)
         finally:
             self._planted_own = False
 
@@ -68,10 +69,10 @@ def _pins_what_expired(right: Any) -> Any:
 
 
 def _one_log(right: Any) -> Any:
-    async def append(self: Any, known: Any, share: Any) -> Any:
+    async def append(self: Any, query: str, known: Any, share: Any, *late_at: Any) -> Any:
         if share.log != known.shares[0].log:
             return 1 << 32 | 1, (1 << 32) + sum(block.records for block in share.blocks)
-        return await right(self, known, share)
+        return await right(self, query, known, share, *late_at)
 
     return append
 
@@ -97,8 +98,10 @@ def _lets_go_first(right: Any) -> Any:
 def _each_group_anew(right: Any) -> Any:
     """Every group of a share has the first one's sequence."""
 
-    async def append_group(self: Any, known: Any, share: Any, blocks: Any, sequence: int) -> Any:
-        return await right(self, known, share, blocks, 0)
+    async def append_group(
+        self: Any, known: Any, share: Any, blocks: Any, sequence: int, late_at: float
+    ) -> Any:
+        return await right(self, known, share, blocks, 0, late_at)
 
     return append_group
 
@@ -106,9 +109,10 @@ def _each_group_anew(right: Any) -> Any:
 def _first_group(right: Any) -> Any:
     """Of a share that is more than a group holds, the rest is left out."""
 
-    async def append(self: Any, known: Any, share: Any) -> Any:
+    async def append(self: Any, query: str, known: Any, share: Any, *late_at: Any) -> Any:
         end = group_end([b.stored_bytes for b in share.blocks], 0, known.group_bytes_max)
-        return await right(self, known, msgspec.structs.replace(share, blocks=share.blocks[:end]))
+        part = msgspec.structs.replace(share, blocks=share.blocks[:end])
+        return await right(self, query, known, part, *late_at)
 
     return append
 
@@ -138,6 +142,14 @@ BUGS = (
     PlantedBug("first-group-alone", "of a share that is more than a group holds, the rest is lost",
                changed({f"{_PUBLISHER}._append": _first_group}),
                scene="tests/client/publish/test_published_planted.py"),
+    PlantedBug("query-forgotten-early", "a log forgets a query whose commit waits for another log",
+               changed({"sequencer.settled_queries:SettledQueries.is_settled":
+                        instead(lambda self, producer, commit: True)}),
+               scenario=appending_scenarios.QUERIES_MANY),
+    PlantedBug("late-unsaid", "a client does not say that an append may be a repeat of long ago",
+               changed({"client.append.pending_block:PendingBlock.is_late":
+                        instead(lambda self, producer, now: False)}),
+               scene="tests/client/publish/test_forgotten_queries.py"),
     PlantedBug("numbered-is-stored", "a sequencer tells of records in flight as of stored ones",
                changed({"sequencer.producer_checks:ProducerChecks.misplace": instead(_tells_at_once)}),
                scene="tests/sequencer/test_misplaced.py"),

@@ -155,8 +155,8 @@ def _turn_taken(wrong: ProducerVerdict) -> Any:
     """Blocks whose verdict is `wrong` are stored as if it were theirs."""
 
     def make(right: Any) -> Any:
-        def look(self: Any, *block: int) -> Any:
-            verdict, first = right(self, *block)
+        def look(self: Any, *block: int, **how: bool) -> Any:
+            verdict, first = right(self, *block, **how)
             return (ProducerVerdict.NEXT, 0) if verdict is wrong else (verdict, first)
 
         return look
