@@ -71,7 +71,6 @@ from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import AppenderTools
 from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
-from cordwood.sequencer.settled_queries import SettledQueries
 from cordwood.settings import NodeSettings
 from cordwood.storage.claims import Claims
 from cordwood.storage.copy_survey import CopySurvey
@@ -340,8 +339,7 @@ class Node:
         times = StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s)
         self._tools = tools = AppenderTools(
             self._peers, self._channel, self._states, times, settings,
-            asyncio.get_running_loop().time, self.host.random,
-            SettledQueries(self._publications.settled),
+            asyncio.get_running_loop().time, self.host.random, self._publications.settled,
         )  # fmt: skip
         recovery = RecoveryTools(
             self.host,

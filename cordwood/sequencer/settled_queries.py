@@ -22,14 +22,14 @@ LOOK_S = 1.0
 """The least time between two questions to the metadata store, each for all queries there are."""
 
 
+AskSettled = Callable[[], Awaitable[Mapping[int, int]]]
+"""Asks the metadata store for the last commit that is done, by the query's producer."""
+
+
 class SettledQueries:
     """See the module. A commit that is done once is done for good, so answers are kept."""
 
-    def __init__(self, ask: Callable[[], Awaitable[Mapping[int, int]]]) -> None:
-        """
-        Args:
-            ask: the last commit that is done, by the query's producer.
-        """
+    def __init__(self, ask: AskSettled) -> None:
         self._ask = ask
         self._done: Mapping[int, int] = {}
         self._wanted: dict[int, int] = {}

@@ -11,7 +11,7 @@ from typing import Protocol
 from cordwood.nodes import Authority, Member
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
-from cordwood.sequencer.settled_queries import SettledQueries
+from cordwood.sequencer.settled_queries import AskSettled, SettledQueries
 from cordwood.settings import SequencerSettings
 from cordwood.wire.peers import Peers
 from cordwood.wire.store_channel import StoreChannel
@@ -34,7 +34,7 @@ class AppenderTools:
         settings: SequencerSettings,
         now: Clock,
         random: Chance,
-        queries: SettledQueries,
+        ask_settled: AskSettled,
     ) -> None:
         self.peers = peers
         self.channel = channel
@@ -43,7 +43,7 @@ class AppenderTools:
         self.settings = self._given = settings
         self.now = now
         self.random = random
-        self.queries = queries
+        self.queries = SettledQueries(ask_settled)
 
     def fit(self, members: Iterable[Member]) -> None:
         """Number nothing that a member could never store.

@@ -6,7 +6,7 @@ seldom called: what every frame passes is not watched, so that a run stays fast.
 
 from __future__ import annotations
 
-from cordwood.errors import CordwoodError, Rejected, Unreachable
+from cordwood.errors import CordwoodError, LogExists, Rejected, UnknownLog, Unreachable
 from cordwood.layout.waves import Refusal
 from cordwood.sim.watch import Test, Watch, gave
 
@@ -101,6 +101,18 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "producers-full",
         "a log refused a producer for want of memory",
         "sequencer.producer_checks:_full",
+    ),
+    row(
+        "rename-lost",
+        "a rename or a deletion found that another call had come first",
+        "metadata.log_tree:LogTree._move",
+        raises=UnknownLog,
+    ),
+    row(
+        "name-refused",
+        "a name was not given away, for a log has it or was on its way to it",
+        "metadata.log_entries:LogEntries.claim",
+        raises=LogExists,
     ),
     row(
         "query-kept",

@@ -104,6 +104,8 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(name_events.NameLeads(recorder.now_us, 3, 0))
     recorder.add(name_events.NamedRead(recorder.now_us, "c", 0, 3, 3, "", [(3, 0)], True))
     recorder.add(name_events.NamedAppend(recorder.now_us, "c", 0, make_lsn(1, 1), found=True))
+    recorder.add(name_events.LogMade(recorder.now_us, "c", 3))
+    recorder.add(name_events.LogSought(recorder.now_us, 3, False, True, True, is_listed=True))
     recorder.add(token_events.FenceAnswered(recorder.now_us, "w1", 1, 5, 2))
     recorder.add(operator_events.StorageAsked(recorder.now_us, "w1", 3, True))
     recorder.add(operator_events.StorageTold(recorder.now_us, "w1", 3, True))

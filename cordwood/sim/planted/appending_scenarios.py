@@ -44,3 +44,9 @@ QUERIES_MANY = scenario(
     turns=(("protocol.producers.QUERIES", 0),),
 )  # fmt: skip
 """More queries than a log remembers: each waits for the others to rest."""
+
+CROSSINGS = scenario(
+    "metadata_slow", "pause", every_s=1.0, crossers=5, producers=1, readers=1, publishers=0,
+    members=0, holders=0, outsiders=0, browsers=0, crowds=0, callers=0, length_s=40.0,
+)  # fmt: skip
+"""Administrators change the same names at the same moments, and each step takes another time."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
-from cordwood.sim.planted import scenarios
+from cordwood.metadata.log_entries import name_key
+from cordwood.sim.planted import appending_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, changed, instead
 
 
@@ -55,6 +56,28 @@ def _resets_unseen(right: Any) -> Any:
     return save
 
 
+async def _takes_blindly(self: Any, name: str, log_id: Any) -> None:
+    """A name is taken away from the log that it leads to, wherever the log is by then."""
+    found = await self._store.get(name_key(name))
+    if found is not None and await self.leads_to(name) == log_id:
+        await self._store.compare_and_set(name_key(name), None, found.version)
+
+
+async def _nothing(*rest: Any) -> None:
+    pass
+
+
+def _claims_last(right: Any) -> Any:
+    async def move(self: Any, log_id: Any, name: str, new_name: str | None, check: Any) -> None:
+        twin = type(self)(self._store, self._defaults)
+        twin._entries.claim = _nothing
+        await right(twin, log_id, name, new_name, check)
+        if new_name is not None:
+            await self._entries.claim(new_name, log_id)
+
+    return move
+
+
 BUGS = (
     PlantedBug("resets-unseen", "a consumer without members saves over a reset",
                changed({"admin.consumer_calls:save": _resets_unseen}),
@@ -78,6 +101,12 @@ BUGS = (
                    "client.find.known_logs:KnownLogs.has_changed": instead(lambda self, log: False),
                    "client.find.known_logs:KnownLogs.is_old": instead(lambda self, log: False),
                }), scenario=scenarios.NAMES),
+    PlantedBug("name-taken-blindly", "an old name is taken away without a look at where its log is",
+               changed({"metadata.log_entries:LogEntries.remove_name": instead(_takes_blindly)}),
+               scenario=appending_scenarios.CROSSINGS),
+    PlantedBug("name-claimed-last", "a log goes to its new name before the name is claimed",
+               changed({"metadata.log_tree:LogTree._move": _claims_last}),
+               scenario=appending_scenarios.CROSSINGS),
     PlantedBug("change-unasked", "a node changes a log without asking for its tokens",
                changed({"metadata.log_rights:_changed": instead(lambda was, becomes: ())}),
                scenario=scenarios.RIGHTS),
