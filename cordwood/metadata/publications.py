@@ -98,7 +98,7 @@ class Publications:
         """The last commit that is in all its logs, by the query's producer. One round trip."""
         found: dict[int, int] = {}
         for key, stored in await self._store.list(_PREFIX):
-            entry = read_json(stored.value, _Entry, f"the query at {key}")
+            entry = _read_entry(stored.value, f"the query at {key}")
             found[entry.producer] = entry.commits if entry.is_done else entry.commits - 1
         return found
 
@@ -197,10 +197,14 @@ def _encode(query: str, known: Publication) -> bytes:
     )
 
 
+def _read_entry(value: bytes, what: str) -> _Entry:
+    return read_json(value, _Entry, what)
+
+
 def _decode(query: str, value: bytes | None) -> Publication:
     if value is None:
         return Publication()
-    entry = read_json(value, _Entry, f"the query {query!r}")
+    entry = _read_entry(value, f"the query {query!r}")
     if entry.query != query:
         raise Malformed(f"the queries {query!r} and {entry.query!r} have one entry")
     return Publication(
