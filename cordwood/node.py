@@ -247,6 +247,7 @@ class Node:
             self._rights.run(),
             self._claims.run(),
             self._log_watch.run(),
+            self._tools.queries.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
@@ -338,7 +339,7 @@ class Node:
         times = StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s)
         self._tools = tools = AppenderTools(
             self._peers, self._channel, self._states, times, settings,
-            asyncio.get_running_loop().time, self.host.random,
+            asyncio.get_running_loop().time, self.host.random, self._publications.settled,
         )  # fmt: skip
         recovery = RecoveryTools(
             self.host,

@@ -249,6 +249,7 @@ class SimCluster:
                 await asyncio.sleep(late_s)
             try:
                 settings = self._settings(number)
+                self._recorder.node_starting(number, self.location(number))
                 async with running_node(settings, host, self.metadata, memory_tables) as node:
                     self._on_running(number, node)
                     await asyncio.Event().wait()

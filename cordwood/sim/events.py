@@ -287,6 +287,13 @@ class NodeStarted(HistoryEvent, frozen=True, gc=False, tag="node-started"):
     weight: float = 1.0
 
 
+class NodeStarting(HistoryEvent, frozen=True, gc=False, tag="node-starting"):
+    """A node begins to start in this rack; others may know it there although it never runs."""
+
+    node: int
+    rack: str = ""
+
+
 class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
     """A machine was given a disk; `own` if it is the one that its node has written."""
 
@@ -356,6 +363,7 @@ Event: TypeAlias = (
     | FaultStruck
     | FaultEased
     | NodeStarted
+    | NodeStarting
     | DiskGiven
     | BlockStored
     | Idled

@@ -57,6 +57,7 @@ from cordwood.sim.events import (
     Idled,
     NodeDumped,
     NodeStarted,
+    NodeStarting,
     PositionsSaved,
     ReadEnded,
     ReadStarted,
@@ -94,6 +95,7 @@ __all__ = [
     "Idled",
     "NodeDumped",
     "NodeStarted",
+    "NodeStarting",
     "PayloadMark",
     "PositionsSaved",
     "ReadEnded",
@@ -346,6 +348,10 @@ class HistoryRecorder:
     ) -> None:
         """Note that a node runs (again)."""
         self.add(NodeStarted(self._now_us(), node, incarnation, rack, weight))
+
+    def node_starting(self, node: int, rack: str) -> None:
+        """Note that a node begins to start, and where it stands."""
+        self.add(NodeStarting(self._now_us(), node, rack))
 
     def disk_given(self, node: int, *, own: bool) -> None:
         """Note that a machine got a disk, its node's own or another."""

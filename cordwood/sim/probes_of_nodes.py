@@ -29,9 +29,11 @@ from cordwood.decisions import (
     SpaceAwaited,
     StoreRefused,
 )
-from cordwood.errors import CordwoodError, Rejected, Unreachable
+from cordwood.errors import CordwoodError, LogExists, Rejected, UnknownLog, Unreachable
 from cordwood.layout.waves import Refusal
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.log_entries import LogEntries
+from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.node import Node
 from cordwood.protocol.node_states import NodeStates
@@ -153,6 +155,23 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "producers-full",
         "a log refused a producer for want of memory",
         producer_checks._full,
+    ),
+    row(
+        "rename-lost",
+        "a rename or a deletion found that another call had come first",
+        LogTree.move,
+        raises=UnknownLog,
+    ),
+    row(
+        "name-refused",
+        "a name was not given away, for a log has it or was on its way to it",
+        LogEntries.claim,
+        raises=LogExists,
+    ),
+    row(
+        "query-kept",
+        "a log kept a query whose commit was not known to be done, and refused another",
+        producer_checks._unsettled,
     ),
     row(
         "nodesets-told",

@@ -17,6 +17,7 @@ from functools import partial
 
 from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
+from cordwood.metadata.memory import MemoryMetadata
 from cordwood.nodes import NodeId
 from cordwood.sim.acceptance import accept_losses
 from cordwood.sim.aftermath import lose_nodes, measure_pace
@@ -40,6 +41,7 @@ from cordwood.sim.history import (
 from cordwood.sim.host import Simulation
 from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
+from cordwood.sim.name_crossing import seek_logs
 from cordwood.sim.options import RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
 from cordwood.sim.run_clients import (
@@ -338,6 +340,8 @@ class _Run:
         if self._options.audited and not stuck:
             await audit(self._crew, self.clients)
         clients = self.clients
+        quiet = MemoryMetadata(stream(self._simulation.seed, "sought"), self._cluster.metadata.data)
+        await seek_logs(quiet, clients.recorder)
         # Of a log that a name leads to for a while no appends are noted, see `name_clients`.
         noted = {*clients.log_ids.values()} if clients.options.callers else None
         await self._cluster.dump(noted)

@@ -12,6 +12,7 @@ from cordwood.sim.consuming import consume
 from cordwood.sim.crew import Crew
 from cordwood.sim.crowd import crowd
 from cordwood.sim.name_clients import call_names, change_names
+from cordwood.sim.name_crossing import cross_names
 from cordwood.sim.operators import give_up, keep_storage
 from cordwood.sim.position_clients import trim_logs
 from cordwood.sim.publishers import publish_batches
@@ -44,6 +45,7 @@ _PARTS = {
     "coroner": give_up,
     "namer": change_names,
     "caller": call_names,
+    "crosser": cross_names,
 }
 
 
@@ -104,6 +106,7 @@ def member_names(options: WorkloadOptions) -> tuple[str, ...]:
         *_numbered("coroner", bool(options.given_up)),
         *_numbered("namer", bool(options.callers)),
         *_numbered("caller", options.callers),
+        *_numbered("crosser", options.crossers),
     )
 
 

@@ -98,6 +98,7 @@ class WorkloadOptions:
             one that appends to it and changes the token.
         callers: clients of a log whose name goes from one log to another; with them comes the one
             that changes it.
+        crossers: administrators who change the same names at the same moments.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
@@ -131,6 +132,7 @@ class WorkloadOptions:
     holders: int = 0
     outsiders: int = 0
     callers: int = 0
+    crossers: int = 0
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0

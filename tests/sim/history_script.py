@@ -50,6 +50,8 @@ One event a line; each line comes one millisecond after the one before::
     n1 names n2,n3 e1n1-e1n4 41     a block, at 41, at a node that knows that these are gone
     accept n1                       an operator accepts what n1 lost
     fault crash [n1 n2] | ease crash | start n1 [rack1] [weight=0] | heal | wait 2.5
+    name made 5 | name sought 5 deleted|found|named|listed …    a log, and how it is found at last
+    begin n1 rack1                  a node begins to start there, and may never run
     disk n1 own|other               a machine is given a disk
     n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
     n1 has wal_bytes 5 of 9         a node holds so much of what has a limit
@@ -99,6 +101,7 @@ from cordwood.sim.history import (
     Idled,
     NodeDumped,
     NodeStarted,
+    NodeStarting,
     PayloadMark,
     PositionsSaved,
     ReadEnded,
@@ -109,7 +112,7 @@ from cordwood.sim.history import (
     SlotKind,
     TailAnswered,
 )
-from cordwood.sim.name_events import NamedAppend, NamedRead, NameLeads
+from cordwood.sim.name_events import LogMade, LogSought, NamedAppend, NamedRead, NameLeads
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.operator_events import (
     BlockKept,
@@ -274,6 +277,9 @@ class _Stage:
     def do_ease(self, kind: str) -> None:
         self.add(FaultEased(self.time_us, kind))
 
+    def do_begin(self, node: str, rack: str) -> None:
+        self.add(NodeStarting(self.time_us, int(node[1:]), rack))
+
     def do_start(self, node: str, rack: str = "", weight: str = "weight=1") -> None:
         weighs = float(weight.removeprefix("weight="))
         self.add(NodeStarted(self.time_us, int(node[1:]), 0, rack, weighs))
@@ -318,6 +324,11 @@ class _Stage:
     def do_name(self, what: str, *words: str) -> None:
         if what == "leads":
             self.add(NameLeads(self.time_us, int(words[0]), self.time_us))
+        elif what == "made":
+            self.add(LogMade(self.time_us, "c", int(words[0])))
+        elif what == "sought":
+            ways = [way in words for way in ("deleted", "found", "named", "listed")]
+            self.add(LogSought(self.time_us, int(words[0]), *ways))
         elif what == "lost":
             self.add(NamedAppend(self.time_us, "c", self.time_us, parse_lsn(words[0]), False))
         else:
