@@ -35,6 +35,14 @@ from cordwood.layout.message_faults import Fault as Fault
 from cordwood.layout.message_faults import to_error as to_error
 from cordwood.layout.message_faults import to_fault as to_fault
 from cordwood.layout.message_fields import U32, U62, AnyLsn, Attempt, Location, Name, Sentence
+from cordwood.layout.message_ledgers import (
+    AddReply,
+    EntriesReply,
+    LacReply,
+    LedgerCall,
+    LedgerReply,
+    LedgersReply,
+)
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -469,13 +477,14 @@ Call = (
     | Seal | Clean | AskReleased | Yield | ConsumerCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
-    | AskKept | AskIfLost
+    | AskKept | AskIfLost | LedgerCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | ConsumerReply | ConsumersReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
+    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply
 )  # fmt: skip
 
 

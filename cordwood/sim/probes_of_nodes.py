@@ -81,7 +81,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "staging-written",
         "a node wrote down something staged",
-        "storage.engine:StorageEngine.write_staging",
+        "storage.engine:StorageEngine.write_beside",
     ),
     row(
         "amend-stored", "a node took another envelope", "storage.engine:StorageEngine.append_amend"
