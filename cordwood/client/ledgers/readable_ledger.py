@@ -211,12 +211,24 @@ class ReadableLedger:
             UnknownLedger: it was deleted.
             Unreachable: an entry's nodes did not answer in time.
         """
+        async for batch in self.batches(start):
+            for each in batch:
+                yield each
+
+    async def batches(self, start: int = 0) -> AsyncIterator[list[LedgerEntry]]:
+        """As `follow`, of some hundred entries at a time.
+
+        Raises:
+            BadSetting: `start` is below 0.
+            CordwoodError: see `follow`.
+        """
+        if start < 0:
+            raise BadSetting(f"a ledger has no entry {start}")
         entry = start
         while True:
             if entry <= self.last_add_confirmed:
                 last = min(self.last_add_confirmed, entry + ENTRIES_AT_ONCE - 1)
-                for each in await self._read_range(entry, last):
-                    yield each
+                yield await self._read_range(entry, last)
                 entry = last + 1
             elif self.is_closed:
                 return

@@ -314,12 +314,15 @@ class WritableLedger:
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                while not self._writer.has_room and self._writer.is_open:
+                while self._is_full():
                     await self._news()
         except TimeoutError:
             raise Overloaded(
                 f"ledger {self.ledger_id} takes no more entries until some are answered"
             ) from None
+
+    def _is_full(self) -> bool:
+        return self._writer.is_open and not self._writer.has_room
 
     async def _until_acked(self, future: asyncio.Future[int]) -> int:
         try:
