@@ -344,6 +344,8 @@ class WritableLedger:
 
     def _act(self, effects: Sequence[rule.Effect]) -> None:
         """Do what the rule says, in its order."""
+        if self._end is not None:
+            return  # Race: the writer was given up while nodes or the metadata store answered.
         ended = next((each for each in effects if isinstance(each, rule.Ended)), None)
         for effect in effects:
             match effect:
