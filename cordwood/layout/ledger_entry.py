@@ -12,7 +12,7 @@ clients check each copy that they read. Digests are BookKeeper's, byte by byte::
 
 A node knows a ledger by its *key*, SHA1("ledger" + password), which the first call fixes.
 
-Source: docs/sources/bookkeeper.md (a), "Digest".
+Source: docs/sources/bookkeeper.md (a).
 """
 
 from __future__ import annotations

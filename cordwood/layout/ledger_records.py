@@ -179,6 +179,18 @@ def entry_row_key(ledger: int, entry: int) -> bytes:
     return _ENTRY_KEY.pack(b"e", ledger, entry)
 
 
+def read_entry_row_key(key: bytes) -> tuple[int, int]:
+    """The ledger and the entry that a key is of.
+
+    Raises:
+        Malformed: it is no such key.
+    """
+    if len(key) != _ENTRY_KEY.size or key[:1] != b"e":
+        raise Malformed("LogsDB holds an entry of no ledger")
+    _, ledger, entry = _ENTRY_KEY.unpack(key)
+    return ledger, entry
+
+
 def entry_range(ledger: int) -> tuple[bytes, bytes]:
     """Where the entries of a ledger begin and end in LogsDB."""
     return _STATE_KEY.pack(b"e", ledger), _STATE_KEY.pack(b"e", ledger + 1)

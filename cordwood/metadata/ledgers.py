@@ -6,7 +6,7 @@ ids and large ones lie apart, so that a listing comes in the order of ids.
 A node takes ids by the hundred, so that most ledgers are made without a change of the counter. A
 chosen id may be one of these: the next one is tried then.
 
-Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a), "Layout".
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """
 
 from __future__ import annotations

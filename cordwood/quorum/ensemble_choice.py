@@ -4,7 +4,7 @@ Entries go to Qw neighbours on the ring, so neighbours in different racks put ea
 racks or more. Nodes are drawn by weight, and a node of a rack other than the last one's is
 preferred; where there is none, any node is taken: the rule is soft.
 
-Source: docs/sources/bookkeeper.md (e), "Rack-aware".
+Source: docs/sources/bookkeeper.md (e).
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 
-import msgspec
-
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
@@ -25,12 +23,14 @@ from cordwood.errors import (
     BadSetting,
     CordwoodError,
     LedgerFenced,
+    Malformed,
     Overloaded,
     TooFewNodes,
     Unreachable,
 )
 from cordwood.host.seams import Host
 from cordwood.layout.ledger_entry import ledger_key_of
+from cordwood.layout.ledger_metadata import pack_ledger, read_ledger
 from cordwood.layout.message_ledgers import LEDGERS_MAX, AskLac, LacReply
 from cordwood.ledger import (
     LEDGER_MAX,
@@ -110,9 +110,9 @@ class Ledgers:
                 digest=kind, password=password, created_us=self._host.clock.now_us(),
                 custom=dict(custom or {}), creator=creator,
             )  # fmt: skip
-            # Bounds of fields are checked as the value is read.
-            metadata = msgspec.convert(msgspec.to_builtins(metadata), LedgerMetadata)
-        except (ValueError, TypeError) as error:
+            # Bounds of fields are checked as a value is read.
+            read_ledger(pack_ledger(metadata))
+        except (ValueError, TypeError, Malformed) as error:
             raise BadSetting(f"no ledger is made so: {error}") from None
         while True:
             try:

@@ -4,7 +4,7 @@ An entry is asked for at one node of its write set, and at the next one where th
 have it, has it damaged, or takes long. Every copy is checked by its digest. An open ledger is read
 up to its LAC, as entries and nodes tell it.
 
-Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a), "Reads".
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ class ReadableLedger:
 
     # Nodes.
 
-    def order(self, entry: int) -> list[int]:
+    def _order(self, entry: int) -> list[int]:
         """The nodes to ask for an entry, in this order: those that failed of late come last."""
         metadata = self.metadata
         striping, nodes = metadata.striping, metadata.nodes_at(entry)
@@ -355,7 +355,7 @@ class ReadableLedger:
         up = {*self._cluster.peers.up}
         return sorted(order, key=lambda node: (node not in up, self._slow.get(node, 0)))
 
-    async def ask(self, node: int, entries: Sequence[int]) -> EntriesReply | None:
+    async def _ask_entries(self, node: int, entries: Sequence[int]) -> EntriesReply | None:
         """Ask a node for entries; None where it does not answer."""
         call = ReadEntries(self.ledger_id, self._key, list(entries))
         try:
@@ -369,15 +369,10 @@ class ReadableLedger:
         self._raise_to(reply.lac)
         return reply
 
-    def open_entry(self, entry: int, lac: int, length: int, body: bytes) -> LedgerEntry:
+    def _open_entry(self, entry: int, lac: int, length: int, body: bytes) -> LedgerEntry:
         """An entry of a copy; ChecksumMismatch where it is damaged."""
         payload = self._seal.read(entry, lac, length, body)
         return LedgerEntry(self.ledger_id, entry, payload, length)
-
-    @property
-    def patience_s(self) -> float:
-        """How long entries are asked for."""
-        return self._timeout_s
 
 
 def _is_known(reply: LacReply | None) -> bool:
@@ -389,7 +384,7 @@ class _Reading:
 
     def __init__(self, ledger: ReadableLedger, entries: range) -> None:
         self._ledger = ledger
-        self._left = {entry: ledger.order(entry) for entry in entries}
+        self._left = {entry: ledger._order(entry) for entry in entries}
         self._found: dict[int, LedgerEntry] = {}
         # Entries that some node could not be asked for, or had damaged: they may be there.
         self._doubtful: set[int] = set()
@@ -397,7 +392,7 @@ class _Reading:
     async def run(self) -> list[LedgerEntry]:
         """All of them, in order."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._ledger.patience_s
+        deadline = loop.time() + self._ledger._timeout_s
         while self._left:
             by_node: dict[int, list[int]] = {}
             for entry, order in self._left.items():
@@ -410,7 +405,7 @@ class _Reading:
         return [self._found[entry] for entry in sorted(self._found)]
 
     async def _ask(self, node: int, entries: list[int]) -> None:
-        reply = await self._ledger.ask(node, entries)
+        reply = await self._ledger._ask_entries(node, entries)
         if reply is None:
             self._doubtful.update(entries)
             for entry in entries:
@@ -419,7 +414,7 @@ class _Reading:
         for each in reply.entries:
             if each.found is Found.YES:
                 try:
-                    self._found[each.entry] = self._ledger.open_entry(
+                    self._found[each.entry] = self._ledger._open_entry(
                         each.entry, each.lac, each.length, each.body
                     )
                 except ChecksumMismatch as error:
@@ -448,4 +443,4 @@ class _Reading:
         await ledger.refresh()
         for entry in spent:
             self._doubtful.discard(entry)
-            self._left[entry] = ledger.order(entry)
+            self._left[entry] = ledger._order(entry)

@@ -21,6 +21,7 @@ from cordwood.layout.ledger_records import (
     entry_row_key,
     pack_entry_row,
     pack_state_row,
+    read_entry_row_key,
     state_row_key,
 )
 from cordwood.ledger import NO_ENTRY
@@ -128,7 +129,6 @@ class LedgerIndex:
         """LogsDB has these rows: drop their entries from memory, but those that came once more."""
         for key, _ in rows:
             if key[:1] == b"e":
-                ledger = int.from_bytes(key[1:9], "big")
-                entry = int.from_bytes(key[9:], "big")
+                ledger, entry = read_entry_row_key(key)
                 if (ledger, entry) not in self._added:
                     self.held[ledger].entries.pop(entry, None)

@@ -9,7 +9,7 @@ fences every ledger whose newest fragment names it, and answers *unknown* for wh
 of those that are not closed (`note_loss`). A fence that it forgot would let a writer add behind the
 end; an entry that it forgot, told as absent, would cut a ledger.
 
-Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b), "Bookie add rules", "Limbo".
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b).
 """
 
 from __future__ import annotations
