@@ -20,6 +20,7 @@ from cordwood.sim.ledger_events import (
     EntryRefused,
     LedgerAudited,
     LedgerEnds,
+    LedgerEvent,
     LedgerMade,
 )
 
@@ -42,23 +43,28 @@ def _ledgers(evidence: Evidence) -> dict[int, _Ledger]:
     for _, event in evidence.of(
         LedgerMade, EntryAdded, EntryAcked, EntryRefused, EntryRead, LedgerEnds, LedgerAudited
     ):
-        ledger = found.setdefault(event.ledger, _Ledger())
         match event:
             case LedgerMade():
-                ledger.made.append(event)
+                _of(found, event).made.append(event)
             case EntryAdded():
-                ledger.added[event.number] = event
+                _of(found, event).added[event.number] = event
             case EntryAcked():
-                ledger.acked.append(event)
+                _of(found, event).acked.append(event)
             case EntryRefused():
-                ledger.refused[event.number] = event
+                _of(found, event).refused[event.number] = event
             case EntryRead():
-                ledger.read.append(event)
+                _of(found, event).read.append(event)
             case LedgerEnds():
-                ledger.ends.append(event)
+                _of(found, event).ends.append(event)
             case LedgerAudited():
-                ledger.audited.append(event)
+                _of(found, event).audited.append(event)
+            case _:
+                raise AssertionError("no other event was asked for")
     return found
+
+
+def _of(found: dict[int, _Ledger], event: LedgerEvent) -> _Ledger:
+    return found.setdefault(event.ledger, _Ledger())
 
 
 def check_ledger_entries(evidence: Evidence) -> list[Violation]:
