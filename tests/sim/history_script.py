@@ -59,7 +59,8 @@ One event a line; each line comes one millisecond after the one before::
     w1 puts 60 from e1n1 each 0.01  so many appends, one after another, each so many seconds long
     ledger made w1 | ledger adds 0 a | ledger acked 0 5 | ledger refused 0   a ledger, of which
                                     the first thing added is a, and is entry 5
-    ledger read r1 5 a | ledger ends w1 5 | ledger audited w1 [lost]   … read, ends, is audited
+    ledger read r1 5 a | ledger ends w1 5 [384] | ledger audited w1 [lost]   … is read, ends, and
+                                    is audited
     idle nodes=3 for=2 steps=100    steps of all nodes together, in seconds that nobody wants them
 
 A table of histories is a text file: a line ``== S1 S5: in words`` and then the lines
@@ -342,7 +343,8 @@ class _Stage:
         elif what == "read":
             self.add(EntryRead(self.time_us, words[0], LEDGER, int(words[1]), mark(words[2])))
         elif what == "ends":
-            self.add(LedgerEnds(self.time_us, words[0], LEDGER, int(words[1]), 0))
+            length = int(words[2]) if words[2:] else 64 * (int(words[1]) + 1)
+            self.add(LedgerEnds(self.time_us, words[0], LEDGER, int(words[1]), length))
         else:
             self.add(LedgerAudited(self.time_us, words[0], LEDGER, "".join(words[1:])))
 

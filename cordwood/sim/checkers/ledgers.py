@@ -128,6 +128,7 @@ def check_ledger_ends(evidence: Evidence) -> list[Violation]:
             if (other.last, other.length) != (end.last, end.length):
                 text = f"it ends at entry {end.last}, and at entry {other.last}"
                 found.append(Violation("S34", text, number, 0, (end, other)))
+        found += _wrong_length(number, ledger, end)
         behind: list[EntryAcked | EntryRead] = [*ledger.acked, *ledger.read]
         for each in behind:
             if each.entry > end.last:
@@ -135,6 +136,14 @@ def check_ledger_ends(evidence: Evidence) -> list[Violation]:
                 text = f"entry {each.entry} was {what}, and the ledger ends at {end.last}"
                 found.append(Violation("S34", text, number, 0, (each, end)))
     return found
+
+
+def _wrong_length(number: int, ledger: _Ledger, end: LedgerEnds) -> Iterator[Violation]:
+    for audit in ledger.audited:
+        read = {e.entry: e.payload.length for e in ledger.read if e.client == audit.client}
+        if not audit.error and end.length != sum(read.values()):
+            text = f"it is said to have {end.length} bytes, and {sum(read.values())} were read"
+            yield Violation("S34", text, number, 0, (end, audit))
 
 
 def check_ledger_order(evidence: Evidence) -> list[Violation]:

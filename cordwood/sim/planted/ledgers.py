@@ -7,10 +7,9 @@ from typing import Any
 
 from cordwood.layout.ledger_records import KeptEntry, LedgerEntries, LedgerFlag
 from cordwood.layout.message_ledgers import AddReply
-from cordwood.ledger import LedgerState, Versioned
+from cordwood.ledger import LedgerState
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata import ledgers as ledger_metadata
-from cordwood.protocol.ledger_recovery import Recovered
 from cordwood.protocol.ledger_writer import Phase, Refusal, SendEntry, WriteMetadata
 from cordwood.quorum.ensemble import Answer
 from cordwood.settings import StorageSettings
@@ -143,13 +142,13 @@ def _takes_one_denial(self: Any) -> Any:
     return {*range(self._striping.ensemble)} if self._poll.negative else set()
 
 
-def _adopts_its_own(right: Any) -> Any:
-    def on_metadata_found(self: Any, held: Versioned) -> Any:
-        if self.stage.value == "close":
-            return [Recovered(self.last, self.length or 0)]
-        return right(self, held)
+def _measures_one(right: Any) -> Any:
+    def on_read(
+        self: Any, entry: int, node: int, answer: Any, size: int = 0, length: int = 0
+    ) -> Any:
+        return right(self, entry, node, answer, size, size)
 
-    return on_metadata_found
+    return on_read
 
 
 def _flushes_states_only(right: Any) -> Any:
@@ -218,8 +217,8 @@ BUGS = (
          }), IMPATIENT),
     _bug("one-denial", "a recovery stops at the first node that denies an entry",
          changed({f"{_RECOVERY}._denials": instead(_takes_one_denial)})),
-    _bug("own-end", "a recovery that comes second keeps the end that it found itself",
-         changed({f"{_RECOVERY}.on_metadata_found": _adopts_its_own})),
+    _bug("length-of-one", "a recovery takes the size of an entry for the length of the ledger",
+         changed({f"{_RECOVERY}.on_read": _measures_one})),
     _bug("closed-twice", "the metadata store replaces the end of a closed ledger",
          changed({f"{_METADATA}._set": _closes_over_a_close})),
     _bug("made-twice", "a ledger of a chosen id replaces another one",
