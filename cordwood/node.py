@@ -15,11 +15,12 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from cordwood import __version__
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
+from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
+from cordwood.admin.status_reply import status_reply
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -45,6 +46,7 @@ from cordwood.layout.message import (
     TellNodesets,
     Yield,
 )
+from cordwood.layout.message_ledgers import LedgerCall
 from cordwood.layout.message_nodes import (
     AskMembers,
     MembersReply,
@@ -55,6 +57,7 @@ from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
@@ -77,7 +80,7 @@ from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.identity import ACCEPTED
-from cordwood.storage.log_states import log_states
+from cordwood.storage.ledgers.ledger_store import LedgerStore
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.tables import MakeTables
@@ -170,6 +173,7 @@ class Node:
         self._claims: Claims
         self._storage: StorageRole
         self._staging: Staging
+        self._ledgers: LedgerCalls
         self._sequencer: SequencerRole
         self._log_watch: LogWatch
         self._peers: Peers
@@ -222,8 +226,12 @@ class Node:
         survey = CopySurvey(self._engine, settings.node, lambda: self._members, self._epochs.read)
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
         self._staging = Staging(self._engine, host.clock.now_us)
+        self._ledgers = LedgerCalls(
+            LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node
+        )
         if self._engine.has_lost:
             await self._renew_seals()
+            await self._ledgers.note_loss()
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
         member = await self._directory.claim(self._engine.reached, self._room)
         self._incarnation = member.incarnation
@@ -514,6 +522,8 @@ class Node:
             return await self._staging.answer(call)
         if isinstance(call, PublishCall):
             return await self._publications.answer(call)
+        if isinstance(call, LedgerCall):
+            return await self._ledgers.answer(call)
         match call:
             case Ping():
                 raise AssertionError("a ping is the server's to answer")
@@ -549,28 +559,12 @@ class Node:
                 return await self._log_calls.answer(call)
 
     def _status(self) -> StatusReply:
-        engine = self._engine
-        return StatusReply(
-            node=self.settings.node,
-            cluster=self._cluster,
-            version=__version__,
+        return status_reply(
+            self._engine, self._streams, self._sequencer, self._scrub,
+            node=self.settings.node, cluster=self._cluster,
             uptime_s=asyncio.get_running_loop().time() - self._started,
-            wal_used_bytes=engine.wal.used_bytes,
-            wal_capacity_bytes=engine.wal.capacity_bytes,
-            cache_bytes=engine.cache.bytes,
-            logs_bytes=engine.logs.stored_bytes,
-            partitions=len(engine.logs.partitions),
-            connections=self.server.connections,
-            appended_records=self._sequencer.appended_records,
-            stored_blocks=engine.stored_blocks,
-            sent_blocks=self._streams.sent_blocks,
-            sent_bytes=self._streams.sent_bytes,
-            filtered_blocks=self._streams.filtered_blocks,
-            failed=engine.failed or engine.damage or engine.read_only or engine.low_space,
-            members=member_infos(self._members),
-            logs=log_states(engine, self._sequencer.sequencing()),
-            scrub=self._scrub.state(),
-        )
+            connections=self.server.connections, members=member_infos(self._members),
+        )  # fmt: skip
 
 
 @asynccontextmanager

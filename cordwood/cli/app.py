@@ -21,6 +21,7 @@ from cordwood.cli import (
     chaos,
     demo,
     epochs,
+    ledgers,
     logs,
     nodes,
     pipeline,
@@ -74,6 +75,7 @@ app.command(name="tail")(records.tail)
 app.command(name="readers")(readers.readers)
 app.command(name="groups")(readers.groups)
 app.add_typer(logs.app, name="logs", cls=Group)
+app.add_typer(ledgers.app, name="ledgers", cls=Group)
 app.command(name="epochs")(epochs.epochs)
 app.command(name="sequencer")(epochs.sequencer)
 app.command(name="fence")(epochs.fence)

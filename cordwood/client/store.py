@@ -37,6 +37,7 @@ from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.find.tail_calls import TailCalls
+from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.client.opening import Opening, OpeningItems
 from cordwood.client.publish.publishing import Publisher
 from cordwood.client.publish.stages import Stages
@@ -77,6 +78,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
 
     Attributes:
         cursors: where consumers stand, and who reads what for them.
+        ledgers: logs that one client writes and closes; see `client.ledgers.ledgers`.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._chance = host.random
         self._tasks = tasks
         self.cursors = Cursors(self._ask, self._find, self._tail_of, self._names)
+        self.ledgers = Ledgers(cluster, host, settings, tasks)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._positions = Positions(cluster, self._tail_of, self.read, settings)
@@ -463,6 +466,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         for writer in self._writers:
             writer.end(error)
         self._tails.close()
+        self.ledgers.end()
         await self._appends.close(error)
         for known in self._readers:
             if (reader := known()) is not None:

@@ -11,6 +11,7 @@
     TRIM   u64 log, u64 lsn, u64 released: all of the log up to the LSN may go; all up to
            `released`, not below it and the end of a block, was released then
     STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
+    LEDGER_ENTRIES, LEDGER_STATE: of ledgers, see `layout.ledger_records`
     NODES  u64 log, u32 epoch, and to the record's end which nodes may hold the records of
            every epoch up to that one, see `layout.nodesets`
 
@@ -26,6 +27,7 @@ import struct
 from typing import NamedTuple
 
 from cordwood.errors import Malformed
+from cordwood.layout.ledger_records import LedgerRecord, read_changes, read_entries
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.produced import read_produced
 from cordwood.layout.staged import (
@@ -56,6 +58,8 @@ class RecordKind(enum.IntEnum):
     UNSTAGE = 7
     NODES = 8
     AMEND = 9
+    LEDGER_ENTRIES = 10
+    LEDGER_STATE = 11
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -122,7 +126,7 @@ class NodesetsRecord(NamedTuple):
 
 EngineRecord = (
     StoreRecord | AmendRecord | SealRecord | CleanRecord | TrimRecord | NodesetsRecord
-    | StagingRecord
+    | StagingRecord | LedgerRecord
 )  # fmt: skip
 
 
@@ -172,6 +176,10 @@ def read_engine_record(body: memoryview) -> EngineRecord:
         return read_pin(body[1:])
     if kind == RecordKind.UNSTAGE:
         return read_unstage(body[1:])
+    if kind == RecordKind.LEDGER_ENTRIES:
+        return read_entries(body[1:])
+    if kind == RecordKind.LEDGER_STATE:
+        return read_changes(body[1:])
     if kind == RecordKind.NODES and len(body) > _NODES.size:
         packed = bytes(body[_NODES.size :])
         read_nodesets(packed)

@@ -45,6 +45,14 @@ from cordwood.layout.message_fields import (
     Sentence,
     Sequence,
 )
+from cordwood.layout.message_ledgers import (
+    AddReply,
+    EntriesReply,
+    LacReply,
+    LedgerCall,
+    LedgerReply,
+    LedgersReply,
+)
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -501,14 +509,14 @@ Call = (
     | Seal | Clean | AskReleased | Yield | ConsumerCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
-    | AskKept | AskIfLost | AskVersion
+    | AskKept | AskIfLost | AskVersion | LedgerCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | ConsumerReply | ConsumersReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
-    | VersionReply
+    | VersionReply | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import msgspec
 from cordwood.block import Buffer, GapKind
 from cordwood.sim.end_events import EndEvent
 from cordwood.sim.event import EpochValue, HistoryEvent, LsnValue, TimeUs
+from cordwood.sim.ledger_events import LedgerEvent
 from cordwood.sim.name_events import NameEvent
 from cordwood.sim.node_events import NodeEvent
 from cordwood.sim.operator_events import OperatorEvent
@@ -372,6 +373,7 @@ Event: TypeAlias = (
     | PositionEvent
     | TokenEvent
     | NameEvent
+    | LedgerEvent
     | NodeScrubbed
     | EndEvent
     | NodeEvent

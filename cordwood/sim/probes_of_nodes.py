@@ -137,7 +137,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "staging-written",
         "a node wrote down something staged",
-        StorageEngine.write_staging,
+        StorageEngine.write_beside,
     ),
     row("amend-stored", "a node took another envelope", StorageEngine.append_amend),
     row(

@@ -103,6 +103,8 @@ class WorkloadOptions:
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
         crowds: clients with several readers of one log.
+        scribes: clients that write ledgers; with them come one that recovers ledgers, one that
+            follows them, and one that reads them all in the end.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
@@ -137,6 +139,7 @@ class WorkloadOptions:
     manners: float = 0.0
     browsers: int = 0
     crowds: int = 0
+    scribes: int = 0
     sorters: int = 0
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
@@ -171,6 +174,7 @@ class Clients:
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
+        ledgers: numbers of the ledgers that were made.
         token: the highest fencing token that anybody was given.
         slowness: times that producers pause for longer than drawn.
         burst: most records in one call now.
@@ -199,6 +203,7 @@ class Clients:
         self.batches: dict[str, int] = {}
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
+        self.ledgers: list[int] = []
         self.token = 0
         self.slowness = 1.0
         self.burst = options.burst

@@ -51,6 +51,7 @@ from cordwood.layout.engine_record import (
     pack_trim,
     read_engine_record,
 )
+from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.message import EpochNodes, SealReply
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
@@ -68,6 +69,7 @@ from cordwood.protocol.disk_space import DiskRoom
 from cordwood.protocol.seal import SealTable
 from cordwood.settings import StorageSettings
 from cordwood.storage.amends import Amends
+from cordwood.storage.ledgers.ledger_index import LedgerIndex
 from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
@@ -80,6 +82,9 @@ from cordwood.storage.wal.delta_wal import Wal
 
 logger = logging.getLogger(__name__)
 
+BesideRecord = StagingRecord | LedgerEntries | LedgerChanges
+"""What is kept beside the logs, in the same WAL and by the same flushes."""
+
 SEAL_TIMEOUT_S = 10.0
 """A durable write takes under a millisecond; a disk that takes this long has stalled."""
 
@@ -90,7 +95,7 @@ class StorageEngine:
     Attributes:
         cache: the durable blocks that LogsDB does not have yet, and the state of each log.
         logs, reader: LogsDB, and the reader of cache and LogsDB.
-        staged: blocks that wait to be published.
+        staged, ledgers: blocks that wait to be published; and ledgers.
         failed: why the node can store no more, "" while it can.
         damage: the durable records that were lost, "" for none. A damaged node stores and sends,
             but its silence never counts as absence; until when, see `LogsStore.lost`.
@@ -114,10 +119,12 @@ class StorageEngine:
         on_change: Callable[[int], None],
         staged: StagedIndex | None = None,
         unheard: Unheard | None = None,
+        ledgers: LedgerIndex | None = None,
     ) -> None:
         self.seals, self.unheard, self.amends = SealTable(), unheard, Amends(self)
         self.cache = LogCache(states)
         self.staged, self.logs = staged or StagedIndex(), logs
+        self.ledgers = ledgers or LedgerIndex()
         self._recent = RecentBlocks(settings.recent_bytes)
         self.reader = LogReader(self.cache, logs, self._recent)
         self.failed = self.damage = self.low_space = self.read_only = ""
@@ -163,7 +170,8 @@ class StorageEngine:
             NotOurCluster: WAL and LogsDB are of different times: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
-        engine = cls(wal, logs, states, settings, on_change, staged, unheard)
+        ledgers = LedgerIndex(await logs.ledgers.states())
+        engine = cls(wal, logs, states, settings, on_change, staged, unheard, ledgers)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -218,7 +226,7 @@ class StorageEngine:
         """The changes since the last cut, for a flush; None if there are none."""
         batch = self.cache.cut(self._sealed_durably)
         if batch is not None:
-            batch.staged = self.staged.cut()
+            batch.staged, batch.ledgers = self.staged.cut(), self.ledgers.cut()
             self._recent.begin((log, self.logs.last(log)) for log in batch.logs)
         return batch
 
@@ -227,6 +235,7 @@ class StorageEngine:
         self._recent.add(batch.blocks, batch.logs)
         self.cache.evict(batch)
         self.staged.evict(batch.staged)
+        self.ledgers.evict(batch.ledgers)
 
     @property
     def wal(self) -> Wal:
@@ -512,10 +521,10 @@ class StorageEngine:
         """Write a control record; `apply` runs in its order among the stores."""
         await self._write([mark], [log], apply, reserve_ok=True)
 
-    async def write_staging(
-        self, parts: Sequence[Buffer], record: StagingRecord, *, reserve_ok: bool
+    async def write_beside(
+        self, parts: Sequence[Buffer], record: BesideRecord, *, reserve_ok: bool
     ) -> None:
-        """Write a record of staged blocks; returns when it is durable and in effect.
+        """Write a record of staged blocks or ledgers; returns when it is durable and in effect.
 
         Raises:
             Overloaded, RecordTooLarge: the WAL has no free space for it, now or ever.
@@ -525,15 +534,18 @@ class StorageEngine:
         self._bytes_on_way += size
 
         def apply() -> None:
-            self._apply_staging(record)
+            self._apply_beside(record)
 
         try:
             await self._write(parts, [], apply, reserve_ok=reserve_ok)
         finally:
             self._bytes_on_way -= size
 
-    def _apply_staging(self, record: StagingRecord) -> None:
-        grown = self.staged.apply(record)
+    def _apply_beside(self, record: BesideRecord) -> None:
+        if isinstance(record, LedgerEntries | LedgerChanges):
+            grown = self.ledgers.apply(record)
+        else:
+            grown = self.staged.apply(record)
         if grown:
             self.cache.add_staged(grown)
 
@@ -608,9 +620,11 @@ class StorageEngine:
                 self._note(offset, [log])
                 self.cache.log(log).release(released)
                 self.cache.log(log).trim_to(lsn)
-            case StageRecord() | PinRecord() | UnstageRecord() as record:
+            case (
+                StageRecord() | PinRecord() | UnstageRecord() | LedgerEntries() | LedgerChanges()
+            ) as record:
                 self._note(offset, [])
-                self._apply_staging(record)
+                self._apply_beside(record)
             case NodesetsRecord(log, epoch, packed):
                 self._note(offset, [log])
                 self.cache.log(log).tell_nodesets(epoch, packed)

@@ -367,8 +367,8 @@ class FlushSet:
         bytes: of these blocks.
         logs: the logs that changed.
         states: of these logs, as of `offset`; made when the batch is cut.
-        staged: rows of staged blocks, also made when the batch is cut.
-        staged_bytes: of the bodies of staged blocks.
+        staged, ledgers: rows of staged blocks and of ledgers, also made when the batch is cut.
+        staged_bytes: of the bodies of staged blocks, and of entries of ledgers.
     """
 
     since_s: float
@@ -378,6 +378,7 @@ class FlushSet:
     logs: dict[int, None] = field(default_factory=dict)
     states: dict[int, LogState] = field(default_factory=dict)
     staged: list[Row] = field(default_factory=list)
+    ledgers: list[Row] = field(default_factory=list)
     staged_bytes: int = 0
 
 
@@ -431,7 +432,7 @@ class LogCache:
             self._bytes += block.wire_bytes
 
     def add_staged(self, size: int) -> None:
-        """A staged body of `size` bytes is in memory until the next flush is done."""
+        """So many bytes of staged blocks or entries are in memory until the next flush is done."""
         batch = self._batch
         assert batch is not None, "a record is noted before what it holds"
         batch.bytes += size

@@ -59,6 +59,10 @@ One event a line; each line comes one millisecond after the one before::
     back n1 n2                      nodes that were away past the healing come back
     pace w1 [hampered] | paced w1   from here on w1's appends are timed | … up to here
     w1 puts 60 from e1n1 each 0.01  so many appends, one after another, each so many seconds long
+    ledger made w1 | ledger adds 0 a | ledger acked 0 5 | ledger refused 0   a ledger, of which
+                                    the first thing added is a, and is entry 5
+    ledger read r1 5 a | ledger ends w1 5 [384] | ledger audited w1 [lost]   … is read, ends, and
+                                    is audited
     idle nodes=3 for=2 steps=100    steps of all nodes together, in seconds that nobody wants them
 
 A table of histories is a text file: a line ``== S1 S5: in words`` and then the lines
@@ -112,6 +116,15 @@ from cordwood.sim.history import (
     SlotKind,
     TailAnswered,
 )
+from cordwood.sim.ledger_events import (
+    EntryAcked,
+    EntryAdded,
+    EntryRead,
+    EntryRefused,
+    LedgerAudited,
+    LedgerEnds,
+    LedgerMade,
+)
 from cordwood.sim.name_events import LogMade, LogSought, NamedAppend, NamedRead, NameLeads
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.operator_events import (
@@ -138,6 +151,9 @@ from cordwood.sim.token_events import FenceAnswered, FenceAsked
 
 STEP_US = 1000
 GAPS = {kind.value for kind in GapKind}
+
+LEDGER = 7
+"""What all lines about a ledger are about."""
 
 
 def mark(name: str) -> PayloadMark:
@@ -320,6 +336,23 @@ class _Stage:
                 positions[log] = parse_lsn(position)
         number = int(generation.removeprefix("gen="))
         self.add(GroupChanged(self.time_us, consumer, number, owners, positions))
+
+    def do_ledger(self, what: str, *words: str) -> None:
+        if what == "made":
+            self.add(LedgerMade(self.time_us, words[0], LEDGER))
+        elif what == "adds":
+            self.add(EntryAdded(self.time_us, "w1", LEDGER, int(words[0]), mark(words[1])))
+        elif what == "acked":
+            self.add(EntryAcked(self.time_us, "w1", LEDGER, int(words[0]), int(words[1])))
+        elif what == "refused":
+            self.add(EntryRefused(self.time_us, "w1", LEDGER, int(words[0]), "Closed"))
+        elif what == "read":
+            self.add(EntryRead(self.time_us, words[0], LEDGER, int(words[1]), mark(words[2])))
+        elif what == "ends":
+            length = int(words[2]) if words[2:] else 64 * (int(words[1]) + 1)
+            self.add(LedgerEnds(self.time_us, words[0], LEDGER, int(words[1]), length))
+        else:
+            self.add(LedgerAudited(self.time_us, words[0], LEDGER, "".join(words[1:])))
 
     def do_name(self, what: str, *words: str) -> None:
         if what == "leads":

@@ -29,6 +29,11 @@ from cordwood.sim.checkers.evidence import Evidence, evidence_of
 from cordwood.sim.checkers.gaps import check_gaps_are_true
 from cordwood.sim.checkers.groups import check_groups
 from cordwood.sim.checkers.identity import check_own_disk
+from cordwood.sim.checkers.ledgers import (
+    check_ledger_ends,
+    check_ledger_entries,
+    check_ledger_order,
+)
 from cordwood.sim.checkers.limits import check_limits
 from cordwood.sim.checkers.liveness import (
     check_appends_succeed,
@@ -106,6 +111,9 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S29": check_published,
         "S31": check_append_times,
         "S32": check_names,
+        "S33": check_ledger_entries,
+        "S34": check_ledger_ends,
+        "S35": check_ledger_order,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,

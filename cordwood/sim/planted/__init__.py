@@ -14,6 +14,7 @@ from cordwood.errors import BadSetting
 from cordwood.sim.planted import (
     client,
     epochs,
+    ledgers,
     names,
     operators,
     publishing,
@@ -40,6 +41,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,
+    *ledgers.BUGS,
 )
 """Every bug that can be planted."""
 

@@ -222,7 +222,9 @@ class Flusher:
                     # The WAL is an open file, and LogsDB makes files by path.
                     self._lock.check()
                 now_us = self._clock.now_us()
-                await engine.logs.flush(blocks, batch.states, batch.offset, now_us, batch.staged)
+                await engine.logs.flush(
+                    blocks, batch.states, batch.offset, now_us, batch.staged, batch.ledgers
+                )
             except Overloaded as error:
                 engine.is_out_of_space = True
                 if self._is_stopping:
