@@ -368,8 +368,12 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         "recovery.collect_digest:DigestReads.on_down",
     ),
     row("mend-answered", "a node stored what a recovery mended", "recovery.mend_tail:_check"),
-    row("purge-begun", "a node that was away looked for what does not count", "node:Node._purge"),
-    row("purge-stopped", "purging stopped with its node", "node:Node._stop_purging"),
+    row(
+        "purge-begun",
+        "a node that was away looked for what does not count",
+        "recovery.purge:Purges._purge",
+    ),
+    row("purge-stopped", "purging stopped with its node", "recovery.purge:Purges.close"),
     row(
         "nodesets-trimmed",
         "nodesets went with their data",
