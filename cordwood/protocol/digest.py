@@ -110,11 +110,11 @@ class Digest(Generic[Body]):
         end = kept[-1].header.last if kept else self._lng
         assert end & ESN_MAX < ESN_MAX, "sequencers leave the last esn to the bridge"
         if not is_authoritative:
-            return Mend(tuple(kept), *self._found_plugs(kept, end), end, False)
+            return Mend(tuple(kept), *self.found_plugs(kept, end), end, False)
         holes = [(first, last) for first, last in holes if first < end]
         return Mend(tuple(kept), tuple(_joined(holes)), end + 1, end)
 
-    def _found_plugs(
+    def found_plugs(
         self, kept: list[Copy[Body]], end: int
     ) -> tuple[tuple[tuple[int, int], ...], int | None]:
         """The holes and the bridge of an earlier recovery, where no block is kept."""

@@ -102,10 +102,10 @@ async def mend_tail(
         waves.setdefault(holders, []).append((header, body))
         sizes[holders] = sizes.get(holders, 0) + BLOCK_HEAD_BYTES_MAX + len(body)
         if sizes[holders] >= job.run_bytes:
-            await _store(job, waves.pop(holders), channel, host, holders)
+            await store_wave(job, waves.pop(holders), channel, host, holders)
             del sizes[holders]
     for holders, wave in waves.items():
-        await _store(job, wave, channel, host, holders)
+        await store_wave(job, wave, channel, host, holders)
 
 
 def _outcomes(job: MendJob, mend: Mend[StoredBlock]) -> Iterator[tuple[BlockHeader, Buffer]]:
@@ -148,7 +148,7 @@ class _Payload:
         return cls(parts, checksum(parts))
 
 
-async def _store(
+async def store_wave(
     job: MendJob,
     wave: Sequence[tuple[BlockHeader, Buffer]],
     channel: StoreChannel,

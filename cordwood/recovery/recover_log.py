@@ -162,7 +162,7 @@ async def recover_log(
     for unclean in range(known + 1, epoch):
         entry = record.entry(unclean)
         nodeset, replication = entry.nodeset(members), entry.replication
-        latest_us = _latest_us(record, unclean, begins)
+        latest_us = latest_allowed_us(record, unclean, begins)
         tally, found = await _seal_and_read(
             log, epoch, unclean, nodeset, replication, tools, latest_us
         )
@@ -184,9 +184,7 @@ async def recover_log(
                 producers.note(header.producer, header.producer_epoch, header.place)
         if mend.end > make_lsn(unclean, 0):
             tail = max(tail, mend.end)
-        stored = await _finish_epoch(
-            unclean, job, mend, tail, pack_produced(producers.all()), tools
-        )
+        stored = await finish_epoch(unclean, job, mend, tail, pack_produced(producers.all()), tools)
         if stored.clean_epoch >= epoch:
             raise Fenced(f"log {log}: epoch {epoch} is recovered", stored.clean_epoch + 1)
         # An earlier recovery may have found records that are trimmed by now.
@@ -194,7 +192,7 @@ async def recover_log(
     return Recovered(producers, tail)
 
 
-def _latest_us(record: EpochRecord, unclean: int, begins: Begins) -> int | None:
+def latest_allowed_us(record: EpochRecord, unclean: int, begins: Begins) -> int | None:
     """The time after which epoch `unclean` has no acknowledged record; None if it is not known.
 
     Each higher epoch that began has recorded such a time, and the lowest one counts. An epoch
@@ -325,7 +323,7 @@ async def _seal_and_read(
             everyone = True
 
 
-async def _finish_epoch(
+async def finish_epoch(
     unclean: int, job: MendJob, mend: Mend[StoredBlock], tail: int, produced: bytes,
     tools: RecoveryTools,
 ) -> EpochRecord:  # fmt: skip

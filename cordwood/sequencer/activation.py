@@ -90,7 +90,7 @@ class Activation:
         for _ in range(TRIES_MAX):
             epoch, record = self._taken.get(log) or await self._take(log, above)
             try:
-                return await self._begin(log, epoch, record, role)
+                return await self.begin_epoch(log, epoch, record, role)
             except Fenced as fenced:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
                 del self._taken[log]
@@ -161,7 +161,9 @@ class Activation:
         record = await self._recovery.epochs.read(log)
         return record is not None and record.next_epoch == epoch + 1
 
-    async def _begin(self, log: int, epoch: int, record: EpochRecord, role: Role) -> LogAppender:
+    async def begin_epoch(
+        self, log: int, epoch: int, record: EpochRecord, role: Role
+    ) -> LogAppender:
         members = await self._located(log, record)
         begins = await seal_log(log, epoch, record, members, self._recovery)
         if record.clean_epoch + 1 < epoch:

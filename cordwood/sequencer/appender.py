@@ -366,7 +366,9 @@ class LogAppender:
             run = self._unsent.popleft()
             if run.contents.is_paced:
                 self._paced_bytes += run.contents.bytes
-            copyset = self._fitting_copyset(run.contents.size, now) or self._choose(now, self._up)
+            copyset = self._fitting_copyset(run.contents.size, now) or self.choose_nodes(
+                now, self._up
+            )
             if copyset is None:
                 run.sent_at = now  # the tick tries again
             else:
@@ -388,7 +390,7 @@ class LogAppender:
             parts += (header + envelope, body)
         crc = checksum(parts)
         for node in copyset:
-            settled = partial(self._on_settled, run, run.wave)
+            settled = partial(self.on_store_settled, run, run.wave)
             # Race: a member may just have gone down, so the wave stays incomplete. The tick, or
             # the member's return, starts another wave.
             if run.holders and node in run.holders:
@@ -398,7 +400,7 @@ class LogAppender:
             if not is_sent:
                 run.sent_at = float("-inf")
 
-    def _on_settled(
+    def on_store_settled(
         self, run: SentRun, wave: int, node: NodeId, refusals: Sequence[StoreRefusal] | None
     ) -> None:
         self._role.on_settled()
@@ -413,18 +415,18 @@ class LogAppender:
                 run.holders.add(node)  # its copy names an old copyset, and is amended if necessary
             return
         if refusals is None:
-            self._retry(run, now)
+            self.send_again(run, now)
             return
         mine = [refusal for refusal in refusals if refusal.log == self.log]
         if mine:
-            self._on_refused(run, node, mine[0], now)
+            self.on_refused(run, node, mine[0], now)
         elif run.on_stored(node, wave):
             if run.contents.is_paced:
                 self._paced_bytes -= run.contents.bytes
                 self._send_unsent(now)
             self._retire()
 
-    def _on_refused(self, run: SentRun, node: NodeId, refusal: StoreRefusal, now: float) -> None:
+    def on_refused(self, run: SentRun, node: NodeId, refusal: StoreRefusal, now: float) -> None:
         if refusal.reason == Refusal.SEALED:
             self._role.on_fenced(self.log, refusal.epoch)
             return
@@ -442,12 +444,12 @@ class LogAppender:
             states.on_rebuilding(NodeId(refusal.epoch), now)
         elif refusal.reason == Refusal.NOT_HELD:
             run.lacking.add(node)
-            self._retry(run, now)
+            self.send_again(run, now)
             return
         else:
             states.on_full(node, now)
         if run.wave < QUICK_WAVES:
-            self._retry(run, now)
+            self.send_again(run, now)
         else:
             run.sent_at = now
             self._stuck_on, self._stuck_by = run, refusal
@@ -500,9 +502,9 @@ class LogAppender:
             if run.sent_at > 0:
                 waiting = list(map(NodeId, run.waiting))
                 self._tools.states.on_timed_out(waiting, copyset, now)
-            self._retry(run, now)
+            self.send_again(run, now)
 
-    def _retry(self, run: SentRun, now: float) -> None:
+    def send_again(self, run: SentRun, now: float) -> None:
         """Send `run` to another copyset; if there is none, the tick tries again.
 
         Nodes with free space come first, but later waves may use the space that nodes reserve for
@@ -510,7 +512,7 @@ class LogAppender:
         """
         self._copyset = None
         run.note_holders()
-        copyset = self._fitting_copyset(run.contents.size, now) or self._choose(now, self._up)
+        copyset = self._fitting_copyset(run.contents.size, now) or self.choose_nodes(now, self._up)
         if copyset is None:
             run.sent_at = now
             return
@@ -534,10 +536,10 @@ class LogAppender:
                 return kept
         self._sticky_bytes = 0
         self._sticky_until = now + STICKY_S
-        self._copyset = self._choose(now, roomy)
+        self._copyset = self.choose_nodes(now, roomy)
         return self._copyset
 
-    def _choose(self, now: float, nodes: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
+    def choose_nodes(self, now: float, nodes: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
         """A copyset among `nodes`: among the available ones, if these can hold one."""
         for available in (self._tools.states.pick_from(nodes, now), nodes):
             copyset = choose_copyset(self.nodeset, self.replication, available, self._tools.random)

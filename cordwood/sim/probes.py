@@ -21,6 +21,10 @@ from types import MappingProxyType
 from typing import Any
 
 from cordwood.block import BlockKind, Gap, GapKind
+from cordwood.client.admin.positions import Positions
+from cordwood.client.append.log_appends import LogAppends
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.senders import Senders
 from cordwood.errors import (
     CordwoodError,
     Corrupt,
@@ -32,8 +36,24 @@ from cordwood.errors import (
 )
 from cordwood.layout.waves import Refusal
 from cordwood.lsn import ESN_MAX
-from cordwood.protocol.single_copy import Doubt
+from cordwood.metadata.memory import MemoryData, MemoryMetadata
+from cordwood.node import Node
+from cordwood.protocol.digest import Digest
+from cordwood.protocol.disk_space import DiskSpace
+from cordwood.protocol.gap_detection import ReadBuffer
+from cordwood.protocol.node_states import NodeStates
+from cordwood.protocol.single_copy import Doubt, SenderChoice
 from cordwood.quorum.f_majority import QuorumVerdict
+from cordwood.recovery import collect_digest, mend_tail, seal_epoch
+from cordwood.recovery.absent import refuse_absent, refuse_fenced
+from cordwood.recovery.heard import weigh
+from cordwood.recovery.recover_log import recover_log
+from cordwood.sequencer import activation
+from cordwood.sequencer.activation import Activation
+from cordwood.sequencer.appender import LogAppender
+from cordwood.sequencer.eligibility import Eligibility
+from cordwood.sequencer.role import SequencerRole
+from cordwood.sequencer.sequencer_table import SequencerTable
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -46,12 +66,24 @@ from cordwood.sim.history import (
 )
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 from cordwood.sim.operator_events import BlockKept, BlockNames, RebuildingKnown, StorageKnown
-from cordwood.sim.planted.bug import find_place
+from cordwood.sim.planted.bug import find_owner
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.probes_of_clients import CLIENT_ROWS, WIRE_ROWS
 from cordwood.sim.probes_of_nodes import SEQUENCER_ROWS, STORAGE_ROWS
 from cordwood.sim.recorded_metadata import current_node
 from cordwood.sim.watch import Sight, Test, Watch
+from cordwood.storage import engine, log_search
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.logs_db import logs_read
+from cordwood.storage.logs_db.index_search import search
+from cordwood.storage.logs_db.partition_drops import PartitionDrops
+from cordwood.storage.push.own_copies import OwnCopies
+from cordwood.storage.refusals import refusal_of
+from cordwood.storage.scrub.damage_book import DamageBook
+from cordwood.storage.space.retention import Retention
+from cordwood.storage.wal.delta_wal import Wal
+from cordwood.wire.connection import Connection
 
 _ROWS = (*STORAGE_ROWS, *SEQUENCER_ROWS, *CLIENT_ROWS, *WIRE_ROWS)
 
@@ -146,169 +178,162 @@ def _gave(kind: GapKind) -> Test:
     return lambda sight: isinstance(sight.result, Gap) and sight.result.kind is kind
 
 
-_APPENDER = "sequencer.appender:LogAppender"
-_ROLE = "sequencer.role:SequencerRole"
-_ENGINE = "storage.engine:StorageEngine"
-_DIGEST = "protocol.digest:Digest.mend"
-_BUFFER = "protocol.gap_detection:ReadBuffer"
-_CHOICE = "protocol.single_copy:SenderChoice"
-
 _WATCHES: tuple[Watch, ...] = (
-    Watch("wave-retried", f"{_APPENDER}._retry"),
-    Watch("wave-third", f"{_APPENDER}._send", lambda s: s.args[1].wave >= 3),
-    Watch("wave-lost", f"{_APPENDER}._on_settled", lambda s: s.args[4] is None, before=True),
+    Watch("wave-retried", LogAppender.send_again),
+    Watch("wave-third", LogAppender._send, lambda s: s.args[1].wave >= 3),
+    Watch("wave-lost", LogAppender.on_store_settled, lambda s: s.args[4] is None, before=True),
     Watch(
         "old-wave-answered",
-        f"{_APPENDER}._on_settled",
+        LogAppender.on_store_settled,
         lambda s: s.args[4] is not None and s.args[2] != s.args[1].wave,
         before=True,
     ),
-    Watch("run-overtaken", f"{_APPENDER}._retire", lambda s: any(r.stored for r in s.me._window)),
-    Watch("node-slow", "protocol.node_states:NodeStates.on_slow"),
-    Watch("node-probed", "protocol.node_states:NodeStates.on_probed"),
-    Watch("node-failed", "protocol.node_states:NodeStates.on_failed"),
-    Watch("node-full", "protocol.node_states:NodeStates.on_full"),
-    Watch("too-few-nodes", f"{_APPENDER}._too_few"),
+    Watch("run-overtaken", LogAppender._retire, lambda s: any(r.stored for r in s.me._window)),
+    Watch("node-slow", NodeStates.on_slow),
+    Watch("node-probed", NodeStates.on_probed),
+    Watch("node-failed", NodeStates.on_failed),
+    Watch("node-full", NodeStates.on_full),
+    Watch("too-few-nodes", LogAppender._too_few),
     Watch(
-        "sequencer-fenced", f"{_ROLE}.on_fenced", lambda s: s.args[1] in s.me._rows, before=True
+        "sequencer-fenced", SequencerRole.on_fenced, lambda s: s.args[1] in s.me._rows, before=True
     ),
-    Watch("epoch-used-up", f"{_ROLE}.on_drained"),
-    Watch("append-redirected", "sequencer.eligibility:Eligibility.elsewhere", lambda s: s.result),
-    Watch("started-elsewhere", "sequencer.eligibility:Eligibility.elsewhere", lambda s: s.args[2]),
-    Watch("activation-failed", "sequencer.sequencer_table:SequencerTable.abandon"),
+    Watch("epoch-used-up", SequencerRole.on_drained),
+    Watch("append-redirected", Eligibility.elsewhere, lambda s: s.result),
+    Watch("started-elsewhere", Eligibility.elsewhere, lambda s: s.args[2]),
+    Watch("activation-failed", SequencerTable.abandon),
     Watch(
         "append-overloaded",
-        f"{_ROLE}._admit",
+        SequencerRole._admit,
         lambda s: s.result is not None and isinstance(s.result[0], Overloaded),
     ),
     Watch(
         "taken-epoch-kept",
-        "sequencer.activation:Activation.activate",
+        Activation.activate,
         lambda s: s.args[1] in s.me._taken,
         before=True,
     ),
-    Watch("epoch-overtaken", "sequencer.activation:Activation._begin", raises=Fenced),
-    Watch("records-mended", _DIGEST, lambda s: s.result.blocks),
-    Watch("hole-plugged", _DIGEST, lambda s: s.result.holes),
-    Watch("empty-epoch-bridged", _DIGEST, lambda s: (s.result.bridge or 0) & ESN_MAX == 1),
+    Watch("epoch-overtaken", Activation.begin_epoch, raises=Fenced),
+    Watch("records-mended", Digest.mend, lambda s: s.result.blocks),
+    Watch("hole-plugged", Digest.mend, lambda s: s.result.holes),
+    Watch("empty-epoch-bridged", Digest.mend, lambda s: (s.result.bridge or 0) & ESN_MAX == 1),
     Watch(
         "earlier-recovery-found",
-        _DIGEST,
+        Digest.mend,
         lambda s: any(kind != BlockKind.DATA for _, _, kind in s.me._best),
     ),
     Watch(
         "several-epochs-recovered",
-        "sequencer.activation:recover_log",
+        recover_log,
         lambda s: s.args[1] - s.args[2].clean_epoch > 2,
         before=True,
-    ),
+    within=activation),
     Watch(
         "recovered-without-all",
-        "recovery.collect_digest:weigh",
+        weigh,
         lambda s: s.result is QuorumVerdict.INCOMPLETE,
-    ),
+    within=collect_digest),
     Watch(
         "recovered-non-authoritatively",
-        "recovery.collect_digest:weigh",
+        weigh,
         lambda s: s.result is QuorumVerdict.NON_AUTHORITATIVE,
-    ),
-    Watch("recovery-lacks-members", "recovery.seal_epoch:refuse_absent", raises=NoSequencer),
-    Watch("recovery-lacks-members", "recovery.collect_digest:refuse_absent", raises=NoSequencer),
-    Watch("recovery-fenced", "recovery.seal_epoch:refuse_fenced", raises=Fenced),
-    Watch("mend-fenced", "recovery.mend_tail:_check", raises=Fenced),
-    Watch("store-sealed", "storage.engine:refusal_of", _refused(Refusal.SEALED)),
+    within=collect_digest),
+    Watch("recovery-lacks-members", refuse_absent, raises=NoSequencer, within=seal_epoch),
+    Watch("recovery-lacks-members", refuse_absent, raises=NoSequencer, within=collect_digest),
+    Watch("recovery-fenced", refuse_fenced, raises=Fenced, within=seal_epoch),
+    Watch("mend-fenced", mend_tail._check, raises=Fenced),
+    Watch("store-sealed", refusal_of, _refused(Refusal.SEALED), within=engine),
     Watch(
         "recovery-store-sealed",
-        "storage.engine:refusal_of",
+        refusal_of,
         lambda s: s.args[3] and s.result is not None and s.result.reason == Refusal.SEALED,
-    ),
-    Watch("seal-refused", f"{_ENGINE}.seal", raises=Fenced),
-    Watch("epoch-purged", f"{_ENGINE}.purge", lambda s: s.args[3]),
+    within=engine),
+    Watch("seal-refused", StorageEngine.seal, raises=Fenced),
+    Watch("epoch-purged", StorageEngine.purge, lambda s: s.args[3]),
     Watch(
-        "late-block-dropped", "storage.log_cache:CachedLog._is_late", lambda s: s.result
+        "late-block-dropped", CachedLog._is_late, lambda s: s.result
     ),
-    Watch("copy-replaced", "storage.log_cache:CachedLog._replace", lambda s: s.result),
-    Watch("copy-not-better", "storage.log_cache:CachedLog._replace", lambda s: not s.result),
-    Watch("wal-poisoned", f"{_ENGINE}.fail"),
-    Watch("wal-hole", "storage.wal.delta_wal:Wal._resume", lambda s: s.args[1].holes),
-    Watch("wal-damage", "storage.wal.delta_wal:Wal._resume", lambda s: s.args[1].damage),
-    Watch("wal-window-grown", "storage.wal.delta_wal:Wal._on_grown"),
-    Watch("scrub-found", "storage.scrub.damage_book:DamageBook.note"),
+    Watch("copy-replaced", CachedLog.replace_copy, lambda s: s.result),
+    Watch("copy-not-better", CachedLog.replace_copy, lambda s: not s.result),
+    Watch("wal-poisoned", StorageEngine.fail),
+    Watch("wal-hole", Wal.resume, lambda s: s.args[1].holes),
+    Watch("wal-damage", Wal.resume, lambda s: s.args[1].damage),
+    Watch("wal-window-grown", Wal._on_grown),
+    Watch("scrub-found", DamageBook.note),
     Watch(
         "damage-served-around",
-        "storage.logs_db.logs_read:_without_damaged",
+        logs_read._without_damaged,
         lambda s: s.result[1],
     ),
-    Watch("reader-nudged", "client.read.read_stream:ReadStream._ask_tail"),
-    Watch("reader-reconnected", f"{_BUFFER}.on_connected", lambda s: s.me._markers),
-    Watch("reader-sees-damage", f"{_BUFFER}.on_damaged"),
-    Watch("reader-rewound", f"{_CHOICE}.takes_rewind", lambda s: s.result),
-    Watch("all-asked", f"{_CHOICE}.on_suspicion", lambda s: s.me.is_single, before=True),
-    Watch("single-again", f"{_CHOICE}.on_slide", lambda s: s.me.is_rewind_due),
-    Watch("silent-doubted", f"{_CHOICE}.on_doubt", lambda s: s.args[2] is Doubt.SILENT),
-    Watch("slow-doubted", f"{_CHOICE}.on_doubt", lambda s: s.args[2] is Doubt.SLOW),
+    Watch("reader-nudged", ReadStream._ask_tail),
+    Watch("reader-reconnected", ReadBuffer.on_connected, lambda s: s.me._markers),
+    Watch("reader-sees-damage", ReadBuffer.on_damaged),
+    Watch("reader-rewound", SenderChoice.takes_rewind, lambda s: s.result),
+    Watch("all-asked", SenderChoice.on_suspicion, lambda s: s.me.is_single, before=True),
+    Watch("single-again", SenderChoice.on_slide, lambda s: s.me.is_rewind_due),
+    Watch("silent-doubted", SenderChoice.on_doubt, lambda s: s.args[2] is Doubt.SILENT),
+    Watch("slow-doubted", SenderChoice.on_doubt, lambda s: s.args[2] is Doubt.SLOW),
     Watch(
         "old-order-dropped",
-        "client.read.senders:Senders.on_blocks",
+        Senders.on_blocks,
         lambda s: s.args[1] in s.me.sources
         and s.me.sources[s.args[1]].version != s.me.choice.version,
     ),
-    Watch("copy-left-out", "storage.push.own_copies:OwnCopies.part", lambda s: not s.result),
-    Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),
-    Watch("bridge-read", f"{_BUFFER}._deliver", _gave(GapKind.BRIDGE)),
+    Watch("copy-left-out", OwnCopies.part, lambda s: not s.result),
+    Watch("hole-read", ReadBuffer.deliver_block, _gave(GapKind.HOLE)),
+    Watch("bridge-read", ReadBuffer.deliver_block, _gave(GapKind.BRIDGE)),
     Watch(
-        "disk-nearly-full", "protocol.disk_space:DiskSpace.on_free",
+        "disk-nearly-full", DiskSpace.on_free,
         lambda s: s.result and s.me.is_low,
     ),
     Watch(
-        "disk-has-room-again", "protocol.disk_space:DiskSpace.on_free",
+        "disk-has-room-again", DiskSpace.on_free,
         lambda s: s.result and not s.me.is_low,
     ),
-    Watch("retained-no-longer", "storage.space.retention:Retention._trim", lambda s: s.args[2]),
-    Watch("partition-dropped", "storage.logs_db.partition_drops:PartitionDrops._drop"),
+    Watch("retained-no-longer", Retention._trim, lambda s: s.args[2]),
+    Watch("partition-dropped", PartitionDrops.drop_partition),
     Watch(
         "partition-cut",
-        "storage.logs_db.partition_drops:PartitionDrops.cut_trimmed",
+        PartitionDrops.cut_trimmed,
         lambda s: s.result,
     ),
-    Watch("time-inside-partition", "storage.log_search:search"),
-    Watch("time-found", "client.admin.positions:Positions.find_time"),
-    Watch("log-trimmed", f"{_ENGINE}._on_trimmed"),
+    Watch("time-inside-partition", search, within=log_search),
+    Watch("time-found", Positions.find_time),
+    Watch("log-trimmed", StorageEngine.on_trimmed),
     Watch(
         "trim-inside-block",
-        "storage.log_cache:CachedLog.trim_to",
+        CachedLog.trim_to,
         lambda s: (b := s.me.at(0)) is not None and b.header.first <= s.args[1] < b.header.last,
     ),
-    Watch("trim-read", f"{_BUFFER}._gap", _gave(GapKind.TRIM)),
+    Watch("trim-read", ReadBuffer._gap, _gave(GapKind.TRIM)),
     Watch(
         "read-inside-block",
-        f"{_BUFFER}._deliver",
+        ReadBuffer.deliver_block,
         lambda s: not isinstance(s.result, Gap) and s.result.first > s.result.block.header.first,
     ),
-    Watch("append-tried-again", "client.append.log_appends:LogAppends._requeue"),
+    Watch("append-tried-again", LogAppends._requeue),
     Watch(
         "append-lost",
-        "client.append.log_appends:LogAppends.on_down",
+        LogAppends.on_down,
         lambda s: any(used is s.args[1] for _, used in s.me._sent.values()),
         before=True,
     ),
     Watch(
         "frame-refused",
-        "wire.connection:Connection.fail",
+        Connection.fail,
         lambda s: isinstance(s.args[1], Corrupt),
         before=True,
     ),
     Watch(
         "peer-silent",
-        "wire.connection:Connection.fail",
+        Connection.fail,
         lambda s: isinstance(s.args[1], Unreachable),
         before=True,
     ),
     Watch(
-        "metadata-answer-lost", "metadata.memory:MemoryMetadata._lose", raises=OutcomeUnknown
+        "metadata-answer-lost", MemoryMetadata._lose, raises=OutcomeUnknown
     ),
-    Watch("metadata-raced", "metadata.memory:MemoryData.compare_and_set", lambda s: not s.result),
-    Watch("late-write-came", "metadata.memory:MemoryData.take_due", lambda s: s.result),
+    Watch("metadata-raced", MemoryData.compare_and_set, lambda s: not s.result),
+    Watch("late-write-came", MemoryData.take_due, lambda s: s.result),
     *(watch for _, _, watch in _ROWS),
 )  # fmt: skip
 
@@ -320,18 +345,16 @@ COUNTED_MAX = 20
 @contextmanager
 def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
     """Count probes, and write down what nodes store and sequencers release, for the block."""
-    places: dict[str, list[Watch]] = {}
+    places: dict[tuple[Any, str], list[Watch]] = {}
     for watch in _WATCHES:
         places.setdefault(watch.place, []).append(watch)
     before: list[tuple[Any, str, Any]] = []
     try:
-        for place, watches in places.items():
-            owner, name = find_place(place)
+        for (owner, name), watches in places.items():
             original = owner.__dict__[name]
             before.append((owner, name, original))
             setattr(owner, name, _wrapped(original, watches, counts))
-        for place, noting in _NOTES:
-            owner, name = find_place(place)
+        for (owner, name), noting in _NOTES:
             before.append((owner, name, owner.__dict__[name]))
             setattr(owner, name, noting(owner.__dict__[name], recorder))
         yield
@@ -509,17 +532,20 @@ def _note_nodesets(recorder: HistoryRecorder, log: int, epoch: int, history: Any
     recorder.add(NodesetsKnown(recorder.now_us, current_node(), log, epoch, entries))
 
 
-_NOTES = (
-    (f"{_ROLE}.release", _noting_releases),
-    (f"{_ENGINE}._insert", _noting_stores),
-    (f"{_ENGINE}._insert", _noting_kept),
-    (f"{_ENGINE}._insert", _noting_names),
-    ("node:Node._note_storage", _noting_storage),
-    ("node:Node._refresh_members", _noting_rebuilding),
-    (f"{_ENGINE}._on_trimmed", _noting_trims),
-    (f"{_ENGINE}.tell_nodesets", _noting_told_nodesets),
-    (f"{_ENGINE}.nodesets", _noting_nodesets),
-    ("storage.space.retention:Retention._trim", _noting_retention),
+_NOTES = tuple(
+    (find_owner(target, None), noting)
+    for target, noting in (
+        (SequencerRole.release, _noting_releases),
+        (StorageEngine._insert, _noting_stores),
+        (StorageEngine._insert, _noting_kept),
+        (StorageEngine._insert, _noting_names),
+        (Node.note_storage, _noting_storage),
+        (Node._refresh_members, _noting_rebuilding),
+        (StorageEngine.on_trimmed, _noting_trims),
+        (StorageEngine.tell_nodesets, _noting_told_nodesets),
+        (StorageEngine.nodesets, _noting_nodesets),
+        (Retention._trim, _noting_retention),
+    )
 )
 """What is written down where it happens."""
 

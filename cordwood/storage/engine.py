@@ -66,6 +66,7 @@ from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 from cordwood.storage.refusals import damage_of, refusal_of
 from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
+from cordwood.storage.unheard import Unheard
 from cordwood.storage.wal.delta_wal import Wal
 
 logger = logging.getLogger(__name__)
@@ -103,23 +104,18 @@ class StorageEngine:
         settings: StorageSettings,
         on_change: Callable[[int], None],
         staged: StagedIndex | None = None,
+        unheard: Unheard | None = None,
     ) -> None:
+        self.seals, self.unheard, self.amends = SealTable(), unheard, Amends(self)
         self.cache = LogCache(states)
-        self.staged = staged or StagedIndex()
-        self.logs = logs
+        self.staged, self.logs = staged or StagedIndex(), logs
         self._recent = RecentBlocks(settings.recent_bytes)
         self.reader = LogReader(self.cache, logs, self._recent)
-        self.failed = self.damage = ""
-        self.has_lost = False
-        self.reached = logs.offset
-        self.stored_blocks = 0
-        self.is_out_of_space, self.disk = False, DiskRoom()
-        self.low_space = self.read_only = ""
+        self.failed = self.damage = self.low_space = self.read_only = ""
+        self.has_lost = self.is_out_of_space = False
+        self.reached, self.stored_blocks, self.disk = logs.offset, 0, DiskRoom()
         self.rebuilding: frozenset[int] = frozenset()
-        self.seals = SealTable()
-        self.amends = Amends(self)
-        self._wal = wal
-        self._cache_bytes = settings.cache_bytes
+        self._wal, self._cache_bytes = wal, settings.cache_bytes
         # Bytes that are in the WAL and not durable yet, so not in the cache.
         self._bytes_on_way = 0
         self._sealed_durably: dict[int, int] = {}
@@ -141,6 +137,7 @@ class StorageEngine:
         *,
         promised: int = -1,
         is_older: bool = False,
+        unheard: Unheard | None = None,
     ) -> StorageEngine:
         """Replay the WAL's records that LogsDB does not have.
 
@@ -151,12 +148,13 @@ class StorageEngine:
             promised: WAL offset of a record that another place knows to be durable; -1 for none.
                 A WAL that ends below it has lost the records after its end.
             is_older: the WAL has lost these records, whatever the offsets say.
+            unheard: stores of epochs that it does not know wait here; None takes them.
         Raises:
             Corrupt: a record passes its checksum but is not one of ours.
             NotOurCluster: WAL and LogsDB are of different times: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
-        engine = cls(wal, logs, states, settings, on_change, staged)
+        engine = cls(wal, logs, states, settings, on_change, staged, unheard)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -164,7 +162,7 @@ class StorageEngine:
             )
         async for run in wal.recover_runs():
             for offset, body in run.above(logs.offset):
-                engine._replay(offset, memoryview(body))
+                engine.replay(offset, memoryview(body))
                 if engine.amends.unrestored:
                     await engine.amends.restore()
         found = wal.recovery
@@ -245,6 +243,8 @@ class StorageEngine:
         if not blocks:
             self._store_nothing(wave, payload, settled)
             return
+        if self.unheard is not None and self.unheard.holds(self, wave, payload, blocks, settled):
+            return
         taken: list[StoredBlock] = []
         refused: dict[int, StoreRefusal] = {}
         is_full = len(payload) > self.free_bytes
@@ -264,7 +264,7 @@ class StorageEngine:
             parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
             for block in taken:
                 parts += (block.wire, block.body)
-        self._append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
+        self.append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
 
     def _store_nothing(
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
@@ -274,7 +274,7 @@ class StorageEngine:
             reason = Refusal.FAILED if self.failed else Refusal.FULL
             settled((StoreRefusal(wave, 0, reason),))
         else:
-            self._append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
+            self.append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
         """Whether a block is trimmed: storing it succeeds and keeps nothing."""
@@ -315,9 +315,9 @@ class StorageEngine:
         """Write new envelopes of blocks whose bodies are held."""
         head = store_head(len(blocks), seal_epoch, amends=True)
         parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
-        self._append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
+        self.append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
 
-    def _append_store(
+    def append_store(
         self,
         wave: int,
         parts: list[Buffer],
@@ -388,7 +388,7 @@ class StorageEngine:
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         if self._sealed_durably.get(log) != epoch:
             # Trap: a recovery that is retried many times would fill the ring with its seal.
-            await self._write_mark(
+            await self.write_mark(
                 log, pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
             )
         held = self.cache.log(log)
@@ -446,14 +446,14 @@ class StorageEngine:
             )
         if lsn > self.cache.log(log).trim:
             record = TrimRecord(log, lsn, released)
-            await self._write_mark(log, pack_trim(record), lambda: self._on_trimmed(record))
+            await self.write_mark(log, pack_trim(record), lambda: self.on_trimmed(record))
         return self.cache.log(log).trim
 
     def trim_of(self, log: int) -> int:
         """A log's trim point, 0 for none."""
         return held.trim if (held := self.cache.get(log)) is not None else 0
 
-    def _on_trimmed(self, record: TrimRecord) -> None:
+    def on_trimmed(self, record: TrimRecord) -> None:
         held = self.cache.log(record.log)
         # Order matters: the trimmed records were released, so their epoch's LNG is above them.
         held.release(record.released)
@@ -471,7 +471,7 @@ class StorageEngine:
         if epoch > held.nodesets[0]:
             packed = pack_nodesets(untrimmed(history, held.trim))
             mark = pack_nodes(NodesetsRecord(log, epoch, packed))
-            await self._write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
+            await self.write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
 
     def nodesets(self, log: int) -> tuple[int, list[EpochNodes]]:
         """The history of nodesets without its trimmed part, after the epoch that completed it."""
@@ -491,9 +491,9 @@ class StorageEngine:
             self.cache.log(log).close_epoch(epoch, end)
             self._on_change(log)
 
-        await self._write_mark(log, mark, apply)
+        await self.write_mark(log, mark, apply)
 
-    async def _write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
+    async def write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
         """Write a control record; `apply` runs in its order among the stores."""
         await self._write([mark], [log], apply, reserve_ok=True)
 
@@ -572,7 +572,7 @@ class StorageEngine:
             self.failed = str(error) or type(error).__name__
             logger.error("this node stores nothing any more: %s", self.failed)
 
-    def _replay(self, offset: int, body: memoryview) -> None:
+    def replay(self, offset: int, body: memoryview) -> None:
         match read_engine_record(body):
             case StoreRecord(_, blocks):
                 self._note(offset, [block.header.log for block in blocks])

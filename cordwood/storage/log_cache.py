@@ -149,7 +149,7 @@ class CachedLog:
         while at < len(self._lasts) and self._lasts[at] == header.last:
             held = self._blocks[at]
             if held.header.first == header.first and held.header.kind == header.kind:
-                return self._replace(at, block)
+                return self.replace_copy(at, block)
             at += 1
         self._lasts.insert(at, header.last)
         self._blocks.insert(at, block)
@@ -177,7 +177,7 @@ class CachedLog:
             return False  # its donor knew that it counts
         return not seal and (epoch <= self.clean or epoch in self._closed)
 
-    def _replace(self, at: int, block: StoredBlock) -> bool:
+    def replace_copy(self, at: int, block: StoredBlock) -> bool:
         held = self._blocks[at]
         if held.envelope.precedence >= block.envelope.precedence:
             return False

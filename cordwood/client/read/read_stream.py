@@ -330,8 +330,8 @@ class ReadStream(StreamItems):
             raise Closed("this read stream was closed")
         if self._queue is not None:
             return self._take_shared(self._queue)
-        judge = self._judge if self._may_conclude() else None
-        taken = self._buffer.take(judge, grace_over=self._is_grace_over())
+        judge = self._judge if self.may_conclude() else None
+        taken = self._buffer.take(judge, grace_over=self.is_grace_over())
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
             # At once: a period is a timer's turn at the least, and there may be many losses.
             taken = self._buffer.take(judge, grace_over=True)
@@ -407,7 +407,7 @@ class ReadStream(StreamItems):
         """The leader of a shared tail gave something, or ended."""
         self._news.set()
 
-    def _may_conclude(self) -> bool:
+    def may_conclude(self) -> bool:
         """Whether silence means something: never while one node leaves out what another
         sends, unless the reader said that it would rather not wait."""
         if self._choice.is_rewind_due:
@@ -432,7 +432,7 @@ class ReadStream(StreamItems):
         is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
         if (
             is_in_order
-            and not self._may_conclude()
+            and not self.may_conclude()
             and (self._buffer.is_passed_by(self._senders_now()))
         ):
             self._choice.on_suspicion()
@@ -459,7 +459,7 @@ class ReadStream(StreamItems):
         """The nodes that have not said what they have at `next`."""
         return self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
 
-    def _is_grace_over(self) -> bool:
+    def is_grace_over(self) -> bool:
         """Whether those that have not spoken were waited for."""
         grace = self._grace
         return grace.ends is not None and grace.is_over(self._silent(), self._loop.time())

@@ -301,7 +301,7 @@ class Senders:
             self._on_block(source, block)
         self._buffer.on_marker(node, head.next)
         self.slow.on_marker(node, head.next, self._loop.time())
-        self._grant(source)
+        self.grant_credit(source)
         self._switch(node, source)
         return True
 
@@ -338,7 +338,7 @@ class Senders:
             self.bridge = Lsn(header.first)
         if not (self._heads_only or block.is_intact):
             self._on_bad_copy(node, header.first, header.last)
-            self._grant(source)
+            self.grant_credit(source)
             return
         if header.kind == BlockKind.DATA:
             self._blocks[node] = self._blocks.get(node, 0) + 1
@@ -348,7 +348,7 @@ class Senders:
             self._window.on_block(block.size, header.count)
         else:
             # A node that sends second copies only may still be the last to hold what comes next.
-            self._grant(source)
+            self.grant_credit(source)
 
     # Requests to nodes.
 
@@ -461,9 +461,9 @@ class Senders:
         source = self.sources.get(block.node)
         if source is not None:
             source.credit.on_consumed(block.size)
-            self._grant(source)
+            self.grant_credit(source)
 
-    def _grant(self, source: Source) -> None:
+    def grant_credit(self, source: Source) -> None:
         """Let a node send more, if that is worth a message."""
         limit = source.credit.grant(self._window.credit)
         if limit is not None:

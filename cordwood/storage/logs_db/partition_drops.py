@@ -80,7 +80,7 @@ class PartitionDrops:
                 ((log, each.last) for log, each in parts.items() if each.last > trim_of(log)), None
             )
             if partition.kept_by is None:
-                await self._drop(partition, parts)
+                await self.drop_partition(partition, parts)
                 dropped.append(partition)
         return dropped
 
@@ -108,7 +108,9 @@ class PartitionDrops:
         logger.info("partition %d was cut by %d bytes to %d", partition.number, size, left)
         return partition
 
-    async def _drop(self, partition: Partition, parts: Mapping[int, DirectoryEntry]) -> None:
+    async def drop_partition(
+        self, partition: Partition, parts: Mapping[int, DirectoryEntry]
+    ) -> None:
         await self._forget(partition, parts, None)
         self._store.partitions.remove(partition)
         self._store.drops += 1

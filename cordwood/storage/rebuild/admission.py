@@ -5,8 +5,8 @@ be taken for absence. It is let in once other nodes hold that data: the node joi
 incarnation, seals all logs, and acks, and only then listens. A crash in between finds the file
 `anew`, which names the entry of the set by which the directory was begun.
 
-Until then the node ends with an error, and is started again by whatever starts it. It says nothing of
-itself: an empty directory is often a disk that was not mounted.
+Until then the node ends with an error, and is started again by whatever starts it. It says nothing
+of itself: an empty directory is often a disk that was not mounted.
 
 Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
 """
@@ -89,17 +89,13 @@ class Admission:
 
     def _empty_words(self, *, is_lost: bool) -> str:
         node, directory = self._settings.node, self._settings.directory
-        text = (
-            f"node {node} is in the cluster, but {directory} is empty. Bring its disk back. If it "
-        )
         if is_lost:
-            return text + (
-                "is gone, leave it so: its data is being made anew on the other nodes, and then it "
-                "is let in (see `cordwood rebuild`)"
-            )
-        return text + (
-            f"is gone, say so (`cordwood rebuild start {node}`): the other nodes make its data anew, "
-            "and then it is let in"
+            way_out = "leave it so: its data is being made anew on others (`cordwood rebuild`)"
+        else:
+            way_out = f"say so (`cordwood rebuild start {node}`): others make its data anew"
+        return (
+            f"node {node} is in the cluster, but {directory} is empty. Bring its disk back. If it "
+            f"is gone, {way_out}, and then the node is let in"
         )
 
     async def complete(self, seal: Callable[[], Awaitable[None]]) -> None:
