@@ -7,7 +7,7 @@ is found said already.
 A node that starts looks at its own entry before it serves anybody. Data that was called gone may be
 there after all, and an empty disk may stand where the data should be.
 
-Source: docs/sources/logdevice.md 2.9 (triggers; "marker" of a shard).
+Source: docs/sources/logdevice.md 2.9 (triggers).
 """
 
 from __future__ import annotations

@@ -145,15 +145,18 @@ class RebuildRole:
             self._changed.set()
 
     def overlaid(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        """Members with the status that the set gives them; a node of it takes no new records."""
-        refused = refuses(self.set)
-        found = []
-        for member in members:
-            if member.node in refused:
-                status = authority_of(self.set, member.node)
-                member = replace(member, authority=status, weight=0.0)
-            found.append(member)
-        return tuple(found)
+        """Members with the status that the set gives them. New epochs leave out a node that is
+        drained. They keep one that is lost: nodesets that shrink with each loss would soon have
+        no place for new copies."""
+        return tuple(self._overlaid(member) for member in members)
+
+    def _overlaid(self, member: Member) -> Member:
+        entry = self.set.entry(member.node)
+        if entry is None or entry.ranges:
+            return member
+        status = authority_of(self.set, member.node)
+        weight = 0.0 if entry.drain or entry.relocates else member.weight
+        return replace(member, authority=status, weight=weight)
 
     def refused(self, members: Iterable[Member]) -> frozenset[NodeId]:
         """Nodes that no copyset of a new block may name."""
