@@ -26,6 +26,7 @@ from cordwood.cli import (
     nodes,
     pipeline,
     readers,
+    rebuild,
     records,
     sim,
     spark,
@@ -80,6 +81,7 @@ app.command(name="epochs")(epochs.epochs)
 app.command(name="sequencer")(epochs.sequencer)
 app.command(name="fence")(epochs.fence)
 app.add_typer(nodes.app, name="nodes", cls=Group)
+app.add_typer(rebuild.app, name="rebuild", cls=Group)
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)
 app.command(name="chaos")(chaos.chaos)

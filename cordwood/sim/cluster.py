@@ -28,7 +28,7 @@ from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSetti
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.buggy_host import buggy_host
 from cordwood.sim.history import DumpedSlots, HistoryRecorder, PayloadMark, SlotKind
-from cordwood.sim.holdings import held_blocks, meets, rotten_ranges, split_trimmed
+from cordwood.sim.holdings import held_blocks, is_set_aside, meets, rotten_ranges, split_trimmed
 from cordwood.sim.host import SimMachine, Simulation
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.network import SimNetwork
@@ -74,6 +74,7 @@ class ClusterOptions:
         sequencer: settings of every node's sequencer.
         attributes: what all logs inherit.
         weights: of nodes that have another one than 1.
+        rebuild_after_s: when a dead node counts as lost; 0 for never.
     """
 
     nodes: int = 5
@@ -89,6 +90,7 @@ class ClusterOptions:
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     attributes: LogAttributes = field(default_factory=LogAttributes)
     weights: Mapping[int, float] = field(default_factory=dict)
+    rebuild_after_s: float = 0.0
 
     def location(self, number: NodeId) -> str:
         """Where a node stands."""
@@ -279,6 +281,7 @@ class SimCluster:
             create_logs=True,
             refresh_s=self.options.refresh_s,
             gossip_s=self.options.gossip_s,
+            rebuild_after_s=self.options.rebuild_after_s,
             sequencer=self.options.sequencer,
             storage=replace(self.options.storage, wal_bytes=self.options.wal_bytes),
         )
@@ -332,4 +335,6 @@ def _dumped(block: StoredBlock) -> DumpedSlots:
         intact=intact,
         seal_epoch=block.envelope.seal_epoch,
         wave=block.envelope.wave,
+        copyset=tuple(block.envelope.copyset),
+        set_aside=is_set_aside(block),
     )

@@ -41,6 +41,7 @@ from cordwood.protocol.wal_ring import WalScan
 from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery import recover_log
 from cordwood.recovery.collect_digest import DigestReads
+from cordwood.recovery.purge import Purges
 from cordwood.sequencer import activation, producer_checks
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.eligibility import Eligibility
@@ -410,8 +411,8 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         DigestReads.on_down,
     ),
     counted("mend-answered", "a node stored what a recovery mended", MendAnswered),
-    row("purge-begun", "a node that was away looked for what does not count", Node._purge),
-    row("purge-stopped", "purging stopped with its node", Node._stop_purging),
+    row("purge-begun", "a node that was away looked for what does not count", Purges._purge),
+    row("purge-stopped", "purging stopped with its node", Purges.close),
     row(
         "nodesets-trimmed",
         "nodesets went with their data",

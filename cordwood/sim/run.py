@@ -27,6 +27,7 @@ from cordwood.sim.checkers import Evidence, Violation, check_all, run_is_valid
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
+from cordwood.sim.disk_losses import DiskLosses
 from cordwood.sim.end_events import NodesBack
 from cordwood.sim.fault_plan import Damage, Fault
 from cordwood.sim.gauges import Gauges
@@ -265,6 +266,8 @@ class _Run:
         self._cluster = SimCluster(simulation, options.cluster, self.recorder, self.buggify)
         self._crew = Crew(simulation, self.recorder)
         self._gauges = Gauges(self._cluster, self.recorder)
+        chance = stream(simulation.seed, "disk-losses")
+        self._losses = DiskLosses(self._cluster, self.recorder, chance, options.length_s)
         workload = options.workload
         self.clients = Clients(
             self._cluster.addresses,
@@ -298,9 +301,12 @@ class _Run:
     async def _direct(self) -> str:
         """Play it, and look at the nodes meanwhile; the text of what is stuck, "" for nothing."""
         async with asyncio.TaskGroup() as tasks:
-            gauging = tasks.create_task(self._gauges.run())
+            others = [tasks.create_task(self._gauges.run())]
+            if self._options.loses_disks:
+                others.append(tasks.create_task(self._losses.run()))
             stuck = await self._go_on()
-            gauging.cancel()
+            for other in others:
+                other.cancel()
         return stuck
 
     async def _go_on(self) -> str:
@@ -335,6 +341,8 @@ class _Run:
         if not stuck:
             await self._idle()
             stuck = await self._lose()
+        if self._options.loses_disks:
+            await self._losses.wait_healed()
         if self._options.accepts and not stuck:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)
         if self._options.audited and not stuck:

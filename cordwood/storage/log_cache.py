@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from cordwood.block import BlockHeader, Produced
+from cordwood.block import BlockHeader, EnvelopeFlag, Produced
 from cordwood.decisions import CopyMet, LateBlockDropped, tell
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
@@ -177,6 +177,8 @@ class CachedLog:
         end = self.ends.get(epoch)
         if end is not None:
             return block.header.last > end.lng and (seal, block.envelope.wave) < end.place
+        if block.envelope.flags & EnvelopeFlag.REBUILT:
+            return False  # its donor knew that it counts
         return not seal and (epoch <= self.clean or epoch in self._closed)
 
     def replace_copy(self, at: int, block: StoredBlock) -> bool:

@@ -98,6 +98,8 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(node_events.NodesetsKnown(recorder.now_us, 3, 1, 1, (entry,)))
     recorder.add(node_events.Gauged(recorder.now_us, 3, "wal_bytes", 5, 6))
     recorder.add(end_events.NodesLost(recorder.now_us, (1, 2)))
+    recorder.add(end_events.DiskLost(recorder.now_us, 3))
+    recorder.add(end_events.DisksReplaced(recorder.now_us, 1, (3,)))
     recorder.add(end_events.NodesBack(recorder.now_us, (1, 2)))
     recorder.add(end_events.PaceBegan(recorder.now_us, "w1", True))
     recorder.add(end_events.PaceEnded(recorder.now_us, "w1"))

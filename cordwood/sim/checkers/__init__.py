@@ -53,6 +53,7 @@ from cordwood.sim.checkers.reading import (
     check_repeatable_read,
     check_tiling,
 )
+from cordwood.sim.checkers.rebuilt import check_rebuilt
 from cordwood.sim.checkers.releases import check_release_is_replicated
 from cordwood.sim.checkers.rights import check_read_rights
 from cordwood.sim.checkers.scanned import check_accepted, check_scanned
@@ -117,6 +118,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,
+        "L4": check_rebuilt,
         "L5": check_deadlines,
         "L6": check_limits,
         "L7": check_pace,
@@ -135,7 +137,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "S19": "the object tier",
         "S23": "transactions, if they are ever shipped",
         "S30": "a second version of the wire or the disk format",
-        "L4": "rebuilding of lost copies, and of a node without its disk (S17)",
     }
 )
 """Every other promise, and the feature that makes it one to check."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.end_events import DiskLost
 from cordwood.sim.history import NodeStarted, NodeStarting
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 
@@ -29,7 +30,12 @@ def check_configuration(evidence: Evidence) -> list[Violation]:
     newest: dict[tuple[int, int], NodesetsKnown] = {}
     logs: dict[int, Entries] = {}
     known = [event for _, event in evidence.of(NodesetsKnown) if isinstance(event, NodesetsKnown)]
-    for event in known:
+    for _, event in evidence.of(NodesetsKnown, DiskLost):
+        if isinstance(event, DiskLost):
+            # Whoever begins anew knows nothing, and learns it again.
+            newest = {place: each for place, each in newest.items() if place[0] != event.node}
+            continue
+        assert isinstance(event, NodesetsKnown), "as asked for"
         before = newest.get((event.node, event.log))
         if before is not None and event.epoch < before.epoch:
             text = f"node {event.node} knew epochs up to {before.epoch}, then up to {event.epoch}"
