@@ -15,11 +15,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from cordwood import __version__
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
+from cordwood.admin.node_status import status_reply
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -40,7 +40,6 @@ from cordwood.layout.message import (
     Ping,
     Reply,
     Seal,
-    StatusReply,
     StreamsReply,
     TellNodesets,
     Yield,
@@ -77,7 +76,6 @@ from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.identity import ACCEPTED
-from cordwood.storage.log_states import log_states
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.tables import MakeTables
@@ -91,6 +89,9 @@ from cordwood.storage.space.retention import Retention
 from cordwood.storage.space.space_watch import SpaceWatch
 from cordwood.storage.staging.staging import Staging
 from cordwood.storage.staging.staging_sweep import StagingSweep
+from cordwood.tier.addresses import open_object_store
+from cordwood.uploading.objects_at_hand import OpenObjects
+from cordwood.uploading.tiering import Tiering
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import check_call, check_frame
 from cordwood.wire.gossip import Gossip
@@ -127,10 +128,12 @@ class Node:
         metadata: MetadataStore,
         make_tables: MakeTables,
         tasks: asyncio.TaskGroup,
+        open_objects: OpenObjects = open_object_store,
     ) -> None:
         self.settings = settings
         self.host = host
         self._make_tables = make_tables
+        self._open_objects = open_objects
         self._tasks = tasks
         self._membership = Membership(metadata)
         self._metadata = metadata
@@ -176,6 +179,7 @@ class Node:
         self._states: NodeStates
         self._gossip: Gossip
         self._digests: DigestReads
+        self._tiering: Tiering
         self.server: Server
 
     @property
@@ -238,6 +242,12 @@ class Node:
         self._exit.push_async_callback(self.server.close)
         await self.server.listen(settings.listen)
         await self._refresh_members()
+        self._tiering = Tiering(
+            settings, host, self._metadata, self._logs, self._engine, self._open_objects,
+            members=lambda: self._members, dead=lambda: self._gossip.dead,
+            address=lambda: self.server.address,
+        )  # fmt: skip
+        self._exit.push_async_callback(self._tiering.close)
         works = (
             self._refresh(),
             self._sequencer.run(),
@@ -251,6 +261,7 @@ class Node:
             self._space.run(),
             self._engine.amends.run(),
             self._directory.run(lambda: self._engine.reached),
+            *self._tiering.works(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
@@ -519,7 +530,8 @@ class Node:
                 return await self._storage.mark(connection, call)
             case AskMembers():
                 dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
-                return MembersReply(self._cluster, member_infos(self._members), dead, changes)
+                infos, store = member_infos(self._members), self.settings.tier.store
+                return MembersReply(self._cluster, infos, dead, changes, store)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
@@ -540,51 +552,36 @@ class Node:
             case AskReleased():
                 return self._sequencer.released(call)
             case AskStatus():
-                return self._status()
+                return status_reply(
+                    self.settings.node, self._cluster, self._started, self._engine,
+                    self._sequencer, self._streams, self.server.connections, self._members,
+                    self._scrub.state(),
+                )  # fmt: skip
             case AskStreams():
                 return StreamsReply(self._streams.describe())
             case _:
                 return await self._log_calls.answer(call)
 
-    def _status(self) -> StatusReply:
-        engine = self._engine
-        return StatusReply(
-            node=self.settings.node,
-            cluster=self._cluster,
-            version=__version__,
-            uptime_s=asyncio.get_running_loop().time() - self._started,
-            wal_used_bytes=engine.wal.used_bytes,
-            wal_capacity_bytes=engine.wal.capacity_bytes,
-            cache_bytes=engine.cache.bytes,
-            logs_bytes=engine.logs.stored_bytes,
-            partitions=len(engine.logs.partitions),
-            connections=self.server.connections,
-            appended_records=self._sequencer.appended_records,
-            stored_blocks=engine.stored_blocks,
-            sent_blocks=self._streams.sent_blocks,
-            sent_bytes=self._streams.sent_bytes,
-            filtered_blocks=self._streams.filtered_blocks,
-            failed=engine.failed or engine.damage or engine.read_only or engine.low_space,
-            members=member_infos(self._members),
-            logs=log_states(engine, self._sequencer.sequencing()),
-            scrub=self._scrub.state(),
-        )
-
 
 @asynccontextmanager
 async def running_node(
-    settings: NodeSettings, host: Host, metadata: MetadataStore, make_tables: MakeTables
+    settings: NodeSettings,
+    host: Host,
+    metadata: MetadataStore,
+    make_tables: MakeTables,
+    open_objects: OpenObjects = open_object_store,
 ) -> AsyncIterator[Node]:
     """A node that runs for the length of the block.
 
     Args:
         make_tables: what LogsDB rests on: `rocks_tables`, or the simulator's twin.
+        open_objects: opens main storage by its address.
     Raises:
         CordwoodError: see `Node.start`.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            node = Node(settings, host, metadata, make_tables, tasks)
+            node = Node(settings, host, metadata, make_tables, tasks, open_objects)
             try:
                 await node.start()
                 yield node

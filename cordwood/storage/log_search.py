@@ -66,8 +66,8 @@ class LogSearch:
                     lambda header: header.append_time_us < ask.time_us,
                 )
                 before, at = max(before, older), min(at, later)
-        before = max(held.trim, min(before, ask.until))
-        at = max(at, held.trim + 1)
+        before = max(held.gone, min(before, ask.until))
+        at = max(at, held.gone + 1)
         return TimeReply(held.trim, before, at if at <= ask.until else 0)
 
     async def extent(self, ask: AskExtent) -> ExtentReply:
@@ -77,7 +77,7 @@ class LogSearch:
             Retryable: this node does not know all that it holds.
         """
         held = self._known(ask.log, ask.until)
-        start = max(held.trim, ask.above) + 1
+        start = max(held.gone, ask.above) + 1
         first = await self._first_record(ask.log, start, ask.until)
         if first is None:
             return ExtentReply(held.trim, 0, 0, 0, 0)
@@ -96,7 +96,7 @@ class LogSearch:
         parts = [
             Part(entry.bytes, entry.first_us, entry.last_us)
             for _, entry in await self._engine.logs.directory(ask.log)
-            if entry.last > held.trim
+            if entry.last > held.gone
         ]
         for block in held.blocks:
             time_us = block.header.append_time_us
