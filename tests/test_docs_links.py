@@ -71,6 +71,12 @@ def test_a_reader_finds_each_page(page: Path) -> None:
     assert page in seen
 
 
+def test_the_site_lists_each_page() -> None:
+    """`make site` fails where one is missing; this fails sooner."""
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
 def test_functions_of_the_reading_order_are_there() -> None:
     """Rows that name a file and then functions of it."""
     page = (DOCS / "reading-order.md").read_text()

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,17 @@ class TestDocs:
                 if "://" not in target and not (page.parent / target).exists():
                     broken.append(f"{page.name}: {target}")
         assert broken == []
+
+
+def test_each_constant_is_read() -> None:
+    """A bound that nobody reads bounds nothing, whatever its docstring says."""
+    texts = [file.read_text() for root in (PACKAGE, ROOT / "tools") for file in root.rglob("*.py")]
+    read = [*texts, *(file.read_text() for file in (ROOT / "tests").rglob("*.py"))]
+    times = Counter(word for text in read for word in re.findall(r"\w+", text))
+    named = {
+        name
+        for text in texts
+        for name in re.findall(r"^(_?[A-Z][A-Z0-9_]+)(?:: [^=]+)? = ", text, re.MULTILINE)
+    }
+    assert len(named) > 500
+    assert sorted(name for name in named if times[name] == 1) == []

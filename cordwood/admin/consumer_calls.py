@@ -132,6 +132,7 @@ class ConsumerCalls:
                 generation=call.generation,
                 expected=call.expected,
                 reset=call.reset,
+                resets=call.resets,
             )
             return let_go(saved, call.member, call.let_go, call.generation)
         assert_never(call)
@@ -164,4 +165,5 @@ def _reply(name: str, group: Group) -> ConsumerReply:
         dict(sorted(group.positions.items())),
         {log: own.since for log, own in sorted(group.owners.items()) if own.member},
         {log: own.successor for log, own in sorted(group.owners.items()) if own.successor},
+        dict(sorted(group.resets.items())),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from cordwood.admin.log_replies import epoch_nodes, log_reply, member_infos
-from cordwood.errors import Rejected, TooFewNodes, UnknownLog
+from cordwood.errors import LogExists, Rejected, TooFewNodes, UnknownLog
 from cordwood.host.seams import Clock
 from cordwood.layout.log_names import normalise_directory
 from cordwood.layout.message import (
@@ -25,11 +25,19 @@ from cordwood.layout.message import (
     LogsReply,
     Reply,
 )
-from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
+from cordwood.layout.message_rights import (
+    AskVersion,
+    DeleteLog,
+    RaiseToken,
+    RenameLog,
+    SetAttributes,
+    VersionReply,
+)
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
+from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_rights import who_has
-from cordwood.metadata.log_tree import LogInfo, LogTree
+from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Member, NodeId, Replication
 from cordwood.quorum.nodeset_selection import choose_nodeset
 
@@ -78,9 +86,11 @@ class LogCalls:
                     await self._check_placement(call)
                 check = who_has(call.tokens)
                 await self._logs.set_attributes(
-                    call.path, call.attributes, tuple(call.unset), check, call.log
+                    call.path, call.attributes, tuple(call.unset), check, call.log, call.version
                 )
                 return DoneReply()
+            case AskVersion():
+                return VersionReply(await self._logs.version(call.log))
             case AskDirectory():
                 return await self._directory(call)
             case RenameLog():
@@ -122,14 +132,21 @@ class LogCalls:
             replication = Replication.across({**wider, "node": copies, "rack": racks})
             scopes = LogAttributes(replicate_across=replicate_across(replication))
             attributes = scopes.over(attributes)
-        return await self._make(call.name, attributes)
+        try:
+            return await self._make(call.name, attributes, call.mark)
+        except LogExists:
+            # Its answer was lost: an earlier try of this call, at this node or another, made it.
+            made = await self._logs.get(call.name)
+            if made is None or not call.mark or made.mark != call.mark:
+                raise
+            return made
 
-    async def _make(self, name: str, own: LogAttributes) -> LogInfo:
+    async def _make(self, name: str, own: LogAttributes, mark: str = "") -> LogInfo:
         # Before the name is taken: a log that cannot be written would be in the way.
         await self._refresh_members()
         planned = await self._logs.planned(name, own)
         self._nodeset(name, 0, planned)
-        info = await self._logs.create(name, own, created_us=self._clock.now_us())
+        info = await self._logs.create(name, own, created_us=self._clock.now_us(), mark=mark)
         await self._begin(info)
         return info
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cordwood.layout.message import EpochNodes, LogReply
 from cordwood.layout.message_nodes import MemberInfo
 from cordwood.metadata.epoch_store import EpochRecord
-from cordwood.metadata.log_tree import LogInfo
+from cordwood.metadata.log_info import LogInfo
 from cordwood.nodes import Member, NodeId
 
 

@@ -55,9 +55,6 @@ STORAGE = StorageSettings(
 LIFE_S = (0.02, 0.7)
 """How long a process appends before it is killed: from before its first flush to after many."""
 
-START_S = 60.0
-"""The longest that a start may take; a slow machine takes a second."""
-
 Item = tuple[int, int]
 """A writer, and the number of its record."""
 

@@ -167,6 +167,10 @@ class Cluster(LogFinding):
             await asyncio.sleep(min(pause_s, max(0.0, deadline - loop.time())))
         raise failure
 
+    def new_mark(self) -> str:
+        """A text for one call, so that the nodes that get it know the second try of it."""
+        return f"{self._host.random.getrandbits(96):024x}"
+
     def _least_asked(self) -> list[Connection]:
         """The connections that are up, those with the fewest calls of ours first, then in
         node order: what is asked at once is spread over the nodes."""

@@ -17,8 +17,7 @@ from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.seams import Listener, StreamHandler
 
 HIGH_BYTES = 1 << 20
-LOW_BYTES = 256 << 10
-"""Write buffer marks: a few frames ahead of the reader, in memory that is shared."""
+"""Bytes that a writer may be ahead of the reader: a few frames, in memory that is shared."""
 
 
 class MemoryNetwork:

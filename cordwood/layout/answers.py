@@ -35,6 +35,7 @@ ANSWERS: Mapping[type, type] = {
     m.LeaveConsumer: m.ConsumerReply,
     m.ListLogs: m.LogsReply,
     m.Ping: m.DoneReply,
+    rights.AskVersion: rights.VersionReply,
     rights.RaiseToken: m.EpochsReply,
     rights.RenameLog: m.LogReply,
     m.SaveCursors: m.ConsumerReply,

@@ -85,7 +85,6 @@ _HEADER_FLAGS_KNOWN = sum(HeaderFlag)
 _PACK = struct.Struct("<4sHBBQQIIqQIIQQQIIII")
 _UNPACK = struct.Struct("<4sHBBQQIIqQIIQQQIIIII")
 _CRC = struct.Struct("<I")
-_FIRST_COUNT = struct.Struct("<QQI")
 _ENVELOPE_FIXED = struct.Struct("<HBBIIQ")
 _ENVELOPES = tuple(struct.Struct(f"<HBBIIQ{copies}I") for copies in range(COPIES_MAX + 1))
 assert _UNPACK.size == HEADER_BYTES
@@ -302,12 +301,6 @@ def _fault_in_body(
     if kind != BlockKind.DATA and (codec or stored_bytes or raw_bytes or stored_crc or raw_crc):
         return "a hole or bridge has a body"
     return ""
-
-
-def peek_first_last(buffer: Buffer, offset: int = 0) -> tuple[int, int, int]:
-    """Read `(log, first, last)` of a header that was checked before: nothing is checked here."""
-    log, first, count = _FIRST_COUNT.unpack_from(buffer, offset + 8)
-    return log, first, first + count - 1
 
 
 def peek_stored_bytes(buffer: Buffer, offset: int = 0) -> int:

@@ -26,14 +26,6 @@ clips one record out of a block still checks all of its offsets. At 65,536 the
 offsets are 256 KiB.
 """
 
-BLOCK_BYTES_DEFAULT = 1 << 20
-"""Soft: uncompressed bytes at which a client starts the next block.
-
-Batched appends of 256 B ran at 502 MB/s in blocks of 64 KiB and at 504 in blocks of
-256 KiB: past that a block only grows the memory that a window holds and the time for
-which its frame blocks a connection. 1 MiB holds the largest record a client takes.
-"""
-
 GROUP_BYTES_MAX = 64 << 20
 """Hard: bytes of the bodies of an atomic group, as stored.
 

@@ -327,15 +327,6 @@ def pack_last(last: int) -> bytes:
     return _LAST.pack(last)
 
 
-def read_last(value: bytes) -> int:
-    """The highest LSN that a log has in a partition.
-
-    Raises:
-        Malformed: of another length.
-    """
-    return int(_read(_LAST, value, "an LSN")[0])
-
-
 def pack_entry(entry: DirectoryEntry) -> bytes:
     """A directory entry."""
     return _ENTRY.pack(*entry)

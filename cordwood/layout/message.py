@@ -34,7 +34,17 @@ from cordwood.layout.message_faults import AppendFault as AppendFault
 from cordwood.layout.message_faults import Fault as Fault
 from cordwood.layout.message_faults import to_error as to_error
 from cordwood.layout.message_faults import to_fault as to_fault
-from cordwood.layout.message_fields import U32, U62, AnyLsn, Attempt, Location, Name, Sentence
+from cordwood.layout.message_fields import (
+    U32,
+    U62,
+    AnyLsn,
+    Attempt,
+    Location,
+    Mark,
+    Name,
+    Sentence,
+    Sequence,
+)
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -42,7 +52,14 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
-from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
+from cordwood.layout.message_rights import (
+    AskVersion,
+    DeleteLog,
+    RaiseToken,
+    RenameLog,
+    SetAttributes,
+    VersionReply,
+)
 from cordwood.layout.message_staging import (
     PublicationReply,
     PublishCall,
@@ -210,12 +227,18 @@ class FindLog(Struct, frozen=True, tag="find_log"):
 
 
 class CreateLog(Struct, frozen=True, tag="create_log"):
-    """Make a log; 0 copies takes what it inherits."""
+    """Make a log; 0 copies takes what it inherits.
+
+    Attributes:
+        mark: of this call alone, so that a second try knows the log that the first one made; ""
+            for none.
+    """
 
     name: Name
     copies: U32
     racks: U32
     attributes: LogAttributes = LogAttributes()
+    mark: Mark = ""
 
 
 class AskDirectory(Struct, frozen=True, tag="ask_directory"):
@@ -370,6 +393,7 @@ class ConsumerReply(Struct, frozen=True, tag="group"):
         positions: by log, the first LSN not dealt with.
         since: by log, the generation since which its owner reads it.
         successors: by log, the member that waits for its owner to let go of it.
+        resets: by log, how often its position was reset.
     """
 
     consumer: Name
@@ -379,6 +403,7 @@ class ConsumerReply(Struct, frozen=True, tag="group"):
     positions: dict[Name, AnyLsn]
     since: dict[Name, int] = {}
     successors: dict[Name, Name] = msgspec.field(default_factory=dict, name="heirs")
+    resets: dict[Name, Sequence] = {}
 
 
 class ConsumersReply(Struct, frozen=True, tag="groups"):
@@ -460,6 +485,7 @@ class SaveCursors(Struct, frozen=True, tag="save_cursors"):
     expected: dict[Name, AnyLsn]
     reset: bool
     let_go: list[Name] = []
+    resets: dict[Name, Sequence] = {}
 
 
 ConsumerCall = AskConsumers | JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors
@@ -469,13 +495,14 @@ Call = (
     | Seal | Clean | AskReleased | Yield | ConsumerCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
-    | AskKept | AskIfLost
+    | AskKept | AskIfLost | AskVersion
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | ConsumerReply | ConsumersReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
+    | VersionReply
 )  # fmt: skip
 
 

@@ -39,12 +39,32 @@ class SetAttributes(ForOwners, frozen=True, tag="set_attributes"):
 
     Attributes:
         unset: names that are inherited again.
+        version: of what the caller saw, see `AskVersion`; a node that does the call late does not
+            undo a later change. None sets them over any version.
     """
 
     path: Name
     attributes: LogAttributes
     unset: Annotated[list[Name], Meta(max_length=64)] = []
     log: AnyLog | None = None
+    version: AnyLsn | None = None
+
+
+class AskVersion(Struct, frozen=True, tag="ask_version"):
+    """The version of the entry that setting attributes of a path would change.
+
+    Attributes:
+        log: the log's number; None for a directory.
+    """
+
+    path: Name
+    log: AnyLog | None = None
+
+
+class VersionReply(Struct, frozen=True, tag="version"):
+    """It grows with each change of the entry; 0 for none."""
+
+    version: AnyLsn
 
 
 class DeleteLog(ForOwners, frozen=True, tag="delete_log"):

@@ -100,7 +100,6 @@ _CRC = struct.Struct("<I")
 _HOLE = struct.Struct("<QQ")
 _FLAG_LAST = 1
 _OFFSET_MAX = (1 << 63) - 1
-_U32_MAX = (1 << 32) - 1
 assert _WAL_HEADER.size == WAL_HEADER_BYTES - 4
 assert _RECORD.size == WAL_RECORD_HEADER_BYTES - 4
 assert _RECORD_AND_CRC.size == WAL_RECORD_HEADER_BYTES

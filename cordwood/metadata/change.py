@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cordwood.errors import OutcomeUnknown, Overloaded, Unreachable
+from cordwood.errors import Fenced, OutcomeUnknown, Overloaded, Unreachable
 from cordwood.metadata.store import MetadataStore, Versioned
 
 RACES_MAX = 64
@@ -31,16 +31,22 @@ Known = tuple[Versioned | None]
 
 
 async def change(
-    store: MetadataStore, key: str, decide: Decide, known: Known | None = None
+    store: MetadataStore,
+    key: str,
+    decide: Decide,
+    known: Known | None = None,
+    version: int | None = None,
 ) -> bytes | None:
     """Change `key` to what `decide` makes of it.
 
     Args:
         decide: called once for each try; what it raises ends the change.
         known: what the caller read a moment ago, which saves the first reading.
+        version: the only one that is changed, 0 for an entry that is not there; None for any.
     Returns:
         The value now stored, as written or as left; None if the entry is not there.
     Raises:
+        Fenced: it has another version; a write of unknown outcome may have made it.
         Unreachable: the store did not answer; nothing was written.
         Overloaded: RACES_MAX others came first, or the store is full; nothing was written.
         OutcomeUnknown: the store does not say whether it wrote.
@@ -50,6 +56,8 @@ async def change(
     while races < RACES_MAX and unknowns < UNKNOWN_MAX:
         try:
             found, known = known[0] if known else await store.get(key), None
+            if version is not None and version != (found.version if found else 0):
+                raise Fenced(f"{key} was changed since it was looked at")
             wanted = decide(found.value if found else None)
             if wanted is None:
                 return found.value if found else None
@@ -67,15 +75,19 @@ async def change(
 
 
 async def change_repeatably(
-    store: MetadataStore, key: str, decide: Decide, known: Known | None = None
+    store: MetadataStore,
+    key: str,
+    decide: Decide,
+    known: Known | None = None,
+    version: int | None = None,
 ) -> bytes | None:
     """As `change`, for a caller that may ask again whatever came of it.
 
     Raises:
         Unreachable: the store did not answer; if it wrote all the same, no harm is done.
-        Overloaded: as `change`.
+        Overloaded, Fenced: as `change`.
     """
     try:
-        return await change(store, key, decide, known)
+        return await change(store, key, decide, known, version)
     except OutcomeUnknown as error:
         raise Unreachable(f"{error}; it may be asked again") from error

@@ -54,6 +54,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: dict[str, _Member]
     owners: dict[str, _Owner]
     positions: dict[str, _Lsn]
+    resets: dict[str, _Count] = {}
 
 
 def check_consumer_name(name: str) -> str:
@@ -129,6 +130,7 @@ def _encode(group: Group) -> bytes:
                 for log, own in group.owners.items()
             },
             {log: int(lsn) for log, lsn in group.positions.items()},
+            {**group.resets},
         )
     )
 
@@ -150,4 +152,5 @@ def read_group(name: str, value: bytes | None) -> Group:
             for log, own in entry.owners.items()
         },
         entry.positions,
+        entry.resets,
     )

@@ -21,27 +21,21 @@ Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
 
-from cordwood.errors import (
-    BadSetting,
-    LogExists,
-    OutcomeUnknown,
-    UnknownLog,
-)
+from cordwood.errors import BadSetting, LogExists, OutcomeUnknown, UnknownLog
 from cordwood.layout.json_text import read_json
 from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
 from cordwood.lsn import LogId
 from cordwood.metadata.change import change, change_repeatably
+from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_numbers import LOG_ID_MAX, LogNumbers
 from cordwood.metadata.log_rights import Check, anybody
 from cordwood.metadata.store import MetadataStore, Versioned
-from cordwood.nodes import Replication
 
 RENAMES_MAX = 4
 """Renames of one log between two readings of it, one behind the other; a person makes them."""
@@ -57,33 +51,11 @@ _DIRECTORIES = "directories"
 
 Directories = dict[str, LogAttributes]
 
+Become = Callable[[LogAttributes], LogAttributes]
+
 Stored = TypeVar("Stored")
 
 _Id = Annotated[int, msgspec.Meta(ge=1, le=LOG_ID_MAX)]
-
-
-@dataclass(frozen=True, slots=True)
-class LogInfo:
-    """A log.
-
-    Attributes:
-        log_id: its number.
-        name: its path, with the leading slash.
-        created_us: when it was made, µs since 1970 UTC, by its maker's clock.
-        own: what was set on the log itself.
-        attributes: all of them, as set or inherited.
-    """
-
-    log_id: LogId
-    name: str
-    created_us: int = 0
-    own: LogAttributes = field(default_factory=LogAttributes)
-    attributes: LogAttributes = DEFAULTS
-
-    @property
-    def replication(self) -> Replication:
-        """What new epochs are asked to keep."""
-        return self.attributes.replication
 
 
 class _Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,6 +71,7 @@ class _Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created_us: int
     attributes: LogAttributes
     is_deleted: bool = False
+    mark: str = ""
 
     def is_at(self, name: str) -> bool:
         """Whether the log is to be found by this name; see the module."""
@@ -139,13 +112,19 @@ class LogTree:
     # Making and finding.
 
     async def create(
-        self, name: str, attributes: LogAttributes | None = None, *, created_us: int = 0
+        self,
+        name: str,
+        attributes: LogAttributes | None = None,
+        *,
+        created_us: int = 0,
+        mark: str = "",
     ) -> LogInfo:
         """Make a log.
 
         Args:
             attributes: set on the log itself.
             created_us: now, µs since 1970 UTC.
+            mark: of the call, kept with the log.
         Raises:
             LogExists: the name is taken.
             BadSetting: the name or an attribute is wrong.
@@ -158,9 +137,9 @@ class LogTree:
         if await self._is_taken(name, None):
             raise _exists(name)
         log_id = await self._numbers.take()
-        await self._describe(log_id, _Log(name, created_us, own))
+        await self._describe(log_id, _Log(name, created_us, own, mark=mark))
         await self._claim(name, log_id)
-        return LogInfo(log_id, name, created_us, own, whole)
+        return LogInfo(log_id, name, created_us, own, whole, mark)
 
     async def planned(self, name: str, attributes: LogAttributes | None = None) -> LogAttributes:
         """The attributes that a log of this name would have.
@@ -269,6 +248,11 @@ class LogTree:
         """
         return self._whole(normalise_directory(path), LogAttributes(), await self.directories())
 
+    async def version(self, log_id: int | None) -> int:
+        """Of the entry that setting attributes of a log, None for a directory, changes."""
+        found = await self._store.get(_DIRECTORIES if log_id is None else _id_key(log_id))
+        return found.version if found else 0
+
     async def set_attributes(
         self,
         path: str,
@@ -276,6 +260,7 @@ class LogTree:
         unset: tuple[str, ...] = (),
         check: Check = anybody,
         log_id: int | None = None,
+        version: int | None = None,
     ) -> None:
         """Set attributes of a log, or, if the path ends with a slash, of a directory.
 
@@ -283,25 +268,31 @@ class LogTree:
             unset: names that are inherited again.
             check: whether the caller may; see `log_rights`.
             log_id: the log that the caller means, whichever log has the path by now.
+            version: what the caller saw, see `version`; None takes any.
         Raises:
+            Fenced: it has another version.
             AccessDenied: `check` says so.
             UnknownLog: there is no such log.
             BadSetting: the path or an attribute is wrong, or some log below could not be so.
         """
         check_attributes(attributes)
+
+        def become(own: LogAttributes) -> LogAttributes:
+            return attributes.over(own.without(unset))
+
         if path.endswith("/"):
             path = normalise_directory(path)
-            await self._set_directory(path, attributes, unset, check)
+            await self._set_directory(path, become, check, version)
         else:
             path = normalise_name(path)
             info = await self._meant(path, log_id)
             if info is None:
                 raise _unknown(path)
-            await self._set_log(info, attributes, unset, check)
+            await self._set_log(info, become, check, version)
         await self.note_change()
 
     async def _set_log(
-        self, info: LogInfo, attributes: LogAttributes, unset: tuple[str, ...], check: Check
+        self, info: LogInfo, become: Become, check: Check, version: int | None
     ) -> None:
         name, directories = info.name, await self.directories()
 
@@ -311,22 +302,22 @@ class LogTree:
             log = _decode(found, _Log, f"log {name}")
             if not log.is_at(name):
                 raise _unknown(name)
-            own = attributes.over(log.attributes.without(unset))
+            own = become(log.attributes)
             whole = self._whole(name, own, directories)
             check_whole(whole)
             check(name, self._whole(name, log.attributes, directories), whole)
             return msgspec.json.encode(msgspec.structs.replace(log, attributes=own))
 
-        await change_repeatably(self._store, _id_key(info.log_id), decide)
+        await change_repeatably(self._store, _id_key(info.log_id), decide, version=version)
 
     async def _set_directory(
-        self, path: str, attributes: LogAttributes, unset: tuple[str, ...], check: Check
+        self, path: str, become: Become, check: Check, version: int | None
     ) -> None:
         logs = [info for info in await self.list(path) if is_below(info.name, path)]
 
         def decide(found: bytes | None) -> bytes:
             known = _decode(found, Directories, "directories") if found else {}
-            own = attributes.over(known.get(path, LogAttributes()).without(unset))
+            own = become(known.get(path, LogAttributes()))
             planned = {**known, path: own}
             none = LogAttributes()
             whole = self._whole(path, none, planned)
@@ -338,7 +329,7 @@ class LogTree:
                 check(info.name, self._whole(info.name, info.own, known), whole)
             return msgspec.json.encode({k: v for k, v in planned.items() if v.as_set()})
 
-        await change_repeatably(self._store, _DIRECTORIES, decide)
+        await change_repeatably(self._store, _DIRECTORIES, decide, version=version)
 
     async def delete(
         self, name: str, check: Check = anybody, log_id: int | None = None
@@ -497,7 +488,7 @@ class LogTree:
 
     def _info(self, log_id: LogId, log: _Log, directories: Directories) -> LogInfo:
         whole = self._whole(log.name, log.attributes, directories)
-        return LogInfo(log_id, log.name, log.created_us, log.attributes, whole)
+        return LogInfo(log_id, log.name, log.created_us, log.attributes, whole, log.mark)
 
     def _whole(self, path: str, own: LogAttributes, directories: Directories) -> LogAttributes:
         whole = self._defaults

@@ -66,12 +66,14 @@ class Group:
         owners: by log. A log that no member reads keeps an entry with the generation since which
             that is so.
         positions: by log, the first LSN not dealt with.
+        resets: by log, how often its position was reset; logs that never were are left out.
     """
 
     generation: int = 0
     members: Mapping[str, GroupMember] = field(default_factory=dict)
     owners: Mapping[str, Owner] = field(default_factory=dict)
     positions: Mapping[str, int] = field(default_factory=dict)
+    resets: Mapping[str, int] = field(default_factory=dict)
 
     def logs_of(self, member: str) -> tuple[str, ...]:
         """The logs that a member reads, by name."""
@@ -166,6 +168,7 @@ def save(
     generation: int = 0,
     expected: Mapping[str, int] | None = None,
     reset: bool = False,
+    resets: Mapping[str, int] | None = None,
 ) -> Group:
     """Move positions forward; all of them or none.
 
@@ -174,9 +177,11 @@ def save(
         generation: the last one that `member` was told of.
         expected: the positions before this save, 0 for none: a compare-and-set.
         reset: let positions go back, and ignore the owners of the logs. They begin anew from there.
+        resets: by log, how many resets the saver knows of: see `Group.resets`.
     Raises:
         Fenced: a log has had another owner since that generation, or the consumer has members
-            and the saver is none of them, or a position is not the expected one.
+            and the saver is none of them, or a position is not the expected one, or was reset
+            since the saver looked.
         Rejected: a position would go back.
     """
     for log, was in (expected or {}).items():
@@ -184,6 +189,13 @@ def save(
         # Race: an earlier try may have saved and its answer was lost. The retry succeeds.
         if now not in (was, positions.get(log, was)):
             raise Fenced(f"{log} stands at {now}, not at {was}: somebody saved in between")
+    for log, known in (resets or {}).items():
+        # A call that is done late would undo a reset, and so would a consumer that reads on. The
+        # position does not show it: it may be where it was before.
+        count = group.resets.get(log, 0)
+        is_done = reset and count == known + 1 and group.positions.get(log) == positions.get(log)
+        if count != known and not is_done:
+            raise Fenced(f"{log} was reset since, to {group.positions.get(log, 0)}")
     for log, lsn in positions.items():
         own = group.owners.get(log)
         if own is not None and not reset and not _may_save(own, member, generation):
@@ -194,22 +206,32 @@ def save(
                 f"{log} stands at {group.positions[log]}; going back to {lsn} takes a reset"
             )
     if reset:
-        group = _read_anew(group, positions)
+        group = _read_anew(group, positions, expected or {})
     return replace(group, positions={**group.positions, **positions})
 
 
-def _read_anew(group: Group, positions: Mapping[str, int]) -> Group:
+def _read_anew(group: Group, positions: Mapping[str, int], expected: Mapping[str, int]) -> Group:
     """Have members begin the logs again that are reset: a member that read on would undo the reset
     with its next save.
 
-    A reset that changes nothing may be the second try of a call, and stops no member.
+    A reset that changes nothing may be the second try of a call, and stops no member. If the caller
+    expected the very position that it sets, the call means just that: the member has read on since
+    its last save.
     """
     now = group.generation + 1
     anew = {
         log: replace(own, since=now)
         for log, own in group.owners.items()
-        if own.member and log in positions and positions[log] != group.positions.get(log, 0)
+        if own.member
+        and log in positions
+        and (positions[log] != group.positions.get(log, 0) or positions[log] == expected.get(log))
     }
+    counts = {
+        log: group.resets.get(log, 0) + 1
+        for log, lsn in positions.items()
+        if lsn != group.positions.get(log, 0)
+    }
+    group = replace(group, resets={**group.resets, **counts})
     if not anew:
         return group
     return replace(group, generation=now, owners={**group.owners, **anew})
@@ -305,7 +327,8 @@ def without_logs(group: Group, gone: Collection[str]) -> Group:
     """A consumer without what it has of these logs."""
     owners = {log: own for log, own in group.owners.items() if log not in gone}
     positions = {log: lsn for log, lsn in group.positions.items() if log not in gone}
-    return replace(group, owners=owners, positions=positions)
+    resets = {log: count for log, count in group.resets.items() if log not in gone}
+    return replace(group, owners=owners, positions=positions, resets=resets)
 
 
 def is_by_name(log: str) -> bool:

@@ -19,7 +19,8 @@ import msgspec
 from cordwood.errors import CordwoodError
 from cordwood.lsn import LogId
 from cordwood.metadata.epoch_store import Configuration
-from cordwood.metadata.log_tree import CHANGES_PREFIX, LogInfo, LogTree
+from cordwood.metadata.log_info import LogInfo
+from cordwood.metadata.log_tree import CHANGES_PREFIX, LogTree
 from cordwood.metadata.store import MetadataStore
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import LogAppender

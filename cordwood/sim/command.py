@@ -67,9 +67,6 @@ VIOLATIONS_SHOWN = 3
 PROBES_TOLD_SEEDS = 20
 """Of fewer seeds than this, most probes that are not hit say nothing."""
 
-BUG_SEEDS = 200
-"""Seeds within which a planted bug must be caught."""
-
 NEWS_EVERY_S = 60.0
 """Between the lines on how far a sweep is, where nobody watches it live."""
 

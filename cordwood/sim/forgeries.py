@@ -85,6 +85,11 @@ def far_release(chance: random.Random) -> bytes:
     return pack_pairs(far + [number for log in logs for number in (log, 1 << 32 | 1)])
 
 
+def far_store(chance: random.Random) -> bytes:
+    """A block of such an epoch, which says of itself that all of it is stored."""
+    return _store(_log(chance), chance.choice(FAR) << 32 | chance.randint(1, 50))
+
+
 def edge_call(chance: random.Random) -> bytes:
     """A client's call with the largest numbers and lists that there are."""
     log = chance.choice((*LOGS, LOG_MAX))

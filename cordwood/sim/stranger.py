@@ -128,8 +128,11 @@ class Stranger:
         """A node of the cluster, as far as anybody can tell, that speaks of far epochs."""
         number = self._chance.randint(1, len(self._addresses))
         end.say(*frame(Kind.HELLO, 0, pack_hello(Hello(number, self._cluster))))
-        if self._chance.random() < 0.5:
+        choice = self._chance.random()
+        if choice < 0.4:
             end.say(*frame(Kind.CALL, 1, forgeries.far_call(self._chance)))
+        elif choice < 0.7:
+            end.say(*frame(Kind.STORE, 1, forgeries.far_store(self._chance)))
         else:
             end.say(*frame(Kind.RELEASE, 0, forgeries.far_release(self._chance)))
 

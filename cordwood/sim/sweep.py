@@ -36,9 +36,6 @@ FULL_SEEDS = 1000
 """A sweep of the swarm over so many seeds is a full one: the rarest probe is met by about
 one seed of a hundred, so one that is never hit is a rare branch that nothing reaches."""
 
-EVIDENCE_SHOWN_MAX = 3
-"""Violations of one seed that are shown; the replay has the rest."""
-
 
 class Shape(enum.Enum):
     """What a seed's options are drawn from."""

@@ -6,7 +6,8 @@ store knows which epochs were handed out, and a log's sequencer knows what it re
 
 A claim within what this node knows already asks nobody. So appends, and releases of a running
 sequencer, cost nothing: it sealed, or told its nodesets, before it released anything. A node that
-was away for that asks the epoch store once.
+was away for that asks the epoch store once. Blocks of epochs that it does not know wait for the
+answer too (`storage.unheard`): a block releases the log up to its LNG.
 
 Nodes are believed within an epoch: only its sequencer knows how far it has come. A client is not:
 what it says is released must be what this node heard, or what a sequencer confirms.
@@ -20,9 +21,11 @@ from collections.abc import Awaitable, Callable
 
 from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
+from cordwood.layout.waves import Refusal
 from cordwood.lsn import ESN_ISSUED_MAX, ESN_MAX, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.storage.engine import StorageEngine
+from cordwood.storage.unheard import Claim, Unheard
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -31,10 +34,6 @@ SEAL_AHEAD_MAX = 1024
 """Epochs that a seal may be above what the epoch store last told this node of a log, before the
 store is asked again: a node that was away for long meets this, and a faulty caller. It is not
 measured from what was claimed here: seal by seal that led past all that a sequencer passes over."""
-
-WAITING_MAX = 16_384
-"""Logs whose release waits for the epoch store. One more is dropped: sequencers say releases
-again, and whenever this node connects."""
 
 ASKED_AT_ONCE = 64
 """Logs that the epoch store is asked about side by side."""
@@ -49,6 +48,13 @@ def can_be_known_good(lsn: int) -> bool:
     Taken for good, all of the epoch would be settled, and no recovery could store its end.
     """
     return lsn & ESN_MAX <= ESN_ISSUED_MAX
+
+
+def _never_handed_out(log: int, epoch: int, newest: int) -> str:
+    return (
+        f"log {log}: epoch {epoch} means nothing here: the metadata store has handed out "
+        f"none above {newest}: is it an older copy?"
+    )
 
 
 class Claims:
@@ -71,17 +77,11 @@ class Claims:
         self._newest = newest
         self._here = here
         self._peers = peers
-        self._waiting: dict[int, int] = {}
-        # By log: the newest epoch that the store told of. Logs that it does not have are left out.
-        self._told: dict[int, int] = {}
-        self._stirred = asyncio.Event()
+        self._unheard = Unheard() if engine.unheard is None else engine.unheard
 
     def known_epoch(self, log: int) -> int:
         """The highest epoch of a log that this node was shown to be handed out; 0 for none."""
-        held = self._engine.cache.get(log)
-        if held is None:
-            return self._engine.sealed(log)
-        return max(self._engine.sealed(log), held.released >> 32, held.nodesets[0])
+        return self._unheard.known(self._engine, log)
 
     async def check_epoch(self, log: int, epoch: int) -> None:
         """Let an epoch pass that was handed out.
@@ -95,18 +95,20 @@ class Claims:
 
     async def check_seal(self, log: int, epoch: int) -> None:
         """As `check_epoch`, for a seal, which may be SEAL_AHEAD_MAX ahead."""
-        if epoch > self._told.get(log, 0) + SEAL_AHEAD_MAX:
+        if epoch > self._unheard.told.get(log, 0) + SEAL_AHEAD_MAX:
             await self._check_handed_out(log, epoch)
 
     async def _check_handed_out(self, log: int, epoch: int) -> None:
+        newest = await self._ask_newest(log)
+        if epoch > newest:
+            raise Rejected(_never_handed_out(log, epoch, newest))
+
+    async def _ask_newest(self, log: int) -> int:
         newest = await self._newest(log)
         if newest:
-            self._told[log] = max(newest, self._told.get(log, 0))
-        if epoch > newest:
-            raise Rejected(
-                f"log {log}: epoch {epoch} means nothing here: the metadata store has handed out "
-                f"none above {newest}: is it an older copy?"
-            )
+            told = self._unheard.told
+            told[log] = max(newest, told.get(log, 0))
+        return newest
 
     async def check_released(self, log: int, lsn: int) -> None:
         """Let an LSN pass that readers may see, as this node heard or a sequencer confirms.
@@ -139,34 +141,38 @@ class Claims:
             logger.warning("log %d: no sequencer releases %s", log, format_lsn(lsn))
         elif self._engine.cache.get(log) is not None and epoch <= self.known_epoch(log):
             self._engine.release(log, lsn)
-        elif log in self._waiting or len(self._waiting) < WAITING_MAX:
-            self._waiting[log] = max(lsn, self._waiting.get(log, 0))
-            self._stirred.set()
+        else:
+            self._unheard.add_release(log, lsn)
 
     async def run(self) -> None:
-        """Ask about the epochs of releases that wait, until cancelled."""
+        """Ask about the epochs of releases and stores that wait, until cancelled."""
         while True:
-            await self._stirred.wait()
-            self._stirred.clear()
-            while self._waiting:
-                some = [self._waiting.popitem() for _ in range(min(ASKED_AT_ONCE, self.waiting))]
-                settled = await asyncio.gather(*(self._settle(log, lsn) for log, lsn in some))
-                refused = [error for error in settled if error is not None]
+            await self._unheard.wait()
+            while some := self._unheard.take(ASKED_AT_ONCE):
+                settled = await asyncio.gather(*(self._settle(log, claim) for log, claim in some))
+                refused = [why for why in settled if why]
                 if refused:
-                    logger.warning("%d releases are not believed: %s", len(refused), refused[0])
+                    logger.warning(
+                        "claims of %d logs are not believed: %s", len(refused), refused[0]
+                    )
 
     @property
     def waiting(self) -> int:
-        """How many logs' releases wait."""
-        return len(self._waiting)
+        """How many logs' releases or stores wait."""
+        return len(self._unheard)
 
-    async def _settle(self, log: int, lsn: int) -> Rejected | None:
+    async def _settle(self, log: int, claim: Claim) -> str:
+        """Returns what is not believed, "" for nothing."""
         try:
-            await self.check_epoch(log, lsn >> 32)
-        except Rejected as error:
-            return error
+            newest = await self._ask_newest(log)
         except CordwoodError as error:
-            logger.info("a release has to come again: %s", error)
-        else:
-            self._engine.release(log, lsn)
-        return None
+            logger.info("releases and stores of log %d have to come again: %s", log, error)
+            for _, on_told in claim.stores:
+                on_told(Refusal.FULL)
+            return ""
+        for epoch, on_told in claim.stores:
+            on_told(None if epoch <= newest else Refusal.CORRUPT)
+        if newest >= claim.released >> 32 > 0:
+            self._engine.release(log, claim.released)
+        said = max(claim.released >> 32, *(epoch for epoch, _ in claim.stores), 0)
+        return "" if said <= newest else _never_handed_out(log, said, newest)

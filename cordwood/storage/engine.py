@@ -68,6 +68,7 @@ from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 from cordwood.storage.refusals import damage_of, refusal_of
 from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
+from cordwood.storage.unheard import Unheard
 from cordwood.storage.wal.delta_wal import Wal
 
 logger = logging.getLogger(__name__)
@@ -105,23 +106,18 @@ class StorageEngine:
         settings: StorageSettings,
         on_change: Callable[[int], None],
         staged: StagedIndex | None = None,
+        unheard: Unheard | None = None,
     ) -> None:
+        self.seals, self.unheard, self.amends = SealTable(), unheard, Amends(self)
         self.cache = LogCache(states)
-        self.staged = staged or StagedIndex()
-        self.logs = logs
+        self.staged, self.logs = staged or StagedIndex(), logs
         self._recent = RecentBlocks(settings.recent_bytes)
         self.reader = LogReader(self.cache, logs, self._recent)
-        self.failed = self.damage = ""
-        self.has_lost = False
-        self.reached = logs.offset
-        self.stored_blocks = 0
-        self.is_out_of_space, self.disk = False, DiskRoom()
-        self.low_space = self.read_only = ""
+        self.failed = self.damage = self.low_space = self.read_only = ""
+        self.has_lost = self.is_out_of_space = False
+        self.reached, self.stored_blocks, self.disk = logs.offset, 0, DiskRoom()
         self.rebuilding: frozenset[int] = frozenset()
-        self.seals = SealTable()
-        self.amends = Amends(self)
-        self._wal = wal
-        self._cache_bytes = settings.cache_bytes
+        self._wal, self._cache_bytes = wal, settings.cache_bytes
         # Bytes that are in the WAL and not durable yet, so not in the cache.
         self._bytes_on_way = 0
         self._sealed_durably: dict[int, int] = {}
@@ -143,6 +139,7 @@ class StorageEngine:
         *,
         promised: int = -1,
         is_older: bool = False,
+        unheard: Unheard | None = None,
     ) -> StorageEngine:
         """Replay the WAL's records that LogsDB does not have.
 
@@ -153,12 +150,13 @@ class StorageEngine:
             promised: WAL offset of a record that another place knows to be durable; -1 for none.
                 A WAL that ends below it has lost the records after its end.
             is_older: the WAL has lost these records, whatever the offsets say.
+            unheard: stores of epochs that it does not know wait here; None takes them.
         Raises:
             Corrupt: a record passes its checksum but is not one of ours.
             NotOurCluster: WAL and LogsDB are of different times: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
-        engine = cls(wal, logs, states, settings, on_change, staged)
+        engine = cls(wal, logs, states, settings, on_change, staged, unheard)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -246,6 +244,8 @@ class StorageEngine:
         seal_epoch, blocks = read_store(payload)
         if not blocks:
             self._store_nothing(wave, payload, settled)
+            return
+        if self.unheard is not None and self.unheard.holds(self, wave, payload, blocks, settled):
             return
         taken: list[StoredBlock] = []
         refused: dict[int, StoreRefusal] = {}

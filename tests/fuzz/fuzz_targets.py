@@ -323,7 +323,7 @@ def producers(data: bytes) -> None:
 _ROWS: tuple[Callable[[bytes], Any], ...] = (
     logs_db.read_index_key, logs_db.read_body_key, logs_db.read_origin, logs_db.read_offset,
     logs_db.read_partition_key, logs_db.read_partition, logs_db.read_directory_key,
-    logs_db.read_member_key, logs_db.read_last, logs_db.read_entry, logs_db.read_state_key,
+    logs_db.read_member_key, logs_db.read_entry, logs_db.read_state_key,
 )  # fmt: skip
 
 

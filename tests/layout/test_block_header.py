@@ -20,7 +20,6 @@ from cordwood.layout.block_header import (
     pack_envelope,
     pack_header,
     pack_header_fields,
-    peek_first_last,
     peek_stored_bytes,
     unpack_envelope,
     unpack_header,
@@ -145,7 +144,6 @@ def test_header_round_trip(header: BlockHeader, offset: int) -> None:
     for buffer in (bytes(offset) + packed + b"more", bytearray(offset) + packed):
         assert unpack_header(buffer, offset) == header
         assert unpack_header(memoryview(buffer), offset) == header
-        assert peek_first_last(buffer, offset) == (header.log, header.first, header.last)
         assert peek_stored_bytes(buffer, offset) == header.stored_bytes
 
 

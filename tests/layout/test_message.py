@@ -94,7 +94,14 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
-from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
+from cordwood.layout.message_rights import (
+    AskVersion,
+    DeleteLog,
+    RaiseToken,
+    RenameLog,
+    SetAttributes,
+    VersionReply,
+)
 from cordwood.layout.message_staging import (
     AskPublication,
     AskStaged,
@@ -146,6 +153,7 @@ CALLS: list[Call] = [
     ),
     AskDirectory("/"), AskEpochs("/orders"), DeleteLog("/orders"),
     RenameLog("/orders", "/o"), RaiseToken("/orders", 5, "worker"),
+    AskVersion("/orders", 5),
     SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
     TellNodesets(9, 5, [EpochNodes(1, [1, 2, 3], 3, 2)]), AskNodesets(9),
     SetAuthority(3, Authority.UNDER_REPLICATED, Authority.UNAVAILABLE),
@@ -161,7 +169,7 @@ REPLIES: list[Reply] = [
     SealReply({4: lsn(4, 16), 5: lsn(5, 0)}, 1_700_000_000_000_000), DoneReply(),
     EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]), GROUP, ConsumersReply([GROUP]),
     StreamsReply([StreamState(9, "a client", lsn(4, 17), LSN_MAX, lsn(4, 99), 7, True, [2], "")]),
-    DirectoryReply("/", LogAttributes(backlog_s=1.5), DEFAULTS),
+    DirectoryReply("/", LogAttributes(backlog_s=1.5), DEFAULTS), VersionReply(7),
     StagedReply(9, 2, 1, 30, 5, 6, b"body"),
     PublicationReply(
         2**62, 2, 7, 3, 2, False, [SHARE], {"/orders": (lsn(4, 1), lsn(4, 2))}, 64 << 20

@@ -16,6 +16,7 @@ from cordwood.protocol.consumer_group import (
     leave,
     let_go,
     save,
+    without_logs,
 )
 
 S = 1_000_000
@@ -190,6 +191,19 @@ class TestSaving:
         assert save(group, {"a": 1}, reset=True).positions == {"a": 1, "b": 5}
         assert save(joined(group, "m1"), {"a": 1}, reset=True).positions["a"] == 1
 
+    def test_a_save_that_does_not_know_of_a_reset_is_refused(self) -> None:
+        group = save(Group(), {"a": 5, "b": 5})
+        back = save(save(group, {"a": 1}, reset=True), {"a": 5}, reset=True)
+        assert back.positions == group.positions
+        assert back.resets == {"a": 2}
+        for known in (0, 1):
+            with pytest.raises(Fenced, match="a was reset since, to 5"):
+                save(back, {"a": 6, "b": 6}, resets={"a": known, "b": 0})
+        assert save(back, {"a": 6}, resets={"a": 2}).positions["a"] == 6
+        again = save(back, {"a": 5}, reset=True, resets={"a": 1})
+        assert again == back, "the second try of the reset"
+        assert without_logs(back, ["a"]).resets == {}
+
     def test_a_reset_is_not_undone_by_a_member_that_reads_on(self) -> None:
         group = joined(Group(), "m1", "m2")
         known = group.generation
@@ -201,6 +215,10 @@ class TestSaving:
         assert save(back, {log: 60}, member="m1", generation=back.generation).positions[log] == 60
         assert save(back, {other: 5}, member="m2", generation=known).positions[other] == 5
         assert save(back, {log: 1}, reset=True) == back, "the second try of a call"
+        assert save(back, {log: 1}, expected={log: 50}, reset=True) == back, "likewise"
+        again = save(back, {log: 1}, expected={log: 1}, reset=True)
+        with pytest.raises(Fenced, match="since generation"):
+            save(again, {log: 60}, member="m1", generation=back.generation)
         assert save(group, {"none": 1}, reset=True).generation == known
 
     @pytest.mark.parametrize(

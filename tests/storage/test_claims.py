@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from made_blocks import LOG as MADE
-from made_blocks import Made, at, packed, payload, run, turns
+from made_blocks import Made, Settled, at, packed, payload, run, turns
 
 from cordwood.client.store import Store
 from cordwood.errors import CordwoodError, Rejected, Unreachable
@@ -21,6 +21,8 @@ from cordwood.layout.waves import Refusal, pack_pairs
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, make_lsn
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage import claims as claims_module
+from cordwood.storage import unheard as unheard_module
+from cordwood.storage.unheard import Unheard
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1
@@ -86,6 +88,113 @@ def test_a_release_in_an_epoch_that_was_never_handed_out_is_not_taken(lsn: int) 
         in_cluster(scene)
 
 
+@pytest.mark.parametrize("epoch", [2, 500, EPOCH_MAX])
+def test_a_block_of_an_epoch_that_was_never_handed_out_is_not_stored(epoch: int) -> None:
+    """Its LNG was taken past all claims: the node fenced the sequencer, and readers ended.
+    Retention went by its time, and trimmed younger records."""
+
+    async def scene(cluster: ClusterAtHand, store: Store) -> None:
+        for number in cluster.numbers:
+            end = await member(cluster, number)
+            first = int(make_lsn(epoch, 1))
+            end.send(Kind.STORE, 1, (payload(packed(first, log=LOG, lng=first)),))
+        await asyncio.sleep(2)
+        for node in cluster.running.values():
+            held = node.engine.cache.log(LOG)
+            assert (held.last >> 32, held.released >> 32) == (1, 1)
+            assert node._claims.waiting == 0
+
+    in_cluster(scene)
+    with planted(find_bug("far-blocks-stored")), pytest.raises(AssertionError):
+        in_cluster(scene)
+
+
+class Asked:
+    """A storage engine with claims, beside an epoch store that answers when told to.
+
+    Attributes:
+        newest: what the epoch store answers; an error is raised.
+        asked: the logs that it was asked about.
+    """
+
+    def __init__(self, made: Made) -> None:
+        self.engine = made.engine
+        self.engine.unheard = Unheard()
+        self.newest: int | CordwoodError = 0
+        self.asked: list[int] = []
+        unused: Any = None
+        self.claims = claims_module.Claims(self.engine, self._answer, unused, unused)
+        self._work = asyncio.ensure_future(self.claims.run())
+
+    async def _answer(self, log: int) -> int:
+        self.asked.append(log)
+        if isinstance(self.newest, CordwoodError):
+            raise self.newest
+        return self.newest
+
+    async def store(self, *blocks: bytes) -> list[Refusal]:
+        """Store them in one frame; the reasons of the refusals."""
+        settled = Settled()
+        self.engine.store(1, payload(*blocks), settled)
+        await until(lambda: bool(settled))
+        (refusals,) = settled
+        return [Refusal(each.reason) for each in refusals]
+
+    def end(self) -> None:
+        self._work.cancel()
+
+
+def test_a_node_that_slept_through_an_epochs_beginning_asks_once_and_stores() -> None:
+    async def scenario() -> None:
+        asked = Asked(await Made.new())
+        asked.newest = 4
+        held = asked.engine.cache.log(MADE)
+        for esn in (1, 2):
+            last = at(esn, epoch=4)
+            assert await asked.store(packed(last, lng=last)) == []
+            assert (held.last, held.released) == (last, last)
+        assert await asked.store(packed(at(1, epoch=3))) == []
+        assert asked.asked == [MADE]
+        asked.end()
+
+    run(scenario)
+
+
+def test_a_store_is_refused_as_by_a_full_node_where_the_epoch_store_does_not_answer() -> None:
+    """Its sender comes again, and other nodes have its copies meanwhile."""
+
+    async def scenario() -> None:
+        asked = Asked(await Made.new())
+        asked.newest = Unreachable("away")
+        assert await asked.store(packed(at(1, epoch=4)), packed(at(1), log=9)) == [Refusal.FULL] * 2
+        asked.newest = 3
+        assert await asked.store(packed(at(1, epoch=4))) == [Refusal.CORRUPT]
+        asked.newest = 4
+        assert await asked.store(packed(at(1, epoch=4)), packed(at(1, epoch=4), log=9)) == []
+        assert asked.claims.waiting == 0
+        asked.end()
+
+    run(scenario)
+
+
+def test_the_bytes_of_stores_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        asked = Asked(await Made.new())
+        block = packed(at(1, epoch=4))
+        monkeypatch.setattr(unheard_module, "HELD_BYTES_MAX", len(block) * 3 // 2)
+        asked.newest = 4
+        first, second = Settled(), Settled()
+        asked.engine.store(1, payload(block), first)
+        asked.engine.store(2, payload(packed(at(2, epoch=4))), second)
+        assert [each.reason for each in second[0]] == [Refusal.FULL]
+        await turns()
+        assert first == [()]
+        assert await asked.store(packed(at(1, epoch=4), log=9)) == []
+        asked.end()
+
+    run(scenario)
+
+
 def test_the_last_number_of_an_epoch_is_never_released() -> None:
     """It is the bridge's. Where nodes took all of an epoch for settled, each recovery read what
     lies above that, of the next epoch, and waited for an answer: the log was never read again."""
@@ -145,7 +254,7 @@ def test_releases_of_logs_that_are_not_there_leave_nothing_behind() -> None:
 
 
 def test_releases_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims_module, "WAITING_MAX", 3)
+    monkeypatch.setattr(unheard_module, "WAITING_MAX", 3)
 
     async def scenario() -> int:
         made = await Made.new()

@@ -5,10 +5,11 @@ Source: docs/design.md §7; docs/sources/logdevice.md 1 ("LogsConfig").
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from cordwood.client.cluster import Cluster, LogInfo, log_info
-from cordwood.errors import AccessDenied, UnknownLog
+from cordwood.errors import AccessDenied, Fenced, UnknownLog, Unreachable
 from cordwood.layout.message import (
     AskDirectory,
     AskEpochs,
@@ -21,10 +22,12 @@ from cordwood.layout.message import (
 )
 from cordwood.layout.message_rights import (
     TOKENS_MAX,
+    AskVersion,
     DeleteLog,
     RaiseToken,
     RenameLog,
     SetAttributes,
+    VersionReply,
 )
 from cordwood.log_attributes import LogAttributes, check_attributes, token_digest
 from cordwood.settings import ClientSettings
@@ -117,7 +120,7 @@ class LogTree:
             LogExists: it is there.
             BadSetting: the name, the replication or an attribute is wrong.
         """
-        call = CreateLog(log, copies, racks, attributes)
+        call = CreateLog(log, copies, racks, attributes, self._cluster.new_mark())
         reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, LogReply), "CreateLog is answered with a log"
         self._cluster.forget_log(log)  # the log that had the name before
@@ -139,9 +142,32 @@ class LogTree:
         """
         check_attributes(attributes)
         number, tokens = await self._meant(path)
-        call = SetAttributes(path, attributes, list(unset), number, tokens=tokens)
-        await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        await self._set_seen(path, number, attributes, unset, tokens)
         self._cluster.forget_log(path)
+
+    async def _set_seen(
+        self,
+        path: str,
+        number: int | None,
+        attributes: LogAttributes,
+        unset: Sequence[str],
+        tokens: list[str],
+    ) -> None:
+        """Set them by compare-and-set, again after each change that came first."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        while True:
+            left = max(0.0, deadline - loop.time())
+            seen = await self._cluster.call_any(AskVersion(path, number), timeout_s=left)
+            assert isinstance(seen, VersionReply), "AskVersion is answered with a version"
+            call = SetAttributes(path, attributes, [*unset], number, seen.version, tokens=tokens)
+            try:
+                await self._cluster.call_any(call, timeout_s=max(0.0, deadline - loop.time()))
+                return
+            except Fenced as error:
+                # Also after an earlier try of this one that was done: then it changes nothing.
+                if loop.time() >= deadline:
+                    raise Unreachable(f"{path} is changed all the time: {error}") from error
 
     async def directory(self, path: str) -> DirectoryReply:
         """What is set on a directory, and what logs below it inherit.

@@ -34,6 +34,7 @@ from typing import Any
 
 from cordwood.block import Buffer, Codec
 from cordwood.client.append.appends import Appends
+from cordwood.client.append.line import Line
 from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.client.append.record_check import (
     Headers,
@@ -214,6 +215,8 @@ class BufferedWriter:
         self._lanes: dict[str, _Lane] = {}
         self._unended: dict[_Gathered, _Lane] = {}
         self._freed = asyncio.Event()
+        # Calls that wait for room, in their order.
+        self._line = Line(appends.loop)
         self._closed: CordwoodError | None = None
 
     async def __aenter__(self) -> BufferedWriter:
@@ -287,15 +290,27 @@ class BufferedWriter:
             Overloaded: it did not within the client's timeout.
             Closed: the writer was closed.
         """
+        if self._line.is_empty and not self._is_full:
+            self._check_open()
+            return
+        # A call that finds room must not pass those that still wait to be woken for it.
+        place = self._line.join()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                while self._closed is None and self.bytes >= self._options.memory_bytes_max:
+                await self._line.turn(place)
+                while self._closed is None and self._is_full:
                     self._cut_all()
                     freed = self._freed
                     await freed.wait()
         except TimeoutError:
             raise self._overloaded() from None
+        finally:
+            self._line.leave(place)
         self._check_open()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.bytes >= self._options.memory_bytes_max
 
     def _put(
         self,
@@ -311,7 +326,7 @@ class BufferedWriter:
         check_log_name(log)
         time_us = None if timestamp is None else to_us(timestamp)
         size = self._appends.check_record(value, key, time_us, headers)
-        if self.bytes >= self._options.memory_bytes_max:
+        if self._is_full:
             self._cut_all()
             raise self._overloaded()
         lane = self._lanes.get(log)
@@ -483,19 +498,25 @@ class BufferedWriter:
         producer = lane.producer
         sent: deque[tuple[_Gathered, asyncio.Future[Lsn]]] = deque()
         again: list[_Gathered] = []
-        while sent or (lane.queue and not again):
-            while lane.queue and not again and len(sent) < STREAM_BLOCKS:
+        is_over = False
+        while sent or (lane.queue and not is_over):
+            while lane.queue and not is_over and len(sent) < STREAM_BLOCKS:
                 gathered = lane.queue.popleft()
                 try:
-                    sent.append((gathered, await self._submit(lane, gathered, producer)))
+                    answer = await self._submit(lane, gathered, producer)
                 except CordwoodError as error:
-                    self._end_stream(lane, producer, gathered, error, again)
-            if sent:
-                gathered, answer = sent.popleft()
-                try:
-                    self._succeed(lane, gathered, await answer)
-                except CordwoodError as error:
-                    self._end_stream(lane, producer, gathered, error, again)
+                    # Told in its turn: blocks ahead of it may come back as well, and go first.
+                    is_over = True
+                    answer = self._appends.loop.create_future()
+                    answer.set_exception(error)
+                    answer.exception()  # it is cancelled unseen where the writer ends first
+                sent.append((gathered, answer))
+            gathered, answer = sent.popleft()
+            try:
+                self._succeed(lane, gathered, await answer)
+            except CordwoodError as error:
+                is_over = True
+                self._end_stream(lane, producer, gathered, error, again)
         if again:
             lane.queue.extendleft(reversed(again))
             await self._pause(again[0])

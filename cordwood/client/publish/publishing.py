@@ -426,12 +426,24 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
 
 
 def _told_apart(shares: list[LogBlocks], names: Mapping[int, str]) -> list[LogBlocks]:
-    """Shares with one name get the names that their logs have now."""
-    count = Counter(share.name for share in shares)
-    return [
-        LogBlocks(share.log, names[share.log], share.blocks) if count[share.name] > 1 else share
-        for share in shares
-    ]
+    """Shares with one name get the names that their logs have now.
+
+    Such a name may be the one that a third share was staged under. Then that one gets its present
+    name too, and so on: no two logs have one name now.
+    """
+    while True:
+        count = Counter(share.name for share in shares)
+        alike = {
+            share.log
+            for share in shares
+            if count[share.name] > 1 and share.name != names[share.log]
+        }
+        if not alike:
+            return shares
+        shares = [
+            LogBlocks(share.log, names[share.log], share.blocks) if share.log in alike else share
+            for share in shares
+        ]
 
 
 def _check_shares(shares: Sequence[LogBlocks], group_bytes_max: int, *, whole: bool) -> None:

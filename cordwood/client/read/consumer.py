@@ -92,8 +92,8 @@ class Consumer:
         self._beating: asyncio.Task[None] | None = None
         self._group: ConsumerReply | None = None
         self._error: CordwoodError | None = None
-        # By log, the generation since which it is this member's, as it was when it was begun, or
-        # found to be deleted.
+        # By log, the generation since which it is this member's (without members, the number of
+        # resets), as it was when it was begun, or found to be deleted.
         self._begun: dict[str, int] = {}
         # Logs that fell to this member and are not begun, and why; tried again at `_begin_at`.
         self._unbegun: dict[str, CordwoodError | None] = {}
@@ -299,9 +299,15 @@ class Consumer:
         generation = self.generation
         if let_go and self._group is not None:
             generation = self._group.generation
-        call = SaveCursors(self.name, self.member, generation, dict(new), {}, False, list(let_go))
+        resets = {} if self.member else {log: self._begun.get(log, 0) for log in new}
+        call = SaveCursors(
+            self.name, self.member, generation, dict(new), {}, False, list(let_go), resets
+        )
         try:
             reply = await self._ask(call)
+        except Fenced:
+            await self._look()
+            raise
         except Rejected as error:
             if type(error) is not Rejected:
                 raise
@@ -313,7 +319,9 @@ class Consumer:
     def _learn(self, reply: ConsumerReply) -> None:
         """What the group is; an answer that was overtaken says nothing new."""
         known = self._group
-        if self.member and (known is None or reply.generation >= known.generation):
+        if not self.member:
+            self._group = reply
+        elif known is None or reply.generation >= known.generation:
             self._group = reply
             if reply.generation != self.generation:
                 self._reader.wake()
@@ -342,7 +350,12 @@ class Consumer:
     def _has_to_follow(self) -> bool:
         """Whether the members changed, or a log that could not be begun is to be tried again."""
         is_due = bool(self._unbegun) and self._loop.time() >= self._begin_at
-        return is_due or (self._group is not None and self._group.generation != self.generation)
+        group = self._group
+        if is_due or group is None:
+            return is_due
+        if self.member:
+            return group.generation != self.generation
+        return any(begun != _since(group, log, self.member) for log, begun in self._begun.items())
 
     async def _save_and_follow(self) -> None:
         await self._save_quietly()
@@ -351,10 +364,22 @@ class Consumer:
         except Retryable as error:
             logger.info("%s could not let go of a log yet: %s", self.name, error)
 
+    async def _look(self) -> None:
+        """Without members nobody beats: learn here that a position was reset.
+
+        Raises:
+            Retryable: the cluster did not answer.
+        """
+        if not self.member:
+            reply = await self._ask(SaveCursors(self.name, "", 0, {}, {}, False))
+            assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
+            self._learn(reply)
+
     async def _save_quietly(self) -> None:
         """Save; a cluster that does not answer is asked again later, and a log that went to
         another member is that one's."""
         try:
+            await self._look()
             await self.save()
         except (Retryable, Fenced) as error:
             logger.info("%s could not save: %s", self.name, error)
@@ -374,7 +399,7 @@ class Consumer:
             mine = self._mine(group)
             for log in self.logs:
                 # One that went to another member and back is begun anew: where that one saved.
-                if log not in mine or self._begun.get(log) != group.since.get(log, 0):
+                if log not in mine or self._begun.get(log) != _since(group, log, self.member):
                     self._stop(log)
             leaving = sorted(mine & group.successors.keys())
             if leaving:
@@ -382,7 +407,7 @@ class Consumer:
             wanted = [
                 log
                 for log in sorted(mine - {*leaving})
-                if self._begun.get(log) != group.since.get(log, 0)
+                if self._begun.get(log) != _since(group, log, self.member)
             ]
             # Noted before anything is awaited: where that is cancelled, the next turn goes on.
             self._unbegun = {log: self._unbegun.get(log) for log in wanted}
@@ -413,12 +438,12 @@ class Consumer:
             if not isinstance(error, Retryable):
                 is_gone = isinstance(error, UnknownLog)
                 self._untold.append(UnknownLog(f"{log}: {error}") if is_gone else error)
-                self._begun[log] = group.since.get(log, 0)
+                self._begun[log] = _since(group, log, self.member)
                 del self._unbegun[log]
             return
         if at is not None:
             self._saved[log] = at
-        self._begun[log] = group.since.get(log, 0)
+        self._begun[log] = _since(group, log, self.member)
         self._unbegun.pop(log, None)
         if at is None and self._start == "tail":
             # The tail of now: after a crash before the first save it would be a later one.
@@ -474,6 +499,11 @@ class Consumer:
         if group is not None and self.member in group.successors.values():
             return HANDOVER_BEAT_S
         return MEMBER_TTL_S / BEATS
+
+
+def _since(group: ConsumerReply, log: str, member: str) -> int:
+    """What changes when a log is to be begun anew."""
+    return group.since.get(log, 0) if member else group.resets.get(log, 0)
 
 
 async def _beat(

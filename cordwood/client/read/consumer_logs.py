@@ -50,6 +50,7 @@ def named(group: ConsumerReply, names: Mapping[str, str]) -> ConsumerReply:
         positions=by_name(group.positions),
         since=by_name(group.since),
         successors=by_name(group.successors),
+        resets=by_name(group.resets),
     )
 
 
@@ -82,6 +83,7 @@ class ConsumerLogs:
                 message,
                 positions={self._key(log): lsn for log, lsn in message.positions.items()},
                 expected={self._key(log): lsn for log, lsn in message.expected.items()},
+                resets={self._key(log): count for log, count in message.resets.items()},
                 let_go=[self._key(log) for log in message.let_go],
             )
         reply = await self._ask(message)

@@ -7,7 +7,7 @@ Source: docs/design.md §6, §7; `protocol.consumer_group`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cordwood.client.find.log_info import AnyLog, LogInfo
@@ -141,13 +141,13 @@ class Cursors:
         Args:
             positions: by log (a name or a number), the first LSN not dealt with.
             expected: what they must be now, 0 for none: a compare-and-set.
-            reset: let them go back, whoever reads the logs now. Members begin again from there; a
-                consumer without members is not told, and its next save goes on where it is.
+            reset: let them go back, whoever reads the logs now. They begin again from there.
         Returns:
             All positions of this consumer: by name those that were given, others by number, in
             digits.
         Raises:
-            Fenced: a member reads one of the logs, or a position is not the expected one.
+            Fenced: a member reads one of the logs, or a position is not the expected one, or was
+                reset during the call.
             Rejected: one would go back, and `reset` was not asked for.
             Retryable: the cluster did not answer; it may be saved, and may be saved again.
         """
@@ -159,18 +159,30 @@ class Cursors:
             reply = await self._reset(consumer, new)
         else:
             was = {keys[log]: int(lsn) for log, lsn in (expected or {}).items()}
-            reply = await self._save(SaveCursors(consumer, "", 0, new, was, reset))
+            resets = await self._resets(consumer, new)
+            call = SaveCursors(consumer, "", 0, new, was, reset, resets=resets)
+            reply = await self._save(call)
         names = {keys[log]: info.name for log, info in infos.items()}
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
+
+    async def _resets(self, consumer: str, logs: Iterable[str]) -> dict[str, int]:
+        """How often logs were reset: a save that is done late does not undo a later reset."""
+        if not logs:
+            return {}
+        known = (await self.by_number(consumer)).resets
+        return {log: known.get(log, 0) for log in logs}
 
     async def _reset(self, consumer: str, new: dict[str, int]) -> ConsumerReply:
         """Move positions from where they are now: a node that was stopped may do the call late,
         and must not take back what was saved since."""
         for again in reversed(range(RESETS_MAX)):
-            now = (await self.by_number(consumer)).positions
-            was = {log: now.get(log, 0) for log in new}
+            group = await self.by_number(consumer)
+            was = {log: group.positions.get(log, 0) for log in new}
+            resets = {log: group.resets.get(log, 0) for log in new}
             try:
-                return await self._save(SaveCursors(consumer, "", 0, new, was, reset=True))
+                return await self._save(
+                    SaveCursors(consumer, "", 0, new, was, reset=True, resets=resets)
+                )
             except Fenced:
                 if not again:
                     raise

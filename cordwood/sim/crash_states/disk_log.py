@@ -18,7 +18,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cordwood.sim.crash_states.content import DIRECTORY, Content, FileBytes
+from cordwood.sim.crash_states.content import Content, FileBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +159,6 @@ class DiskLog:
     def target(self, path: str) -> int | None:
         """What `path` stands for when all that ended is done: a file, DIRECTORY, or None."""
         return self._names.get(path)
-
-    def is_directory(self, path: str) -> bool:
-        """Whether `path` is a directory."""
-        return self._names.get(path) == DIRECTORY
 
     def begin(self, words: str, effects: Sequence[Effect], *, is_durable: bool = True) -> Operation:
         """An operation is asked for.

@@ -57,7 +57,9 @@ def _no_compare(right: Any) -> Any:
 
 
 def _unknown_is_done(right: Any) -> Any:
-    async def change(store: Any, key: str, decide: Any, known: Any = None) -> bytes | None:
+    async def change(
+        store: Any, key: str, decide: Any, known: Any = None, version: Any = None
+    ) -> bytes | None:
         wanted: bytes | None = None
 
         def noting(found: bytes | None) -> bytes | None:
@@ -74,7 +76,7 @@ def _unknown_is_done(right: Any) -> Any:
                 return value
         except OutcomeUnknown:
             return value
-        done: bytes | None = await right(store, key, decide)
+        done: bytes | None = await right(store, key, decide, None, version)
         return done
 
     return change

@@ -39,7 +39,29 @@ def _opened_by_name(right: Any) -> Any:
     return find_log
 
 
+def _any_version(right: Any) -> Any:
+    async def change(
+        store: Any, key: str, decide: Any, known: Any = None, version: int | None = None
+    ) -> Any:
+        return await right(store, key, decide, known)
+
+    return change
+
+
+def _resets_unseen(right: Any) -> Any:
+    def save(group: Any, positions: Any, *, resets: Any = None, **how: Any) -> Any:
+        return right(group, positions, **how)
+
+    return save
+
+
 BUGS = (
+    PlantedBug("resets-unseen", "a consumer without members saves over a reset",
+               changed({"admin.consumer_calls:save": _resets_unseen}),
+               scene="tests/client/read/test_consumer.py"),
+    PlantedBug("any-version", "attributes are set over a change that their caller did not see",
+               changed({"metadata.change:change": _any_version}),
+               scene="tests/client/admin/test_late_changes.py"),
     PlantedBug("position-by-name", "a consumer's position is kept by the name of its log",
                changed({
                    "client.read.consumer_logs:ConsumerLogs.__init__": _kept_by_name,

@@ -155,11 +155,6 @@ def _small_wals(options: RunOptions) -> RunOptions:
     return replace(options, fills=True, cluster=replace(options.cluster, wal_bytes=MIB))
 
 
-def _short_epochs(options: RunOptions) -> RunOptions:
-    sequencer = SequencerSettings(esns=500, store_timeout_s=0.1, store_timeout_max_s=1.0)
-    return replace(options, cluster=replace(options.cluster, sequencer=sequencer))
-
-
 LATE_RELEASES: TurnedKnobs = (("sequencer.releases.RELEASE_DELAY_S", 2),)
 """Nodes hear late of what is acknowledged."""
 
@@ -524,8 +519,6 @@ APART = scenario(
     ask_s=0.1,
 )
 """Clients have another sequencer begin, of which the old one hears nothing, and come back."""
-
-SHORT_EPOCHS = scenario("crash", every_s=4.0, shape=_short_epochs)
 
 BAD_LINES = scenario("corrupting_links", "reset", every_s=1.0, ask_s=0.05, trim_s=0.2)
 

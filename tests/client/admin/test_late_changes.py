@@ -9,10 +9,11 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 
 from cordwood.client.store import Store
-from cordwood.errors import Fenced, UnknownLog
-from cordwood.layout.message import AskConsumers, Call, Reply
+from cordwood.errors import Fenced, LogExists, UnknownLog
+from cordwood.layout.message import AskConsumers, Call, LogReply, Reply
 from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.log_attributes import LogAttributes
+from cordwood.sim.planted import find_bug, planted
 
 LATE_S = 20.0
 """Longer than a node works on a call."""
@@ -39,6 +40,29 @@ async def fence_then_delete(store: Store) -> None:
     await store.log_tree.delete("/a")
 
 
+async def backlog(store: Store) -> float | None:
+    store._cluster.forget_log("/a")
+    return (await store.log("/a")).attributes.backlog_s
+
+
+async def nothing(message: Call) -> None:
+    return
+
+
+def noted(store: Store, first: Callable[[Call], Awaitable[None]] = nothing) -> list[Call]:
+    """The client's calls to any node, from now on; `first` is done before each."""
+    calls: list[Call] = []
+    call_any = store._cluster.call_any
+
+    async def note(message: Call, *, timeout_s: float) -> Reply:
+        calls.append(message)
+        await first(message)
+        return await call_any(message, timeout_s=timeout_s)
+
+    store._cluster.call_any = note  # type: ignore[method-assign]
+    return calls
+
+
 class TestLate:
     @pytest.mark.parametrize("change", [delete, rename, set_then_delete, fence_then_delete])
     def test_a_node_that_was_stopped_changes_no_log_made_since(self, change: Change) -> None:
@@ -58,6 +82,98 @@ class TestLate:
                     assert (await other.log_tree.epochs("/a")).token == 0
                     with pytest.raises(UnknownLog):
                         await other.log("/b")
+
+        simulate(scenario, nodes=5)
+
+    @pytest.mark.parametrize("path", ["/a", "/"])
+    def test_a_node_that_was_stopped_sets_no_attributes_over_a_later_change(
+        self, path: str
+    ) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=30) as store, cluster.client() as other:
+                await store.append("/a", b"0")
+                await other.log("/a")
+                cluster.machine(1).pause()
+                await store.log_tree.set_attributes(path, LogAttributes(backlog_s=1.0))
+                await other.log_tree.set_attributes(path, LogAttributes(backlog_s=3600.0))
+                cluster.machine(1).resume()
+                await asyncio.sleep(LATE_S)
+                assert await backlog(other) == 3600.0
+
+        simulate(scenario, nodes=5)
+
+    @pytest.mark.parametrize("path", ["/a", "/"])
+    def test_attributes_that_are_set_late_undo_no_later_change_not_even_back(
+        self, path: str
+    ) -> None:
+        """What was set back looks like what the late call's client saw."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append("/a", b"0")
+                tree, calls = store.log_tree, noted(store)
+                await tree.set_attributes(path, LogAttributes(backlog_s=60.0))
+                await tree.set_attributes(path, LogAttributes(backlog_s=1.0))
+                late = calls[-1]
+                await tree.set_attributes(path, LogAttributes(backlog_s=60.0))
+                with pytest.raises(Fenced, match="was changed since it was looked at"):
+                    await store._cluster.call_any(late, timeout_s=5)
+                assert await backlog(store) == 60.0
+                with planted(find_bug("any-version")):
+                    await store._cluster.call_any(late, timeout_s=5)
+                assert await backlog(store) == 1.0, "what the late call sets is not what is there"
+
+        simulate(scenario)
+
+    @pytest.mark.parametrize("path", ["/a", "/"])
+    def test_attributes_are_set_over_a_change_that_came_first(self, path: str) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                await store.append("/a", b"0")
+                others = iter([2.0, 3.0])
+
+                async def change_first(message: Call) -> None:
+                    if isinstance(message, SetAttributes) and (next_s := next(others, 0.0)):
+                        change = LogAttributes(backlog_s=next_s, nodeset_size=3)
+                        await other.log_tree.set_attributes(path, change)
+
+                noted(store, change_first)
+                await store.log_tree.set_attributes(path, LogAttributes(backlog_s=60.0))
+                attributes = (await store.log("/a")).attributes
+                assert (attributes.backlog_s, attributes.nodeset_size) == (60.0, 3)
+
+        simulate(scenario)
+
+    def test_a_second_try_of_a_creation_finds_the_log_of_the_first(self) -> None:
+        """The first one's answer was lost, and the second said `LogExists`."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                calls = noted(store)
+                made = await store.create_log("/a", attributes=LogAttributes(backlog_s=60.0))
+                again = await store._cluster.call_any(calls[-1], timeout_s=5)
+                assert isinstance(again, LogReply)
+                assert (again.log, again.own) == (made.log_id, made.own)
+                for each in (store, other):
+                    with pytest.raises(LogExists):
+                        await each.create_log("/a")
+                await store.log_tree.delete("/a")
+                new = await other.create_log("/a")
+                with pytest.raises(LogExists):
+                    await store._cluster.call_any(calls[0], timeout_s=5)
+                assert (await store.log("/a")).log_id == new.log_id
+
+        simulate(scenario)
+
+    def test_a_creation_that_two_nodes_do_makes_one_log(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=30) as store:
+                await store.append("/a", b"0")
+                cluster.machine(1).pause()
+                made = await store.create_log("/b")
+                cluster.machine(1).resume()
+                await asyncio.sleep(LATE_S)
+                assert (await store.log("/b")).log_id == made.log_id
 
         simulate(scenario, nodes=5)
 

@@ -562,3 +562,23 @@ def test_two_logs_that_had_one_name_have_a_span_each():
             assert told.spans == done.spans
 
     simulate(scenario)
+
+
+def test_a_log_whose_old_name_another_one_has_now_has_a_span_too():
+    """Two logs with one name were told apart by a name under which a third one was staged."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("y", b"third")
+            third = await store.stage("y", [b"1"])
+            await store.append("x", b"first")
+            first = await store.stage("x", [b"2", b"3"])
+            await store.log_tree.rename("y", "z")
+            await store.log_tree.rename("x", "y")
+            await store.append("x", b"second")
+            second = await store.stage("x", [b"4", b"5", b"6"])
+            done = await store.publish("q", 0, [third, first, second])
+            counts = {name: last - first + 1 for name, (first, last) in done.spans.items()}
+            assert counts == {"/x": 3, "/y": 2, "/z": 1}
+
+    simulate(scenario)

@@ -19,6 +19,7 @@ from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Closed, Fenced, Rejected, UnknownLog, Unreachable
 from cordwood.layout.message import Call, JoinConsumer, LeaveConsumer, Reply
 from cordwood.lsn import make_lsn
+from cordwood.sim.planted import find_bug, planted
 
 
 async def fill(store: Store, log: str, count: int, first: int = 1) -> None:
@@ -304,6 +305,97 @@ class TestMembers:
                     assert await drained(consumer, MEMBER_TTL_S) == {"/log": [8, 9, 10]}
                 (group,) = await store.cursors.list("billing")
                 assert group.positions["/log"] == make_lsn(1, 11)
+
+        simulate(scenario)
+
+    def test_a_reset_to_where_it_was_saved_takes_back_what_was_read_since(self) -> None:
+        """It was answered as done, and the member's next save passed what it had read."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                for at, first in ((0, 1), (make_lsn(1, 3), 3)):
+                    async with await store.consumer("billing", "log", member="one") as consumer:
+                        assert await consumer.read(timeout_s=1)
+                        await store.cursors.save("billing", {"log": at}, reset=True)
+                        with pytest.raises(Fenced):
+                            await consumer.save()
+                        found = (await drained(consumer, MEMBER_TTL_S))["/log"]
+                        assert found[-(10 - first) :] == [*range(first, 10)]
+                    await store.cursors.save("billing", {"log": make_lsn(1, 3)}, reset=True)
+
+        simulate(scenario)
+
+
+class TestWithoutMembers:
+    """Nobody tells a consumer without members of a reset: it finds it out when it saves."""
+
+    def test_a_reset_is_not_undone_and_it_begins_again_from_there(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                await fill(store, "log2", 3)
+                async with await store.consumer("billing", "log", "log2") as consumer:
+                    first = await drained(consumer)
+                    assert first == {"/log": [*range(1, 10)], "/log2": [1, 2, 3]}
+                    await consumer.save()
+                    await store.cursors.save("billing", {"log": make_lsn(1, 8)}, reset=True)
+                    await fill(store, "log", 1, 10)
+                    await fill(store, "log2", 1, 4)
+                    await consumer.read(timeout_s=1)
+                    await consumer.read(timeout_s=1)
+                    with pytest.raises(Fenced, match="was reset since"):
+                        await consumer.save()
+                    assert await drained(consumer) == {"/log": [8, 9, 10]}
+                (group,) = await store.cursors.list("billing")
+                assert group.positions == {"/log": make_lsn(1, 11), "/log2": make_lsn(1, 5)}
+
+        simulate(scenario)
+        with planted(find_bug("resets-unseen")), pytest.raises(pytest.fail.Exception):
+            simulate(scenario)
+
+    def test_one_that_has_nothing_to_save_finds_it_out_too(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                async with await store.consumer("billing", "log", save_every_s=5.0) as consumer:
+                    assert await drained(consumer) == {"/log": [*range(1, 10)]}
+                    await consumer.save()
+                    await store.cursors.save("billing", {"log": make_lsn(1, 8)}, reset=True)
+                    assert await drained(consumer, 12.0) == {"/log": [8, 9]}
+
+        simulate(scenario)
+
+    def test_a_save_that_is_done_late_undoes_no_reset(self) -> None:
+        """Also where the position stands as it did before the save, so that it looks expected."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "log", 9)
+                cursors, ask = store.cursors, store._ask
+                asked: list[Call] = []
+
+                async def noting(message: Call) -> Reply:
+                    asked.append(message)
+                    return await ask(message)
+
+                cursors._ask = noting
+                two, nine = make_lsn(1, 2), make_lsn(1, 9)
+                await cursors.save("billing", {"log": two})
+                late = []
+                await cursors.save("billing", {"log": nine}, {"log": two})
+                late.append(asked[-1])
+                await cursors.save("billing", {"log": two}, reset=True)
+                late.append(asked[-1])
+                await cursors.save("billing", {"log": nine}, reset=True)
+                late.append(asked[-1])
+                assert await ask(late[-1]) is not None, "its second try"
+                await cursors.save("billing", {"log": two}, reset=True)
+                for each in late:
+                    with pytest.raises(Fenced, match=r"was reset since|saved in between"):
+                        await ask(each)
+                (group,) = await cursors.list("billing")
+                assert group.positions == {"/log": two}
 
         simulate(scenario)
 

@@ -1,0 +1,122 @@
+"""What callers say of epochs that this node has not heard of.
+
+Releases and stores wait here until `storage.claims` has asked the epoch store whether the epoch was
+handed out. A node meets this once, if it was away while an epoch began. A faulty caller meets it
+too: a block of an epoch that was never handed out would release the log up to its LNG, and its
+time would decide what retention trims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
+
+if TYPE_CHECKING:
+    from cordwood.storage.engine import StorageEngine
+
+WAITING_MAX = 16_384
+"""Logs that wait for the epoch store. A release of one more is dropped: sequencers say releases
+again, and whenever this node connects."""
+
+HELD_BYTES_MAX = 64 << 20
+"""Of stores that wait. One more is refused as by a full node, and its sender tries again."""
+
+Told = Callable[[Refusal | None], None]
+"""Called with None if the epoch was handed out, or with why the store is refused."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """What waits for one log.
+
+    Attributes:
+        released: the highest LSN that is said to be released, 0 for none.
+        stores: the epoch of each store that waits, and what is called then.
+    """
+
+    released: int = 0
+    stores: list[tuple[int, Told]] = field(default_factory=list)
+
+
+class Unheard:
+    """See the module.
+
+    Attributes:
+        told: by log, the newest epoch that the epoch store told of. Logs that it does not have are
+            left out.
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[int, int] = {}
+        self._waiting: dict[int, Claim] = {}
+        self._held_bytes = 0
+        self._stirred = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add_release(self, log: int, lsn: int) -> None:
+        """A caller says that readers may see up to `lsn`."""
+        claim = self._claim(log)
+        if claim is not None:
+            claim.released = max(lsn, claim.released)
+
+    def _claim(self, log: int) -> Claim | None:
+        if log not in self._waiting and len(self._waiting) >= WAITING_MAX:
+            return None
+        self._stirred.set()
+        return self._waiting.setdefault(log, Claim())
+
+    def holds(
+        self,
+        engine: StorageEngine,
+        wave: int,
+        payload: memoryview,
+        blocks: Sequence[StoredBlock],
+        settled: Callable[[Sequence[StoreRefusal]], None],
+    ) -> bool:
+        """Have a store wait if it has a block of an unknown epoch; False if it has none."""
+        for block in blocks:
+            log, epoch = block.header.log, block.header.first >> 32
+            held = engine.cache.get(log)
+            # The first look is enough for every block but the first ones of an epoch.
+            if (held is None or epoch > held.released >> 32) and epoch > self.known(engine, log):
+                break
+        else:
+            return False
+        size = sum(each.wire_bytes for each in blocks)
+        claim = self._claim(log) if self._held_bytes + size <= HELD_BYTES_MAX else None
+
+        def on_told(refusal: Refusal | None) -> None:
+            self._held_bytes -= size
+            if refusal is None:
+                engine.store(wave, payload, settled)
+            else:
+                logs = dict.fromkeys(each.header.log for each in blocks)
+                settled(tuple(StoreRefusal(wave, each, refusal) for each in logs))
+
+        self._held_bytes += size
+        if claim is None:
+            on_told(Refusal.FULL)
+        else:
+            claim.stores.append((epoch, on_told))
+        return True
+
+    def known(self, engine: StorageEngine, log: int) -> int:
+        """The highest epoch of a log that this node was shown to be handed out; 0 for none."""
+        held = engine.cache.get(log)
+        known = max(engine.sealed(log), self.told.get(log, 0))
+        return known if held is None else max(known, held.released >> 32, held.nodesets[0])
+
+    def take(self, most: int) -> list[tuple[int, Claim]]:
+        """The claims of up to `most` logs, which wait no more."""
+        return [self._waiting.popitem() for _ in range(min(most, len(self._waiting)))]
+
+    async def wait(self) -> None:
+        """Return once something was added since the last call."""
+        await self._stirred.wait()
+        self._stirred.clear()
