@@ -19,7 +19,7 @@ import logging
 from cordwood.errors import BadSetting, CordwoodError
 from cordwood.host.seams import Host
 from cordwood.layout.logs_db import DirectoryEntry
-from cordwood.metadata.log_tree import LogInfo
+from cordwood.metadata.log_info import LogInfo
 from cordwood.protocol.retention import Part
 from cordwood.protocol.tier_plan import Pressure, TierPolicy, droppable, pressure
 from cordwood.storage.engine import StorageEngine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cordwood.log_attributes import LogAttributes
-from cordwood.metadata.log_tree import LogInfo, LogTree
+from cordwood.metadata.log_info import LogInfo
+from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.tier_plan import TierPolicy
 
 

@@ -27,7 +27,7 @@ from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError, Fenced
 from cordwood.host.seams import Host
 from cordwood.lsn import Lsn, format_lsn
-from cordwood.metadata.log_tree import LogInfo
+from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.gap_detection import Delivery
