@@ -246,7 +246,7 @@ class Node:
         self._tiering = Tiering(
             settings, host, self._metadata, self._logs, self._engine, self._open_objects,
             members=lambda: self._members, dead=lambda: self._gossip.dead,
-            address=lambda: self.server.address,
+            address=lambda: self.server.address, sequencing=lambda: {*self._sequencer.sequencing()},
         )  # fmt: skip
         self._exit.push_async_callback(self._tiering.close)
         works = (

@@ -24,6 +24,7 @@ class Tiering:
 
     Args:
         members, dead, address: see `UploadRole`.
+        sequencing: the logs that this node sequences.
     Attributes:
         drops, uploads: the two roles.
     """
@@ -40,9 +41,10 @@ class Tiering:
         members: Callable[[], Mapping[NodeId, Member]],
         dead: Callable[[], Set[NodeId]],
         address: Callable[[], str],
+        sequencing: Callable[[], Set[int]],
     ) -> None:
         tier, name = settings.tier, f"node {settings.node}"
-        self._logs = TieredLogs(tree)
+        self._logs = TieredLogs(tree, lambda: engine.cache.logs.keys() | sequencing())
         self._objects = ObjectsAtHand(host, tier.store, open_objects, name)
         self.drops = LocalDrops(
             engine, self._logs, self._objects, host, settings.directory,

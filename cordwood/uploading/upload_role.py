@@ -220,10 +220,8 @@ class UploadRole:
             seen.begin(head.end if head is not None else 0)
         if tail < seen.next:
             return None
-        if (seen.upto <= tail and seen.barrier is None) or seen.barrier is not None:
+        if seen.upto <= tail or seen.barrier is not None:
             await self._read_heads(client, log, seen, tail)
-        if not seen.upto:
-            return None
         return Waiting(
             log, policy_of(info.attributes), seen.next, tail + 1, seen.barrier, seen.bytes,
             seen.oldest_us,
@@ -249,7 +247,6 @@ class UploadRole:
                         seen.upto = int(taken.last) + 1
             except TimeoutError:
                 seen.barrier = stream.taken_lsn
-        self._said_blocked.setdefault(log, SaidOnce(logger))
 
     # Uploading.
 

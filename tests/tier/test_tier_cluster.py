@@ -43,3 +43,17 @@ class TestTheWholeWay:
                 assert await values(store, "log") == written + more
 
         simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+    def test_a_log_that_is_made_later_is_met(self):
+        """A log that is made counts as no change of the tree, which nodes look for."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await asyncio.sleep(10)
+                await store.create_log("log", attributes=TIERED)
+                written = await write(store, "log", 20)
+                await asyncio.sleep(20)
+                assert min(gone(cluster)) == await store.tail("log")
+                assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
