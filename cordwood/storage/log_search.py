@@ -75,7 +75,7 @@ class LogSearch:
             before = max(before, counted)
         before = max(held.gone, min(before, ask.until))
         at = max(at, held.gone + 1)
-        return TimeReply(held.trim, before, at if at <= ask.until else 0)
+        return TimeReply(held.trim, before, at if at <= ask.until else 0, held.tier)
 
     async def extent(self, ask: AskExtent) -> ExtentReply:
         """See `AskExtent`.
@@ -87,7 +87,7 @@ class LogSearch:
         start = max(held.gone, ask.above) + 1
         first = await self._first_record(ask.log, start, ask.until)
         if first is None:
-            return ExtentReply(held.trim, 0, 0, 0, 0)
+            return ExtentReply(held.trim, 0, 0, 0, 0, held.tier)
         last = await self._last_record(ask.log, held, ask.until) or first
         return ExtentReply(
             held.trim,
@@ -95,6 +95,7 @@ class LogSearch:
             first.append_time_us,
             min(last.last, ask.until),
             last.append_time_us,
+            held.tier,
         )
 
     async def size(self, ask: AskSize) -> SizeReply:
@@ -108,7 +109,7 @@ class LogSearch:
         for block in held.blocks:
             time_us = block.header.append_time_us
             parts.append(Part(block.wire_bytes, time_us, time_us))
-        return SizeReply(bytes_between(parts, ask.start_us, ask.stop_us))
+        return SizeReply(bytes_between(parts, ask.start_us, ask.stop_us), held.tier)
 
     def _known(self, log: int, until: int) -> CachedLog:
         """What is held of a log of which readers may see all up to `until`.

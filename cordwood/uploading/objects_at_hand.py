@@ -24,7 +24,7 @@ class ObjectsAtHand:
         self.address = address
         self.host = host
         self._open_objects = open_objects
-        self._name = name
+        self.name = name
         self._opening = asyncio.Lock()
         self._store: PatientStore | None = None
 
@@ -41,7 +41,7 @@ class ObjectsAtHand:
 
     async def manifest(self, log: int) -> LogManifest:
         """A log's manifest, not read yet."""
-        return LogManifest(await self.store(), log, self.host, self._name)
+        return LogManifest(await self.store(), log, self.host, self.name)
 
     async def close(self) -> None:
         """Let the store go."""

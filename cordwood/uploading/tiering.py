@@ -15,6 +15,7 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.engine import StorageEngine
 from cordwood.uploading.local_drops import LocalDrops
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
+from cordwood.uploading.tend import Tend
 from cordwood.uploading.tiered_logs import TieredLogs
 from cordwood.uploading.upload_role import UploadRole
 
@@ -50,8 +51,12 @@ class Tiering:
             engine, self._logs, self._objects, host, settings.directory,
             settings.storage.retention_every_s,
         )  # fmt: skip
+        tend = Tend(
+            tree, self._logs, self._objects,
+            grace_s=tier.grace_s, deleted_keep_s=settings.storage.deleted_keep_s,
+        )  # fmt: skip
         self.uploads = UploadRole(
-            settings.node, host, tier, metadata, self._logs, self._objects, open_objects,
+            settings.node, host, tier, metadata, self._logs, self._objects, tend, open_objects,
             members=members, dead=dead, address=address, presses=lambda: self.drops.pressure,
         )  # fmt: skip
 

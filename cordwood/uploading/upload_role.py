@@ -46,6 +46,7 @@ from cordwood.tier.shared_upload import Share, gather, upload_shared
 from cordwood.tier.uploader import Item, LogUploader, Uploaded
 from cordwood.uploading.log_source import LogSource
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
+from cordwood.uploading.tend import Tend
 from cordwood.uploading.tiered_logs import TieredLogs, policy_of
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class UploadRole:
         metadata: MetadataStore,
         logs: TieredLogs,
         objects: ObjectsAtHand,
+        tend: Tend,
         open_objects: OpenObjects,
         *,
         members: Callable[[], Mapping[NodeId, Member]],
@@ -127,6 +129,8 @@ class UploadRole:
         self._metadata = metadata
         self._logs = logs
         self._objects = objects
+        self._tend = tend
+        self._tended_at = -float("inf")
         self._open_objects = open_objects
         self._members = members
         self._dead = dead
@@ -155,6 +159,11 @@ class UploadRole:
     async def _upload_with(self, client: Store) -> None:
         while await self.mine():
             await self.look(client)
+            now = asyncio.get_running_loop().time()
+            if now >= self._tended_at + self._settings.tend_s:
+                self._tended_at = now
+                first = min(self._members().keys() - self._dead(), default=self._me)
+                await self._tend.look(client, await self.mine(), tends_all=first == self._me)
             self._said.over("uploads go on")
             await self._rest()
 

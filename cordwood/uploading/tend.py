@@ -1,0 +1,161 @@
+"""Lets main storage go of what a log no longer keeps, and of logs that are gone.
+
+A trim of the log is followed: the manifest's start moves up to the trim point. Retention by time
+and by size reaches into main storage as a trim of the whole log, nodes first, so that one trim
+point holds for both. A log that was deleted is retired after `deleted_keep_s`: no upload of it is
+committed any more, and all of it is trimmed. Objects that no manifest names go after their grace.
+
+Each node tends the logs that are its own to upload; one node tends the logs that are gone, and the
+objects that several logs share.
+
+Trap: a log that the tree does not list may have been made after the list was read. So a log is
+retired only if it was missing for all of `deleted_keep_s`, and the tree does not know its number
+when it is asked once more. A store belongs to one cluster (`tier.origin`): the logs of another
+would be missing here.
+
+Source: docs/objects.md, "Deletion"; docs/protocol/main-storage.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cordwood.client.store import Store
+from cordwood.errors import CordwoodError
+from cordwood.lsn import format_lsn
+from cordwood.metadata.log_info import LogInfo
+from cordwood.metadata.log_tree import LogTree
+from cordwood.protocol.manifest import in_order
+from cordwood.storage.said_once import SaidOnce
+from cordwood.tier.collect import Collected, collect_log, collect_shared, retire_log
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.repair import find_logs
+from cordwood.tiered import Head
+from cordwood.uploading.objects_at_hand import ObjectsAtHand
+from cordwood.uploading.tiered_logs import TieredLogs
+
+logger = logging.getLogger(__name__)
+
+
+class Tend:
+    """See the module.
+
+    Args:
+        grace_s: how long objects stay that nothing names.
+        deleted_keep_s: how long a deleted log stays.
+    """
+
+    def __init__(
+        self,
+        tree: LogTree,
+        logs: TieredLogs,
+        objects: ObjectsAtHand,
+        *,
+        grace_s: float,
+        deleted_keep_s: float,
+    ) -> None:
+        self._tree = tree
+        self._logs = logs
+        self._objects = objects
+        self._grace_s = grace_s
+        self._deleted_keep_s = deleted_keep_s
+        # By log that is in the store and missing in the tree: since when, on the loop's clock.
+        self._missing: dict[int, float] = {}
+        self._said = SaidOnce(logger)
+
+    async def look(self, client: Store, mine: list[int], *, tends_all: bool) -> None:
+        """One pass.
+
+        Args:
+            mine: the logs of this node.
+            tends_all: whether it looks after what belongs to no node.
+        """
+        for log in mine:
+            try:
+                await self._follow(client, self._logs.tiered[log])
+            except CordwoodError as error:
+                self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
+        if tends_all:
+            try:
+                await self._retire_deleted()
+                await self._collect_shared()
+            except CordwoodError as error:
+                self._said.warning(f"main storage keeps what belongs to no log: {error}")
+
+    async def _follow(self, client: Store, info: LogInfo) -> None:
+        log = int(info.log_id)
+        manifest = await self._objects.manifest(log)
+        head = await manifest.load()
+        if head is None:
+            return
+        wanted = await self._expired(manifest, head, info)
+        trim = int((await client.extent(log)).trim)
+        if wanted > trim:
+            logger.info("log %d is trimmed up to %s for its retention", log, format_lsn(wanted))
+            trim = int((await client.trim(log, wanted)).lsn)
+        if trim >= head.start:
+            await manifest.trim(trim + 1)
+        await self._collect_log(manifest, log)
+
+    async def _expired(self, manifest: LogManifest, head: Head, info: LogInfo) -> int:
+        """The LSN up to which retention lets go of what main storage holds; 0 for nothing.
+
+        Whole objects go, as whole partitions do on nodes.
+        """
+        through = 0
+        backlog_s, backlog_bytes = info.attributes.backlog_s, info.attributes.backlog_bytes
+        if backlog_s:
+            kept = await manifest.find_append_time(self._now_us() - round(backlog_s * 1e6))
+            through = (kept.first if kept is not None else head.end) - 1
+        if backlog_bytes:
+            through = max(through, await self._over(manifest, head, backlog_bytes))
+        return through if through >= head.start else 0
+
+    async def _over(self, manifest: LogManifest, head: Head, backlog_bytes: int) -> int:
+        """The last LSN above which `backlog_bytes` of bodies are kept, of pages and objects."""
+        left = 0
+        for item in reversed(in_order(head)):
+            if left >= backlog_bytes:
+                return item.last
+            left += item.bytes
+        return 0
+
+    async def _retire_deleted(self) -> None:
+        now = asyncio.get_running_loop().time()
+        await self._logs.refresh()
+        store = await self._objects.store()
+        missing = [log for log in await find_logs(store) if log not in self._logs.all]
+        self._missing = {log: self._missing.get(log, now) for log in missing}
+        for log, since_s in self._missing.items():
+            manifest = await self._objects.manifest(log)
+            if now < since_s + self._deleted_keep_s or await self._tree.by_id(log) is not None:
+                continue
+            head = await manifest.load()
+            if head is not None and head.start < head.end:
+                logger.info("log %d was deleted: its objects go", log)
+                await retire_log(manifest)
+            await self._collect_log(manifest, log)
+
+    async def _collect_log(self, manifest: LogManifest, log: int) -> None:
+        store = await self._objects.store()
+        done = await collect_log(store, manifest, log, self._now_us(), self._grace_s)
+        _tell(f"log {log}", done)
+
+    async def _collect_shared(self) -> None:
+        store = await self._objects.store()
+        host, name = self._objects.host, self._objects.name
+
+        def manifest_of(log: int) -> LogManifest:
+            return LogManifest(store, log, host, name)
+
+        done = await collect_shared(store, manifest_of, self._now_us(), self._grace_s)
+        _tell("several logs", done)
+
+    def _now_us(self) -> int:
+        return self._objects.host.clock.now_us()
+
+
+def _tell(whose: str, done: Collected) -> None:
+    if done.deleted:
+        logger.info("%s: %d objects deleted, %d bytes", whose, done.deleted, done.deleted_bytes)
