@@ -64,24 +64,21 @@ class Tend:
         self._missing: dict[int, float] = {}
         self._said = SaidOnce(logger)
 
-    async def look(self, client: Store, mine: list[int], *, tends_all: bool) -> None:
-        """One pass.
-
-        Args:
-            mine: the logs of this node.
-            tends_all: whether it looks after what belongs to no node.
-        """
+    async def look(self, client: Store, mine: list[int]) -> None:
+        """One pass over the logs of this node."""
         for log in mine:
             try:
                 await self._follow(client, self._logs.tiered[log])
             except CordwoodError as error:
                 self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
-        if tends_all:
-            try:
-                await self._retire_deleted()
-                await self._collect_shared()
-            except CordwoodError as error:
-                self._said.warning(f"main storage keeps what belongs to no log: {error}")
+
+    async def look_at_the_rest(self) -> None:
+        """One pass over what belongs to no node: logs that are gone, and shared objects."""
+        try:
+            await self._retire_deleted()
+            await self._collect_shared()
+        except CordwoodError as error:
+            self._said.warning(f"main storage keeps what belongs to no log: {error}")
 
     async def _follow(self, client: Store, info: LogInfo) -> None:
         log = int(info.log_id)

@@ -130,7 +130,8 @@ class UploadRole:
         self._logs = logs
         self._objects = objects
         self._tend = tend
-        self._tended_at = -float("inf")
+        self._tended_at: dict[str, float] = {}
+        self._has_seen_logs = False
         self._open_objects = open_objects
         self._members = members
         self._dead = dead
@@ -145,6 +146,7 @@ class UploadRole:
         while True:
             await self._rest()
             try:
+                await self._tend_the_rest()
                 if await self.mine():
                     opener = self._open_objects
                     async with connected((self._address(),), self._host, CLIENT, opener) as client:
@@ -159,13 +161,28 @@ class UploadRole:
     async def _upload_with(self, client: Store) -> None:
         while await self.mine():
             await self.look(client)
-            now = asyncio.get_running_loop().time()
-            if now >= self._tended_at + self._settings.tend_s:
-                self._tended_at = now
-                first = min(self._members().keys() - self._dead(), default=self._me)
-                await self._tend.look(client, await self.mine(), tends_all=first == self._me)
+            if self._is_due("logs"):
+                await self._tend.look(client, await self.mine())
+            await self._tend_the_rest()
             self._said.over("uploads go on")
             await self._rest()
+
+    async def _tend_the_rest(self) -> None:
+        """The first node that lives looks after what is no log's any more.
+
+        Only once it saw a log that asks for main storage: else the store may not be there.
+        """
+        self._has_seen_logs = self._has_seen_logs or bool(self._logs.tiered)
+        first = min(self._members().keys() - self._dead(), default=self._me)
+        if self._has_seen_logs and first == self._me and self._is_due("rest"):
+            await self._tend.look_at_the_rest()
+
+    def _is_due(self, what: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._tended_at.get(what, now - self._settings.tend_s) + self._settings.tend_s:
+            return False
+        self._tended_at[what] = now
+        return True
 
     async def mine(self) -> list[int]:
         """The logs that are this node's to upload."""
